@@ -67,7 +67,7 @@ class Graph:
             return import_module("langgraph.checkpoint.memory").InMemorySaver()
         if self.kind.startswith("ortet"):
             hub = stack.enter_context(import_module("ortet").open(self.place / "store"))
-            saver = import_module("ortet.surface.langgraph").OrtetSaver(hub)
+            saver = import_module("ortet.integrations.langgraph").OrtetSaver(hub)
             if hasattr(saver, "close"):
                 stack.callback(saver.close)
             return saver
@@ -178,7 +178,9 @@ class Talk:
         self.session: Any
         if kind.startswith("ortet"):
             hub = stack.enter_context(import_module("ortet").open(place / "store"))
-            self.session = import_module("ortet.surface.openai_agents").OrtetSession("bench", hub)
+            self.session = import_module("ortet.integrations.openai_agents").OrtetSession(
+                "bench", hub
+            )
         else:
             self.session = import_module("agents").SQLiteSession("bench", place / "peer.db")
         if hasattr(self.session, "close"):

@@ -48,7 +48,7 @@ class Stores:
             if self.hub is None:
                 opened = import_module("ortet").open(self.place / "store")
                 self.hub = self.stack.enter_context(opened)
-            return import_module("ortet.surface.langgraph").OrtetStore(
+            return import_module("ortet.integrations.langgraph").OrtetStore(
                 self.hub, name=name, index=index
             )
         store_of = import_module("langgraph.store.sqlite").SqliteStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ortet
 from measure import Sample, milliseconds
-from ortet.machine.kernel import Kernel
+from ortet.machines.kernels.kernel import Kernel
 from session_plan import Plan
 
 ROWS = ("kernel-fork", "kernel-forks", "kernel-private")

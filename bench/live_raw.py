@@ -10,10 +10,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ortet.machine.criumachine import CriuMachine
-from ortet.machine.home import Home
-from ortet.machine.indoors import Indoors
-from ortet.machine.keeper import NET_FD
+from ortet.machines.control.client import Indoors
+from ortet.machines.live.machine import CriuMachine
+from ortet.machines.overlay.home import Home
+from ortet.machines.standalone.live_supervisor import NET_FD
 
 
 class Raw:

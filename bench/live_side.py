@@ -10,8 +10,8 @@ from live_plan import Plan
 from live_raw import Raw
 from live_rows import FORK, RAW
 from measure import Sample, disk_bytes, milliseconds, now, rounds, settle_disk
-from ortet.machine.criumachine import CriuMachine
-from ortet.machine.jobs import Job
+from ortet.machines.control.jobs import Job
+from ortet.machines.live.machine import CriuMachine
 
 MB = 1_000_000
 PATIENCE = 600.0  # seconds: gigabytes of random bytes take long

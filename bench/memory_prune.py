@@ -9,11 +9,11 @@ from pathlib import Path
 import memory_metrics as metrics
 from measure import Sample, now
 from memory_talk import Dialogue
-from ortet.memory.candidates import Effort
-from ortet.memory.index import Index
+from ortet.memory.lexical.candidates import Effort
+from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.search import search
 from ortet.memory.records import Doc, Query, Span
 from ortet.memory.records import Path as Visible
-from ortet.memory.search import search
 
 PAGE = 5000
 

@@ -23,11 +23,11 @@ import memory_talk as talk
 import report
 from memory_facts import EMPTY
 from memory_prune import filled, seen
-from ortet.memory.index import Index
+from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.scoring import Weights
+from ortet.memory.lexical.search import Near, search
+from ortet.memory.lexical.tokenizer import Words
 from ortet.memory.records import Query, Span, Tier
-from ortet.memory.scoring import Weights
-from ortet.memory.search import Near, search
-from ortet.memory.words import Words
 
 NOISE = 0.004
 """Half a question in a hundred: what differs by less is as good."""

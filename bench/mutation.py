@@ -61,39 +61,59 @@ class Subject(NamedTuple):
 
 SUBJECTS = [
     Subject("errors", "errors.py", "test_errors.py"),
-    Subject("budget", "session/purses.py", "session/test_purses.py session/test_budget.py"),
-    Subject("budget", "session/budget.py", "session/test_budget.py"),
-    Subject("budget", "session/billing.py", "session/test_budget.py"),
-    Subject("leases", "session/leases.py", "session/test_leases.py session/test_session.py"),
+    Subject(
+        "budget",
+        "sessions/actions/budget_math.py",
+        "sessions/actions/test_budget_math.py sessions/actions/test_budget.py",
+    ),
+    Subject("budget", "sessions/actions/budget.py", "sessions/actions/test_budget.py"),
+    Subject("budget", "sessions/actions/bill.py", "sessions/actions/test_budget.py"),
+    Subject("leases", "store/lease.py", "store/test_lease.py sessions/test_session.py"),
     Subject(
         "leases",
-        "backend/sqlite.py",
+        "backends/sqlite/catalog.py",
         "conformance/test_catalog.py",
         "acquire extend release seize lease move",
     ),
     Subject(
         "leases",
-        "backend/sqlite_rows.py",
+        "backends/sqlite/sqlite_rows.py",
         "conformance/test_catalog.py",
         "claim_lease check_lease find_lease expiry",
     ),
-    Subject("merge", "graph/merge.py", "graph/test_merge.py"),
-    Subject("merge", "graph/mergefile.py", "graph/test_mergefile.py graph/test_merge.py"),
-    Subject("merge", "graph/mergelinks.py", "graph/test_mergelinks.py graph/test_merge.py"),
-    Subject("merge", "graph/textmerge.py", "graph/test_textmerge.py graph/test_merge.py"),
-    Subject("merge", "journal/union.py", "journal/test_union.py session/test_joining.py"),
+    Subject("merge", "history/merge/tree_merge.py", "history/merge/test_tree_merge.py"),
     Subject(
-        "effects",
-        "session/deeds.py",
-        "session/test_deeds.py session/test_intents.py session/test_session.py "
-        "session/test_replaying.py session/test_odd_values.py session/test_undoing.py "
-        "session/test_inbox.py",
+        "merge",
+        "history/merge/mergefile.py",
+        "history/merge/test_mergefile.py history/merge/test_tree_merge.py",
+    ),
+    Subject(
+        "merge",
+        "history/merge/mergelinks.py",
+        "history/merge/test_mergelinks.py history/merge/test_tree_merge.py",
+    ),
+    Subject(
+        "merge",
+        "history/merge/text_merge.py",
+        "history/merge/test_text_merge.py history/merge/test_tree_merge.py",
+    ),
+    Subject(
+        "merge",
+        "journal/state/merge.py",
+        "journal/state/test_merge.py sessions/history/test_merge.py",
     ),
     Subject(
         "effects",
-        "session/actions.py",
-        "session/test_actions.py session/test_session.py session/test_replaying.py "
-        "session/test_odd_values.py",
+        "sessions/actions/effects.py",
+        "sessions/actions/test_effects.py sessions/test_intents.py sessions/test_session.py "
+        "sessions/history/test_replay.py sessions/test_odd_values.py workspaces/test_undo.py "
+        "sessions/writing/test_inbox.py",
+    ),
+    Subject(
+        "effects",
+        "sessions/actions/actions.py",
+        "sessions/actions/test_actions.py sessions/test_session.py sessions/history/test_replay.py "
+        "sessions/test_odd_values.py",
     ),
 ]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import host
 import measure
 import report
-from ortet.config import open_hub
-from ortet.session.hub import Hub
-from ortet.session.session import Session
+from ortet.config.environment import open_hub
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
 
 DOC = Path(__file__).resolve().parent.parent / "docs/profiles.md"
 BEGIN, END = "<!-- figures: bench/profiles.py -->", "<!-- end of figures -->"

@@ -82,7 +82,7 @@ def of_session(options: argparse.Namespace, cache: Path, place: Path) -> Measure
 
 
 def of_live(options: argparse.Namespace, cache: Path, place: Path) -> Measured:
-    from ortet.machine.crius import find_criu, probe_criu
+    from ortet.machines.live.criu.binary import find_criu, probe_criu
 
     del cache
     program = find_criu()

@@ -41,7 +41,7 @@ class Graph:
         builder.add_edge("reply", graph.END)
         if self.kind.startswith("ortet"):
             hub = self.stack.enter_context(import_module("ortet").open(url))
-            self.saver = import_module("ortet.surface.langgraph").OrtetSaver(hub)
+            self.saver = import_module("ortet.integrations.langgraph").OrtetSaver(hub)
             self.stack.callback(self.saver.close)
         else:
             saver_of = import_module("langgraph.checkpoint.postgres").PostgresSaver

@@ -18,8 +18,8 @@ from psycopg import sql
 
 import ortet
 import session_text
-from ortet.codec import decode, encode
-from ortet.session.lifecycle import SessionRow
+from ortet._util.codec import decode, encode
+from ortet.sessions.table import SessionRow
 
 _HEAD = 11 + 4 + 4
 """Signature, flags and the length of an extension, before the rows of a binary COPY."""

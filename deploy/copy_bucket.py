@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from ortet.backend.buckets import bucket_of
+from ortet.backends.buckets import bucket_of
 
 AT_ONCE = 16
 """Objects that are in memory at once."""

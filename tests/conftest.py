@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.fixtures.valkey",
     "tests.fixtures.stores",
     "tests.fixtures.projects",
+    "tests.fixtures.processes",
     "tests.fixtures.commands",
     "tests.fixtures.http_server",
     "tests.fixtures.browser",

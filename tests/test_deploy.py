@@ -18,10 +18,11 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from ortet.backend import s3address, valkeyaddress
-from ortet.backend.buckets import bucket_of
-from ortet.shared import address_of
-from ortet.surface.cli import cli
+from ortet.backends.buckets import bucket_of
+from ortet.backends.object_storage import url
+from ortet.backends.valkey import valkeyaddress
+from ortet.cli.main import cli
+from ortet.config.open_shared_store import address_of
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNIT = DEPLOY / "ortet.service"
@@ -100,7 +101,7 @@ def test_the_address_leads_to_the_other_services() -> None:
     services, environment = compose()["services"], servers()["one"]["environment"]
     address = address_of(environment["ORTET_URL"])
     assert re.fullmatch(r"postgresql://ortet@database/ortet", address.database)
-    bucket, signal = s3address.address_of(address.bucket), valkeyaddress.address_of(address.signal)
+    bucket, signal = url.address_of(address.bucket), valkeyaddress.address_of(address.signal)
     assert bucket.endpoint == "http://objects:8333"
     assert f"-name {bucket.bucket} " in services["prepare"]["command"][0]
     assert {"database", "objects", signal.host} <= set(services)
@@ -212,7 +213,7 @@ def test_the_dockerfile_copies_only_existing_files() -> None:
 
 def test_the_health_path_of_the_proxy_exists() -> None:
     (path,) = re.findall(r"option httpchk GET (\S+)", (DEPLOY / "haproxy.cfg").read_text())
-    assert path in (DEPLOY.parent / "src/ortet/surface/http/health.py").read_text()
+    assert path in (DEPLOY.parent / "src/ortet/server/observability/health.py").read_text()
     port = parsed(servers()["one"]["command"])["port"]
     assert f"'http://127.0.0.1:{port}{path}'" in servers()["one"]["healthcheck"]["test"][-1]
 

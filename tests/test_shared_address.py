@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from ortet.backend.buckets import bucket_of
-from ortet.backend.postgres_pool import database_of
-from ortet.backend.s3address import address_of as bucket_address
-from ortet.backend.s3tries import Failure, _refusal
-from ortet.checkup_database import examine_database
-from ortet.config import store_path
+from ortet.backends.buckets import bucket_of
+from ortet.backends.object_storage.retry import Failure, _refusal
+from ortet.backends.object_storage.url import address_of as bucket_address
+from ortet.backends.postgres.pool import database_of
+from ortet.config.environment import store_path
+from ortet.config.open_shared_store import address_of, is_shared
+from ortet.config.server_checks import examine_database
 from ortet.errors import Invalid
-from ortet.shared import address_of, is_shared
-from ortet.surface.http.tenants import store_of
+from ortet.server.session_pool.tenants import store_of
 
 DATABASE = "postgresql://ann@db/team"
 BUCKET = "bucket=s3%3A%2F%2Fb%2Fp"

@@ -20,13 +20,13 @@ from ortet.errors import (
 )
 
 if TYPE_CHECKING:
-    from ortet.journal.checkpoint import AgentCheckpoint
+    from ortet.hub.hub import Hub
+    from ortet.journal.reports.checkpoint import AgentCheckpoint
     from ortet.journal.upcast import upcast
-    from ortet.memory.embedders import Embedder
-    from ortet.session.actions import action
-    from ortet.session.hub import Hub
-    from ortet.session.session import Session
-    from ortet.session.workspace import Workspace
+    from ortet.memory.embedders.base import Embedder
+    from ortet.sessions.actions.actions import action
+    from ortet.sessions.session import Session
+    from ortet.workspaces.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -60,17 +60,19 @@ def open(
 
     `embedder` finds memories by meaning, too: "wordllama", "minilm" or one of your own.
     """
-    from ortet.config import open_hub  # lazily: `ortet --version` must not load a database
+    from ortet.config.environment import (
+        open_hub,  # lazily: `ortet --version` must not load a database
+    )
 
     return open_hub(url, embedder=embedder)
 
 
 _LAZY = {
-    "AgentCheckpoint": "ortet.journal.checkpoint",
-    "Hub": "ortet.session.hub",
-    "Session": "ortet.session.session",
-    "Workspace": "ortet.session.workspace",
-    "action": "ortet.session.actions",
+    "AgentCheckpoint": "ortet.journal.reports.checkpoint",
+    "Hub": "ortet.hub.hub",
+    "Session": "ortet.sessions.session",
+    "Workspace": "ortet.workspaces.workspace",
+    "action": "ortet.sessions.actions.actions",
     "upcast": "ortet.journal.upcast",
 }
 

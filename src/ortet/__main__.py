@@ -1,6 +1,6 @@
 """`python -m ortet`."""
 
-from ortet.surface.front import main
+from ortet.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.abc import Bucket
-from ortet.backend.files import FileBucket
-from ortet.backend.memory import MemoryBucket
+from ortet.backends.base import Bucket
+from ortet.backends.local.bucket import FileBucket
+from ortet.backends.local.memory import MemoryBucket
 from ortet.testing.bucket import BucketTests, SharedBucketTests
 from ortet.testing.processes import BucketOpener
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from tests.fixtures.s3 import set_environ
 
-from ortet.backend.s3 import S3Bucket
+from ortet.backends.object_storage.bucket import S3Bucket
 from ortet.testing.bucket import SharedBucketTests
 from ortet.testing.processes import BucketOpener
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Cache
-from ortet.backend.cache import NoCache, ProcessCache
+from ortet.backends.base import Cache
+from ortet.backends.local.cache import NoCache, ProcessCache
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.clock import ManualClock
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.sqlite import SqliteCatalog
+from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.testing.catalog import CatalogTests
 from ortet.testing.processes import CatalogOpener
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared, wipe_schema
 
-from ortet.backend.postgres import PostgresCatalog
+from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.testing.catalog import CatalogTests
 from ortet.testing.processes import CatalogOpener
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ortet.graph.tree import Trees
+from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machine.abc import Engine
-from ortet.machine.criu import CriuEngine
-from ortet.store.objects import LocalObjects
+from ortet.machines.base import Engine
+from ortet.machines.live.engine import CriuEngine
+from ortet.objects.store import LocalObjects
 from ortet.testing.engine import EngineTests
 
 pytestmark = pytest.mark.criu

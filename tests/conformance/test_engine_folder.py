@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.graph.tree import Trees
+from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machine.abc import Engine
-from ortet.machine.folder import FolderEngine
-from ortet.store.objects import LocalObjects
+from ortet.machines.base import Engine
+from ortet.machines.folder import FolderEngine
+from ortet.objects.store import LocalObjects
 from ortet.testing.engine import EngineTests
 from ortet.testing.engine_forks import InPlaceTests
 

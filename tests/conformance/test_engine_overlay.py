@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ortet.graph.tree import Trees
+from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machine.abc import Engine, Machine, Spec
-from ortet.machine.home import Standing
-from ortet.machine.overlay import OverlayEngine
-from ortet.machine.overlaymachine import OverlayMachine
-from ortet.store.objects import LocalObjects
+from ortet.machines.base import Engine, Machine, Spec
+from ortet.machines.overlay.engine import OverlayEngine
+from ortet.machines.overlay.home import Standing
+from ortet.machines.overlay.overlaymachine import OverlayMachine
+from ortet.objects.store import LocalObjects
 from ortet.testing.engine import EngineTests
 
 pytestmark = pytest.mark.overlay

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.abc import Signal
-from ortet.backend.signals import HostSignal, ProcessSignal
+from ortet.backends.base import Signal
+from ortet.backends.local.signal import HostSignal, ProcessSignal
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests, SignalTests
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
-from ortet.backend.postgres import PostgresCatalog
-from ortet.backend.postgres_pool import Database
-from ortet.backend.postgres_signal import PostgresSignal
+from ortet.backends.postgres.catalog import PostgresCatalog
+from ortet.backends.postgres.notify import PostgresSignal
+from ortet.backends.postgres.pool import Database
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests
 

@@ -10,11 +10,11 @@ import pytest
 from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT
 
-from ortet.backend.abc import Cache
-from ortet.backend.valkeyaddress import address_of
-from ortet.backend.valkeycache import ValkeyCache
-from ortet.backend.valkeylink import Link
-from ortet.backend.valkeysignal import ValkeySignal
+from ortet.backends.base import Cache
+from ortet.backends.valkey.cache import ValkeyCache
+from ortet.backends.valkey.client import Link
+from ortet.backends.valkey.signal import ValkeySignal
+from ortet.backends.valkey.valkeyaddress import address_of
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests

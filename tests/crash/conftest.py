@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import pytest
+from tests.crash import session_verbs, store_verbs, swarming
 from tests.fixtures.prepared import Prepared
-
-from . import session_verbs, store_verbs, swarming
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ortet.store import faults
+from tests.crash import session_toil, session_verbs, store_verbs, swarming
+from tests.crash.saying import Tell
 
-from . import session_toil, session_verbs, store_verbs, swarming
-from .saying import Tell
+from ortet._util import failpoints
 
 JOBS: dict[str, Callable[..., None]] = {
     "toil": session_toil.toil,
@@ -55,10 +55,10 @@ def main() -> None:
     tell = Tell(job["fd"])
     armed: Any = None
     if job["fault"]:
-        armed = faults.parse(job["fault"])
+        armed = failpoints.parse(job["fault"])
     elif job["points"]:
         armed = _Teller(tell)
-    vars(faults)["_armed"] = lambda: armed
+    vars(failpoints)["_armed"] = lambda: armed
     JOBS[job["verb"]](Path(job["base"]), tell, **job["args"])
     tell("done")
     os._exit(0)  # all is closed; the end of an interpreter takes as long as a small job

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ortet
-from ortet.config import open_hub
-from ortet.errors import Conflict, OrtetError, Refused
-from ortet.journal.pairs import calls_of, results_of
-from ortet.journal.things import Message
-from ortet.session.hub import Hub
-from ortet.session.session import Session
-from ortet.session.view import View
+from tests.crash.saying import Tell, leave_mark, marks, write_whole
 
-from .saying import Tell, leave_mark, marks, write_whole
+import ortet
+from ortet.config.environment import open_hub
+from ortet.errors import Conflict, OrtetError, Refused
+from ortet.hub.hub import Hub
+from ortet.journal.conversation.tool_calls import calls_of, results_of
+from ortet.journal.state.records import Message
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
 
 NAME = "agent"
 CLASSES = ("pure", "recorded", "idempotent", "once")

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.crash.running import run
+from tests.crash.saying import Tell, leave_mark, marks
+
 import ortet
 from ortet.errors import Refused, Unsettled
-from ortet.session.hub import Hub
-from ortet.session.session import Session
-
-from .running import run
-from .saying import Tell, leave_mark, marks
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
 
 NAME = "s"
 

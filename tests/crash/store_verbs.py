@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ortet
+from tests.crash.saying import Tell
 
-from .saying import Tell
+import ortet
 
 
 def prepare(base: Path, engine: str) -> None:

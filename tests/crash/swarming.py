@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.crash.saying import Tell
 from tests.swarm import tasks
 
 import ortet
-
-from .saying import Tell
 
 NAME = "s"
 N = 5

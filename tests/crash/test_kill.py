@@ -14,13 +14,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.crash.points import STORE, check_points
+from tests.crash.running import Ended, run
+from tests.crash.store_verbs import SCENARIOS, prepare
 from tests.fixtures.prepared import Prepared
 
 import ortet
-
-from .points import STORE, check_points
-from .running import Ended, run
-from .store_verbs import SCENARIOS, prepare
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 OTHERS = ["commit", "fork", "elsewhere", "sweep"]

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.points import SESSION, check_points
+from tests.crash.running import run
+from tests.crash.saying import marks
+from tests.crash.session_toil import dangling
+from tests.crash.session_verbs import NAME, TESTED
 from tests.fixtures.prepared import Prepared
 
 import ortet
-from ortet.session.hub import Hub
-from ortet.session.view import View
-
-from .points import SESSION, check_points
-from .running import run
-from .saying import marks
-from .session_toil import dangling
-from .session_verbs import NAME, TESTED
+from ortet.hub.hub import Hub
+from ortet.sessions.reader import View
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 OWN = (

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.running import Ended, Running, run, start
+from tests.crash.saying import marks
+from tests.crash.session_toil import NAME
 
 import ortet
+from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.session.hub import Hub
-
-from .running import Ended, Running, run, start
-from .saying import marks
-from .session_toil import NAME
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 KILLS = 25 * SOAK

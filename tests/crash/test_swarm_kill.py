@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.points import SWARM, check_points
+from tests.crash.running import run
+from tests.crash.saying import marks
+from tests.crash.swarming import NAME, N, prepare
 from tests.fixtures.prepared import Prepared
 
 import ortet
-
-from .points import SWARM, check_points
-from .running import run
-from .saying import marks
-from .swarming import NAME, N, prepare
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 

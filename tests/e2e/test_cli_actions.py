@@ -17,7 +17,7 @@ from tests.fixtures import forked
 from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import WAIT
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 WORKER = Path(__file__).with_name("worker.py")
 

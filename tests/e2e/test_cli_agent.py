@@ -288,7 +288,7 @@ def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, work: Path) -> N
 def test_an_agent_ends_when_a_client_of_another_version_connects(
     agent: Ortet, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortet.surface.agentlink import frame
+    from ortet.cli.daemon.client import frame
 
     with socket.socket(socket.AF_UNIX) as sock, ended_by(told(agent, work)["pid"]):
         monkeypatch.chdir(agent.store / "local" / "agent")
@@ -311,7 +311,7 @@ def test_the_agent_works_with_a_store_path_of_any_length(
 
 @pytest.mark.root
 def test_another_user_is_refused(agent: Ortet, work: Path) -> None:
-    from ortet.surface.agentlink import frame
+    from ortet.cli.daemon.client import frame
 
     place = agent.store / "local" / "agent"
     hello = frame(["status", "", "", ""]).hex()

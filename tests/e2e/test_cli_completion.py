@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.terminal import Terminal
 from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
-from ortet.surface import wordlist
-
-from .terminal import Terminal
+from ortet.cli.completion import word_list
 
 _BEGIN = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
@@ -203,8 +202,8 @@ class TestFish:
 
 
 def test_the_committed_completion_table_is_up_to_date() -> None:
-    """Run `python -m ortet.surface.wordlist` when verbs or options have changed."""
-    assert wordlist.FILE.read_text() == "".join(wordlist.lines())
+    """Run `python -m ortet.cli.completion.word_list` when verbs or options have changed."""
+    assert word_list.FILE.read_text() == "".join(word_list.lines())
 
 
 def test_the_agent_gives_the_same_completions(
@@ -243,9 +242,10 @@ def test_completion_does_not_import_heavy_modules(ortet: Ortet, proj: Path, comm
     """So it takes little longer than Python itself."""
     commit("first")
     code = (
-        "import sys; from ortet.surface import completing; "
-        "completing.main(['zsh', 'ortet', 'log', '']); "
-        "print(sorted({'click', 'msgspec', 'ortet.config', 'subprocess'} & set(sys.modules)))"
+        "import sys; from ortet.cli.completion import engine; "
+        "engine.main(['zsh', 'ortet', 'log', '']); "
+        "heavy = {'click', 'msgspec', 'ortet.config.environment', 'subprocess'}; "
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

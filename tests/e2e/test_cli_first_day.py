@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.commands import Commit, Ortet
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 
 def late(ortet: Ortet, proj: Path, fork: str = "proj/1") -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
-from ortet.surface.cmd_attach import careful
+from ortet.cli.commands.attach import careful
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.fixtures.commands import Commit, Ortet
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 SAID = "the login test fails when the clock jumps"
 

@@ -10,7 +10,8 @@ import pytest
 from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 
-from ortet.backend import postgres_schema, sqlite_open
+from ortet.backends.postgres import schema as postgres_schema
+from ortet.backends.sqlite import connection as sqlite_open
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def on_postgres(ortet: Ortet, schema: str, tmp_path: Path) -> Ortet:
 
 def make_first_format(schema: str) -> None:
     """A store as it was after the first migration."""
-    ground = files("ortet.backend") / "migrations" / "postgres" / postgres_schema.MIGRATIONS[0]
+    ground = files("ortet.backends.postgres") / "migrations" / postgres_schema.MIGRATIONS[0]
     with psycopg.connect(shared().url()) as connection:
         connection.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}")
         connection.execute(ground.read_bytes())

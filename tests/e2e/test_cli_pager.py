@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.terminal import Terminal
 from tests.fixtures.commands import Commit, Ortet
 
 import ortet as library
-
-from .terminal import Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")
 
@@ -30,7 +29,7 @@ def at(ortet: Ortet, proj: Path, tmp_path: Path) -> Iterator[At]:
     calm = tmp_path / "calm"
     calm.mkdir()
     (calm / "sitecustomize.py").write_text(
-        "import ortet.surface.progress as progress\nprogress.PATIENCE = 3600.0\n"
+        "import ortet.cli.progress as progress\nprogress.PATIENCE = 3600.0\n"
     )
     path = f"{calm}:{ortet.env.get('PYTHONPATH', '')}".rstrip(":")
 
@@ -280,7 +279,7 @@ def test_a_verb_that_the_host_agent_does(ortet: Ortet, proj: Path, commit: Commi
 
 def test_a_pager_costs_nothing_where_there_is_none(ortet: Ortet, proj: Path) -> None:
     """A commit must not import what only a terminal needs."""
-    code = "import sys, ortet.surface.cli; print('subprocess' in sys.modules)"
+    code = "import sys, ortet.cli.main; print('subprocess' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=proj, env=ortet.env, capture_output=True, check=True
     )

@@ -12,7 +12,7 @@ from tests.fixtures import forked
 from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 VALUE = "ghp_do-not-show-me-4711"
 FAR = "4000000000"

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures import forked
 from tests.fixtures.commands import Ortet
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 PROGRAM = """
 import pathlib, sys

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def break_off(ortet: Ortet) -> str:
     """A process killed in the middle of an action; the id of that."""
     code = (
         "import os, signal, sys\n"
-        "from ortet.config import open_hub\n"
+        "from ortet.config.environment import open_hub\n"
         "hub = open_hub(sys.argv[1])\n"
         "s = hub.session('s')\n"
         "s.act(lambda: os.kill(os.getpid(), signal.SIGKILL), name='pay', key='k', why='due')\n"

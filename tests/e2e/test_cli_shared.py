@@ -19,7 +19,7 @@ from tests.fixtures.s3 import ENVIRON
 # Runs command lines one after the other, each as a process of its own would, without its start.
 _DRIVER = """
 import contextlib, io, json, sys
-from ortet.surface.cli import run
+from ortet.cli.main import run
 for line in sys.stdin:
     words, given = json.loads(line)
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))

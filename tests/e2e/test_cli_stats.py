@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 
-from ortet.surface.slow import PLACE, Slow, note, slowest, timed
+from ortet.cli.slow_calls import PLACE, Slow, note, slowest, timed
 
 
 @pytest.mark.parametrize("kind", ["embedded", "shared"])
@@ -72,7 +72,7 @@ def test_only_the_slowest_recent_calls_are_kept(tmp_path: Path) -> None:
 
 def test_a_call_that_fails_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "local").mkdir()
-    monkeypatch.setattr("ortet.surface.slow._WORTH", 0.0)
+    monkeypatch.setattr("ortet.cli.slow_calls._WORTH", 0.0)
     with pytest.raises(ValueError), timed("commit", "cli") as timing:
         timing.root = tmp_path
         raise ValueError

@@ -17,17 +17,27 @@ import pytest
 from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT
 
-from ortet.surface.cli import SECTIONS, cli
+from ortet.cli.main import SECTIONS, cli
 
 VERBS = [verb for section in SECTIONS.values() for verbs in section.values() for verb in verbs]
-HEAVY = ("apsw", "msgspec", "blake3", "ortet.config", "ortet.session", "ortet.store", "json")
+HEAVY = (
+    "apsw",
+    "msgspec",
+    "blake3",
+    "ortet.config.environment",
+    "ortet.hub",
+    "ortet.sessions",
+    "ortet.objects",
+    "ortet.store",
+    "json",
+)
 
 
 def modules_of(ortet: Ortet, cwd: Path, *args: str) -> set[str]:
     """What a call imports."""
     code = (
         "import sys\n"
-        "from ortet.surface.cli import run\n"
+        "from ortet.cli.main import run\n"
         f"run({list(args)!r})\n"
         "print('--', *sys.modules)\n"
     )
@@ -40,12 +50,12 @@ def modules_of(ortet: Ortet, cwd: Path, *args: str) -> set[str]:
 class TestStart:
     def test_version_and_help_load_no_store(self, ortet: Ortet, tmp_path: Path) -> None:
         version = modules_of(ortet, tmp_path, "--version")
-        assert not {name for name in version if name.startswith((*HEAVY, "ortet.surface.cmd_"))}
+        assert not {name for name in version if name.startswith((*HEAVY, "ortet.cli.commands."))}
         asked = modules_of(ortet, tmp_path, "commit", "--help")
-        assert {name for name in asked if name.startswith("ortet.surface.cmd_")} == {
-            "ortet.surface.cmd_work"
+        assert {name for name in asked if name.startswith("ortet.cli.commands.")} == {
+            "ortet.cli.commands.workspace"
         }
-        assert not {name for name in asked if name.startswith(("apsw", "ortet.store"))}
+        assert not {name for name in asked if name.startswith(("apsw", "ortet.objects"))}
 
     def test_the_installed_command_prints_its_version(self, ortet: Ortet, tmp_path: Path) -> None:
         command = Path(sys.executable).with_name("ortet")
@@ -187,7 +197,7 @@ class TestErrors:
         broken = tmp_path / "broken"
         broken.mkdir()
         (broken / "sitecustomize.py").write_text(
-            "import ortet.surface.call as call\n"
+            "import ortet.cli.call as call\n"
             "def workspace(self, name=None): raise KeyError('oops')\n"
             "call.Call.workspace = workspace\n"
         )
@@ -289,11 +299,11 @@ class TestTerminal:
         quick.mkdir()
         # however slow this host is
         (quick / "sitecustomize.py").write_text(
-            "import ortet.surface.progress as progress\nprogress.PATIENCE = 3600.0\n"
+            "import ortet.cli.progress as progress\nprogress.PATIENCE = 3600.0\n"
         )
         (slow / "sitecustomize.py").write_text(
             "import time\n"
-            "import ortet.surface.progress as progress\n"
+            "import ortet.cli.progress as progress\n"
             "progress.PATIENCE, progress.BEAT = 0.0, 0.001\n"
             "leave = progress.Progress.__exit__\n"
             "def wait(self, *error):\n"

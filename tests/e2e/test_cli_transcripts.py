@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.adapters.transcripts.checking import check_anthropic, check_openai, check_responses
-from tests.adapters.transcripts.written import CONVERSATION, Claude, rollout, small, text, write
 from tests.fixtures.commands import Ortet
+from tests.integrations.transcripts.checking import check_anthropic, check_openai, check_responses
+from tests.integrations.transcripts.written import CONVERSATION, Claude, rollout, small, text, write
 
 NAME = f"claude-code/{CONVERSATION}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.commands import Ortet
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 
 
 @pytest.fixture

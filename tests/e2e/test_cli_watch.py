@@ -20,7 +20,7 @@ from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
-from ortet.surface.watcher import told
+from ortet.cli.watcher import told
 
 _NEVER = "100000"  # seconds in which nothing settles
 

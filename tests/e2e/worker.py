@@ -7,10 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 from ortet.errors import Refused
-from ortet.session.hub import Hub
-from ortet.session.session import Session
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
 
 
 def pay(amount: int, to: str) -> dict[str, int]:

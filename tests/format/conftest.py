@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.files import FileBucket
-from ortet.codec import Hasher
+from ortet._util.codec import Hasher
+from ortet.backends.local.bucket import FileBucket
 from ortet.ids import SystemClock
-from ortet.store.objects import LocalObjects
+from ortet.objects.store import LocalObjects
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from zlib import crc32
 
 import pytest
 
-from ortet.codec import decode, encode
-from ortet.graph.pages import Pages
-from ortet.graph.records import Commit, Entry, Image, Memory, Page, PageMap, Processes, State
-from ortet.graph.tree import Trees
-from ortet.store.abc import Kind
-from ortet.store.objects import LocalObjects
+from ortet._util.codec import decode, encode
+from ortet.history.records import Commit, Entry, Image, Memory, Page, PageMap, Processes, State
+from ortet.history.tree.pages import Pages
+from ortet.history.tree.tree import Trees
+from ortet.objects.base import Kind
+from ortet.objects.store import LocalObjects
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent.parent / "docs" / "format.md"

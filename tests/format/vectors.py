@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortet.codec import Hasher, encode
-from ortet.graph.records import (
+from ortet._util.codec import Hasher, encode
+from ortet.history.records import (
     Bodies,
     Commit,
     Entry,
@@ -22,7 +22,7 @@ from ortet.graph.records import (
 )
 from ortet.ids import Oid
 from ortet.journal.events import Body
-from ortet.store.blobs import Blocks
+from ortet.objects.blobs import Blocks
 
 HASH = Hasher().oid
 BLOB = b"hello\n"

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from ortet.backend.abc import EventRow
-from ortet.codec import Hasher, decode, encode
+from ortet._util.codec import Hasher, decode, encode
+from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
-from ortet.graph.records import Header
+from ortet.history.records import Header
 from ortet.journal.events import MAX_BODY, Body, Chain, Draft, Tip
-from ortet.store.abc import Kind
+from ortet.objects.base import Kind
 
 CHAIN = Chain(Hasher(), lambda count: b"s" * count)
 

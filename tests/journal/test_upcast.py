@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ortet.codec import Hasher
+from ortet._util.codec import Hasher
 from ortet.errors import Invalid
 from ortet.journal import upcast
 from ortet.journal.events import Chain, Draft, Event, Tip
-from ortet.journal.folding import fold
-from ortet.journal.mind import Mind
+from ortet.journal.state.reducers import fold
+from ortet.journal.state.state import Mind
 from ortet.journal.upcast import Upcasts
 
 if TYPE_CHECKING:

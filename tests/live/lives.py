@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.fixtures.waiting import WAIT
 
 import ortet
-from ortet.machine.criumachine import CriuMachine
-from ortet.machine.jobs import Job
-from ortet.session.hub import Hub
-from ortet.session.session import Session
+from ortet.hub.hub import Hub
+from ortet.machines.control.jobs import Job
+from ortet.machines.live.machine import CriuMachine
+from ortet.sessions.session import Session
 
 Use = Callable[[Session, str], None]
 """Works with the program of one copy. The text is the copy's own: nobody else may see it."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.fixtures.waiting import WAIT
 
-from ortet.machine import loopback
-from ortet.machine.mounts import CLONE_NEWNET, Kernel
+from ortet.machines.standalone import loopback
+from ortet.machines.standalone.syscalls import CLONE_NEWNET, Kernel
 
 HOST = "192.0.2.1"
 """Somebody else's address."""

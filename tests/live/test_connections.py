@@ -12,12 +12,12 @@ from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, ask, heard, machine_of
 from tests.live.outside import HOST, Outside
 
-from ortet.codec import decode, encode
+from ortet._util.codec import decode, encode
 from ortet.ids import from_hex
-from ortet.machine.carried import Carried, Connection
-from ortet.machine.jobs import JobInfo
-from ortet.machine.memoryrestore import read_processes
-from ortet.session.session import Session
+from ortet.machines.control.jobs import JobInfo
+from ortet.machines.live.images.load import read_processes
+from ortet.machines.services import Carried, Connection
+from ortet.sessions.session import Session
 
 _TALKER = """
 import socket, sys

@@ -14,9 +14,9 @@ from tests.fixtures.waiting import eventually
 from tests.live.lives import Life, keepers, machine_of, told, until
 
 from ortet.errors import Unavailable
-from ortet.machine import criumachine
-from ortet.machine.heirs import Heirs
-from ortet.session.session import Session
+from ortet.machines.live import machine
+from ortet.machines.live.prefork import Heirs
+from ortet.sessions.session import Session
 
 # The number is replaced whole, so that who reads it never finds it empty; and by one process,
 # since what a shell forks is counted as another counter until it executes its command.
@@ -66,7 +66,7 @@ def test_preforked_machines_are_removed_when_the_commit_fails(
         raise Unavailable("disk_full", "no space is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(criumachine, "keep", full)
+        patch.setattr(machine, "keep", full)
         with pytest.raises(Unavailable, match="no space"):
             session.fork(2)
     assert begun == [running + 2]

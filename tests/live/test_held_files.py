@@ -7,7 +7,7 @@ from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, told, until
 
 from ortet.errors import Conflict
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _IGNORED = "*.log\nbuild/\nsize > 1MB *.bin\n"
 

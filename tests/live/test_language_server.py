@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _PINS = Path(__file__).parents[2] / "requirements" / "language-server.txt"
 _CODE = '''\

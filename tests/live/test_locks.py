@@ -10,8 +10,8 @@ import pytest
 from tests.live.lives import Life, machine_of, told, until
 
 from ortet.errors import Conflict
-from ortet.machine import relock
-from ortet.session.session import Session
+from ortet.machines.live.criu import file_locks
+from ortet.sessions.session import Session
 
 _HOLDER = """
 import fcntl, mmap, os, signal, time
@@ -38,11 +38,11 @@ open("got", "w").close()
 """
 
 
-def locks(session: Session) -> set[relock.Lock]:
+def locks(session: Session) -> set[file_locks.Lock]:
     """Of its holder, as the kernel has them."""
     pid = session.machine.job("holder").pid
-    inside = dict(relock._inside(machine_of(session)._guard.pid))
-    return set(relock._held_by(inside[pid]))
+    inside = dict(file_locks._inside(machine_of(session)._guard.pid))
+    return set(file_locks._held_by(inside[pid]))
 
 
 def test_a_copy_has_the_locks_that_its_original_has(life: Life) -> None:

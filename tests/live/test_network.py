@@ -17,9 +17,9 @@ from tests.live.outside import HOST, Outside
 
 import ortet
 from ortet.errors import Invalid, Unsupported
-from ortet.graph.records import Image
-from ortet.machine import outlet, resolver
-from ortet.session.session import Session
+from ortet.history.records import Image
+from ortet.machines.live.network import resolver, slirp
+from ortet.sessions.session import Session
 
 _CALL = """
 import socket, sys
@@ -182,10 +182,10 @@ class TestRefused:
     def test_network_is_refused_with_advice_where_slirp4netns_is_missing(
         self, life: Life, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(outlet, "PROGRAM", "slirp4netns-is-not-here")
+        monkeypatch.setattr(slirp, "PROGRAM", "slirp4netns-is-not-here")
         with pytest.raises(Unsupported) as caught:
             life.begin(network="outbound")
-        (line,) = outlet.probe_network()
+        (line,) = slirp.probe_network()
         assert caught.value.kind == "no_network"
         assert "install" in str(caught.value)
         assert not line.ok and "install" in line.fix
@@ -202,7 +202,7 @@ class TestWhereItCannotBeHad:
         assert heard(job) == "ready"
         assert ask(job, "one") == "echo one"
         commit = session.commit("bound")
-        monkeypatch.setattr(outlet, "PROGRAM", "slirp4netns-is-not-here")
+        monkeypatch.setattr(slirp, "PROGRAM", "slirp4netns-is-not-here")
         life.kill()
         session = life.hub.session(session.name)
         report = session.restore(commit.oid)
@@ -339,7 +339,7 @@ class TestNothingIsLeft:
         session = life.begin(network="outbound")
         session.run("true")
         session.pause()
-        monkeypatch.setattr(outlet, "_ARGUMENTS", ("--no-such-option",))
+        monkeypatch.setattr(slirp, "_ARGUMENTS", ("--no-such-option",))
         session = life.hub.session(session.name)
         found = call(session, HOST, port)
         assert found == "OSError 101"

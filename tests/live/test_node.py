@@ -9,7 +9,7 @@ import pytest
 from tests.live.lives import Life, told, until
 
 from ortet.errors import Conflict
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _SERVER = """
 const http = require("http"), fs = require("fs");

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.live.lives import Life, ask, heard, told, until
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _PROGRAM = Path(__file__).with_name("odds.py")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.live.lives import Life, told, until
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _DATA, _PORT = "/var/lib/postgresql/live", 5433
 _PSQL = f"psql -h /tmp -p {_PORT} -U postgres -At"

@@ -6,7 +6,7 @@ import pytest
 from tests.live.lives import Life, ask, heard, told, until
 
 from ortet.errors import Conflict
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 # a connection whose reader does not read, until it is told to
 SLOW = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.live.lives import Life, told, until
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _WRITER = """
 import os, sqlite3, time

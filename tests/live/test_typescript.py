@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.waiting import WAIT
 from tests.live.lives import Life, told, until
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 _PACKAGE = "typescript@5.9.3"
 _CONFIG = '{"compilerOptions": {"outDir": "out", "strict": true, "types": []}, "include": ["src"]}'

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
-from ortet.memory.abc import WordIndex
-from ortet.memory.index import Index
+from ortet.memory.base import WordIndex
+from ortet.memory.lexical.index import Index
 
 if TYPE_CHECKING:  # the quick run has no psycopg
-    from ortet.backend.postgres import PostgresCatalog
-    from ortet.memory.postgres_index import PostgresIndex
+    from ortet.backends.postgres.catalog import PostgresCatalog
+    from ortet.memory.postgres.index import PostgresIndex
 
 
 @pytest.fixture(scope="session")
 def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
     """A catalog in a schema of its own."""
-    from ortet.backend.postgres import PostgresCatalog
+    from ortet.backends.postgres.catalog import PostgresCatalog
 
     schema = new_schema()
     made = PostgresCatalog(shared().url(), schema=schema)
@@ -31,7 +31,7 @@ def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
 
 @pytest.fixture
 def in_database(catalog: PostgresCatalog) -> PostgresIndex:
-    from ortet.memory.postgres_index import PostgresIndex
+    from ortet.memory.postgres.index import PostgresIndex
 
     made = PostgresIndex(catalog.link)
     made.forget(None)

@@ -9,10 +9,10 @@ from pathlib import Path as Directory
 from blake3 import blake3
 from tests.fixtures.waiting import WAIT
 
-from ortet.memory.index import Index
+from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.search import Near
 from ortet.memory.records import TIERS, Doc, End, Span
-from ortet.memory.search import Near
-from ortet.memory.vectors import Vectors
+from ortet.memory.vectors.index import Vectors
 
 """Seconds that no test takes: whoever waits so long hangs."""
 

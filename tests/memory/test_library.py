@@ -23,7 +23,7 @@ def ask(library: Library) -> tuple[list[int], str]:
 def test_without_an_installed_embedder_search_uses_words_and_reports_it(
     tmp_path: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ortet.memory.embedders.find_spec", lambda name: None)
+    monkeypatch.setattr("ortet.memory.embedders.base.find_spec", lambda name: None)
     library = Library(tmp_path, SystemClock(), embedder="wordllama")
     found, dense = ask(library)
     library.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Cache
-from ortet.backend.cache import NoCache, ProcessCache
+from ortet.backends.base import Cache
+from ortet.backends.local.cache import NoCache, ProcessCache
 from ortet.memory.working import TTL_NS, Scratch, Working, key_of, let_go, read_through
 from ortet.testing.clock import ManualClock
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ortet.session.hub import Hub
-from ortet.session.session import Session
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def files(hub: Hub, work: Path, request: pytest.FixtureRequest) -> Session:
     row = session.machine.row
     from msgspec.structs import replace
 
-    from ortet.codec import encode
+    from ortet._util.codec import encode
 
     hub.catalog.put_row("workspace", row.name, encode(replace(row, forks=request.param)))
     return session

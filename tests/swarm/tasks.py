@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ortet.session.session import Session
+from ortet.sessions.session import Session
 
 
 def number(session: Session, i: int) -> int:

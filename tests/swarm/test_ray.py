@@ -22,18 +22,18 @@ from tests.fixtures.ray import shared as shared_cluster
 from tests.fixtures.waiting import WAIT, eventually
 from tests.swarm import tasks
 
-from ortet.config import open_hub
+from ortet.config.environment import open_hub
 from ortet.errors import Invalid, Refused, Unavailable, Unsupported
-from ortet.session.hub import Hub
-from ortet.session.session import Session
-from ortet.session.swarming import Halt, SwarmResult
-from ortet.swarm import raynode
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
+from ortet.sessions.swarm_api import Halt, SwarmResult
 from ortet.swarm.attempt import Job
-from ortet.swarm.book import Book, SwarmRow, create
-from ortet.swarm.crew import telling
-from ortet.swarm.place import Cluster, elsewhere
 from ortet.swarm.plan import Keep, Terms
-from ortet.swarm.travel import work_of
+from ortet.swarm.records import Book, SwarmRow, create
+from ortet.swarm.task_transport import work_of
+from ortet.swarm.workers import ray_node
+from ortet.swarm.workers.client import telling
+from ortet.swarm.workers.placement import Cluster, elsewhere
 
 LIMIT = 120.0
 """Seconds that Ray may need to begin or to end attempts, before ORTET_TEST_PATIENCE."""
@@ -372,16 +372,16 @@ def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
             slot=0,
             scored=True,
         )
-        assert raynode.look(told) == {}
-        said = [raynode.perform(told, msgspec.to_builtins(job)) for _ in range(2)]
+        assert ray_node.look(told) == {}
+        said = [ray_node.perform(told, msgspec.to_builtins(job)) for _ in range(2)]
         found = book.attempt(0)
         assert (found.state, found.score, len(found.forks)) == ("done", 7, 1)
         assert said[1]["why"] == "lost"
-        assert raynode.look({**told, "version": "0"})["kind"] == "other_version"
-        assert raynode.look({**told, "host": "another"})["kind"] == "store_elsewhere"
-        assert raynode.look({**told, "root": str(tmp_path / "none")})["kind"] == "no_store_there"
-        assert raynode.perform({**told, "host": "another"}, {})["why"] == "error"
-    raynode.leave()
+        assert ray_node.look({**told, "version": "0"})["kind"] == "other_version"
+        assert ray_node.look({**told, "host": "another"})["kind"] == "store_elsewhere"
+        assert ray_node.look({**told, "root": str(tmp_path / "none")})["kind"] == "no_store_there"
+        assert ray_node.perform({**told, "host": "another"}, {})["why"] == "error"
+    ray_node.leave()
 
 
 def test_bad_cluster_options_are_refused_before_a_swarm_is_made(
@@ -398,7 +398,7 @@ def test_bad_cluster_options_are_refused_before_a_swarm_is_made(
                 session.swarm("true", on="ray", needs=needs)
         with pytest.raises(Invalid, match="cannot be sent"):
             session.swarm(lambda s, i: hub, on="ray")
-        monkeypatch.setattr("ortet.swarm.place.find_spec", lambda name: None)
+        monkeypatch.setattr("ortet.swarm.workers.placement.find_spec", lambda name: None)
         with pytest.raises(Unsupported, match=r'pip install "ortet\[ray\]"'):
             session.swarm("true", on="ray")
         assert hub.swarms.all(session) == []

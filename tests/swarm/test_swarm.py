@@ -12,9 +12,9 @@ import pytest
 from tests.swarm import tasks
 
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unavailable
-from ortet.session.hub import Hub
-from ortet.session.session import Session
-from ortet.session.swarming import Halt, SwarmResult
+from ortet.hub.hub import Hub
+from ortet.sessions.session import Session
+from ortet.sessions.swarm_api import Halt, SwarmResult
 
 
 def states(result: SwarmResult) -> list[str]:

@@ -1,1 +1,1 @@
-"""What an agent has been through: chained events, and the mind they add up to."""
+"""The journal of a session: hash-chained events, and the state that they fold into."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ortet._util.structs import known
 from ortet.journal.events import Event
-from ortet.structs import known
 
 _SHOWN = 1000
 """Characters of a variable that are shown."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ortet.backend.abc import EventRow
-from ortet.codec import Hasher, Record, decode, encode
+from ortet._util.codec import Hasher, Record, decode, encode
+from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
-from ortet.graph.records import Header
+from ortet.history.records import Header
 from ortet.ids import Oid, Random
 from ortet.journal import upcast
-from ortet.journal.shapes import check_shape
-from ortet.store.abc import Kind
+from ortet.journal.kinds import check_shape
+from ortet.objects.base import Kind
 
 MAX_BODY = 1 << 20
 SALT_BYTES = 16
@@ -37,7 +37,7 @@ class Body(Record, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """One thing that happened, as its readers see it. `data` is empty when it was erased.
 
-    `waiting`: it came in beside the writer (see session/inbox.py) and has no number yet.
+    `waiting`: it came in beside the writer (see sessions/writing/inbox.py) and has no number yet.
     """
 
     seq: int

@@ -7,12 +7,12 @@ from functools import partial
 
 import msgspec
 
-from ortet.backend.abc import EventRow
-from ortet.codec import Record, decode, encode
+from ortet._util.codec import Record, decode, encode
+from ortet.backends.base import EventRow
 from ortet.errors import Corrupt
-from ortet.graph.records import Bodies, Header, Segment
+from ortet.history.records import Bodies, Header, Segment
 from ortet.ids import Oid
-from ortet.store.abc import Kind, Objects
+from ortet.objects.base import Kind, Objects
 
 
 class _Named(Record, frozen=True):

@@ -1,1 +1,1 @@
-"""What an agent remembers: found again by words and meaning, and where it was learned."""
+"""Memory of agents: recall by words and by meaning."""

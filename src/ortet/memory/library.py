@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from ortet.errors import Unsupported
 from ortet.ids import Clock
-from ortet.memory.abc import Meanings, Page, Shelves, VectorStore, WordIndex
-from ortet.memory.index import Index, Lost, text_hash
+from ortet.memory.base import Meanings, Page, Shelves, VectorStore, WordIndex
+from ortet.memory.lexical.index import Index, Lost, text_hash
+from ortet.memory.lexical.scoring import Weights
+from ortet.memory.lexical.search import Near, search
 from ortet.memory.records import Answer, Doc, End, Path, Query, Span, Tier
-from ortet.memory.scoring import Weights
-from ortet.memory.search import Near, search
 
 if TYPE_CHECKING:
-    from ortet.memory.embedders import Embedder
-    from ortet.memory.search import Vectors as Asked
+    from ortet.memory.embedders.base import Embedder
+    from ortet.memory.lexical.search import Vectors as Asked
 
 News = Callable[[Span, int], Iterator[tuple[int, list[Doc], list[End]]]]
 """Pages of a span behind an event: up to which event each is, and what is in it. It is also called
@@ -67,13 +67,13 @@ class Library:
     def _meant(self, embedder: Embedder) -> Meanings:
         if self._shelves is not None:
             return self._shelves.meanings(embedder, self._clock)
-        from ortet.memory.vectors import Vectors
+        from ortet.memory.vectors.index import Vectors
 
         return Vectors(self._directory / "vectors.db", embedder, clock=self._clock)
 
     def _meanings(self, news: News) -> Asked | None:
         if self._vectors is None and self._embedder is not None:
-            from ortet.memory.embedders import find_embedder, need, trust_of
+            from ortet.memory.embedders.base import find_embedder, need, trust_of
 
             try:
                 need("numpy", "embed")  # which vectors import
@@ -105,7 +105,7 @@ class Library:
             return self._shelves.vectors("")
         if not (self._directory / "vectors.db").exists():
             return None
-        from ortet.memory.vectorfile import VectorFile
+        from ortet.memory.vectors.store import VectorFile
 
         return VectorFile(self._directory / "vectors.db", "")
 

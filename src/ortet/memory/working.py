@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ortet.backend.abc import Cache
-from ortet.codec import decode, encode
+from ortet._util.codec import decode, encode
+from ortet.backends.base import Cache
 from ortet.errors import Corrupt
 
 TTL_NS = 3600 * 1_000_000_000

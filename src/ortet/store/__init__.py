@@ -1,1 +1,1 @@
-"""Objects by hash: blobs, packs, tails, sweep, verify."""
+"""What code on an open store shares: dependencies, lease, commit, retry after a sweep."""

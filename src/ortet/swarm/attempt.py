@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ortet.backend.abc import RowChange
-from ortet.codec import encode
+from ortet._util.codec import encode
+from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError, Refused
 from ortet.ids import Oid
-from ortet.session.budget import reserved
-from ortet.session.forking import Named, fork_named
-from ortet.session.gathering import pause_with
-from ortet.session.lifecycle import SessionRow
-from ortet.session.swarming import swarm_topic
-from ortet.swarm.book import AttemptRow, Book, Fork
+from ortet.sessions.actions.budget import reserved
+from ortet.sessions.history.forking import Named, fork_named
+from ortet.sessions.history.swarm_results import pause_with
+from ortet.sessions.swarm_api import swarm_topic
+from ortet.sessions.table import SessionRow
+from ortet.swarm.records import AttemptRow, Book, Fork
 
 if TYPE_CHECKING:
-    from ortet.machine.abc import Result
-    from ortet.session.hub import Hub
-    from ortet.session.session import Session
+    from ortet.hub.hub import Hub
+    from ortet.machines.base import Result
+    from ortet.sessions.session import Session
 
 _PLAIN = 64 * 1024
 """Bytes of a value that are recorded."""

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortet.session.session import Session
-    from ortet.session.swarming import SwarmResult, Swarms, Wish
-    from ortet.session.view import View
+    from ortet.sessions.reader import View
+    from ortet.sessions.session import Session
+    from ortet.sessions.swarm_api import SwarmResult, Swarms, Wish
 
 
 class LazySwarms:

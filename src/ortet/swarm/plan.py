@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from ortet._util.validation import CALL, FLAG, NUMBER, TEXT, TIMES, may_be, must_be
 from ortet.errors import Invalid
-from ortet.given import CALL, FLAG, NUMBER, TEXT, TIMES, may_be, must_be
-from ortet.session.lifecycle import check_session
-from ortet.session.purses import check_amounts
-from ortet.session.swarming import Halt, Interrupted, Losers, SwarmResult, Watcher, Wish
-from ortet.swarm.place import Cluster, place_of
-from ortet.swarm.travel import Work, work_of
+from ortet.sessions.actions.budget_math import check_amounts
+from ortet.sessions.swarm_api import Halt, Interrupted, Losers, SwarmResult, Watcher, Wish
+from ortet.sessions.table import check_session
+from ortet.swarm.task_transport import Work, work_of
+from ortet.swarm.workers.placement import Cluster, place_of
 
 _MERGE = "merge"
 

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ortet.backend.abc import Lease
+from ortet._util.failpoints import reach
+from ortet.backends.base import Lease
 from ortet.errors import Conflict, Invalid, NotFound, Refused
-from ortet.graph.refs import check_name
+from ortet.history.refs import check_name
 from ortet.ids import Oid, from_hex
-from ortet.session.gathering import adopt_with, drop_fork, harvest, merge_with
-from ortet.session.leases import TTL_NS, Heart, Holding, take
-from ortet.session.registry import fork_taken
-from ortet.session.swarming import SwarmResult, Wish, swarm_topic
-from ortet.store.faults import reach
-from ortet.swarm import book as books
-from ortet.swarm.book import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
-from ortet.swarm.crew import HERE, ON_RAY, Crew, telling
-from ortet.swarm.drive import Drive
-from ortet.swarm.place import elsewhere
+from ortet.sessions.history.swarm_results import adopt_with, drop_fork, harvest, merge_with
+from ortet.sessions.swarm_api import SwarmResult, Wish, swarm_topic
+from ortet.store.lease import TTL_NS, Heart, Holding, take
+from ortet.swarm import records as books
+from ortet.swarm.budget import check_share
 from ortet.swarm.plan import Plan, differences, plan_of
-from ortet.swarm.shares import check_share
-from ortet.swarm.travel import work_of
+from ortet.swarm.records import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
+from ortet.swarm.scheduler import Drive
+from ortet.swarm.task_transport import work_of
+from ortet.swarm.workers.client import HERE, ON_RAY, Crew, telling
+from ortet.swarm.workers.placement import elsewhere
+from ortet.workspaces.table import fork_taken
 
 if TYPE_CHECKING:
-    from ortet.session.session import Session
-    from ortet.session.view import View
+    from ortet.sessions.reader import View
+    from ortet.sessions.session import Session
 
 _TRIES = 100
 

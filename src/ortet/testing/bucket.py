@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.abc import Bucket, Listing
+from ortet.backends.base import Bucket, Listing
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.testing.processes import BucketOpener, in_processes, in_threads, try_put
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ortet.backend.abc import Cache
+from ortet.backends.base import Cache
 from ortet.errors import Invalid
 from ortet.testing.processes import in_threads
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortet.backend.abc import Catalog
+from ortet.backends.base import Catalog
 from ortet.errors import Invalid
 from ortet.testing.catalog_events import EventTests
 from ortet.testing.catalog_heads import HeadTests

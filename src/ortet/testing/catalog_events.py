@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Append, Catalog, Claim, EventRow, Move, RowChange, Timeline
+from ortet.backends.base import Append, Catalog, Claim, EventRow, Move, RowChange, Timeline
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import Oid
 from ortet.testing.clock import ManualClock

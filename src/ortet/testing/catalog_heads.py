@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Catalog, Head, Move, Op, RowChange
+from ortet.backends.base import Catalog, Head, Move, Op, RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.ids import Oid
 from ortet.testing.clock import ManualClock

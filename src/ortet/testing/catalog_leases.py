@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Catalog, Lease, Move, RowChange
+from ortet.backends.base import Catalog, Lease, Move, RowChange
 from ortet.errors import Invalid, Refused
 from ortet.testing.clock import ManualClock
 from ortet.testing.processes import CatalogOpener, in_processes, in_threads, oid, try_lease

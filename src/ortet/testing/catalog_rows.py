@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backend.abc import Catalog, Row
+from ortet.backends.base import Catalog, Row
 from ortet.errors import Conflict, Invalid
 from ortet.testing.processes import in_threads
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import pytest
 
 from ortet.errors import NotFound
-from ortet.graph.records import Image
+from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machine.abc import Engine, Machine
+from ortet.machines.base import Engine, Machine
 from ortet.testing.engine_forks import ForkTests
 from ortet.testing.engine_parts import Bench, EngineFixtures
 from ortet.testing.engine_run import RunTests

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backend.files import FileBucket
-from ortet.codec import Hasher, decode, encode
-from ortet.graph.records import Entry, Image
-from ortet.graph.tree import Trees
+from ortet._util.codec import Hasher, decode, encode
+from ortet.backends.local.bucket import FileBucket
+from ortet.history.records import Entry, Image
+from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machine.abc import Engine, Machine, Spec
-from ortet.machine.rules import Rules
-from ortet.machine.scan import scan
-from ortet.machine.statindex import StatIndex
-from ortet.store.abc import Kind
-from ortet.store.blobs import read_file
-from ortet.store.objects import LocalObjects
+from ortet.machines.base import Engine, Machine, Spec
+from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.scanner import scan
+from ortet.machines.capture.stat_index import StatIndex
+from ortet.objects.base import Kind
+from ortet.objects.blobs import read_file
+from ortet.objects.store import LocalObjects
 
 
 class Bench:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ortet.errors import Invalid, NotFound
-from ortet.machine.abc import Machine
+from ortet.machines.base import Machine
 
 
 class RunTests:

@@ -6,7 +6,7 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.ids import Oid
-from ortet.machine.abc import Machine
+from ortet.machines.base import Machine
 from ortet.testing.engine_parts import Bench
 
 

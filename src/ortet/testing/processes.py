@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, TypeVar
 
-from ortet.backend.abc import Bucket, Catalog, Move, Signal
+from ortet.backends.base import Bucket, Catalog, Move, Signal
 from ortet.errors import Conflict, Refused
 from ortet.ids import Clock, Oid, SystemClock
 

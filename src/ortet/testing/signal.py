@@ -20,7 +20,7 @@ from threading import Event
 
 import pytest
 
-from ortet.backend.abc import Signal
+from ortet.backends.base import Signal
 from ortet.errors import Invalid
 from ortet.testing.processes import WAIT, SignalOpener, listen
 

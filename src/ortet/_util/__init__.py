@@ -1,0 +1,1 @@
+"""Helpers without state that every layer may use: codec, validation, failpoints, deadlines."""

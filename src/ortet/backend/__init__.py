@@ -1,1 +1,0 @@
-"""Where bytes, rows and wake-ups live: three small seams and their implementations."""

@@ -1,0 +1,1 @@
+"""Storage contracts (Bucket, Catalog, Signal, Cache) and their implementations."""

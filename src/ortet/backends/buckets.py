@@ -1,0 +1,33 @@
+"""From the address of a bucket to it. Reads no environment; the tools of a cloud do."""
+# ruff: noqa: PLC0415 - one kind of bucket must not load what the other needs
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ortet.backends.base import Bucket
+from ortet.backends.object_storage.url import SCHEMES
+from ortet.errors import Invalid
+
+
+def bucket_of(url: str) -> Bucket:
+    """s3://…, gs://…, az://… or file:///PATH; Invalid("bad_url")."""
+    scheme = url.partition("://")[0].lower()
+    if scheme in SCHEMES:
+        from ortet.backends.object_storage.bucket import S3Bucket
+
+        return S3Bucket(url)
+    parts = urlsplit(url)
+    if scheme != "file" or parts.netloc not in ("", "localhost") or len(parts.path) < 2:
+        raise Invalid(
+            "bad_url",
+            "bucket= names no bucket: write s3://BUCKET/PREFIX, gs://…, az://… or file:///PATH",
+        )
+    if parts.query or parts.fragment or "\0" in unquote(parts.path):
+        raise Invalid("bad_url", "bucket=file:///PATH takes nothing behind the path")
+    from ortet.backends.local.bucket import FileBucket
+
+    place = Path(unquote(parts.path, errors="surrogateescape"))
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FileBucket(place)

@@ -1,0 +1,1 @@
+"""Bucket, signal and cache on local files and memory."""

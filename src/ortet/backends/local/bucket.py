@@ -1,0 +1,267 @@
+"""Bucket in a directory: one file per object, made visible by a link that replaces nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ortet.backends.base import Bucket, Listing
+from ortet.backends.errors import exists, no_key
+from ortet.backends.keys import check_key, check_prefix, check_range
+from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
+from ortet.ids import Random
+
+# No key contains "~", so neither name can meet an object.
+_NEW = "~new"
+_LOCK = "~lock"
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+
+
+class FileBucket(Bucket):
+    """Objects as files below `root`, which is made if it is not there.
+
+    A file is synced before it gets its name and the name's directory after, so what can be seen
+    survives a power cut. A key cannot also be the directory of another key: that put is a Conflict.
+    """
+
+    def __init__(self, root: Path, random: Random = os.urandom) -> None:
+        self._root = Path(root)
+        self._random = random
+        self._synced: set[Path] = set()
+        with _translated("open the bucket", str(root)):
+            self._directory(self._root / _NEW)
+            self._drop_leftovers()
+
+    def put(self, key: str, data: bytes) -> None:
+        with _translated("store", check_key(key)), self._temporary() as (fd, temp):
+            with open(fd, "wb", closefd=False) as file:
+                file.write(data)
+            self._publish(fd, temp, key)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Moves the file when it lies on the same file system, else copies and unlinks it."""
+        check_key(key)
+        with _translated("store", key):
+            fd = _open_regular(path)
+            try:
+                self._take(fd, path, key)
+            finally:
+                os.close(fd)
+            path.unlink(missing_ok=True)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        with self._reading(key) as fd:
+            return _read(fd, start, length)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(start, length)
+        with self._reading(key) as fd:
+            return [_read(fd, start, length) for start, length in ranges]
+
+    def size(self, key: str) -> int:
+        with _translated("look at", check_key(key)):
+            status = os.stat(self._root / key)
+            if not stat.S_ISREG(status.st_mode):
+                raise no_key(key)
+            return status.st_size
+
+    def answers(self, seconds: float) -> None:
+        del seconds
+        with _translated("look into", str(self._root)):
+            os.stat(self._root / _NEW)
+
+    def list(self, prefix: str = "") -> Iterator[Listing]:
+        parent = check_prefix(prefix).rpartition("/")[0]
+        with _translated("list", prefix):
+            yield from _walk(self._root / parent, parent + "/" if parent else "", prefix)
+
+    def delete(self, keys: Sequence[str], *, sync: bool = True) -> None:
+        """Without `sync` a power cut may bring them back."""
+        parents: set[Path] = set()
+        for key in keys:
+            path = self._root / check_key(key)
+            with _translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
+                parents.add(path.parent)
+        for parent in parents if sync else ():
+            sync_directory(parent)
+
+    def local_path(self, key: str) -> Path | None:
+        path = self._root / check_key(key)
+        return path if path.is_file() else None
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[int]:
+        with _translated("read", check_key(key)):
+            fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+    def _take(self, fd: int, path: Path, key: str) -> None:
+        try:
+            self._publish(fd, path, key)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            import shutil  # noqa: PLC0415 - a command that does not need it starts faster
+
+            with self._temporary() as (copy, temp), open(fd, "rb", closefd=False) as source:
+                with open(copy, "wb", closefd=False) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                self._publish(copy, temp, key)
+
+    def _publish(self, fd: int, path: Path, key: str) -> None:
+        """Give a finished file its key, unless the key is taken; durable on return."""
+        target = self._root / key
+        os.fsync(fd)
+        try:
+            self._directory(target.parent)
+            self._link(path, target)
+            try:
+                sync_directory(target.parent)
+            except OSError:
+                with suppress(OSError):  # not there is better than perhaps there
+                    os.rename(target, path)  # which does nothing when both are one file,
+                    target.unlink(missing_ok=True)  # and then this is the name to go
+                raise
+        except FileExistsError as error:
+            # Its maker may not have come to this yet, and our caller will rely on what is there.
+            sync_directory(target.parent)
+            raise exists(key) from error
+        except NotADirectoryError as error:
+            raise exists(key) from error
+
+    def _link(self, path: Path, target: Path) -> None:
+        try:
+            os.link(path, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(self._root / _LOCK, "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, "exists", str(target)) from error
+                os.rename(path, target)
+
+    @contextmanager
+    def _temporary(self) -> Iterator[tuple[int, Path]]:
+        """A new file under flock: an unlocked one is a leftover that anyone may remove."""
+        while True:
+            path = self._root / _NEW / self._random(16).hex()
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                break
+            os.close(fd)  # taken for a leftover before we had locked it
+        try:
+            yield fd, path
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+    def _drop_leftovers(self) -> None:
+        for path in (self._root / _NEW).iterdir():
+            with suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+    def _directory(self, path: Path) -> None:
+        """Make a directory whose name is durable, even when another process has just made it."""
+        if path in self._synced:
+            return
+        if not path.is_dir():
+            if path != path.parent:
+                self._directory(path.parent)
+            with suppress(FileExistsError):
+                path.mkdir()
+        sync_directory(path.parent)
+        self._synced.add(path)
+
+
+def _read(fd: int, start: int, length: int | None) -> bytes:
+    """Asks for no more than there is, so a huge length costs nothing."""
+    rest = max(os.fstat(fd).st_size - start, 0)
+    rest = rest if length is None else min(rest, length)
+    data = os.pread(fd, rest, start)
+    while len(data) < rest and (more := os.pread(fd, rest - len(data), start + len(data))):
+        data += more  # one call reads 2 GiB at most
+    return data
+
+
+def _walk(directory: Path, base: str, prefix: str) -> Iterator[Listing]:
+    """Files below a directory in key order: a directory sorts as its name with the slash."""
+    try:
+        entries = [(e.name + "/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name, entry in sorted(entries, key=lambda pair: pair[0]):
+        key = base + name
+        if "~" in name or not (key.startswith(prefix) or prefix.startswith(key)):
+            continue
+        if name.endswith("/"):
+            yield from _walk(directory / entry.name, key, prefix)
+        elif key.startswith(prefix):
+            with suppress(FileNotFoundError):  # deleted since the directory was read
+                yield Listing(key, entry.stat().st_size)
+
+
+def _open_regular(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise NotFound("no_file", f"there is no file {path} to store: look at the path") from error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _not_a_file(path) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_a_file(path)
+    return fd
+
+
+def _not_a_file(path: Path) -> Invalid:
+    return Invalid("not_a_file", f"{path} is not a regular file: only those can be stored")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _translated(act: str, key: str) -> Iterator[None]:
+    """Errors of the operating system in our words."""
+    try:
+        yield
+    except OSError as error:
+        raise _error(act, key, error) from error
+
+
+def _error(act: str, key: str, error: OSError) -> OrtetError:
+    why = error.strerror or str(error)
+    if error.errno in _ABSENT:
+        return no_key(key)
+    if error.errno in _FULL:
+        return Unavailable(
+            "disk_full", f"cannot {act} {key!r}, {why}: free some space and try again"
+        )
+    return Unavailable(
+        "no_access", f"cannot {act} {key!r}, {why}: check the directory and its permissions"
+    )

@@ -1,0 +1,1 @@
+"""Bucket on S3, Azure and Google Cloud Storage, with a queue of uploads."""

@@ -1,0 +1,114 @@
+"""Which hosts have promised objects that are still on their own disks: a row each, as long as there
+is something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.backends.base import Catalog
+from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
+from ortet.ids import Clock, Oid
+
+_KIND = "uploads"
+MOST = 100
+"""Commits that a row names; of more, the last ones."""
+
+
+class Owes(msgspec.Struct, frozen=True):
+    """A host, since when (ns since 1970), and commits that it has not uploaded, as far as it has
+    said so: others may be in its queue, too."""
+
+    host: str
+    since: int
+    commits: list[str] = []
+
+
+class Owing:
+    """What this host tells the others of its queue, and they tell it. `key` tells hosts apart,
+    `name` is for people."""
+
+    def __init__(self, catalog: Catalog, key: str, *, name: str, clock: Clock) -> None:
+        self._catalog = catalog
+        self._key = key
+        self._name = name
+        self._clock = clock
+        self._since = 0
+
+    def tell(self, commits: Sequence[str] = ()) -> None:
+        """Before anything can lead others to what is only here; and again when it can be said which
+        commits they are."""
+        self._since = self._since or self._clock.now_ns()
+        owes = Owes(self._name, self._since, list(commits[-MOST:]))
+        self._catalog.put_row(_KIND, self._key, msgspec.msgpack.encode(owes))
+
+    def done(self) -> None:
+        self._since = 0
+        self._catalog.drop_row(_KIND, self._key)
+
+    def missing(self, oid: Oid) -> Unavailable | None:
+        """Why an object that is nowhere may come yet; None when no other host has one to send."""
+        others = [owes for key, owes in owing(self._catalog).items() if key != self._key]
+        if not others:
+            return None
+        known = [owes for owes in others if oid.hex() in owes.commits]
+        hosts = sorted({owes.host for owes in known or others})
+        named = ", ".join(hosts)
+        if known:
+            what = f"commit {oid.hex()[:12]} was made on {named}, which has not uploaded it yet"
+        else:
+            what = (
+                f"object {oid.hex()} is not in the bucket, and not everything that was committed "
+                f"on {named} is there yet"
+            )
+        return Unavailable(
+            "not_uploaded_yet",
+            f"{what}: repeat the call later, or run `ortet commit --durable remote` there, which "
+            "waits for it; `ortet doctor` tells how to give up a host that is lost",
+            oid=oid.hex(),
+            hosts=hosts,
+        )
+
+
+def owing(catalog: Catalog) -> dict[str, Owes]:
+    """Every host that has not uploaded everything, by its key."""
+    found: dict[str, Owes] = {}
+    after = ""
+    while rows := catalog.rows(_KIND, after):
+        for row in rows:
+            found[row.key] = msgspec.msgpack.decode(row.value, type=known(Owes))
+        after = rows[-1].key
+    return found
+
+
+def give_up(catalog: Catalog, host: str) -> list[Owes]:
+    """A host that does not come back owes nothing any more: what only its disk held is missed from
+    now on. One that does come back goes on with its queue, and nothing was lost.
+
+    By its name, or its key, or how that begins. NotFound("no_host"), Invalid("ambiguous").
+    """
+    every = owing(catalog)
+    chosen = {key: owes for key, owes in every.items() if owes.host == host}
+    chosen = chosen or {key: owes for key, owes in every.items() if host and key.startswith(host)}
+    if not chosen:
+        raise _unknown(host, every)
+    if len(chosen) > 1:
+        keys = ", ".join(sorted(key[:12] for key in chosen))
+        raise Invalid(
+            "ambiguous",
+            f"{len(chosen)} hosts are called {host!r}: give how the key of one begins ({keys})",
+            candidates=sorted(chosen),
+        )
+    for key in chosen:
+        catalog.drop_row(_KIND, key)
+    return list(chosen.values())
+
+
+def _unknown(host: str, every: dict[str, Owes]) -> OrtetError:
+    names = ", ".join(sorted({owes.host for owes in every.values()}))
+    return NotFound(
+        "no_host",
+        f"no host {host!r} has anything to upload" + (f": {names} has" if names else ""),
+    )

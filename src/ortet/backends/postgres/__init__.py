@@ -1,0 +1,1 @@
+"""Catalog and signal on PostgreSQL."""

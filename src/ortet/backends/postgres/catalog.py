@@ -1,0 +1,312 @@
+"""Catalog in PostgreSQL: any number of hosts. Each verb is one statement of ours, which is one
+transaction; see the folder migrations and docs/decisions/0016-postgresql.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import msgspec
+from psycopg import sql
+
+from ortet.backends import errors
+from ortet.backends.base import (
+    Append,
+    Catalog,
+    Claim,
+    Head,
+    Lease,
+    Move,
+    Op,
+    Row,
+    RowChange,
+    Timeline,
+)
+from ortet.backends.keys import check_limit, check_name
+from ortet.backends.postgres.connection import Link
+from ortet.backends.postgres.events import PostgresTimelines, uuid
+from ortet.backends.postgres.group_commit import together
+from ortet.backends.postgres.postgres_rows import (
+    Slots,
+    claim_values,
+    name_of,
+    row_values,
+    said,
+    ttl_of,
+)
+from ortet.backends.postgres.schema import VERSION, check_version
+from ortet.backends.row_codec import Packer
+from ortet.backends.sweep_epoch import Epochs
+from ortet.errors import Invalid, Refused
+from ortet.ids import OID_BYTES, Clock, SystemClock
+
+_HEAD = "SELECT name, oid, version, time FROM heads WHERE name = %s"
+_HEADS = """SELECT name, oid, version, time FROM heads
+    WHERE name >= %s AND name <> %s AND name <= %s || chr(1114111) ORDER BY name LIMIT %s"""
+_MOVE = """SELECT name, owner, fence, expires, moment(NULL) FROM move(%(slot)s, %(request)s::bigint,
+    %(epoch)s::bigint, %(at)s::bigint, %(lease)s::text, %(owner)s::text, %(fence)s::bigint,
+    %(claims)s::text[], %(owners)s::text[], %(ttls)s::bigint[],
+    %(ids)s::uuid[], %(parents)s::uuid[], %(points)s::bigint[],
+    %(lines)s::uuid[], %(firsts)s::bigint[], %(ends)s::int[], %(heads)b::bytea[],
+    %(salts)b::bytea[], %(bodies)b::bytea[],
+    %(names)s::text[], %(olds)b::bytea[], %(news)b::bytea[], %(verb)s, %(actor)s, %(detail)s,
+    %(kinds)s::text[], %(keys)s::text[], %(values)b::bytea[], %(expects)s::bigint[])"""
+_OPS_OF = """SELECT seq, time, verb, name, old, new, actor, detail FROM ops
+    WHERE name = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
+_OPS = """SELECT seq, time, verb, name, old, new, actor, detail
+    FROM ops_of_all(%s::bigint, %s::bigint)"""
+_TRIM = """WITH gone AS (DELETE FROM ops WHERE time < %s::bigint
+    AND seq < (SELECT max(seq) FROM ops)
+    AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.name = ops.name
+        AND ops.seq = (SELECT max(o.seq) FROM ops AS o WHERE o.name = ops.name)) RETURNING 1)
+    SELECT count(*) FROM gone"""
+_CLAIM = """SELECT name, owner, fence, expires, moment(NULL)
+    FROM claim(%s, %s, %s::bigint, %s::bigint)"""
+_EXTEND = """SELECT name, owner, fence, expires, moment(NULL)
+    FROM prolong(%s, %s, %s::bigint, %s::bigint, %s::bigint)"""
+_END = "DELETE FROM leases WHERE name = %s AND owner = %s AND fence = %s::bigint"
+_LEASE = "SELECT name, owner, fence, expires, moment(NULL) FROM leases WHERE name = %s"
+_ROW = "SELECT kind, key, value, version FROM records WHERE kind = %s AND key = %s"
+_ROWS = """SELECT kind, key, value, version FROM records
+    WHERE kind = %s AND key > %s ORDER BY key LIMIT %s"""
+_PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::bytea,
+    %(expect)s::bigint, %(slot)s, %(request)s::bigint)"""
+_TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
+_EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
+_RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
+_FORGET = "DELETE FROM writers WHERE time < now() - interval '1 day'"
+_TABLES = ("heads", "ops", "leases", "records", "timelines", "writers")
+_PARTS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'events'::regclass"
+_BAD_HEADS = "SELECT name FROM heads WHERE length(oid) <> %s ORDER BY name"
+_STRANGE_HEADS = """SELECT heads.name FROM heads JOIN ops
+    ON ops.seq = (SELECT max(o.seq) FROM ops AS o WHERE o.name = heads.name)
+    WHERE ops.new IS DISTINCT FROM heads.oid ORDER BY heads.name"""
+_STRANGE_LINES = """SELECT id FROM timelines WHERE last > at
+    AND last IS DISTINCT FROM (SELECT max(seq) FROM events WHERE timeline = id) ORDER BY id"""
+
+_WORTH = 4
+"""A partition is dropped when one in so many of its bytes is left, or fewer."""
+_SKEW = 1_000_000_000
+"""Clocks that differ by less are taken for one, or a lease would end elsewhere at each look."""
+
+
+class PostgresCatalog(PostgresTimelines, Catalog):
+    """The catalog of a store that many hosts share.
+
+    Times are those of the database, the one clock that all servers have in common, unless a clock
+    is given that is not the host's own; the end of a lease is told on the host's. With
+    `create=False` a schema that is not there is Corrupt("no_catalog").
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock | None = None,
+        *,
+        schema: str = "ortet",
+        create: bool = True,
+        connections: int = 16,
+        wait: float = 30.0,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._shared = isinstance(self._clock, SystemClock)
+        self._skew = 0
+        self._zstd = Packer()
+        self._packing = Lock()
+        self._slots = Slots()
+        self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)
+        self.database = self._link.database
+        self._together = together(self.database)
+        self.epochs = Epochs(lambda: int(self._link.run(_EPOCH)[0][0]))
+
+    @property
+    def link(self) -> Link:
+        """For what else is kept in its schema; it is closed with the catalog."""
+        return self._link
+
+    def _at(self) -> int | None:
+        return None if self._shared else self._clock.now_ns()
+
+    def _ours(self, row: tuple[Any, ...]) -> Lease:
+        """With its end on our clock, where its holder looks; the database looks at its own row."""
+        *values, now = row
+        lease = Lease(*values)
+        if not self._shared:
+            return lease
+        self._hear(now)
+        return msgspec.structs.replace(lease, expires=lease.expires - self._skew)
+
+    def _hear(self, now: int) -> None:
+        skew = now - self._clock.now_ns()
+        if abs(skew - self._skew) > _SKEW:
+            self._skew = skew if abs(skew) > _SKEW else 0
+
+    # heads
+
+    def head(self, name: str) -> Head | None:
+        found = self._link.run(_HEAD, (check_name(name),))
+        return Head(*found[0]) if found else None
+
+    def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
+        values = (max(prefix, after), after, prefix, check_limit(limit))
+        return [Head(*row) for row in self._link.run(_HEADS, values)]
+
+    def move(
+        self,
+        moves: Sequence[Move],
+        *,
+        verb: str,
+        actor: str = "",
+        detail: str = "",
+        lease: Lease | None = None,
+        rows: Sequence[RowChange] = (),
+        timelines: Sequence[Timeline] = (),
+        appends: Sequence[Append] = (),
+        claims: Sequence[Claim] = (),
+    ) -> list[Lease]:
+        values = {
+            "epoch": self.epochs.relied(),
+            "at": self._at(),
+            "lease": lease and lease.name,
+            "owner": lease and lease.owner,
+            "fence": lease and lease.fence,
+            **claim_values(claims),
+            "ids": [uuid(line.id) for line in timelines],
+            "parents": [uuid(line.parent) if line.parent else None for line in timelines],
+            "points": [line.at for line in timelines],
+            **self._append_values(appends),
+            "names": [_checked(move) for move in moves],
+            "olds": [move.expect for move in moves],
+            "news": [move.to for move in moves],
+            **{"verb": said(verb), "actor": said(actor), "detail": said(detail)},
+            **row_values(rows),
+        }
+        try:
+            with self._slots.taken() as slot, self.epochs.hearing():
+                found = self._link.run(_MOVE, {**values, **slot}, lease=lease)
+        except Refused as error:
+            raise self._on_our_clock(error) from error.__cause__
+        return [self._ours(row) for row in found]
+
+    def _on_our_clock(self, error: Refused) -> Refused:
+        if error.kind == "lease_held":
+            error.details["expires"] -= self._skew
+        return error
+
+    # operation log
+
+    def ops(self, name: str | None = None, after: int = 0, limit: int = 1000) -> list[Op]:
+        check_limit(limit)
+        if name is None:
+            return [Op(*row) for row in self._link.run(_OPS, (after, limit))]
+        return [Op(*row) for row in self._link.run(_OPS_OF, (check_name(name), after, limit))]
+
+    def last_op(self) -> int:
+        return int(self._link.run("SELECT last_op()")[0][0])
+
+    def trim_ops(self, before_time: int) -> int:
+        return int(self._link.run(_TRIM, (before_time,))[0][0])
+
+    # leases
+
+    def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
+        try:
+            found = self._link.run(_CLAIM, (name_of(name), owner, ttl_of(ttl_ns), self._at()))
+        except Refused as error:
+            raise self._on_our_clock(error) from error.__cause__
+        return self._ours(found[0])
+
+    def extend(self, lease: Lease, ttl_ns: int) -> Lease:
+        values = (lease.name, lease.owner, lease.fence, ttl_of(ttl_ns), self._at())
+        found = self._link.run(_EXTEND, values)
+        if not found:
+            raise errors.lease_lost(lease)
+        return self._ours(found[0])
+
+    def release(self, lease: Lease) -> None:
+        self._link.run(_END, (lease.name, lease.owner, lease.fence))
+
+    def seize(self, lease: Lease) -> None:
+        self.release(lease)  # the same deed; the names say who may do it
+
+    def lease(self, name: str) -> Lease | None:
+        found = self._link.run(_LEASE, (check_name(name),))
+        return self._ours(found[0]) if found else None
+
+    # records
+
+    def row(self, kind: str, key: str) -> Row | None:
+        found = self._link.run(_ROW, (check_name(kind), check_name(key)))
+        return Row(*found[0]) if found else None
+
+    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
+        found = self._link.run(_ROWS, (check_name(kind), after, check_limit(limit)))
+        return [Row(*row) for row in found]
+
+    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
+        return Row(kind, key, value, self._put(kind, key, value, expect))
+
+    def drop_row(self, kind: str, key: str) -> None:
+        self._put(kind, key, None, None)
+
+    def _put(self, kind: str, key: str, value: bytes | None, expect: int | None) -> int:
+        name_of(kind, key)
+        epoch = self.epochs.relied()
+        values = {"epoch": epoch, "kind": kind, "key": key, "value": value, "expect": expect}
+        with self._slots.taken() as slot, self.epochs.hearing():
+            return int(self._link.run(_PUT, {**values, **slot})[0][0] or 0)
+
+    # timelines, with those of PostgresTimelines
+
+    def timelines(self, ids: Sequence[str]) -> list[Timeline]:
+        found = self._link.run(_TIMELINES, ([uuid(id_) for id_ in ids],))
+        return [Timeline(id_.hex, parent.hex if parent else "", at) for id_, parent, at in found]
+
+    # care
+
+    def raise_epoch(self, lease: Lease) -> int:
+        """See epochs.Fencing. An answer that was lost raises it twice, which refuses no more."""
+        values = (lease.name, lease.owner, lease.fence, self._at())
+        self.epochs.hear(int(self._link.run(_RAISE, values, lease=lease)[0][0]))
+        return self.epochs.now()
+
+    def scrub(self) -> None:
+        with self._link.own() as connection:
+            parts = [part for (part,) in connection.execute(_PARTS).fetchall()]
+            for table in (*_TABLES, *parts):
+                connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(table)))
+
+    def reclaim(self) -> None:
+        self._link.run(_FORGET)
+        with self._link.own() as connection:
+            connection.execute("SELECT drop_old(%s)", (_WORTH,))
+
+    def check_format(self) -> None:
+        check_version(int(self._link.run(VERSION)[0][0]), self._link.place)
+
+    def check(self) -> list[str]:
+        run = self._link.run
+        return [
+            *(
+                f"head {name} does not hold an object id"
+                for (name,) in run(_BAD_HEADS, (OID_BYTES,))
+            ),
+            *(
+                f"head {name} is not where its last operation put it"
+                for (name,) in run(_STRANGE_HEADS)
+            ),
+            *(f"timeline {id_.hex} does not end where it should" for (id_,) in run(_STRANGE_LINES)),
+        ]
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _checked(move: Move) -> str:
+    name = name_of(move.name)
+    if move.expect is None and move.to is None:
+        raise Invalid(
+            "empty_move", f"a move of {name} from nothing to nothing: say where it should go"
+        )
+    return name

@@ -1,0 +1,155 @@
+"""What PostgreSQL says, in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import psycopg
+
+from ortet.backends import errors
+from ortet.backends.base import Lease
+from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavailable, Unsupported
+from ortet.ids import Oid
+
+OURS = "OR001"
+"""The state in which our functions refuse: the message is the kind, the detail is JSON."""
+NO_PARTITION = "23514"
+_MISSING = ("42883", "42P01", "42703", "3F000")
+_AGAIN = ("40001", "40P01")
+_LOST = ("08", "57P", "25P03", "25P04")
+"""Connection lost; the server shuts down, or starts, or a standby took its place; or it has waited
+longer for us than it wants to."""
+_CANCELLED = "57014"
+_READ_ONLY = ("25006",)
+ENCODED = (
+    "correct that option; if it is one of the bucket or of Valkey, write their addresses "
+    "percent-encoded, with %3F for ? and %26 for &"
+)
+LET_IN = (
+    "check that PostgreSQL runs there, has this database, and lets this host and user in "
+    "(pg_hba.conf); a password is in ~/.pgpass, PGPASSWORD or &passfile=PATH"
+)
+_FULL = ("connection slots", "too many clients", "too many connections")
+"""What it says, in a message without a state, to who cannot connect any more."""
+_FEWER = (
+    "all its connections are taken: lower connections= in the addresses of the store, end what "
+    "holds others, or raise max_connections"
+)
+
+
+def way_in(why: str) -> str:
+    """What to do about a connection that was not made."""
+    return _FEWER if any(words in why for words in _FULL) else LET_IN
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether it is not known if the statement was done."""
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state.startswith(_LOST) or state in _READ_ONLY
+
+
+def is_collision(error: psycopg.Error) -> bool:
+    """Two that were in each other's way: nothing was done, the same may be tried again."""
+    return error.sqlstate in _AGAIN
+
+
+def gone(place: str, error: object) -> Unavailable:
+    why = " ".join(str(error).split())
+    return Unavailable(
+        "database_gone",
+        f"the database {place} cannot be reached ({why}): {way_in(why)}; then try again",
+    )
+
+
+def exhausted(place: str, most: int) -> Unavailable:
+    return Unavailable(
+        "busy",
+        f"all {most} connections of this process to {place} are in use: try again in a moment, or "
+        "add connections=N to the address",
+    )
+
+
+def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> OrtetError:
+    """Also for what our own functions refused; `lease` is what the caller showed."""
+    state = error.sqlstate or ""
+    if state == OURS:
+        values = msgspec.json.decode(error.diag.message_detail or "{}")
+        return _refused(error.diag.message_primary or "", values, lease)
+    if is_lost(error):
+        return gone(place, error)
+    if is_collision(error) or state.startswith("55P"):
+        return Unavailable(
+            "busy", f"others write the same rows of {place} at this moment: try again in a moment"
+        )
+    if state == _CANCELLED:
+        return Unavailable(
+            "busy",
+            f"{place} has ended a statement that was under way ({error}): try again; where it "
+            "takes longer than the server allows, have its statement_timeout raised for this user",
+        )
+    if state in _MISSING:
+        return Unsupported(
+            "newer_format",
+            f"{place} was changed by a newer Ortet while this one was at work ({error}): upgrade "
+            "Ortet and open the store again",
+        )
+    if state.startswith("53"):
+        return Unavailable(
+            "disk_full", f"{place} has no room left ({error}): give the database more, try again"
+        )
+    if state.startswith("42501") or state.startswith("28"):
+        why = error.diag.message_primary or error
+        return Refused(
+            "no_access",
+            f"{place} does not let us in ({why}): `ortet doctor` says which right is missing, and "
+            "how who runs it gives it",
+        )
+    if state.startswith("22") or isinstance(error, psycopg.DataError):
+        return Invalid("bad_value", f"PostgreSQL cannot keep this ({error}): change it")
+    if state.startswith("XX"):
+        return Corrupt(
+            "catalog_damaged",
+            f"{place} is damaged ({error}): restore the database from a copy; the objects are not "
+            "touched by this",
+        )
+    return OrtetError("postgres", f"{place}: {error}: please report this as a bug of Ortet")
+
+
+def _refused(kind: str, values: dict[str, Any], lease: Lease | None) -> OrtetError:
+    timeline = values.get("timeline", "").replace("-", "")
+    match kind:
+        case "head_moved":
+            expect, found = values["expect"], values["found"]
+            return errors.head_moved(values["name"], _oid(expect), _oid(found))
+        case "row_moved":
+            return errors.row_moved(**values)
+        case "lease_held":
+            return errors.lease_held(
+                Lease(values["name"], values["owner"], values["fence"], values["expires"])
+            )
+        case "lease_lost" if lease is not None:
+            return errors.lease_lost(lease)
+        case "no_timeline":
+            return errors.no_timeline(timeline)
+        case "seq_taken":
+            return errors.seq_taken(timeline, values["expect"], values["found"])
+        case "bad_fork":
+            return errors.bad_fork(timeline, values["at"])
+        case "timeline_exists":
+            return errors.timeline_exists(timeline)
+        case "has_children":
+            return errors.has_children(timeline)
+        case "swept":
+            return Conflict(
+                "swept",
+                "the store was swept while this was being written: nothing was, repeat the call",
+                epoch=values["epoch"],
+            )
+    return OrtetError("postgres", f"{kind} {values}: please report this as a bug of Ortet")
+
+
+def _oid(text: str | None) -> Oid | None:
+    return None if text is None else Oid(bytes.fromhex(text))

@@ -1,0 +1,193 @@
+"""Timelines and events in PostgreSQL."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from ortet._util.deadlines import ours
+from ortet.backends import errors
+from ortet.backends.base import Append, EventRow, Lease, RowChange, Timeline, Timelines
+from ortet.backends.keys import check_limit
+from ortet.backends.postgres.connection import Link
+from ortet.backends.postgres.group_commit import LARGEST as TOGETHER
+from ortet.backends.postgres.group_commit import One, Together
+from ortet.backends.postgres.postgres_rows import row_values
+from ortet.backends.row_codec import LARGEST, Packer, packed, raw_id, unpacked
+from ortet.backends.sweep_epoch import Epochs
+
+_TIMELINE = "SELECT id, parent, at FROM timelines WHERE id = %s"
+_CHILDREN = """SELECT id, parent, at FROM timelines
+    WHERE parent = %s AND id > %s ORDER BY id LIMIT %s"""
+_FIRST_CHILDREN = "SELECT id, parent, at FROM timelines WHERE parent = %s ORDER BY id LIMIT %s"
+_APPEND = """SELECT append(%(line)s, %(first)s::bigint, %(heads)b::bytea[], %(salts)b::bytea[],
+    %(bodies)b::bytea[], %(lease)s::text, %(owner)s::text, %(fence)s::bigint, %(at)s::bigint,
+    %(epoch)s::bigint, %(doubt)s, %(kinds)s::text[], %(keys)s::text[], %(values)b::bytea[],
+    %(expects)s::bigint[])"""
+# the same, of one event and no rows: a driver takes as long for its seven arrays as for all else
+_APPEND_ONE = """SELECT append(%(line)s, %(first)s::bigint, ARRAY[%(head)b::bytea],
+    ARRAY[%(salt)b::bytea], ARRAY[%(body)b::bytea], %(lease)s::text, %(owner)s::text,
+    %(fence)s::bigint, %(at)s::bigint, %(epoch)s::bigint, %(doubt)s, '{}', '{}', '{}', '{}')"""
+_EVENTS = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
+_NEWEST = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq > %s::bigint ORDER BY seq DESC LIMIT %s"""
+_PICK = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+    WHERE timeline = %s AND seq = ANY (%s::bigint[]) ORDER BY seq"""
+_LAST = "SELECT last FROM timelines WHERE id = %s"
+_LAST_HEADS = """SELECT head FROM unnest(%s::uuid[]) WITH ORDINALITY AS asked (id, n)
+    LEFT JOIN timelines USING (id)
+    LEFT JOIN events ON timeline = timelines.id AND seq = last AND last > at ORDER BY n"""
+_TRIM = """WITH gone AS (DELETE FROM events USING timelines WHERE timeline = %s AND id = timeline
+    AND seq <= %s::bigint AND seq < last RETURNING 1) SELECT count(*) FROM gone"""
+_ERASE = """UPDATE events SET salt = NULL, body = NULL
+    WHERE timeline = %s AND seq = ANY (%s::bigint[]) AND body IS NOT NULL
+    RETURNING tableoid::regclass::text"""
+
+
+class PostgresTimelines(Timelines):
+    """The half of PostgresCatalog that keeps events."""
+
+    _link: Link
+    _zstd: Packer  # which compresses for one at a time
+    _packing: Lock
+    _together: Together
+    epochs: Epochs
+
+    @abstractmethod
+    def _at(self) -> int | None:
+        """The time of a clock that was given; None: the database's."""
+
+    def timeline(self, id_: str) -> Timeline | None:
+        found = self._link.run(_TIMELINE, (uuid(id_),))
+        return _timeline(found[0]) if found else None
+
+    def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
+        if after:
+            values = (uuid(id_), uuid(after), check_limit(limit))
+            return [_timeline(row) for row in self._link.run(_CHILDREN, values)]
+        found = self._link.run(_FIRST_CHILDREN, (uuid(id_), check_limit(limit)))
+        return [_timeline(row) for row in found]
+
+    def append(
+        self,
+        timeline: str,
+        events: Sequence[EventRow],
+        *,
+        lease: Lease | None = None,
+        rows: Sequence[RowChange] = (),
+    ) -> None:
+        check_order(self, timeline, events)
+        line, first, columns = uuid(timeline), events[0].seq if events else 0, self._columns(events)
+        at, epoch = self._at(), self.epochs.relied()
+
+        def alone(doubt: bool) -> None:
+            values = {
+                "line": line,
+                "first": first,
+                "lease": lease and lease.name,
+                "owner": lease and lease.owner,
+                "fence": lease and lease.fence,
+                "at": at,
+                "epoch": epoch,
+                "doubt": doubt,
+            }
+            statement = _APPEND_ONE if len(events) == 1 and not rows else _APPEND
+            if statement is _APPEND_ONE:
+                head, salt, body = (part[0] for part in columns.values())
+                values |= {"head": head, "salt": salt, "body": body}
+            else:
+                values |= {**columns, **row_values(rows)}
+            with self.epochs.hearing():
+                self._link.run(statement, values, lease=lease)
+
+        if rows or not events or ours() is not None or sum(map(len, columns["bodies"])) > TOGETHER:
+            alone(False)
+        else:
+            one = One(line, first, **columns, lease=lease, at=at, epoch=epoch)
+            self._together.append(one, self._link.run, alone)
+
+    def _columns(self, events: Sequence[EventRow]) -> dict[str, list[bytes]]:
+        with self._packing:
+            bodies = [packed(event.body, self._zstd) for event in events]
+        return {
+            "heads": [event.head for event in events],
+            "salts": [event.salt for event in events],
+            "bodies": bodies,
+        }
+
+    def _append_values(self, appends: Sequence[Append]) -> dict[str, Any]:
+        """Of several, one behind the other; `ends`: where each ends."""
+        ends: list[int] = []
+        for append in appends:
+            check_order(self, append.timeline, append.events)
+            ends.append((ends[-1] if ends else 0) + len(append.events))
+        return {
+            "lines": [uuid(append.timeline) for append in appends],
+            "firsts": [append.events[0].seq if append.events else 0 for append in appends],
+            "ends": ends,
+            **self._columns([event for append in appends for event in append.events]),
+        }
+
+    def events(
+        self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[EventRow]:
+        values = (uuid(timeline), after, min(check_limit(limit), LARGEST))
+        found = self._link.run(_NEWEST if newest else _EVENTS, values)
+        if newest:
+            found.reverse()
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+
+    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        found = self._link.run(_PICK, (uuid(timeline), list(seqs)))
+        zstd = self._zstd
+        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+
+    def last_seq(self, timeline: str) -> int:
+        found = self._link.run(_LAST, (uuid(timeline),))
+        if not found:
+            raise errors.no_timeline(timeline)
+        return int(found[0][0])
+
+    def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
+        found = self._link.run(_LAST_HEADS, ([uuid(one) for one in timelines],))
+        return [head or b"" for (head,) in found]
+
+    def trim_events(self, timeline: str, upto: int) -> int:
+        return int(self._link.run(_TRIM, (uuid(timeline), upto))[0][0])
+
+    def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
+        found = self._link.run(_ERASE, (uuid(timeline), list(seqs)))
+        with self._packing:
+            self._zstd.forget()
+        with self._link.own() as connection:
+            for part in sorted({part for (part,) in found}):
+                # the row as it was stays in its page until the file is written anew
+                connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(part)))
+        return len(found)
+
+    def drop_timeline(self, timeline: str) -> None:
+        self._link.run("SELECT drop_timeline(%s)", (uuid(timeline),))
+
+
+def check_order(catalog: Timelines, timeline: str, events: Sequence[EventRow]) -> None:
+    """Conflict unless they follow each other; that the first is the next the database checks."""
+    if events and [e.seq for e in events] != list(
+        range(events[0].seq, events[0].seq + len(events))
+    ):
+        raise errors.seq_taken(timeline, events[0].seq, catalog.last_seq(timeline))
+
+
+def uuid(id_: str) -> UUID:
+    return UUID(bytes=raw_id(id_))
+
+
+def _timeline(row: tuple[Any, ...]) -> Timeline:
+    id_, parent, at = row
+    return Timeline(id_.hex, parent.hex if parent else "", at)

@@ -1,0 +1,105 @@
+"""The schema of a catalog in PostgreSQL, made and migrated under a lock: many may come at once."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from ortet.errors import Corrupt, Unsupported
+
+MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql", "0004_search.sql")
+"""In order; `ortet_format.version` is how many of them a schema has had."""
+
+VERSION = "SELECT coalesce(max(version), 0) FROM ortet_format"
+OLDEST = 140_000
+"""PostgreSQL 14."""
+
+_LOCK = "SELECT pg_advisory_xact_lock(1869771877, hashtext(%s || ' format'))"
+# One statement for each new connection: all that must be so before it is used.
+_LOOK = """SELECT current_setting('server_encoding'),
+    to_regclass(quote_ident(%(schema)s) || '.ortet_format') IS NOT NULL,
+    to_regclass(quote_ident(%(schema)s) || '.' || quote_ident('events_' || to_char(
+        now() AT TIME ZONE 'UTC' + interval '1 month', 'YYYYMM'))) IS NOT NULL,
+    set_config('search_path', quote_ident(%(schema)s), false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)"""
+
+
+class _Seen(NamedTuple):
+    made: bool
+    ahead: bool
+
+
+def prepare(connection: psycopg.Connection, schema: str, *, create: bool, place: str) -> None:
+    """Make a new connection ready; the schema too, or its newest migration, where it is not there.
+
+    Unsupported when a newer program made it; Corrupt("no_catalog") without one and without
+    `create`.
+    """
+    seen = _look(connection, schema, place)
+    if not seen.made and not create:
+        raise Corrupt(
+            "no_catalog",
+            f"{place} has no catalog of Ortet: restore it from a copy; the objects are still there",
+        )
+    if not seen.made or _version(connection, place) < len(MIGRATIONS):
+        _migrate(connection, schema, place)
+        seen = _look(connection, schema, place)
+    if not seen.ahead:
+        connection.execute("SELECT ahead()")
+
+
+def _look(connection: psycopg.Connection, schema: str, place: str) -> _Seen:
+    if connection.info.server_version < OLDEST:
+        raise Unsupported(
+            "old_postgres",
+            f"{place} runs PostgreSQL {connection.info.server_version // 10_000}: Ortet needs "
+            f"{OLDEST // 10_000} or newer",
+        )
+    row = connection.execute(_LOOK, {"schema": schema}).fetchone()
+    assert row is not None
+    if row[0] != "UTF8":
+        raise Unsupported(
+            "bad_encoding",
+            f"{place} keeps text as {row[0]}: make a database with ENCODING 'UTF8'",
+        )
+    return _Seen(row[1], row[2])
+
+
+def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
+    with connection.transaction():
+        connection.execute(_LOCK, (schema,))
+        # IF NOT EXISTS asks for the right to make schemas, also where this one is there
+        row = connection.execute("SELECT to_regnamespace(quote_ident(%s))::text", (schema,))
+        if row.fetchone() == (None,):
+            make = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+            connection.execute(make)
+        connection.execute("CREATE TABLE IF NOT EXISTS ortet_format (version int NOT NULL)")
+        done = _version(connection, place)
+        for name in MIGRATIONS[done:]:
+            text = (files("ortet.backends.postgres") / "migrations" / name).read_bytes()
+            connection.execute(text)
+        if done < len(MIGRATIONS):
+            connection.execute("DELETE FROM ortet_format")
+            connection.execute("INSERT INTO ortet_format VALUES (%s)", (len(MIGRATIONS),))
+            connection.execute("SELECT ahead()")
+
+
+def _version(connection: psycopg.Connection, place: str) -> int:
+    row = connection.execute(VERSION).fetchone()
+    return check_version(int(row[0]) if row else 0, place)
+
+
+def check_version(version: int, place: str) -> int:
+    """It; Unsupported when it is none that this program knows."""
+    if version > len(MIGRATIONS):
+        raise Unsupported(
+            "newer_format",
+            f"{place} was written by a newer Ortet (format {version}, known here: "
+            f"{len(MIGRATIONS)}): upgrade Ortet",
+        )
+    return version

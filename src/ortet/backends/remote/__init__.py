@@ -1,0 +1,1 @@
+"""Bucket, catalog and signal of another Ortet server, over HTTP."""

@@ -1,0 +1,276 @@
+"""The way to a server: a few connections that are kept open, and what to do when one breaks."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from threading import Lock
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from urllib.parse import urlsplit
+
+from ortet.backends.remote.protocol import AGAIN, KIND, error_of
+from ortet.errors import Invalid, Refused, Unavailable
+
+if TYPE_CHECKING:
+    import ssl
+
+_IDLE = 8
+"""Connections kept for the next call."""
+_PIECE = 1 << 20
+_FIRST, _LONGEST = 0.05, 1.0
+"""Seconds between attempts, doubled each time."""
+_GATEWAY = (502, 504)
+"""A proxy speaks for a server that it could not reach."""
+_BUSY = (429, 503)
+
+Body = bytes | BinaryIO
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Cut(Exception):
+    """The connection broke, or never was: whether the call was done is not known."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+class Link:
+    """Calls to one server. Safe in threads; a child of fork(2) makes connections of its own.
+
+    A call whose connection breaks is repeated for `patience` seconds with a header that says so:
+    the server knows what it has done already. One that never got through fails at once: the address
+    may be wrong. `timeout` is how long the server may be silent.
+    """
+
+    def __init__(
+        self, url: str, *, token: str = "", patience: float = 20.0, timeout: float = 60.0
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Invalid("bad_url", f"{url!r} names no server: write http://HOST:PORT")
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if self._secure else 80)
+        self._base = parts.path.rstrip("/")
+        self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
+        if token:
+            self._head += f"Authorization: Bearer {_checked(token)}\r\n"
+        self._patience = patience
+        self._timeout = timeout
+        self._tls: ssl.SSLContext | None = None
+        self._reached = False
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"<Link {self.url}>"
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = Lock()
+        self._idle: list[socket.socket] = []
+
+    def call(
+        self,
+        verb: str,
+        path: str,
+        body: Body = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Answer:
+        """The answer, if it tells of no error; the error itself, as the server raised it."""
+        if self._pid != os.getpid():
+            self._start()  # the parent's connections are not ours to use, nor its lock
+        deadline = time.monotonic() + self._patience
+        wait, again = _FIRST, False
+        while True:
+            try:
+                answer = self._once(
+                    verb, path, body, headers or {}, timeout or self._timeout, again=again
+                )
+            except _Cut as error:
+                if time.monotonic() > deadline or (error.refused and not self._reached):
+                    raise self._silent(str(error)) from error
+                again = True
+            else:
+                wait = _asked_wait(answer) or wait
+                if not _asked_wait(answer) or time.monotonic() + wait > deadline:
+                    return self._sound(answer)
+            time.sleep(wait)
+            wait = min(wait * 2, _LONGEST)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __del__(self) -> None:
+        for connection in getattr(self, "_idle", ()):  # not those of a Link that was refused
+            connection.close()
+
+    # one attempt
+
+    def _once(
+        self,
+        verb: str,
+        path: str,
+        body: Body,
+        headers: Mapping[str, str],
+        timeout: float,
+        *,
+        again: bool,
+    ) -> Answer:
+        size = len(body) if isinstance(body, bytes) else _size(body)
+        head = f"{verb} {self._base}{path} HTTP/1.1\r\n{self._head}Content-Type: {KIND}\r\n"
+        head += f"Content-Length: {size}\r\n{AGAIN}: {int(again)}\r\n"
+        head += "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        connection: socket.socket | None = None
+        early: OSError | None = None
+        try:
+            connection = self._connection()
+            connection.settimeout(timeout)
+            try:
+                _send(connection, head.encode("latin-1") + b"\r\n", body)
+            except OSError as error:
+                early = error  # it may have said why before it hung up
+            response = HTTPResponse(connection, method=verb)
+            response.begin()
+            answer = Answer(response.status, _lower(response), response.read())
+        except (OSError, HTTPException, ValueError) as error:
+            if connection is not None:
+                connection.close()
+            refused = connection is None
+            raise _Cut(_why(early or error), refused=refused) from error
+        except BaseException:
+            if connection is not None:  # half a call is on it
+                connection.close()
+            raise
+        self._reached = True
+        if answer.status in _GATEWAY and error_of(answer.body) is None:
+            connection.close()
+            raise _Cut(f"a proxy answered {answer.status}")
+        if early is not None or response.will_close:
+            connection.close()
+        else:
+            self._keep(connection)
+        return answer
+
+    def _connection(self) -> socket.socket:
+        while True:
+            with self._lock:
+                found = self._idle.pop() if self._idle else None
+            if found is None:
+                return self._connect()
+            if not _is_readable(found):
+                return found
+            found.close()  # the server hung up while it was idle
+
+    def _connect(self) -> socket.socket:
+        made = socket.create_connection((self._host, self._port), self._timeout)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return self._wrapped(made) if self._secure else made
+        except BaseException:
+            made.close()
+            raise
+
+    def _wrapped(self, plain: socket.socket) -> socket.socket:
+        import ssl  # noqa: PLC0415 - a command that does not need it starts faster
+
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls.wrap_socket(plain, server_hostname=self._host)
+
+    def _keep(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._idle) < _IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    # what came back
+
+    def _sound(self, answer: Answer) -> Answer:
+        if answer.status < 300:
+            return answer
+        error = error_of(answer.body, answer.status)
+        if error is None:
+            raise Unavailable(
+                "bad_answer",
+                f"{self.url} answered {answer.status}, and not as an ortet server does: check the "
+                "address",
+            )
+        raise error
+
+    def _silent(self, why: str) -> Unavailable:
+        return Unavailable(
+            "no_server",
+            f"the server at {self.url} does not answer ({why}): check the address, and that "
+            "`ortet serve` runs there; then repeat the call",
+        )
+
+
+def _checked(token: str) -> str:
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise Refused(
+            "bad_token", "the token holds what no token has: copy it again, as one line, unchanged"
+        )
+    return token
+
+
+def _send(connection: socket.socket, head: bytes, body: Body) -> None:
+    if isinstance(body, bytes):
+        if len(body) < _PIECE:
+            connection.sendall(head + body)  # one packet, if it fits
+            return
+        connection.sendall(head)
+        connection.sendall(body)
+        return
+    body.seek(0)
+    connection.sendall(head)
+    while piece := body.read(_PIECE):
+        connection.sendall(piece)
+
+
+def _size(body: BinaryIO) -> int:
+    return os.fstat(body.fileno()).st_size
+
+
+def _lower(response: HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.getheaders()}
+
+
+def _asked_wait(answer: Answer) -> float:
+    """Seconds after which a server that did nothing, having too much to do, is to be asked again;
+    0 when it did not say so."""
+    if answer.status in _BUSY:
+        with suppress(ValueError, KeyError):
+            return max(float(answer.headers["retry-after"]), _FIRST)
+    return 0.0
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """Nothing is expected on an idle connection but its end."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it was silent for too long"
+    return str(error) or type(error).__name__

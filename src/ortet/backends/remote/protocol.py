@@ -1,0 +1,155 @@
+"""What goes over the wire between a remote hub and its server: msgpack of the records of `backend`.
+
+The arguments of each Catalog method are a map by their names, so either side may know more of them
+than the other, made from the methods themselves: there is no second list to keep in step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from ortet import errors
+from ortet._util.structs import known
+from ortet.backends.base import Catalog
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable
+
+VERSION = 1
+"""Of the protocol; a server answers the newest it knows, and a client refuses a newer one."""
+
+PLAIN = ("acquire", "extend", "release", "seize", "trim_ops", "trim_events", "erase_events")
+"""Writes that may be repeated: doing them twice is doing them once."""
+HEAVY = ("drop_timeline", "scrub", "reclaim")
+"""The same, and they may take long."""
+NOTED = ("move", "put_row", "drop_row", "append")
+"""Writes that must not be done twice: the server takes note of them."""
+WRITES = frozenset((*PLAIN, *HEAVY, *NOTED))
+_ROWS = ("head", "heads", "ops", "last_op", "lease", "row", "rows", "check")
+_LINES = ("timeline", "children", "events", "last_seq")
+READS = frozenset((*_ROWS, *_LINES))
+
+EPOCH, TIME = "ortet-epoch", "ortet-time"
+REQUEST, AGAIN, DONE = "ortet-request", "ortet-again", "ortet-done"
+KIND = "application/x-msgpack"
+
+
+class Method(NamedTuple):
+    """One method of Catalog on the wire."""
+
+    args: type[msgspec.Struct]
+    answer: Any
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a client must know before it begins."""
+
+    version: int
+    store: str  # an id that no other store has
+    format: int  # of objects, as in FORMAT
+    key_id: bytes
+    epoch: int
+    boot: str  # of the server's process: tokens of signals are its own
+
+
+class Keys(msgspec.Struct, frozen=True):
+    keys: list[str]
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    prefix: str = ""
+
+
+class Ranges(msgspec.Struct, frozen=True):
+    key: str
+    ranges: list[tuple[int, int]]
+
+
+class Topics(msgspec.Struct, frozen=True):
+    topics: list[str]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A token of a signal, and the process that gave it."""
+
+    boot: str
+    token: int
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    topic: str
+    mark: Mark
+    timeout: float
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The one shape of errors, see OrtetError.as_dict."""
+
+    error: str
+    kind: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+@cache
+def method(name: str) -> Method:
+    """Its arguments and answer; NotFound-like for anything that is no method is the caller's."""
+    function = getattr(Catalog, name)
+    hints = get_type_hints(function)
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        field = (parameter.name, hints[parameter.name])
+        has = parameter.default is not parameter.empty
+        fields.append((*field, parameter.default) if has else field)
+    fields.sort(key=len)  # those with a default last; they go by name
+    args = msgspec.defstruct(name, fields, frozen=True, omit_defaults=True)
+    return Method(args, hints["return"])
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(value: Any) -> bytes:
+    """Invalid, in the words that every backend has, for what no message can hold."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            "bad_name", f"a name cannot be sent ({error}): give text without halves of characters"
+        ) from error
+    except (TypeError, OverflowError) as error:
+        raise Invalid("bad_value", f"this cannot be sent ({error}): give plain values") from error
+
+
+@cache
+def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(known(type_))
+
+
+def unpack(type_: Any, data: bytes) -> Any:
+    """msgspec.ValidationError, msgspec.DecodeError: each side has its own words for it."""
+    return _decoder(type_).decode(data)
+
+
+_CLASSES = {
+    cls.name: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, OrtetError)
+}
+
+
+def error_of(body: bytes, status: int = 0) -> OrtetError | None:
+    """The error that an answer tells of; None when it tells of none that is ours. One of a class
+    that is not known here is what its status says."""
+    try:
+        failure = msgspec.json.decode(body, type=known(Failure))
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    strange: type[OrtetError] = Refused if status in (401, 403) else Unavailable
+    error = _CLASSES.get(failure.error, strange)(failure.kind, failure.message)
+    error.details = failure.details
+    return error

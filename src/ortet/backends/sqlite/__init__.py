@@ -1,0 +1,1 @@
+"""Catalog on SQLite."""

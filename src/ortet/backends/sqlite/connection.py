@@ -1,0 +1,300 @@
+"""A SQLite file opened the only way Ortet opens one: WAL, FULL, migrated, never across a fork."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+
+import apsw
+
+from ortet._util.deadlines import ours
+from ortet._util.fork_safety import close_at_fork
+from ortet.backends.local.bucket import sync_directory
+from ortet.backends.sqlite.write_queue import Add, turns_of
+from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
+
+MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
+"""In order; `user_version` is how many of them a file has had."""
+
+OLDEST_SAFE = 3_051_003
+"""Before 3.51.3 two connections that reset the WAL at once could lose a commit."""
+
+APPLICATION_ID = 1869771877
+
+_LOOK = getattr(os, "O_PATH", 0)
+"""How to look at a file without the locks on it: any other descriptor takes them along when it is
+closed."""
+
+
+class Handle:
+    """One connection of this process under a lock: `with handle as connection`.
+
+    Leaving by an exception rolls back and turns SQLite's errors into ours. The kernel keeps file
+    locks per process and SQLite remembers them in memory, so a connection that lives through
+    fork(2) can damage the file, even when the child merely closes it: it is closed before every
+    fork and opened again at the next use.
+    """
+
+    def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._busy_ms = self._waits_ms = busy_ms
+        self._turns = turns_of(self._path)
+        self._lock = RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._file = -1
+        self._connection: apsw.Connection | None = None
+        self._open(create=create)
+        close_at_fork(self)
+
+    def __enter__(self) -> apsw.Connection:
+        patience = ours()
+        if patience is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=self._wait()):
+            raise translated(apsw.BusyError("another thread waits for it"), self._path)
+        try:
+            connection = self._connection
+            if self._pid != os.getpid() or connection is None:
+                connection = self._reopen()
+            wait = self._busy_ms if patience is None else round(self._wait() * 1000)
+            if wait != self._waits_ms:
+                connection.set_busy_timeout(wait)
+                self._waits_ms = wait
+            return connection
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._lock.release()
+            return
+        if self._connection is not None:
+            _roll_back(self._connection)
+        self._lock.release()
+        if isinstance(error, apsw.BusyError) and (patience := ours()) is not None:
+            patience.lose()
+        if isinstance(error, apsw.Error):
+            raise translated(error, self._path) from error
+        if isinstance(error, UnicodeDecodeError):  # all that was written is text
+            raise damaged(self._path, error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[apsw.Connection]:
+        """The connection, while no other thread of this process writes to the file."""
+        with self as connection, self._turns.alone(self._wait()):
+            self._check()
+            try:
+                yield connection
+            except BaseException:
+                _roll_back(connection)  # while it is still ours: the next finds the file free
+                raise
+
+    def adding(self, make: Callable[[], Add]) -> bool:
+        """One insert, with those of other threads that come at the same time; whether it did. It is
+        made while no other thread uses this connection."""
+        with self as connection:
+            self._check()
+            return self._turns.together(connection, make(), self._wait())
+
+    def _wait(self) -> float:
+        """Seconds for a lock that others hold."""
+        patience, most = ours(), self._busy_ms / 1000
+        return most if patience is None else min(most, patience.seconds)
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+            self._closed = True
+
+    def _drop(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+            self._connection = None
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _open(self, *, create: bool) -> apsw.Connection:
+        made = self._connection = open_connection(self._path, create, self._busy_ms)
+        if _LOOK:
+            with suppress(OSError):
+                self._file = os.open(self._path, _LOOK)
+        return made
+
+    def _check(self) -> None:
+        """SQLite goes on writing to a file that was deleted, and says that all of it is stored."""
+        if self._file >= 0 and os.fstat(self._file).st_nlink == 0:
+            raise Unavailable(
+                "store_gone",
+                f"{self._path} was deleted while it was open: nothing was written; bring it back "
+                "from a copy or make another store, and open that",
+            )
+
+    def _reopen(self) -> apsw.Connection:
+        if self._closed:
+            raise Invalid("closed", "the catalog was closed: open the store again")
+        if self._connection is not None:
+            raise Unsupported(
+                "forked_handle",
+                "this process was forked behind Python's back while the catalog was open: "
+                "use os.fork or multiprocessing, or open the store only in the child",
+            )
+        self._pid, self._waits_ms = os.getpid(), self._busy_ms
+        return self._open(create=False)
+
+    def before_fork(self) -> None:
+        """Waits for other threads' transactions: the child must not inherit half of one."""
+        self._lock.acquire()
+        self._drop()
+
+    def after_fork(self) -> None:
+        self._lock.release()
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    if connection.in_transaction:
+        with suppress(apsw.Error):
+            connection.execute("ROLLBACK")
+
+
+def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
+    """A connection to a catalog of the newest migration, made first where `create` allows it."""
+    check_library(apsw.SQLITE_VERSION_NUMBER)
+    try:
+        new = not path.exists() or path.stat().st_size == 0
+        if new and not create:
+            raise _missing(path)
+        connection = _connect(path, busy_ms)
+        try:
+            _migrate(connection, path, create)
+        except BaseException:
+            connection.close()
+            raise
+        if new:
+            sync_directory(path.parent)  # SQLite syncs the name of its log, but not of the database
+        return connection
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    except OSError as error:
+        raise _no_access(path, error) from error
+
+
+def check_library(version: int) -> None:
+    if version < OLDEST_SAFE:
+        raise Unsupported(
+            "old_sqlite",
+            f"SQLite {version // 1_000_000}.{version // 1000 % 1000}.{version % 1000} can lose "
+            "commits in WAL mode: install apsw 3.51.3 or newer",
+        )
+
+
+def _connect(path: Path, busy_ms: int) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(busy_ms)
+    deadline = time.monotonic() + busy_ms / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+            break
+        except apsw.BusyError:
+            # The change to WAL wants the file alone and, unlike all else, does not wait for it.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+    if mode != "wal":
+        raise Unsupported(
+            "no_wal",
+            f"{path.parent} cannot hold a WAL database ({mode}): "
+            "put the store on a local file system",
+        )
+    connection.execute(
+        "PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF"
+    )
+    return connection
+
+
+def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
+    if version_of(connection, path) == len(MIGRATIONS):
+        return
+    # Costs 6 ms to import and is needed once in the life of a store.
+    from importlib.resources import files  # noqa: PLC0415
+
+    connection.execute("BEGIN IMMEDIATE")
+    done = version_of(connection, path)  # again: another process may have been faster
+    if done == 0 and not create:
+        raise _missing(path)
+    for number, name in enumerate(MIGRATIONS[done:], done + 1):
+        connection.execute(
+            (files("ortet.backends.sqlite") / "migrations" / name).read_text("utf-8")
+        )
+        connection.execute(f"PRAGMA user_version = {number}")
+    connection.execute("COMMIT")
+
+
+def version_of(connection: apsw.Connection, path: Path) -> int:
+    """Unsupported when it is none that this program knows."""
+    with connection:  # one look at all three: another process may be making it
+        version = int(connection.execute("PRAGMA user_version").get)
+        ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
+        empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    if not ours and not empty:
+        raise Corrupt(
+            "not_a_catalog", f"{path} is another program's database: name another directory"
+        )
+    if version > len(MIGRATIONS):
+        raise Unsupported(
+            "newer_format",
+            f"{path} was written by a newer Ortet (format {version}, known here: "
+            f"{len(MIGRATIONS)}): upgrade Ortet",
+        )
+    return version
+
+
+def translated(error: apsw.Error, path: Path) -> OrtetError:
+    """What SQLite says, in our words."""
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return Unavailable(
+                "busy", f"{path} is locked by another process: try again in a moment"
+            )
+        case apsw.FullError() | apsw.IOError():
+            return Unavailable(
+                "disk_full",
+                f"{path} cannot be read or written ({error}): free some space, check the disk",
+            )
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError():
+            return damaged(path, error)
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return _no_access(path, error)
+    return OrtetError("sqlite", f"{path}: {error}: please report this as a bug of Ortet")
+
+
+def damaged(path: Path, error: object) -> Corrupt:
+    return Corrupt(
+        "catalog_damaged",
+        f"{path} is damaged ({error}): keep the file and restore it from a copy; "
+        "the objects are not touched by this",
+    )
+
+
+def _no_access(path: Path, error: Exception) -> Unavailable:
+    return Unavailable("no_access", f"{path} cannot be opened ({error}): check its permissions")
+
+
+def _missing(path: Path) -> Corrupt:
+    return Corrupt(
+        "no_catalog",
+        f"{path} is missing or empty: restore it from a copy; the objects are still there",
+    )

@@ -1,0 +1,59 @@
+"""How much a catalog holds: told by the database itself, without reading rows."""
+# ruff: noqa: PLC0415 - psycopg is an extra
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ortet.backends.base import Catalog
+from ortet.backends.sqlite.catalog import SqliteCatalog
+
+# The numbers of a timeline's events have no gaps: the last one tells how many there were.
+_SQLITE = """SELECT count(*), coalesce(sum(coalesce(
+    (SELECT max(seq) FROM events WHERE timeline = timelines.id), at) - at), 0) FROM timelines"""
+_POSTGRES = """SELECT count(*)::bigint, coalesce(sum(last - at), 0)::bigint,
+    (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+        WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
+        AND NOT starts_with(relname, 'memory_')),
+    (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+        WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
+        AND starts_with(relname, 'memory_')),
+    (SELECT count(*)::bigint FROM pg_inherits WHERE inhparent = 'events'::regclass)
+    FROM timelines"""
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """`events` are all that were ever appended, those that only commits still have included.
+    `bytes` are tables with their indexes, `memory` those of the index of memories among them."""
+
+    timelines: int
+    events: int
+    bytes: int
+    memory: int = 0
+    partitions: int = 0
+
+
+def measure(catalog: Catalog, root: Path) -> Measures | None:
+    """None of a catalog that is behind a server: it is that one's to count. `root`: of the
+    store, where the catalog is a file of it."""
+    if isinstance(catalog, SqliteCatalog):
+        with catalog._handle as db:
+            timelines, events = next(db.execute(_SQLITE))
+        return Measures(timelines, events, sum(_size(path) for path in root.glob("catalog.db*")))
+    try:
+        from ortet.backends.postgres.catalog import PostgresCatalog
+    except ImportError:
+        return None
+    if not isinstance(catalog, PostgresCatalog):
+        return None
+    timelines, events, size, memory, partitions = catalog._link.run(_POSTGRES)[0]
+    return Measures(timelines, events, size, memory, partitions)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

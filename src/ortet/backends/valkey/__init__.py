@@ -1,0 +1,1 @@
+"""Signal and cache on Valkey or Redis."""

@@ -1,0 +1,166 @@
+"""How a call of the command line answers: lines or JSON, colours, a pager, errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.progress import Progress
+from ortet.errors import OrtetError, code_of
+
+if TYPE_CHECKING:
+    from ortet.cli.pager import Pager
+    from ortet.machines.base import Loss
+
+PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
+
+
+class Answers:
+    """The half of Call that speaks."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+        self.exit_code = 0
+        self.color = "auto"
+        self.pages = True  # --no-pager: it does not
+        self.paged = False  # the answer of this verb may be long
+        self._pager: Pager | None = None
+
+    def begin(self, path: str) -> None:
+        """A verb is called, by its name and those of the groups that it is in."""
+        from ortet.cli.pager import PAGED
+
+        self.paged = path.partition(" ")[2] in PAGED
+
+    def emit(self, data: object, lines: Iterable[str] = ()) -> None:
+        """`data` with --json, nothing with -q, else the lines."""
+        if self.json:
+            lines = [output.to_json(data)]
+        if self.json or not self.quiet:
+            with self.answering():
+                sys.stdout.writelines(f"{line}\n" for line in lines)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """For what writes to standard output itself: into the pager, if there is to be one."""
+        if self._pager is None and (pager := self.new_pager()) is not None:
+            self._pager = pager
+            pager.take_over()
+        try:
+            yield
+        except BrokenPipeError:
+            raise SystemExit(self.exit_code if self._is_read else PIPE_CLOSED) from None
+
+    def end_pager(self) -> None:
+        """When its reader has read."""
+        if self._pager is not None:
+            pager, self._pager = self._pager, None
+            pager.close()
+
+    def flush(self) -> None:
+        """The end of the answer; a pager gets it when it ends, and may have been quit before."""
+        if self._pager is None:
+            sys.stdout.flush()
+
+    def new_pager(self) -> Pager | None:
+        """A pager for this verb, started; None where none is wanted."""
+        if not (self.paged and self.pages) or self.json or self.quiet or not sys.stdout.isatty():
+            return None
+        from ortet.cli.pager import start
+
+        return start(self.note)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether what we write goes into a pager, ours or that of whom we do this for."""
+        from ortet.cli.pager import IN_USE
+        from ortet.config.environment import variable
+
+        return self._pager is not None or bool(variable(IN_USE))
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether somebody reads the answer on a terminal, perhaps through a pager."""
+        return sys.stdout.isatty() or self._is_read
+
+    def table(self, rows: Iterable[Sequence[str]]) -> list[str]:
+        """Columns; on a terminal, a line is no longer than that is wide."""
+        lines = output.table(rows)
+        if not self.on_terminal:
+            return lines
+        import shutil
+
+        width = shutil.get_terminal_size().columns
+        return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+
+    def note(self, line: str) -> None:
+        """A remark beside the answer."""
+        if not self.json and not self.quiet:
+            sys.stderr.write(line + "\n")
+
+    def progress(self, label: str) -> Progress:
+        """For a `with` block around slow work."""
+        return Progress(label, sys.stderr, shown=self.draws)
+
+    @property
+    def draws(self) -> bool:
+        """Whether somebody looks at a terminal that can be drawn on."""
+        from ortet.config.environment import variable
+
+        seen = sys.stderr.isatty() and not self.quiet and not self.json
+        return seen and variable("TERM") != "dumb"
+
+    def losses(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
+            self.note(f"not kept: {output.safe(loss.path)}: {loss.what} ({output.safe(loss.why)})")
+
+    def paint(self, text: str, **style: Any) -> str:
+        """Colour, where somebody can see it and did not ask for none."""
+        return click.style(text, **style) if self.coloured(terminal=self.on_terminal) else text
+
+    def coloured(self, *, terminal: bool) -> bool:
+        if self.color != "auto":
+            return self.color == "always"
+        return output.coloured(terminal=terminal)
+
+    # errors
+
+    def fail(self, error: OrtetError) -> int:
+        """Say what went wrong; returns the exit code."""
+        _trace(error)
+        if self.json:
+            sys.stderr.write(output.to_json(error.as_dict()) + "\n")
+        else:
+            head = "error:"
+            if self.coloured(terminal=sys.stderr.isatty()):
+                head = click.style(head, fg="red", bold=True)
+            message = output.safe(error.message, keep="\n")
+            sys.stderr.write(f"{head} {message}\n")
+            for conflict in error.details.get("conflicts", ()):
+                sys.stderr.write(f"  {output.conflict(conflict)}\n")
+        return code_of(error).exit_code
+
+    def crash(self, error: Exception) -> int:
+        """A bug of ours: short, and how to see the rest."""
+        _trace(error)
+        text = f"{type(error).__name__}: {error}"
+        message = f"this is a bug in ortet ({text}); set ORTET_DEBUG=1 to see where, and report it"
+        bug = {"error": "bug", "kind": "bug", "message": message, "details": {}}
+        line = output.to_json(bug) if self.json else f"error: {output.safe(message)}"
+        sys.stderr.write(line + "\n")
+        return code_of(error).exit_code
+
+
+def _trace(error: Exception) -> None:
+    from ortet.config.environment import debugging
+
+    if debugging():
+        import traceback
+
+        traceback.print_exception(error)

@@ -1,0 +1,310 @@
+"""One call of the command line: what was asked, how it is answered, and on which store."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ortet.cli.answers import Answers
+from ortet.errors import Invalid, NotFound, OrtetError
+
+if TYPE_CHECKING:
+    from ortet.cli.daemon.cache import Resident
+    from ortet.config.pointer_file import Pointer
+    from ortet.hub.hub import Hub
+    from ortet.ids import Oid
+    from ortet.workspaces.table import WorkspaceRow
+    from ortet.workspaces.workspace import Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Call(Answers):
+    """Made once a process; the store is opened at first use and closed with the `with` block."""
+
+    resident: Resident | None = None
+    """What stays open after this call, where the host agent does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = ExitStack()
+        self._hub: Hub | None = None
+        self.about = ""
+        """The session that it is about, by its id, once that is known."""
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._stack.__exit__(*error)
+        finally:
+            self.end_pager()
+
+    # where
+
+    def enter(self, directory: str) -> None:
+        """-C: relative paths of every later argument mean this directory."""
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            raise NotFound(
+                "no_directory", f"{directory}: {error.strerror}; give -C a directory that exists"
+            ) from error
+
+    @property
+    def here(self) -> Path:
+        from ortet.config.environment import here
+
+        return here()
+
+    @property
+    def hub(self) -> Hub:
+        """The store of this directory; NotFound("no_store") when nobody made it yet."""
+        if self._hub is None:
+            self._hub = self.open_hub(create=False)
+        return self._hub
+
+    def stay(self) -> None:
+        """This call goes on for long: its hub, which is not opened yet, follows what changes."""
+        from ortet.config.environment import open_hub
+
+        self._hub = self._stack.enter_context(open_hub(cwd=self.here, create=False))
+
+    def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        from ortet.config.environment import open_hub
+
+        hub = open_hub(url, cwd=self.here, create=create, alone=True)
+        return self._stack.enter_context(hub)
+
+    def place(self) -> Path:
+        """What the store has on this host: itself, or what is kept of it here. It need not be
+        there; a store that is elsewhere is opened for it."""
+        from ortet.config.environment import store_path, store_url
+        from ortet.config.store_url import is_elsewhere
+
+        if self._hub is not None:
+            return self._hub.root
+        url = store_url(cwd=self.here)
+        return self.hub.root if is_elsewhere(url) else store_path(url)
+
+    def pointer(self) -> Pointer | None:
+        from ortet.config.pointer_file import find_pointer
+
+        return find_pointer(self.here)
+
+    def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
+        """The one named, else the one whose directory this is, opened.
+
+        A verb that `writes` also corrects the pointer: a copied directory must not claim the
+        history of the one it was copied from. One that only looks leaves it alone.
+        """
+        if name is not None:
+            row = self.hub.registry.need(name)
+            return self.opened(row) or self.hub.workspace(name=name)
+        pointer = self.pointer()
+        if pointer is None:
+            raise _no_workspace(self.here)
+        said = self._said(pointer)
+        located = self.hub.locate(said or "", pointer.directory)
+        workspace = self.opened(located) if located else None
+        workspace = workspace or self.hub.reopen(said or "", pointer.directory)
+        if writes and said is not None and workspace.name != said:
+            from ortet.config.pointer_file import write_pointer
+
+            write_pointer(pointer.directory, self.hub.url, workspace.name)
+        return workspace
+
+    @contextmanager
+    def timed(self, path: str) -> Iterator[None]:
+        """Remember how long a verb took, by its name, unless it waits for something else."""
+        from ortet.cli import slow_calls
+
+        if path.partition(" ")[0] in slow_calls.LONG:
+            yield
+            return
+        with slow_calls.timed(path, "cli") as timing:
+            try:
+                yield
+            finally:
+                timing.root = self._hub.root if self._hub is not None else None
+                timing.session = self.about
+
+    def opened(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
+        """The workspace of this row, if it was opened by a command before this one."""
+        return None
+
+    def _said(self, pointer: Pointer) -> str | None:
+        """The workspace a pointer names; None when we are told to use another store than its."""
+        from ortet.config.environment import names_store
+
+        return pointer.workspace if names_store(pointer, self.hub.url) else None
+
+    def row(self, name: str | None = None) -> WorkspaceRow:
+        """The same, not opened: enough to read history."""
+        if name is not None:
+            return self.hub.registry.need(name)
+        pointer = self.pointer()
+        row = self._located(pointer) if pointer else None
+        if row is None:
+            raise _no_workspace(self.here)
+        return row
+
+    def branch(self) -> str | None:
+        """The branch HEAD means here; None outside every workspace."""
+        pointer = self.pointer()
+        if pointer is None:
+            return self._branch_unmarked()
+        if row := self._located(pointer):
+            return row.name
+        said = self._said(pointer)  # its workspace was dropped, its branch was not
+        return said if said and self.hub.refs.get(said) else None
+
+    def _branch_unmarked(self) -> str | None:
+        """Of a directory that a program made a workspace: only `ortet init` leaves a pointer."""
+        here = self.here.resolve()
+        for directory in (here, *here.parents):
+            if row := self.hub.registry.at(directory, "inplace", "folder"):
+                return row.name
+        return None
+
+    def _located(self, pointer: Pointer) -> WorkspaceRow | None:
+        return self.hub.locate(self._said(pointer) or "", pointer.directory)
+
+    def resolve(self, ref: str, branch: str | None = None) -> Oid:
+        return self.hub.refs.resolve(ref, default_branch=branch or self.branch())
+
+    def inside(self, path: str, name: str | None) -> str:
+        """A path as the user wrote it -> relative to the workspace."""
+        pointer = self.pointer()
+        if name is not None or pointer is None:
+            return os.path.normpath(path)
+        # the directory may be reached through a link: compare real places, but keep the last name
+        full = self.here / path
+        real = full.resolve()
+        if full.name != "..":
+            real = Path(os.path.realpath(full.parent)) / full.name
+        relative = os.path.relpath(real, os.path.realpath(pointer.directory))
+        if relative == ".." or relative.startswith("../"):
+            raise Invalid("bad_path", f"{path} is outside the workspace {pointer.directory}")
+        return relative
+
+    def remark_uncommitted(self, *refs: str) -> None:
+        """Say of forks named by the user that what they hold is more than what is looked at."""
+        if self.json or self.quiet:
+            return
+        for ref in refs:
+            try:
+                with self.hub.private(ref) as private:
+                    dirty = private is not None and not private.status().clean
+            except OrtetError:  # in use elsewhere, or unusable here: the answer does not need it
+                continue
+            if dirty:
+                self.note(
+                    f"{ref} has changes that are not committed: `ortet commit -w {ref}` records "
+                    "them"
+                )
+
+
+def _no_workspace(here: Path) -> NotFound:
+    return NotFound(
+        "no_workspace",
+        f"{here} is in no workspace: run `ortet init` in the directory to keep, or choose "
+        "one with -w (`ortet branch` lists them)",
+    )
+
+
+def common(function: F, *, top: bool = False) -> F:
+    """--json and -q, before the verb and after it; so are --no-pager and --color, which only the
+    `top` shows."""
+    for flags, name, text in (
+        (("-q", "--quiet"), "quiet", "Print nothing but errors."),
+        (("--json",), "json", "Print the answer, or the error, as JSON."),
+    ):
+        function = click.option(
+            *flags, name, is_flag=True, expose_value=False, callback=_switch_on, help=text
+        )(function)
+    function = click.option(
+        "--no-pager",
+        "pages",
+        is_flag=True,
+        expose_value=False,
+        callback=_switch_off,
+        hidden=not top,
+        help="Do not page long answers.",
+    )(function)
+    return click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        expose_value=False,
+        callback=_choose,
+        hidden=not top,
+        help="Colour the answer; auto: on a terminal.",
+    )(function)
+
+
+def _switch_on(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        setattr(ctx.obj, str(param.name), True)
+
+
+def _switch_off(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        setattr(ctx.obj, str(param.name), False)
+
+
+def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        setattr(ctx.obj, str(param.name), value)
+
+
+def group(function: Callable[[], None]) -> click.Group:
+    """A noun with verbs of its own and the common options; alone it shows its help."""
+
+    @functools.wraps(function)
+    def bare(ctx: click.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+
+    return click.group(invoke_without_command=True)(common(click.pass_context(bare)))
+
+
+def verb(
+    name: str | None = None, **settings: Any
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that takes the Call first and has the common options."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        return click.command(name, click.Command, **settings)(common(wrapped(function)))
+
+    def wrapped(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def begin(call: Call, *given: Any, **options: Any) -> None:
+            path = click.get_current_context().command_path
+            call.begin(path)
+            with call.timed(path.partition(" ")[2]):
+                function(call, *given, **options)
+
+        return click.pass_obj(begin)
+
+    return decorate
+
+
+which = click.option(
+    "-w", "--workspace", "name", metavar="NAME", help="The workspace or fork, such as proj/1."
+)
+
+
+def as_text(message: str) -> str:
+    """A message from the command line as text: bytes that are no UTF-8 are replaced."""
+    try:
+        message.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(message).decode("utf-8", "replace")
+    return message

@@ -1,0 +1,122 @@
+"""access: tokens with which others may ask a server of this store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, group, verb
+
+if TYPE_CHECKING:
+    from ortet.server.auth.tokens import Tokens
+
+
+@group
+def access() -> None:
+    """Give and take tokens for those who ask `ortet serve`.
+
+    \b
+    Example:
+      ortet access create ci --allow read --days 30
+    """
+
+
+@verb()
+@click.argument("name")
+@click.option(
+    "--allow",
+    type=click.Choice(["read", "write", "admin"]),
+    default="write",
+    show_default=True,
+    help="What it may do; each includes those before it.",
+)
+@click.option("--agent", "agents", multiple=True, metavar="AGENT", help="Only sessions of these.")
+@click.option("--tenant", default="", metavar="TENANT", help="Whose store; else this one.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid.")
+@click.option("--no-raw", is_flag=True, help="HTTP alone: no `ortet.open` with it.")
+def create(
+    call: Call,
+    name: str,
+    *,
+    allow: str,
+    agents: tuple[str, ...],
+    tenant: str,
+    days: float | None,
+    no_raw: bool,
+) -> None:
+    """Make a token called NAME. It is shown once: only a hash of it is stored.
+
+    A tenant has a store of its own: nothing of it can be seen with another's token. A program that
+    opens the server as its hub (`ortet.open`) writes to the store itself, as one on the server's
+    host would: give --no-raw to what must not, as an agent that waits for approvals. With --agent
+    that cannot be done in any case.
+
+    \b
+    Example:
+      ortet access create ci --allow read --days 30
+    """
+    from ortet.server.auth.tokens import shown
+    from ortet.server.session_pool.tenants import check_tenant
+
+    seconds = None if days is None else days * 86400
+    made, row = _tokens(call, create=True).create(
+        name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds, raw=not no_raw
+    )
+    until = f" until {output.when(row.expires)}" if row.expires else ""
+    told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
+    if call.quiet and not call.json:
+        click.echo(made)  # said by nobody else, ever again
+    call.emit({"token": made, **shown(row)}, told)
+
+
+@verb()
+def ls(call: Call) -> None:
+    """List tokens, without what makes them valid.
+
+    \b
+    Example:
+      ortet access ls
+    """
+    from ortet.server.auth.tokens import shown
+
+    rows = list(_tokens(call).all())
+    lines = output.table(
+        [
+            row.id,
+            row.allows if row.raw else f"{row.allows} (no-raw)",
+            row.tenant or "-",
+            output.safe(",".join(row.agents)) or "-",
+            f"until {output.when(row.expires)}" if row.expires else "-",
+            output.safe(row.name),
+        ]
+        for row in rows
+    )
+    call.emit([shown(row) for row in rows], lines)
+
+
+@verb()
+@click.argument("token", metavar="ID|NAME")
+def revoke(call: Call, token: str) -> None:
+    """Make a token invalid, at once and for every server.
+
+    \b
+    Example:
+      ortet access revoke ci
+    """
+    from ortet.server.auth.tokens import shown
+
+    row = _tokens(call).revoke(token)
+    call.emit(shown(row), [f"token {row.id} ({output.safe(row.name)}) is revoked"])
+
+
+def _tokens(call: Call, *, create: bool = False) -> Tokens:
+    from ortet.server.auth.tokens import Tokens
+
+    hub = call.open_hub(create=True) if create else call.hub
+    return Tokens(hub.catalog, hub.clock, hub.random)
+
+
+for _command in (create, ls, revoke):
+    access.add_command(_command)

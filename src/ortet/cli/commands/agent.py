@@ -1,0 +1,101 @@
+"""agent: the resident process that keeps workspaces watched and machines alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, group, verb
+from ortet.errors import Conflict, NotFound
+
+
+@group
+def agent() -> None:
+    """The resident process that makes commits fast and keeps machines alive.
+
+    `ortet commit` and `ortet status` start it; it ends after 15 minutes without a request, unless
+    machines live in it. Without it, or with ORTET_AGENT=off, they do the same themselves, slower.
+
+    \b
+    Example:
+      ortet agent status
+      ortet agent stop
+    """
+
+
+@verb("start")
+def start(call: Call) -> None:
+    """Start it now, and wait until it answers.
+
+    \b
+    Example:
+      ortet agent start
+    """
+    from ortet.cli.commands import agentcall
+
+    told = agentcall.start(_store(call))
+    call.emit({"running": True, **told}, _lines(told))
+
+
+@verb("stop")
+@click.option("--force", is_flag=True, help="Even if machines live in it, which then end.")
+def stop(call: Call, force: bool) -> None:
+    """Have it close what it holds and end.
+
+    \b
+    Example:
+      ortet agent stop
+    """
+    from ortet.cli.commands import agentcall
+
+    live = [] if force else sorted(agentcall.live(_store(call)))
+    if live:
+        raise Conflict(
+            "machines_live",
+            f"{', '.join(live)} would end with it: `ortet stop {' '.join(live)}` commits and ends "
+            "them, --force goes on without",
+        )
+    ended = agentcall.stop(_store(call))
+    call.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
+
+
+@verb("status")
+def status(call: Call) -> None:
+    """Show whether it runs, and what it holds.
+
+    \b
+    Example:
+      ortet agent status --json
+    """
+    from ortet.cli.commands import agentcall
+
+    told = agentcall.told(_store(call))
+    call.emit(
+        {"running": told is not None, **(told or {})}, _lines(told) if told else ["not running"]
+    )
+
+
+for _verb in (start, stop, status):
+    agent.add_command(_verb)
+
+
+def _store(call: Call) -> Path:
+    store = call.place()
+    if not (store / "FORMAT").exists():
+        raise NotFound("no_store", f"there is no store at {store}: run `ortet init` first")
+    return store
+
+
+def _lines(told: dict[str, Any]) -> Iterator[str]:
+    age = int(time.time() - told["began"])
+    asked = output.plural(told["asked"], "request")
+    yield f"running as {told['pid']} for {age} s, {asked}"
+    for worker in told["workers"]:
+        live = output.plural(len(worker["live"]), "live machine") if worker["live"] else "watched"
+        busy = f", doing {output.safe(worker['busy'])}" if worker["busy"] else ""
+        yield f"  {output.safe(worker['name'])}  {worker['pid']}  {live}{busy}"

@@ -1,0 +1,204 @@
+"""artifact add/ls/show/get/orphans: what sessions made, and where it comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output as render
+from ortet.cli.answers import PIPE_CLOSED
+from ortet.cli.call import Call, as_text, group, verb
+from ortet.cli.session_args import find, read, session_either, session_option, tail, write
+from ortet.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from ortet.journal.state.records import Artifact
+    from ortet.sessions.reader import View
+
+
+@group
+def artifact() -> None:
+    """Keep things that were made, in versions, with what led to them.
+
+    \b
+    Example:
+      ortet artifact add report.md --kind report -s fix-42
+      ortet artifact ls fix-42
+      ortet artifact get report.md@1 -s fix-42 -o old.md
+    """
+
+
+@verb()
+@click.argument("path", metavar="FILE", required=False)
+@click.option("--as", "name", metavar="NAME", help="Call it this, wherever the file lies.")
+@click.option("--link", default="", metavar="URL", help="Keep only where it is; needs --as.")
+@click.option("--kind", default="", metavar="TEXT", help="What it is, as report or patch.")
+@click.option("--media", default="", metavar="TYPE", help="Its media type, if not by the name.")
+@click.option("--why", default="", metavar="TEXT", help="The reason.")
+@click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
+@session_option
+def add(
+    call: Call,
+    path: str | None,
+    *,
+    name: str | None,
+    link: str,
+    kind: str,
+    media: str,
+    why: str,
+    allow_secrets: bool,
+    session: str | None,
+) -> None:
+    """Keep a file, standard input (-) or a link.
+
+    The same name again is the next version.
+
+    \b
+    Example:
+      ortet artifact add report.md --kind report --why "asked for by Ann"
+      make chart | ortet artifact add - --as chart.png
+      ortet artifact add --as pull-request --link https://example.org/pull/7
+    """
+    if (path is None) != bool(link) or ((link or path == "-") and not name):
+        raise Invalid(
+            "bad_usage", "give a FILE, or - with --as NAME for standard input, or --link with --as"
+        )
+    row = find(call, session)
+    opened = write(call, row.id)
+    about: dict[str, Any] = {"kind": as_text(kind), "media": media, "why": as_text(why)}
+    about["allow_secrets"] = allow_secrets
+    if link:
+        made = opened.artifact(as_text(name or ""), link=link, **about)
+    elif name is not None:
+        made = opened.artifact(as_text(name), data=_content(path or "-"), **about)
+    else:
+        where = os.path.abspath(path or "") if row.path else path or ""
+        made = opened.artifact(where, **about)
+    call.emit(render.fields(made), [f"{_label(made)}, {_size(made)}"])
+
+
+def _content(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise NotFound("no_file", f"there is no file {path}: write it first") from None
+
+
+@verb("ls")
+@session_either
+@click.option("--all", "all_", is_flag=True, help="Every version, not only the last.")
+def artifact_ls(call: Call, session: str | None, *, all_: bool) -> None:
+    """List what a session made.
+
+    \b
+    Example:
+      ortet artifact ls fix-42 --all
+    """
+    found = read(call, session).artifacts()
+    if not all_:
+        found = list({one.name: one for one in sorted(found, key=lambda one: one.version)}.values())
+    rows = [
+        (_label(one), _size(one), render.when(one.time), render.safe(one.kind or one.media))
+        for one in found
+    ]
+    call.emit([render.fields(one) for one in found], call.table(rows))
+
+
+@verb("show")
+@click.argument("name", metavar="NAME[@VERSION]")
+@session_option
+def artifact_show(call: Call, name: str, *, session: str | None) -> None:
+    """Show where a thing comes from: the action, and the reason.
+
+    \b
+    Example:
+      ortet artifact show report.md -s fix-42
+    """
+    view = read(call, session)
+    found = view.lineage(*_which(view, name))
+    made, action = found.artifact, found.action
+    lines = [
+        f"{_label(made)}, {_size(made)}, {made.media}",
+        *([f"link    {render.safe(made.link)}"] if made.link else []),
+        f"made    {render.when(made.time)}, event {made.seq}",
+        *([f"by      {action.name}, action {tail(action.id)}, {action.state}"] if action else []),
+        *([f"because {render.title(found.why)}"] if found.why else []),
+        *([f"content {made.oid}"] if made.oid else []),
+    ]
+    call.emit(found, lines)
+
+
+@verb()
+@click.argument("name", metavar="NAME[@VERSION]")
+@click.option("-o", "--output", "output", metavar="FILE", help="Write it there.")
+@session_option
+def get(call: Call, name: str, *, output: str | None, session: str | None) -> None:
+    """Print the content of a thing, the last version unless told.
+
+    With --json the content is in base64, unless it went into a file.
+
+    \b
+    Example:
+      ortet artifact get report.md@1 -s fix-42 -o old.md
+    """
+    view = read(call, session)
+    found = view.lineage(*_which(view, name)).artifact
+    data = view.artifact_data(found.name, found.version)
+    if output is not None:
+        Path(output).write_bytes(data)
+        call.emit(
+            {**render.fields(found), "path": os.path.abspath(output)},
+            [f"{_label(found)} -> {render.safe(output)}"],
+        )
+    elif call.json:
+        call.emit({**render.fields(found), "content": data})
+    elif not call.quiet:
+        try:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise SystemExit(PIPE_CLOSED) from None
+
+
+@verb()
+@session_either
+def orphans(call: Call, session: str | None) -> None:
+    """List artifacts without content, and files without artifact.
+
+    Files are those that came into the workspace since the first commit.
+
+    \b
+    Example:
+      ortet artifact orphans fix-42
+    """
+    found = write(call, session).orphans()
+    lines = [f"lost  {render.safe(one)}" for one in found.missing]
+    lines += [f"file  {render.safe(one)}" for one in found.files]
+    call.emit(found, lines or ["none"])
+
+
+for _command in (add, artifact_ls, artifact_show, get, orphans):
+    artifact.add_command(_command)
+
+
+def _which(view: View, word: str) -> tuple[str, int | None]:
+    """NAME or NAME@VERSION; a name that holds an @ itself goes first."""
+    name, _, version = word.rpartition("@")
+    known = any(one.name == word for one in view.artifacts())
+    if known or not name or not version.isdigit():
+        return as_text(word), None
+    return as_text(name), int(version)
+
+
+def _label(artifact: Artifact) -> str:
+    return f"{render.safe(artifact.name)}@{artifact.version}"
+
+
+def _size(artifact: Artifact) -> str:
+    return "a link" if artifact.link and not artifact.oid else render.size(artifact.size)

@@ -1,0 +1,214 @@
+"""attach and cp: a terminal into a machine that lives, and files in and out of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.errors import Conflict, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from ortet.cli.machines import Living
+    from ortet.machines.control.client import Indoors
+    from ortet.machines.control.jobs import Job
+
+_SHELL = ["/bin/bash", "-i"]
+
+
+@verb()
+@click.argument("machine", metavar="[NAME]", required=False)
+@click.option("--shell", default="main", metavar="SHELL", help="Which of its shells; else main.")
+def attach(call: Call, machine: str | None, shell: str) -> None:
+    """Put this terminal at a shell of a machine that lives on.
+
+    The shell is started at first use and goes on when you leave: with control-], or with ~. at the
+    beginning of a line. It is part of every commit of an engine that carries processes.
+
+    \b
+    Example:
+      ortet attach
+      ortet attach proj-live/1 --shell build
+    """
+    from ortet.cli import machines, terminal
+    from ortet.workspaces.programs import check_job
+
+    terminal.check()
+    one = machines.begin(call, machine)
+    job = _shell(one, check_job(shell))
+    call.note(f"{one.name}, shell {shell}: control-] or ~. leaves it running")
+    code = terminal.attach(job)
+    if code is None:
+        call.note(f"left {one.name}: `ortet attach {one.name}` comes back")
+    else:
+        call.note(f"the shell ended with {code}")
+        call.exit_code = code
+
+
+def _shell(one: Living, name: str) -> Job:
+    from ortet.cli import terminal
+    from ortet.machines.command import environment
+
+    ask = one.ask()
+    for job in ask.jobs():
+        if job.name == name and job.code is None:
+            if job.tty is None:
+                raise Conflict("not_a_shell", f"{name!r} is no shell: `ortet logs {name}` shows it")
+            return ask.job(name)
+    mark = os.urandom(8).hex()
+    return ask.spawn(
+        name,
+        _SHELL,
+        kind="shell",
+        env=environment({"TERM": os.environ.get("TERM", "xterm-256color")}, mark),
+        cwd=one.directory,
+        tty=terminal.size(),
+        mark=mark,
+    )
+
+
+@verb()
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+def cp(call: Call, source: str, target: str) -> None:
+    """Copy a file or directory into a machine that lives, or out of it.
+
+    One of both is NAME:PATH; a relative PATH is in its workspace. Into a directory that is there,
+    it is copied under its own name. Owners are not kept.
+
+    \b
+    Example:
+      ortet cp data.csv proj-live:data/
+      ortet cp proj-live/1:/var/log/app.log .
+    """
+    from ortet.cli import machines
+
+    inner, outer = _place(source), _place(target)
+    if (inner is None) == (outer is None):
+        raise Invalid("bad_usage", "one of FROM and TO is NAME:PATH, the other a path of this host")
+    if target == "-":
+        raise Invalid("bad_usage", "to print a file: `ortet run -w NAME cat PATH`")
+    if inner is not None:
+        one = machines.need(call, inner[0])
+        copied = _out(one.ask(), os.path.join(one.directory, inner[1]), Path(target))
+    else:
+        assert outer is not None
+        one = machines.need(call, outer[0])
+        copied = _in(one.ask(), Path(source), os.path.join(one.directory, outer[1]), outer[1])
+    files = output.plural(copied, "entry").replace("entrys", "entries")
+    call.emit({"machine": one.name, "copied": copied}, [f"copied {files}"])
+
+
+def _place(text: str) -> tuple[str, str] | None:
+    """NAME:PATH; a path of this host that has a colon is written with ./ before it."""
+    name, mark, path = text.partition(":")
+    return (name, path or ".") if mark and name and not name.startswith((".", "/")) else None
+
+
+def _run(ask: Indoors, argv: list[str], stdin: bytes | None = None) -> tuple[int, bytes, str]:
+    """A program inside, with bytes in and out: nothing of ours walks paths that it could bend."""
+    from ortet.machines.command import environment
+
+    mark, out, errors = os.urandom(8).hex(), io.BytesIO(), io.BytesIO()
+
+    def took(stream: str, data: bytes) -> None:
+        (out if stream == "stdout" else errors).write(data)
+
+    result = ask.run(
+        argv, env=environment({}, mark), cwd="/", stdin=stdin, output=took, mark=mark, limit=1 << 12
+    )
+    said = errors.getvalue().decode("utf-8", "replace") or result.stderr
+    return result.exit_code, out.getvalue(), said.strip()
+
+
+def _out(ask: Indoors, path: str, target: Path) -> int:
+    path = os.path.normpath(path)
+    if _run(ask, ["test", "-e", path, "-o", "-L", path])[0]:
+        raise NotFound("no_file", f"there is no {output.safe(path)} in the machine: check the path")
+    argv = ["tar", "-C", os.path.dirname(path), "-cf", "-", "--", os.path.basename(path) or "."]
+    code, data, said = _run(ask, argv)
+    if code:
+        raise NotFound("no_file", f"{path} cannot be copied out ({output.safe(said)})")
+    into, name = (target, None) if target.is_dir() else (target.parent, target.name)
+    if not into.is_dir():
+        raise NotFound("no_directory", f"no directory {into}: make it first")
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        members = archive.getmembers()
+        top = members[0].name
+        for member in members:
+            if name is not None:
+                member.name = name + member.name[len(top) :]
+                if member.islnk():
+                    member.linkname = name + member.linkname[len(top) :]
+        try:
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(into, members, filter="data")
+            else:  # before Python 3.11.4
+                archive.extractall(into, careful(members))
+        except tarfile.TarError as error:
+            raise Conflict(
+                "not_copied", f"{path} cannot be copied out ({error}): leave that file out"
+            ) from error
+    return len(members)
+
+
+def careful(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
+    """What may be written here of an archive that somebody else made: nothing that leads out of its
+    directory, no devices, no owners; tarfile.TarError else."""
+    links: set[str] = set()
+    for member in members:
+        above = [member.name.rsplit("/", n)[0] for n in range(member.name.count("/") + 1)]
+        to = member.linkname
+        if member.issym():
+            to = os.path.join(os.path.dirname(member.name), to)
+        if (
+            any(_leads_out(path) for path in (member.name, to))
+            or links.intersection(above)
+            or not (member.isreg() or member.isdir() or member.issym() or member.islnk())
+            or (member.islnk() and to in links)
+        ):
+            raise tarfile.TarError(f"{member.name} is no plain file below it")
+        if member.issym():
+            links.add(member.name)
+        member.mode = (member.mode & 0o755) | (0o700 if member.isdir() else 0o600)
+        member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    return members
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or os.path.normpath(path).split("/")[0] == ".."
+
+
+def _in(ask: Indoors, source: Path, path: str, said_path: str) -> int:
+    if not os.path.lexists(source):
+        raise NotFound("no_file", f"there is no {source}: check the path")
+    plain = os.path.normpath(path)
+    is_dir = _run(ask, ["test", "-d", plain])[0] == 0
+    if said_path.endswith("/") and not is_dir:
+        raise NotFound("no_directory", f"no directory {plain} in the machine: make it first")
+    name = source.resolve().name if source.name in ("", "..") else source.name
+    into, name = (plain, name) if is_dir else (os.path.dirname(plain), os.path.basename(plain))
+    data = io.BytesIO()
+    count = 0
+
+    def counted(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal count
+        count += 1
+        return member
+
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.add(source, arcname=name, filter=counted)
+    argv = ["tar", "-C", into, "--no-same-owner", "-xf", "-"]
+    code, _, said = _run(ask, argv, data.getvalue())
+    if code:
+        raise Conflict("not_copied", f"{source} cannot be copied in ({output.safe(said)})")
+    with suppress(OSError):
+        data.close()
+    return count

@@ -1,0 +1,117 @@
+"""budget, bill: what may be spent, and what was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.cli.session_args import limits_of, read, session_argument, write
+from ortet.cli.times import moment
+from ortet.errors import Invalid
+
+if TYPE_CHECKING:
+    from ortet.sessions.reader import View
+
+
+@verb()
+@session_argument
+@click.option("--set", "hard", multiple=True, metavar="NAME=LIMIT", help="usd=5, or usd=none.")
+@click.option("--soft", multiple=True, metavar="NAME=LIMIT", help="Warn there, and go on.")
+@click.option("--raise", "more", multiple=True, metavar="NAME=AMOUNT", help="So much more.")
+def budget(
+    call: Call,
+    session: str | None,
+    *,
+    hard: tuple[str, ...],
+    soft: tuple[str, ...],
+    more: tuple[str, ...],
+) -> None:
+    """Show or change what a session and its forks may spend.
+
+    A counter is tokens, usd, seconds (which counts itself) or any name of yours. A session that
+    reached a limit is paused: raise it, and go on.
+
+    \b
+    Example:
+      ortet budget fix-42
+      ortet budget fix-42 --set usd=5 --soft usd=4
+      ortet budget fix-42 --raise usd=2.50
+    """
+    view = read(call, session)
+    limits = {**limits_of(hard, "--set"), **_raised(view, limits_of(more, "--raise"))}
+    warn = limits_of(soft, "--soft")
+    if limits or warn:
+        opened = write(call, view.id)
+        opened.budget(soft=warn, **limits)
+        view = opened
+    data = _budget_data(view)
+    names = sorted({*data["limits"], *data["soft"], *data["spent"]})
+    rows: list[tuple[str, ...]] = [("counter", "limit", "soft", "spent", "left")]
+    for name in names:
+        amounts = [_amount(data[key].get(name)) for key in ("limits", "soft", "spent", "left")]
+        rows.append((output.safe(name), *amounts))
+    call.emit(data, call.table(rows) if names else ["no limit, and nothing spent"])
+
+
+def _raised(view: View, more: dict[str, float | None]) -> dict[str, float]:
+    limits, found = view.limits(), {}
+    for name, amount in more.items():
+        if name not in limits or amount is None:
+            raise Invalid(
+                "no_limit", f"{name!r} has no limit that could be raised: give one with --set"
+            )
+        found[name] = limits[name] + amount
+    return found
+
+
+def _budget_data(view: View) -> dict[str, Any]:
+    from ortet.sessions.actions.budget import levels
+
+    return {
+        "session": view.id,
+        "limits": view.limits(),
+        "soft": levels(view.hub.catalog, view.row)[0].account.soft,
+        "spent": view.spent(),
+        "left": view.budget_left(),
+    }
+
+
+@verb()
+@click.option("--since", metavar="WHEN", help="A date, a time, or an age such as 90m, 24h or 7d.")
+@click.option(
+    "--by",
+    type=click.Choice(["agent", "session", "model", "day"]),
+    default="session",
+    show_default=True,
+    help="What the totals are of.",
+)
+def bill(call: Call, since: str | None, by: Any) -> None:
+    """Add up what was spent, by agent, session, model or day.
+
+    It counts to the second, and also what was spent by sessions that are erased or removed; days
+    are those of UTC.
+
+    \b
+    Example:
+      ortet bill --since 2026-01-31 --by model
+      ortet bill --since 7d --by day
+    """
+    found = call.hub.bill(since=moment(call, "--since", since), by=by)
+    names = sorted({name for line in found for name in line.amounts})
+    rows: list[tuple[str, ...]] = [(by, "spends", *names)] if found else []
+    rows += [
+        (
+            output.safe(line.name) or "(none)",
+            str(line.spends),
+            *(_amount(line.amounts.get(name)) for name in names),
+        )
+        for line in found
+    ]
+    call.emit(found, call.table(rows) or ["nothing was spent"])
+
+
+def _amount(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6f}".rstrip("0").rstrip(".")

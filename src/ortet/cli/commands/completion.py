@@ -1,0 +1,66 @@
+"""completion: what makes a shell complete our words; and values that only a hub knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.cli.completion.engine import SHELLS, script
+from ortet.cli.session_args import find, session_option, tail
+
+if TYPE_CHECKING:
+    from ortet.sessions.reader import View
+
+
+@verb()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(call: Call, shell: str) -> None:
+    """Print what makes a shell complete verbs, options and names.
+
+    \b
+    Example:
+      eval "$(ortet completion bash)"        in ~/.bashrc
+      eval "$(ortet completion zsh)"         in ~/.zshrc, behind compinit
+      ortet completion fish | source         in ~/.config/fish/config.fish
+    """
+    text = script(shell)
+    call.emit({"shell": shell, "script": text}, text.splitlines())
+
+
+@verb(hidden=True)
+@click.argument("kind")
+@session_option
+def values(call: Call, kind: str, *, session: str | None) -> None:
+    """What a completion offers of a session, by its kind; the host agent answers sooner."""
+    view = call.hub.get(find(call, session).id)
+    found = dict(_VALUES[kind](view))
+    call.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])
+
+
+def _facts(view: View) -> Iterator[tuple[str, str]]:
+    yield from ((tail(fact.id), fact.text) for fact in reversed(view.facts()))
+
+
+def _artifacts(view: View) -> Iterator[tuple[str, str]]:
+    yield from ((one.name, one.kind) for one in view.artifacts())
+
+
+def _effects(view: View) -> Iterator[tuple[str, str]]:
+    yield from ((tail(one.id), f"{one.name}, {one.state}") for one in reversed(view.effects()))
+
+
+def _approvals(view: View) -> Iterator[tuple[str, str]]:
+    asked = (one for one in view.approvals() if one.state == "asked")
+    yield from ((tail(one.id), one.what) for one in asked)
+
+
+_VALUES = {
+    "fact": _facts,
+    "artifact": _artifacts,
+    "effect": _effects,
+    "approval": _approvals,
+}

@@ -1,0 +1,70 @@
+"""environment: what surrounds a session's workspace and does not come back with its files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.cli.session_args import read, session_argument, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ortet.journal.environment import Environment
+
+
+@verb()
+@session_argument
+@click.option("--record", is_flag=True, help="Look now, and record what changed.")
+@click.option("--compare", is_flag=True, help="Look now, and say what differs from a commit.")
+@click.option("--to", "ref", metavar="REF", help="With --compare: the commit; else the head.")
+def environment(
+    call: Call, session: str | None, *, record: bool, compare: bool, ref: str | None
+) -> None:
+    """Show what was around a session, or how it differs now.
+
+    That is packages, variables, hosts and repository as they were recorded.
+
+    \b
+    Example:
+      ortet environment fix-42
+      ortet environment fix-42 --record
+      ortet environment fix-42 --compare --to v1
+    """
+    if record and (compare or ref):
+        raise click.UsageError("--record looks at now: leave --compare and --to out")
+    if compare or ref:
+        found = write(call, session).environment(compare=ref or True)
+        lines = [output.safe(str(one)) for one in found] or ["nothing differs"]
+        call.emit([output.fields(one) for one in found], lines)
+        return
+    now = write(call, session).environment() if record else read(call, session).environment()
+    if now is None:
+        call.emit(None, ["nobody has looked yet: --record does"])
+    else:
+        call.emit(_data(now), map(output.safe, _lines(now)))
+
+
+def _data(environment: Environment) -> dict[str, Any]:
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(environment)
+    return data
+
+
+def _lines(environment: Environment) -> Iterator[str]:
+    from ortet.journal.environment import told
+
+    python, debian = environment.python, environment.debian
+    if python is not None:
+        yield f"python: {python.version or 'version not known'}, {len(python.packages)} packages"
+        yield from (f"  {name}=={version}" for name, version in python.packages.items())
+    if environment.npm:
+        yield f"npm lock: {environment.npm[:12]}"
+    if debian is not None:
+        yield f"debian: {debian.count} packages ({debian.digest[:12]})"
+    yield from (line for line, _ in told(environment, environment))
+    yield from (f"resolver: {line}" for line in environment.resolver)

@@ -1,0 +1,288 @@
+"""collab, window, token, vault: what a session records of the world around it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, group, verb
+from ortet.cli.session_args import event_data, read, session_option, write
+from ortet.errors import Invalid
+
+if TYPE_CHECKING:
+    from ortet.journal.state.around import Collaboration, Window
+
+
+@group
+def collab() -> None:
+    """Record and list what others see: branches, pull requests, drafts.
+
+    \b
+    Example:
+      ortet collab set pr-7 -s fix-42 --kind pull_request --link https://host/pr/7 --status done
+      ortet collab ls -s fix-42
+    """
+
+
+@verb("ls")
+@session_option
+def collab_ls(call: Call, session: str | None) -> None:
+    """List them with their status: draft, done or withdrawn.
+
+    \b
+    Example:
+      ortet collab ls -s fix-42
+    """
+    found = read(call, session).collaborations()
+    call.emit([output.fields(one) for one in found], output.table(map(_cells, found)))
+
+
+def _cells(one: Collaboration) -> tuple[str, ...]:
+    return (
+        output.safe(one.name),
+        one.status,
+        output.safe(one.kind),
+        output.when(one.time),
+        output.safe(one.link),
+        output.title(one.text),
+    )
+
+
+@verb("set")
+@click.argument("name")
+@click.option("--kind", metavar="KIND", help="Such as branch, pull_request or comment.")
+@click.option("--link", metavar="URL", help="Where others find it.")
+@click.option("--status", metavar="STATUS", help="draft, done or withdrawn.")
+@click.option("--text", metavar="TEXT", help="What was written so far; - reads standard input.")
+@click.option("--effect", metavar="ID", help="The action that made it.")
+@session_option
+def collab_set(
+    call: Call,
+    name: str,
+    *,
+    kind: str | None,
+    link: str | None,
+    status: str | None,
+    text: str | None,
+    effect: str | None,
+    session: str | None,
+) -> None:
+    """Record something that others see, or change what is recorded of it.
+
+    \b
+    Example:
+      ortet collab set review-3 -s fix-42 --kind comment --text "the lock is never"
+      ortet collab set review-3 -s fix-42 --status done
+    """
+    said = sys.stdin.read() if text == "-" else text
+    given = [None if word is None else as_text(word) for word in (kind, link, said)]
+    one = write(call, session).collaborate(
+        as_text(name), kind=given[0], link=given[1], text=given[2], status=status, effect=effect
+    )
+    call.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
+
+
+@group
+def window() -> None:
+    """Record and list how many calls a service takes until when.
+
+    \b
+    Example:
+      ortet window set github -s fix-42 --remaining 12 --limit 5000 --reset 1793000000
+      ortet window ls -s fix-42
+    """
+
+
+@verb("ls")
+@session_option
+def window_ls(call: Call, session: str | None) -> None:
+    """List what is known now, of all sessions of the same agent.
+
+    \b
+    Example:
+      ortet window ls -s fix-42
+    """
+    found = read(call, session).windows()
+    call.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
+
+
+def _window_cells(one: Window) -> tuple[str, ...]:
+    left = "full" if one.full else f"{one.remaining:g} left"
+    of = f"of {one.limit:g}" if one.limit is not None else ""
+    until = "" if one.full else f"until {output.when(one.reset)}"
+    return (output.safe(one.service), left, of, until)
+
+
+@verb("set")
+@click.argument("service")
+@click.option("--remaining", type=float, required=True, metavar="N", help="Calls that are left.")
+@click.option("--reset", type=float, required=True, metavar="TIME", help="In seconds since 1970.")
+@click.option("--limit", type=float, metavar="N", help="Calls that a whole window has.")
+@session_option
+def window_set(
+    call: Call,
+    service: str,
+    *,
+    remaining: float,
+    reset: float,
+    limit: float | None,
+    session: str | None,
+) -> None:
+    """Record what a service said of its limit.
+
+    \b
+    Example:
+      ortet window set github -s fix-42 --remaining 12 --reset 1793000000
+    """
+    opened = write(call, session)
+    event = opened.window(as_text(service), remaining=remaining, reset=reset, limit=limit)
+    call.emit(event_data(event))
+
+
+@group
+def token() -> None:
+    """Say which secret of the vault is for which service, and get it.
+
+    \b
+    Example:
+      ortet token set github github-ci -s fix-42
+      GH_TOKEN=$(ortet token get github -s fix-42)
+    """
+
+
+@verb("ls")
+@session_option
+def token_ls(call: Call, session: str | None) -> None:
+    """List services and the names of their tokens in the vault.
+
+    \b
+    Example:
+      ortet token ls -s fix-42
+    """
+    found = read(call, session).tokens()
+    lines = output.table((output.safe(one.service), one.vault) for one in found)
+    call.emit([output.fields(one) for one in found], lines)
+
+
+@verb("set")
+@click.argument("service")
+@click.argument("name")
+@session_option
+def token_set(call: Call, service: str, name: str, *, session: str | None) -> None:
+    """Record that the token for SERVICE is NAME in the vault.
+
+    \b
+    Example:
+      ortet token set github github-ci -s fix-42
+    """
+    call.emit(event_data(write(call, session).token(as_text(service), name)))
+
+
+@verb("get")
+@click.argument("service")
+@session_option
+def token_get(call: Call, service: str, *, session: str | None) -> None:
+    """Print the token for a service as the vault has it now.
+
+    \b
+    Example:
+      ortet token get github -s fix-42
+    """
+    value = str(read(call, session).token(as_text(service)))
+    call.emit({"service": service, "token": value}, [value])
+
+
+@group
+def vault() -> None:
+    """Keep secrets encrypted and outside of every commit.
+
+    The key is $ORTET_VAULT_KEY (64 hexadecimal digits), else one made in your settings directory.
+
+    \b
+    Example:
+      ortet vault put github-ci < token.txt
+      ortet vault ls
+    """
+
+
+@verb("put")
+@click.argument("name")
+@click.argument("more", nargs=-1, metavar="< FILE")
+def vault_put(call: Call, name: str, more: tuple[str, ...]) -> None:
+    """Keep what standard input says, without the newline at its end.
+
+    \b
+    Example:
+      ortet vault put github-ci < token.txt
+    """
+    value = read_value(more)
+    call.open_hub(create=True).vault.put(name, value)
+    call.emit({"name": name}, [f"kept {name}"])
+
+
+def read_value(more: tuple[str, ...]) -> str:
+    """A secret, asked for or from standard input; `more` is what was said instead."""
+    if more:  # and do not print it
+        raise Invalid(
+            "bad_usage",
+            "arguments can be seen by others: give the secret on standard input, and change this "
+            "one",
+        )
+    if sys.stdin.isatty():
+        return str(click.prompt("secret", hide_input=True, err=True))
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise Invalid("bad_value", "standard input is no UTF-8 text") from None
+
+
+@verb("ls")
+def vault_ls(call: Call) -> None:
+    """List the names of secrets.
+
+    \b
+    Example:
+      ortet vault ls
+    """
+    names = call.hub.vault.names()
+    call.emit(names, names)
+
+
+@verb("rm")
+@click.argument("name")
+def vault_rm(call: Call, name: str) -> None:
+    """Destroy a secret.
+
+    \b
+    Example:
+      ortet vault rm github-ci
+    """
+    call.hub.vault.forget(name)
+    call.emit({"removed": name}, [f"removed {name}"])
+
+
+@verb("rotate")
+def vault_rotate(call: Call) -> None:
+    """Seal every secret under another key.
+
+    With $ORTET_VAULT_KEY, set it to NEW,OLD first, and to NEW afterwards.
+
+    \b
+    Example:
+      ortet vault rotate
+    """
+    count = call.hub.vault.rotate()
+    call.emit({"sealed": count}, [f"sealed {output.plural(count, 'secret')} anew"])
+
+
+for _group, _commands in (
+    (collab, (collab_ls, collab_set)),
+    (window, (window_ls, window_set)),
+    (token, (token_ls, token_set, token_get)),
+    (vault, (vault_put, vault_ls, vault_rm, vault_rotate)),
+):
+    for _command in _commands:
+        _group.add_command(_command)

@@ -1,0 +1,255 @@
+"""facts ls/show/forget/history: what a session knows, since when, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, common, verb
+from ortet.cli.session_args import (
+    pick,
+    read,
+    scope_option,
+    session_either,
+    session_option,
+    tail,
+    write,
+)
+from ortet.cli.times import moment
+from ortet.errors import NotFound
+
+if TYPE_CHECKING:
+    from ortet.journal.state.records import Fact
+    from ortet.sessions.reader import View
+
+_ID = 32
+"""Digits of a whole id."""
+
+
+class Facts(click.Group):
+    """A group that lists when it is told nothing else: a session's name may stand there."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = {flag for param in self.get_params(ctx) for flag in param.opts}
+        first = next((n for n, word in enumerate(args) if word not in flags), len(args))
+        if not (set(args[:first]) & set(ctx.help_option_names)) and (
+            first == len(args) or args[first] not in self.commands
+        ):
+            args = [*args[:first], "ls", *args[first:]]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Facts)
+@common
+def facts() -> None:
+    """List what a session knows; show, forget or follow one fact.
+
+    FACT is an id, or four or more of its first or last digits. Alone, it lists.
+
+    \b
+    Example:
+      ortet facts fix-42
+      ortet facts ls fix-42 --scope agent --at 7d
+      ortet facts show 5c0f3b7a -s fix-42
+      ortet facts forget 5c0f3b7a -s fix-42 --why "the tests moved"
+    """
+
+
+@verb("ls")
+@session_either
+@scope_option
+@click.option("--about", metavar="SUBJECT", help="Only what is about this.")
+@click.option("--at", metavar="WHEN", help="What was believed then: a date, a time, or 7d (ago).")
+@click.option("--on", metavar="WHEN", help="Only what holds at that moment.")
+@click.option("--past", is_flag=True, help="What was given up, too.")
+def facts_ls(
+    call: Call,
+    session: str | None,
+    *,
+    scope: str | None,
+    about: str | None,
+    at: str | None,
+    on: str | None,
+    past: bool,
+) -> None:
+    """List what is believed in every scope, the oldest first.
+
+    --at asks what was believed, --on what is true: with both, "what did we believe on Tuesday
+    about Monday".
+
+    \b
+    Example:
+      ortet facts ls fix-42 --about testing
+      ortet facts ls fix-42 --at 2026-11-17 --on 2026-11-16
+    """
+    found = read(call, session).facts(
+        scope=scope,
+        about=None if about is None else as_text(about),
+        at=moment(call, "--at", at),
+        on=moment(call, "--on", on),
+        past=past,
+    )
+    call.emit([output.fields(fact) for fact in found], call.table(map(_cells, found)))
+
+
+def _cells(fact: Fact) -> tuple[str, ...]:
+    kind = "lesson" if fact.lesson else "fact"
+    mark = f"{kind}, given up" if fact.ended else kind
+    return (
+        tail(fact.id),
+        mark,
+        output.safe(fact.scope) or "session",
+        output.line(fact.about),
+        output.line(fact.text),
+    )
+
+
+def meant(view: View, word: str, *, believed: bool = False) -> Fact:
+    """The fact of an id, or of digits of one; given up or not, unless it must be `believed`."""
+    id_ = word if len(word) == _ID else pick((one.id for one in view.facts(past=True)), word)
+    if not id_:
+        raise NotFound(
+            "no_fact",
+            f"{view.name} knows no fact {word!r}: `ortet facts ls {view.name} --past` lists them",
+        )
+    found = view.fact(id_)
+    if believed and found.ended:
+        raise NotFound(
+            "no_fact",
+            f"{tail(id_)} was given up on {output.when(found.ended)}: `ortet facts history "
+            f"{tail(id_)} -s {view.name}` shows what became of it",
+        )
+    return found
+
+
+@verb("show")
+@click.argument("fact")
+@session_option
+def facts_show(call: Call, fact: str, *, session: str | None) -> None:
+    """Show all about a fact: when it holds, and where it is from.
+
+    \b
+    Example:
+      ortet facts show 5c0f3b7a -s fix-42
+    """
+    view = read(call, session)
+    found = meant(view, fact)
+    origin = _origin(call, view, found)
+    call.emit({**output.fields(found), "origin": origin}, _block(view, found, origin))
+
+
+def _origin(call: Call, view: View, fact: Fact) -> dict[str, Any] | None:
+    """The event that a fact is from, as far as it is still there."""
+    from ortet.hub.governance.audit import told
+    from ortet.sessions.memory.documents import words_of
+    from ortet.sessions.memory.report import event_at, origin_of
+
+    origin = origin_of(view, fact)
+    if origin is None:
+        return None
+    names = {row.id: row.name for row in call.hub.sessions()}
+    data = {**output.fields(origin), "name": names.get(origin.session)}
+    event = event_at(view, origin)
+    if event is None:
+        return {**data, "kind": None, "text": None}
+    text = None if event.erased else words_of(event) or told(event).what
+    who = event.data.get("role") or event.actor
+    return {**data, "kind": event.kind, "by": who, "time": event.time, "text": text}
+
+
+def _block(view: View, fact: Fact, origin: dict[str, Any] | None) -> Iterator[str]:
+    yield f"{'lesson' if fact.lesson else 'fact'} {fact.id}"
+    yield from _lines("text", fact.text)
+    yield from _lines("about", fact.about)
+    yield f"scope       {output.safe(fact.scope) or 'session'}"
+    yield f"confidence  {fact.confidence:g}"
+    yield f"holds       {_validity(fact)}"
+    yield f"learned     {output.when(fact.time)}"
+    if origin is not None:
+        whose = origin["name"] or tail(origin["session"]) or "another store"
+        where = f"event {origin['seq']} of {whose}"
+        if origin["kind"] is None:
+            yield f"from        {where}, which is not here any more"
+        else:
+            yield f"from        {where}, {origin['kind']} by {output.safe(origin['by'])}"
+            if not (origin["kind"] in ("fact", "lesson") and origin["text"] == fact.text):
+                yield from _lines("", "(erased)" if origin["text"] is None else origin["text"])
+    for name, other in (("supersedes", fact.supersedes), ("nearly", fact.like)):
+        if other:
+            yield f"{name:<10}  {_named(view, other)}"
+    if fact.ended:
+        by = f", superseded by {_named(view, fact.ended_by)}" if fact.ended_by else ""
+        why = f": {output.line(fact.why)}" if fact.why else ""
+        yield f"given up    {output.when(fact.ended)}{by}{why}"
+
+
+def _lines(name: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines()):
+        yield f"{name if not number else '':<10}  {output.safe(line)}".rstrip()
+
+
+def _validity(fact: Fact) -> str:
+    from ortet.sessions.memory.report import day
+
+    since = f"since {day(fact.since)} UTC" if fact.since else ""
+    until = f"until {day(fact.until)} UTC" if fact.until else ""
+    return ", ".join(filter(None, (since, until))) or "always"
+
+
+def _named(view: View, id_: str) -> str:
+    try:
+        return f"{tail(id_)} {output.line(view.fact(id_).text)}"
+    except NotFound:  # of a session, or a fork, that this one knows nothing of
+        return tail(id_)
+
+
+@verb("forget")
+@click.argument("fact")
+@click.option("--why", default="", metavar="TEXT", help="The reason.")
+@session_option
+def facts_forget(call: Call, fact: str, *, why: str, session: str | None) -> None:
+    """Believe a fact no longer.
+
+    That it was believed, and why no more, stays recorded: `ortet facts history` shows it, and
+    `ortet learn` says it again. One that others share is forgotten by them at the next commit.
+
+    \b
+    Example:
+      ortet facts forget 5c0f3b7a -s fix-42 --why "the tests moved"
+    """
+    opened = write(call, session)
+    found = meant(opened, fact, believed=True)
+    opened.forget(found, why=as_text(why))
+    data = {"id": found.id, "text": found.text, "why": why, "session": opened.id}
+    call.emit(data, [f"forgot {tail(found.id)}: {output.line(found.text)}"])
+
+
+@verb("history")
+@click.argument("fact")
+@session_option
+def facts_history(call: Call, fact: str, *, session: str | None) -> None:
+    """List a fact with what it superseded, and what superseded it.
+
+    \b
+    Example:
+      ortet facts history 5c0f3b7a -s fix-42
+    """
+    view = read(call, session)
+    found = view.fact_history(meant(view, fact).id)
+    rows = [
+        (
+            tail(one.id),
+            output.when(one.time),
+            f"to {output.when(one.ended)}" if one.ended else "believed",
+            output.line(one.text) + (f"  ({output.line(one.why)})" if one.why else ""),
+        )
+        for one in found
+    ]
+    call.emit([output.fields(one) for one in found], call.table(rows))
+
+
+for _command in (facts_ls, facts_show, facts_forget, facts_history):
+    facts.add_command(_command)

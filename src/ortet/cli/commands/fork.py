@@ -1,0 +1,278 @@
+"""fork, merge, land, drop: try several ways at once, keep what is good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ortet._util.structs import known
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, verb, which
+from ortet.errors import Conflict, Refused
+
+if TYPE_CHECKING:
+    from ortet.history.merge.text_merge import Favor
+    from ortet.ids import Oid
+    from ortet.sessions.history.merge import Merged
+    from ortet.workspaces.merge import MergeResult
+    from ortet.workspaces.table import WorkspaceRow
+    from ortet.workspaces.workspace import Workspace
+
+favor_option = click.option(
+    "--favor",
+    type=click.Choice(["ours", "theirs"]),
+    help="Which side wins where both changed the same.",
+)
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    """What Python calls favor= is an option here."""
+    from ortet.workspaces.merge import CHOOSE
+
+    try:
+        yield
+    except Conflict as error:
+        message = error.message.replace(CHOOSE, "choose --favor ours or --favor theirs")
+        raise Conflict(error.kind, message, **error.details) from error
+
+
+@verb()
+@click.argument("ref", required=False)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="How many; 1 unless told.",
+)
+@click.option("--files", is_flag=True, help="Without the mind of the session that works here.")
+@which
+def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
+    """Make private copies, each a branch of its own.
+
+    Copies the present state, which is committed first, or the commit REF: its files and, where this
+    host can, what ran in it, which then lives on (`ortet ps`). Where a session works here, each
+    copy is a session too, with its mind. Work in a copy with `ortet run -w NAME`; the original
+    directory is untouched until `ortet land NAME`.
+
+    \b
+    Example:
+      ortet fork -n 3
+      ortet fork HEAD~2
+      ortet run -w proj/1 -- make test
+    """
+    with call.progress("fork"):
+        if ref is None:
+            copies = _copies(call, call.workspace(name), count, files=files)
+            data = [_copy(copy) for copy in copies]
+        else:
+            row = call.row(name)
+            with call.hub.private(ref) as private:
+                if private is not None:
+                    private.commit("fork point")
+            data = _at(call, row, call.resolve(ref, row.name), count)
+    width = max(len(one["name"]) for one in data)
+    lines = [f"{one['name']:<{width}}  {one['engine']}  {one['path'] or ''}" for one in data]
+    call.emit(data, [line.rstrip() for line in lines])
+    _tell_lost(call, data[0])
+
+
+def _at(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+    """Copies of a commit; those with programs live on in the host agent, where there may be one."""
+    from ortet.cli.entry import is_off
+
+    state = call.hub.history.state(point)
+    image = call.hub.read_image(call.hub.image_oid(point)) if state.machine else None
+    if image is None or not image.processes or is_off() or call.hub.forks_by(row, point) != "criu":
+        return [_copy(copy) for copy in call.hub.fork(row, None, point, count)]
+    if call.resident is not None:
+        return forked(call, row, point, count)
+    from ortet.cli import machines
+
+    words = ["machine", "fork", "-w", row.name, "-n", str(count), point.hex()]
+    copies: list[dict[str, Any]] = machines.order(call, row.name, words, start=True)["copies"]
+    return copies
+
+
+def forked(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+    """In the host agent: copies that live on in it."""
+    copies = call.hub.fork(row, None, point, count)
+    for copy in copies:
+        assert call.resident is not None
+        call.resident.enliven(copy)
+    return [_copy(copy) for copy in copies]
+
+
+def _tell_lost(call: Call, copy: dict[str, Any]) -> None:
+    """What ran, and does not run in the copies; or what that was connected to."""
+    from ortet.machines.base import Loss
+    from ortet.machines.services import left_behind
+
+    if copy["engine"] == "criu":
+        call.losses(msgspec.convert(copy["losses"], known(list[Loss])))
+    if copy["engine"] == "criu" or not copy["head"] or call.json:
+        return
+    point = call.hub.refs.resolve(copy["head"])
+    if not call.hub.history.state(point).machine:
+        return
+    lost = left_behind(call.hub.objects, call.hub.history.image(point), copy["engine"])
+    for loss in lost:
+        again = f"`ortet start {copy['name']}` starts it there"
+        call.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({again})")
+
+
+def _copies(call: Call, workspace: Workspace, count: int, *, files: bool) -> list[Workspace]:
+    try:
+        session = None if files else call.hub.session_of(workspace.name)
+    except Refused as error:
+        if error.kind != "lease_held":
+            raise
+        message = f"{error.message}; `ortet fork --files` copies the files alone"
+        raise Refused(error.kind, message, **error.details) from error
+    if session is None:
+        return workspace.fork(count)
+    workspace.close()  # the session has it open now
+    return [kid.machine for kid in session.fork(count)]
+
+
+def _copy(copy: Workspace) -> dict[str, Any]:
+    head = copy.head
+    return {
+        "name": copy.name,
+        "engine": copy.engine,
+        "path": _path(copy),
+        "head": head.oid if head else None,
+        "losses": copy.losses,
+    }
+
+
+def _path(copy: Workspace) -> str | None:
+    """Where its files are when this process has ended; the view of an overlay ends with it."""
+    return str(copy.path) if copy.engine == "folder" else None
+
+
+@verb()
+@click.argument("other")
+@favor_option
+@click.option("-m", "--message", metavar="TEXT", help="The message of the merge commit.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@which
+def merge(
+    call: Call,
+    other: str,
+    *,
+    favor: Favor | None,
+    message: str | None,
+    dry_run: bool,
+    name: str | None,
+) -> None:
+    """Bring in what another branch or commit changed.
+
+    What a fork named here has not committed is committed first. Text files are merged line by
+    line. Where both sides changed the same lines nothing is touched: the conflicts are listed and
+    the exit code is 5. Where a session works here, what the other side's agent knows comes too.
+
+    \b
+    Example:
+      ortet merge proj/1
+      ortet merge proj/2 --favor theirs
+    """
+    workspace = call.workspace(name)
+    text = None if message is None else as_text(message)
+    result: MergeResult | Merged
+    with call.progress("merge"), _in_our_words():
+        session = None if dry_run else call.hub.session_of(workspace.name)
+        if session is None:
+            result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
+        else:
+            workspace.close()  # the session has it open now
+            result = session.merge(other, message=text or "", favor=favor)
+    data = {
+        "name": workspace.name,
+        **_knowledge(result),
+        "oid": result.commit.oid if result.commit else None,
+        "state": result.commit.state if result.commit else None,
+        "conflicts": result.conflicts,
+        "dry_run": dry_run,
+        "up_to_date": result.up_to_date,
+    }
+    lines = [output.conflict(conflict) for conflict in result.conflicts]
+    for pair in data.get("contradictions", ()):
+        ours, theirs = output.safe(pair["ours"]), output.safe(pair["theirs"])
+        lines.append(f"about {output.safe(pair['about'])}: ours {ours!r}, theirs {theirs!r}")
+    if result.up_to_date:
+        lines.append(f"nothing to merge: {workspace.name} has all of {output.safe(other)} already")
+    elif result.commit:
+        tag = call.paint(f"[{workspace.name} {output.short(result.commit.oid)}]", fg="yellow")
+        lines.append(f"{tag} {output.title(result.commit.message)}")
+    elif not lines:
+        lines.append(f"{other} merges without conflict")
+    call.emit(data, lines)
+
+
+def _knowledge(result: MergeResult | Merged) -> dict[str, Any]:
+    """What a merge of minds brought, for programs."""
+    from ortet.sessions.history.merge import Merged
+
+    if not isinstance(result, Merged):
+        return {}
+    return {
+        "facts": [fact.text for fact in (*result.facts, *result.lessons)],
+        "decisions": [decision.text for decision in result.decisions],
+        "artifacts": [f"{made.name}@{made.version}" for made in result.artifacts],
+        "contradictions": [
+            {"about": pair.about, "ours": pair.ours.text, "theirs": pair.theirs.text}
+            for pair in result.contradictions
+        ],
+    }
+
+
+@verb()
+@click.argument("fork_name", metavar="[NAME]", required=False)
+@favor_option
+@which
+def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | None) -> None:
+    """Apply what a fork changed to the original directory.
+
+    All or nothing: with a conflict the directory stays as it is and the exit code is 5.
+
+    \b
+    Example:
+      ortet land proj/1
+    """
+    workspace = call.workspace(name if fork_name is None else fork_name)
+    with call.progress("land"), _in_our_words():
+        report = workspace.land(favor=favor)
+    data = {"name": workspace.name, **output.fields(report)}
+    call.emit(data, [f"landed {workspace.name}: {output.report(report)}"])
+    call.losses(report.losses)
+
+
+@verb()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--branch", is_flag=True, help="Delete the branch too.")
+@click.option("--discard", is_flag=True, help="Do not record what is not committed.")
+def drop(call: Call, names: tuple[str, ...], branch: bool, discard: bool) -> None:
+    """Forget workspaces with their private files.
+
+    Branches and commits stay, unless --branch is given, and what a fork has not committed is
+    committed first, unless --discard is. The directory of a workspace that is in place is not
+    touched.
+
+    \b
+    Example:
+      ortet drop proj/2 proj/3
+    """
+    for name in names:
+        call.hub.registry.need(name)  # all of them, before the first is gone
+    for name in dict.fromkeys(names):
+        call.hub.drop(name, discard=discard)
+        if branch and call.hub.refs.get(name):
+            call.hub.refs.delete(name, actor=call.hub.author)
+    call.emit({"dropped": list(names)}, [f"dropped {name}" for name in names])

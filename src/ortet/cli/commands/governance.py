@@ -1,0 +1,193 @@
+"""erase, hold, release, retention, dataset: how long what is kept, and for whom."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, verb
+from ortet.cli.session_args import confirm, find, tail, yes_option
+from ortet.errors import Invalid, NotFound
+
+_NOT_NOW = 7  # the exit code of what may work later
+
+
+@verb()
+@click.argument("session", metavar="[SESSION]", required=False)
+@click.option("--user", metavar="NAME", help="Only what this user did or said, here or in all.")
+@click.option("--event", "seqs", type=int, multiple=True, metavar="N", help="Only these events.")
+@click.option("--receipt", "file", metavar="FILE", help="Write the signed receipt there.")
+@yes_option
+def erase(
+    call: Call,
+    session: str | None,
+    *,
+    user: str | None,
+    seqs: tuple[int, ...],
+    file: str | None,
+    yes: bool,
+) -> None:
+    """Destroy what a session or a user said and did, with a receipt.
+
+    Bodies go from rows, objects, commits and archives; `ortet verify` and `ortet audit` still pass.
+    Nobody may have the session open. What was spent stays on the bill. Exit code 7 says that
+    another process still holds a copy: repeat the call when it has ended.
+
+    \b
+    Example:
+      ortet erase fix-42 --yes --receipt receipt.json
+      ortet erase --user ann@example.org --yes
+      ortet erase fix-42 --event 7 --event 8 --yes
+    """
+    if session is None and user is None:
+        raise Invalid("nothing_meant", "say what to erase: a SESSION, or --user NAME, or both")
+    row = find(call, session) if session is not None else None
+    where = f"session {row.name}" if row else "all sessions"
+    what = f"what {user} did in {where}" if user else f"what is recorded in {where}"
+    if seqs:
+        what = f"{output.plural(len(seqs), 'event')} of {where}"
+    confirm(call, yes, f"erase {what}")
+    known = call.hub.get(row.id).events() if row and seqs else ()
+    already = bool(seqs) and all(event.erased for event in known if event.seq in seqs)
+    receipt = call.hub.erase(row.id if row else None, seqs=list(seqs) or None, user=user)
+    if file is not None:
+        Path(file).write_text(output.to_json(receipt) + "\n", encoding="utf-8")
+    done = "already erased:" if already else "erased"
+    lines = [f"{done} {output.plural(len(receipt.events), 'event')}, receipt {tail(receipt.id)}"]
+    if not receipt.complete:
+        call.exit_code = _NOT_NOW
+        lines.append("another process still holds a copy: repeat this when it has ended")
+    call.emit({**output.fields(receipt), "complete": receipt.complete, "already": already}, lines)
+
+
+@verb()
+@click.argument("session", metavar="[SESSION]", required=False)
+@click.option("--why", default="", metavar="TEXT", help="The reason.")
+def hold(call: Call, session: str | None, *, why: str) -> None:
+    """Let nothing of a session go; or list what is on hold.
+
+    A hold wins over every retention policy, erasure, archive and removal.
+
+    \b
+    Example:
+      ortet hold fix-42 --why "incident 17"
+      ortet hold
+    """
+    from ortet.hub.governance.holds import hold_of
+
+    if session is not None:
+        row = find(call, session)
+        made = call.hub.hold(row.id, as_text(why))
+        call.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
+        return
+    found = [(row, held) for row in call.hub.sessions() if (held := hold_of(call.hub, row.id))]
+    rows = [
+        (row.name, output.when(held.time), output.safe(held.by), output.title(held.why))
+        for row, held in found
+    ]
+    data = [{**output.fields(held), "name": row.name} for row, held in found]
+    call.emit(data, call.table(rows) or ["nothing is on hold"])
+
+
+@verb()
+@click.argument("session")
+def release(call: Call, session: str) -> None:
+    """End a hold.
+
+    \b
+    Example:
+      ortet release fix-42
+    """
+    from ortet.hub.governance.holds import hold_of
+
+    row = find(call, session)
+    held = hold_of(call.hub, row.id)
+    if held is None:
+        raise NotFound("no_hold", f"{row.name} is not on hold: `ortet hold` lists what is")
+    call.hub.release(row.id)
+    call.emit({**output.fields(held), "name": row.name}, [f"{row.name} is released"])
+
+
+@verb()
+@click.option("--agent", metavar="NAME", help="Whose; all that have one, if nothing is set.")
+@click.option("--keep-messages", "keep", metavar="DAYS", help="How long; never ends: forever.")
+@click.option("--archive-after", "idle", metavar="DAYS", help="When idle so long; or never.")
+def retention(call: Call, *, agent: str | None, keep: str | None, idle: str | None) -> None:
+    """Show or set how long messages are kept, and what is archived.
+
+    `ortet retain` applies it. What is not given stays as it is.
+
+    \b
+    Example:
+      ortet retention --agent default --keep-messages 30 --archive-after 90
+      ortet retention --keep-messages forever
+      ortet retain --dry-run
+    """
+    from ortet.hub.governance.retention import policies, policy_of
+
+    hub = call.hub
+    if keep is None and idle is None:
+        known = policies(hub) if agent is None else {agent: policy_of(hub, agent)}
+    else:
+        agent = agent or "default"
+        now = policy_of(hub, agent)
+        known = {
+            agent: hub.retention(
+                agent,
+                keep_messages=now.keep_messages if keep is None else _days(keep),
+                archive_after=now.archive_after if idle is None else _days(idle),
+            )
+        }
+    data = [{"agent": name, **output.fields(policy)} for name, policy in known.items()]
+    rows = [
+        (name, f"messages {_for(policy.keep_messages)}", _when(policy.archive_after))
+        for name, policy in known.items()
+    ]
+    call.emit(data, call.table(rows) or ["no policy: everything is kept forever"])
+
+
+def _days(text: str) -> float | None:
+    if text in ("forever", "never"):
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise Invalid(
+            "bad_age", f"{text!r} days: give a number from 0, or forever, or never"
+        ) from None
+
+
+def _for(days: float | None) -> str:
+    return "forever" if days is None else f"{days:g} days"
+
+
+def _when(days: float | None) -> str:
+    return "never archived" if days is None else f"archived after {days:g} idle days"
+
+
+@verb()
+@click.argument("file")
+@click.argument("sessions", metavar="[SESSION]...", nargs=-1)
+def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
+    """Write sessions, or all, as JSONL for evaluation.
+
+    To standard output for -.
+
+    \b
+    Example:
+      ortet dataset runs.jsonl
+      ortet dataset some.jsonl fix-42 fix-43
+    """
+    ids = [find(call, word).id for word in sessions] or None
+    if file == "-":
+        from ortet.hub.governance.datasets import lines
+
+        wanted = ids or [row.id for row in call.hub.sessions()]
+        sys.stdout.writelines(lines(call.hub.get(one) for one in wanted))
+        return
+    count = call.hub.export_jsonl(file, sessions=ids)
+    path = str(Path(file).absolute())
+    call.emit({"path": path, "sessions": count}, [f"{output.plural(count, 'session')} -> {file}"])

@@ -1,0 +1,224 @@
+"""log, show, diff: look at what was."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb, which
+from ortet.errors import Invalid, NotFound, OrtetError
+
+if TYPE_CHECKING:
+    from ortet.history.commits import CommitInfo
+    from ortet.history.diff.tree_diff import Change
+    from ortet.history.records import Entry
+    from ortet.ids import Oid
+
+PATCH_COLOURS = {"+": "green", "-": "red"}
+
+
+@verb()
+@click.argument("ref", default="HEAD")
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--graph", is_flag=True, help="Draw how branches came apart and together.")
+@which
+def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | None) -> None:
+    """List the commits of a branch, newest first.
+
+    \b
+    Example:
+      ortet log
+      ortet log --graph -n 20
+      ortet log proj/1 --json
+    """
+    try:
+        start = call.resolve(ref, name)
+    except NotFound as error:
+        raise _of_a_session(call, ref, error) from None
+    commits = call.hub.history.log(start, limit=limit)
+    names = _names(call)
+    if call.json:
+        call.emit([{**output.fields(info), "refs": names.get(info.oid, [])} for info in commits])
+        return
+    if graph:
+        call.emit(None, _graph_lines(call, list(commits), names))
+    else:
+        call.emit(None, (_commit_line(call, info, names) for info in commits))
+
+
+def _of_a_session(call: Call, ref: str, error: NotFound) -> NotFound:
+    """One without a commit has a journal all the same, and that is what is looked for then."""
+    try:
+        call.hub.get(ref)
+    except OrtetError:
+        return error
+    text = f"the session {ref!r} has no commits: `ortet journal {ref}` lists what happened in it"
+    return NotFound(error.kind, text, **error.details)
+
+
+def _names(call: Call) -> dict[str, list[str]]:
+    """Commit -> the branches and tags on it."""
+    found: dict[str, list[str]] = {}
+    for head in call.hub.refs.branches():
+        found.setdefault(head.oid.hex(), []).append(head.name)
+    for head in call.hub.refs.tags():
+        found.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
+    return found
+
+
+def _commit_line(call: Call, info: CommitInfo, names: dict[str, list[str]]) -> str:
+    oid = call.paint(output.short(info.oid), fg="yellow")
+    here = names.get(info.oid)
+    refs = call.paint(f"({', '.join(here)}) ", fg="green") if here else ""
+    return f"{oid}  {output.when(info.time)}  {refs}{output.title(info.message)}".rstrip()
+
+
+def _graph_lines(
+    call: Call, commits: list[CommitInfo], names: dict[str, list[str]]
+) -> Iterator[str]:
+    from ortet.history.graph_layout import draw
+
+    known = {info.oid: info for info in commits}
+    for drawing, oid in draw([(info.oid, info.parents) for info in commits]):
+        text = _commit_line(call, known[oid], names) if oid else ""
+        yield f"{drawing}  {text}".rstrip()
+
+
+@verb()
+@click.argument("ref", default="HEAD")
+@click.argument("path", required=False)
+@which
+def show(call: Call, ref: str, path: str | None, *, name: str | None) -> None:
+    """Show a commit and what it changed, or the content of one file in it.
+
+    \b
+    Example:
+      ortet show HEAD~1
+      ortet show proj/1 src/main.py > theirs.py
+    """
+    oid = call.resolve(ref, name)
+    if path is not None:
+        _print_file(call, oid, call.inside(path, name))
+        return
+    from ortet.cli.commands.workspace import programs
+
+    info = call.hub.history.info(oid)
+    changes = _between(call, f"{info.oid}^" if info.parents else None, info.oid)
+    refs = _names(call).get(info.oid, [])
+    running = programs(call, info.oid)
+    data = {
+        **output.fields(info),
+        "refs": refs,
+        "running": running,
+        "changes": list(map(output.change, changes)),
+    }
+    call.emit(data, _commit_block(call, info, refs, running, changes))
+
+
+def _commit_block(
+    call: Call, info: CommitInfo, refs: list[str], running: list[str], changes: Iterable[Change]
+) -> Iterator[str]:
+    yield call.paint(f"commit {info.oid}", fg="yellow")
+    yield f"state   {info.state}"
+    yield from (f"parent  {parent}" for parent in info.parents)
+    yield f"author  {output.safe(info.author)}"
+    yield f"time    {output.when(info.time)}"
+    if refs:
+        yield f"refs    {', '.join(refs)}"
+    if running:
+        yield f"running {', '.join(map(output.safe, running))}"
+    yield ""
+    yield from (f"    {output.safe(line)}" for line in info.message.splitlines() or [""])
+    yield ""
+    yield from output.change_lines(changes, call.paint)
+
+
+def _print_file(call: Call, oid: Oid, path: str) -> None:
+    from ortet.objects.blobs import read_file
+
+    entry = _entry(call, oid, path)
+    if call.json:
+        call.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
+        return
+    with call.answering():
+        sys.stdout.flush()
+        for piece in read_file(call.hub.objects, entry):
+            sys.stdout.buffer.write(piece)
+
+
+def _entry(call: Call, oid: Oid, path: str) -> Entry:
+    root = call.hub.history.image(oid).root
+    entry = call.hub.trees.resolve(root, os.fsencode(os.path.normpath(path)).strip(b"/"))
+    commit = output.short(oid.hex())
+    if entry is None:
+        raise NotFound("no_path", f"{path} is not in {commit}: give a path from the top of it")
+    if not entry.is_file:
+        raise Invalid(
+            "not_a_file", f"{path} is no file: `ortet restore {commit} --to DIR` writes everything"
+        )
+    return entry
+
+
+@verb()
+@click.argument("old", default="HEAD")
+@click.argument("new", required=False)
+@click.option("-p", "--patch", is_flag=True, help="Show the changed lines of text files.")
+@click.option("--stat", is_flag=True, help="Only count.")
+@which
+def diff(
+    call: Call, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
+) -> None:
+    """Show what differs between commits, or one and the present files.
+
+    \b
+    Example:
+      ortet diff
+      ortet diff HEAD~3 -p
+      ortet diff proj/1 proj/2 --stat
+    """
+    if new is None:
+        workspace = call.workspace(name, writes=False)
+        with call.progress("looking"):
+            changes = workspace.diff(old)
+    else:
+        changes = _between(call, call.resolve(old, name).hex(), call.resolve(new, name).hex())
+        call.remark_uncommitted(old, new)
+    if call.json:
+        call.emit([output.change(found, call.hub.objects, patch=patch) for found in changes])
+    elif stat:
+        call.emit(None, output.tally(changes))
+    elif patch:
+        call.emit(None, _patches(call, changes))
+    else:
+        call.emit(None, output.change_lines(changes, call.paint))
+
+
+def _between(call: Call, old: str | None, new: str) -> list[Change]:
+    from ortet.history.diff.tree_diff import diff_images
+
+    before = None if old is None else call.hub.history.image(call.resolve(old))
+    return diff_images(call.hub.trees, before, call.hub.history.image(call.resolve(new)))
+
+
+def _patches(call: Call, changes: Iterable[Change]) -> Iterator[str]:
+    """Made safe and coloured on a terminal; into a pipe as it is, for `patch`."""
+    raw = not call.on_terminal
+    for change in changes:
+        head = True  # until the first hunk
+        for line in output.patch_text(change, call.hub.objects).removesuffix("\n").split("\n"):
+            head = head and not line.startswith("@@")
+            shown = line if raw else output.safe(line, keep="\t")
+            yield call.paint(shown, bold=True) if head else _hunk_line(call, shown)
+
+
+def _hunk_line(call: Call, line: str) -> str:
+    """As git has it: what stands behind the numbers of a hunk is not coloured."""
+    if not line.startswith("@@"):
+        return call.paint(line, fg=PATCH_COLOURS[line[:1]]) if line[:1] in PATCH_COLOURS else line
+    numbers, mark, rest = line[2:].partition("@@")
+    return call.paint(f"@@{numbers}{mark}", fg="cyan") + rest

@@ -1,0 +1,70 @@
+"""journal, brief: what happened in a session, for those who follow it and those who go on."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.cli.follow import Follower
+from ortet.cli.session_args import event_data, event_line, find, read, session_argument
+
+
+@verb()
+@session_argument
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the last N.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as events come, until interrupted.")
+@click.option("--kind", multiple=True, metavar="KIND", help="Only these; may be repeated.")
+def journal(
+    call: Call, session: str | None, *, limit: int | None, follow: bool, kind: tuple[str, ...]
+) -> None:
+    """List the events of a session, and follow them as they come.
+
+    What people leave beside the writer (a comment, an approval) is shown when it comes, without a
+    number, and again when the writer has taken it into the journal. With --json --follow, each
+    event is one object on a line. Ctrl-C ends it with 130.
+
+    \b
+    Example:
+      ortet journal fix-42 -n 20
+      ortet journal fix-42 --follow --kind message
+    """
+    follower = Follower(call.hub, find(call, session).id)
+    found = follower.first(limit, kind)
+    if not follow:
+        call.emit([event_data(event) for event in found], map(event_line, found))
+        return
+    call.paged = False  # there is no end to read to
+    while True:
+        for event in found:
+            call.emit(event_data(event), [] if call.json else [event_line(event)])
+        sys.stdout.flush()
+        found = follower.wait(kind)
+
+
+@verb()
+@session_argument
+@click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
+@click.option("--write", "directory", metavar="DIR", help="Write handover files there instead.")
+def brief(call: Call, session: str | None, *, tokens: int, directory: str | None) -> None:
+    """Print what whoever goes on with a session has to know.
+
+    With --write: feature_list.json, progress.md and BRIEFING.md, for the next worker.
+
+    \b
+    Example:
+      ortet brief fix-42 --tokens 1000
+      ortet brief fix-42 --write handover
+    """
+    view = read(call, session)
+    if directory is not None:
+        made = view.handover(directory)
+        names = sorted([*made.written, *made.unchanged])
+        lines = [f"{'wrote' if name in made.written else 'kept'} {name}" for name in names]
+        call.emit({"session": view.id, **output.fields(made)}, lines)
+        return
+    briefing = view.briefing(tokens)
+    data = {"session": view.id, **output.fields(briefing)}
+    call.emit(data, (output.safe(line) for line in briefing.markdown.splitlines()))

@@ -1,0 +1,167 @@
+"""learn, milestone, episodes: what a session is told to remember, and what it has been through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, verb
+from ortet.cli.commands.facts import meant
+from ortet.cli.session_args import (
+    agent_option,
+    all_option,
+    find_or_all,
+    said,
+    scope_option,
+    session_option,
+    tail,
+    write,
+)
+from ortet.cli.times import moment
+from ortet.errors import Invalid
+
+if TYPE_CHECKING:
+    from ortet.journal.state.records import Episode
+    from ortet.sessions.session import Session
+
+_TITLE = 72
+"""Characters of the message of a commit."""
+
+commit_option = click.option(
+    "--commit", is_flag=True, help="Commit then, which tells those who share it."
+)
+
+
+@verb()
+@click.argument("text", required=False)
+@click.option("--about", default="", metavar="SUBJECT", help="What it is about.")
+@scope_option
+@click.option("--confidence", type=float, metavar="P", help="From 0 to 1; else 1.")
+@click.option("--since", metavar="WHEN", help="It holds from then on: a date, a time, or 7d (ago).")
+@click.option("--until", metavar="WHEN", help="It holds until then; 90d: for so long from now on.")
+@click.option("--source", type=int, metavar="N", help="The event that it comes from.")
+@click.option("--supersedes", metavar="FACT", help="The one that it takes the place of.")
+@click.option("--lesson", is_flag=True, help="A failure taught it.")
+@commit_option
+@session_option
+def learn(call: Call, text: str | None, *, session: str | None, **given: Any) -> None:
+    """Tell a session a fact, for itself or for others.
+
+    Without TEXT, or for -, it is read from standard input. What is for an agent, a user or a
+    project is told to their other sessions at the next commit. Times are UTC unless they say
+    otherwise.
+
+    \b
+    Example:
+      ortet learn -s fix-42 "tests need PYTHONPATH=src" --about testing
+      ortet learn -s fix-42 "deploys run on Fridays" --scope project:shop --since 2026-01-01
+      ortet learn -s fix-42 "deploys run on Mondays" --supersedes 5c0f3b7a --commit
+    """
+    text = said(text)
+    about, scope = as_text(given["about"]), given["scope"]
+    more = _more(call, given)
+    if given["lesson"] and more:
+        raise Invalid("bad_usage", f"a lesson takes no --{next(iter(more))}: leave it out")
+    opened = write(call, session)
+    if "supersedes" in more:
+        more["supersedes"] = meant(opened, more["supersedes"], believed=True).id
+    if given["lesson"]:
+        id_ = opened.lesson(text, about=about, scope=scope)
+    else:
+        id_ = opened.learn(text, about=about, scope=scope, **more)
+    commit = _commit(opened, "learned", text) if given["commit"] else None
+    data = {"id": id_, "session": opened.id, "commit": commit}
+    call.emit(data, [f"learned {tail(id_)}: {output.line(text)}"])
+    if opened.fact(id_).scope and commit is None:
+        call.note("others are told at the next commit")
+
+
+def _commit(opened: Session, what: str, text: str) -> str:
+    return opened.commit(f"{what}: {output.title(text)}"[:_TITLE] if text else what).oid
+
+
+def _more(call: Call, given: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "confidence": given["confidence"],
+        "since": moment(call, "--since", given["since"]),
+        "until": moment(call, "--until", given["until"], ahead=True),
+        "source": given["source"],
+        "supersedes": given["supersedes"],
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@verb()
+@click.option("--since", metavar="WHEN", help="Only from then on: a date, a time, or 7d (ago).")
+@click.option("--until", metavar="WHEN", help="Only what began before.")
+@click.option("--outcome", metavar="OUTCOME", help="Only what ended so, such as done.")
+@agent_option
+@all_option
+@session_option
+def episodes(call: Call, *, since: str | None, until: str | None, **given: Any) -> None:
+    """List what happened, the oldest first.
+
+    An episode ends when a session closes, compacts or reaches a milestone.
+
+    Of a session; where none works in this place and none is named, of all.
+
+    \b
+    Example:
+      ortet episodes --all --since 7d
+      ortet episodes -s fix-42 --outcome done
+    """
+    row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
+    found = call.hub.episodes(
+        agent=given["agent"],
+        session=row.id if row is not None else None,
+        since=moment(call, "--since", since),
+        until=moment(call, "--until", until),
+        outcome=given["outcome"],
+    )
+    call.emit([output.fields(one) for one in found], call.table(map(_episode_cells, found)))
+
+
+def _episode_cells(one: Episode) -> tuple[str, ...]:
+    return (
+        tail(one.id),
+        output.when(one.time),
+        output.safe(one.session),
+        f"{one.first}-{one.last}",
+        output.title(one.outcome) or one.cause,
+        output.line(one.summary),
+    )
+
+
+@verb()
+@click.argument("summary", required=False)
+@click.option("--outcome", default="", metavar="OUTCOME", help="How it ended, such as done.")
+@click.option("--importance", type=float, metavar="P", help="From 0 to 1.")
+@commit_option
+@session_option
+def milestone(
+    call: Call,
+    summary: str | None,
+    *,
+    outcome: str,
+    importance: float | None,
+    commit: bool,
+    session: str | None,
+) -> None:
+    """Remember what happened since the last episode as one.
+
+    Without SUMMARY, one is made of what was said, decided and learned; for -, it is read from
+    standard input.
+
+    \b
+    Example:
+      ortet milestone -s fix-42 "the login test passes again" --outcome done
+    """
+    text = said(summary) if summary is not None else ""
+    opened = write(call, session)
+    id_ = opened.milestone(text, outcome=as_text(outcome), importance=importance)
+    made = _commit(opened, "milestone", text) if commit else None
+    data = {"id": id_ or None, "session": opened.id, "commit": made}
+    done = f"episode {tail(id_)}" if id_ else "nothing happened since the last one"
+    call.emit(data, [done])

@@ -1,0 +1,245 @@
+"""pause, resume, close, archive, unarchive, compact, checkpoint, audit, retain: the life of a
+session, and who answers for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ortet.cli import output as render
+from ortet.cli.call import Call, as_text, verb
+from ortet.cli.session_args import find, read, read_text, row_data, session_argument, write
+from ortet.errors import Conflict, Invalid
+from ortet.sessions.history.cross_host_files import leave_here
+from ortet.sessions.writing.lease_handover import is_across
+
+why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the journal.")
+
+
+@verb()
+@session_argument
+@why_option
+def pause(call: Call, session: str | None, *, why: str) -> None:
+    """Let go of a session that a dead process left active.
+
+    In a store that hosts share, what is not committed of its private files is, so that it can go on
+    elsewhere.
+
+    \b
+    Example:
+      ortet pause fix-42 --why "waiting for review"
+    """
+    row = find(call, session)
+    if row.status != "paused" or why or is_across(call.hub):
+        opened = write(call, row.id)
+        leave_here(opened)
+        opened.pause(as_text(why))
+    _tell(call, row.id)
+
+
+@verb()
+@session_argument
+def resume(call: Call, session: str | None) -> None:
+    """Make a session ready to go on.
+
+    An archived one is brought back, what a crash cut is closed.
+
+    \b
+    Example:
+      ortet resume fix-42
+    """
+    row = find(call, session)
+    if row.status == "closed":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is closed: begin another, or read this one with `ortet journal`",
+            status=row.status,
+        )
+    if row.status == "archived":
+        call.hub.unarchive(row.id)
+    else:
+        write(call, row.id).pause()
+    _tell(call, row.id)
+
+
+@verb()
+@session_argument
+@why_option
+def close(call: Call, session: str | None, *, why: str) -> None:
+    """End a session; it can still be read, and its name stays taken.
+
+    \b
+    Example:
+      ortet close fix-42 --why "merged"
+    """
+    opened = write(call, session)
+    opened.close(as_text(why))
+    _tell(call, opened.id)
+
+
+@verb()
+@session_argument
+def archive(call: Call, session: str | None) -> None:
+    """Put a session away as one verified bundle in the store.
+
+    It can still be read; `ortet unarchive` brings it back.
+
+    \b
+    Example:
+      ortet archive fix-42
+    """
+    row = find(call, session)
+    done = call.hub.archive(row.id)
+    size = render.size(done.size)
+    call.emit(done, [f"archived {row.name}: {size} as {done.key}"])
+
+
+@verb()
+@session_argument
+def unarchive(call: Call, session: str | None) -> None:
+    """Bring an archived session back: paused, or closed as it was.
+
+    \b
+    Example:
+      ortet unarchive fix-42
+    """
+    row = find(call, session)
+    if row.status != "archived":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is {row.status}, not archived: go on with it",
+            status=row.status,
+        )
+    _tell(call, call.hub.unarchive(row.id).id)
+
+
+@verb()
+@session_argument
+@click.option("--keep-last", type=click.IntRange(min=0), default=20, show_default=True, metavar="N")
+@click.option("--summary", metavar="FILE", help="What stands for the rest; - is standard input.")
+def compact(call: Call, session: str | None, *, keep_last: int, summary: str | None) -> None:
+    """Put a summary in the place of all but the newest messages.
+
+    Nothing is deleted: the journal has all of it. Facts, decisions, deeds and the plan stay.
+    Without --summary, a plain extract is made.
+
+    \b
+    Example:
+      ortet compact fix-42 --keep-last 10
+      summarise < talk.txt | ortet compact fix-42 --summary -
+    """
+    text = None if summary is None else read_text(summary)
+    opened = write(call, session)
+    done = opened.compact(keep_last, None if text is None else lambda _: text)
+    if done is None:
+        call.emit({"session": opened.id, "compaction": None}, ["nothing to leave out"])
+        return
+    lines = [f"left out {render.plural(done.count, 'message')}, events {done.first} to {done.last}"]
+    call.emit({"session": opened.id, "compaction": render.fields(done)}, lines)
+
+
+@verb()
+@session_argument
+@click.option("-o", "--output", metavar="FILE", help="Write it there.")
+@click.option("--from", "source", metavar="FILE", help="Begin a session from such a record.")
+@click.option("--name", default="", metavar="NAME", help="With --from: what it is called.")
+@click.option("--agent", default="", metavar="NAME", help="With --from: whose it is.")
+def checkpoint(
+    call: Call,
+    session: str | None,
+    *,
+    output: str | None,
+    source: str | None,
+    name: str,
+    agent: str,
+) -> None:
+    """Print a session as one portable record, or begin one from it.
+
+    The record is an AgentCheckpoint in JSON; docs/agent-checkpoint.schema.json describes it.
+
+    \b
+    Example:
+      ortet checkpoint fix-42 -o fix-42.json
+      ortet checkpoint --from fix-42.json --name fix-42-again
+    """
+    if source is not None:
+        if session is not None or output is not None:
+            raise Invalid("bad_usage", "--from makes a session: leave SESSION and -o out")
+        opened = call.open_hub(create=True).from_checkpoint(
+            read_text(source), name=name, agent=agent
+        )
+        opened.pause()
+        row = opened.row
+        call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+        return
+    if name or agent:
+        raise Invalid("bad_usage", "--name and --agent are for a session made by --from")
+    view = read(call, session)
+    text = view.checkpoint().to_json()
+    if output is None:
+        if not call.quiet:
+            sys.stdout.write(text + "\n")
+        return
+    Path(output).write_text(text + "\n", encoding="utf-8")
+    path = str(Path(output).absolute())
+    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+
+
+@verb()
+@session_argument
+def audit(call: Call, session: str | None) -> None:
+    """Check every link of a journal, then print who did what and why.
+
+    The last line is the hash to keep elsewhere: with it, nobody can change what was before. The
+    exit code is 8 when something is not as it was recorded.
+
+    \b
+    Example:
+      ortet audit fix-42
+    """
+    report = call.hub.audit(find(call, session).id)
+    call.emit(report, _audit_lines(call, report))
+
+
+def _audit_lines(call: Call, report: object) -> list[str]:
+    from ortet.hub.governance.audit import AuditReport
+
+    del call
+    assert isinstance(report, AuditReport)
+    rows = [
+        (
+            f"{line.seq:>5}",
+            render.when(line.time),
+            render.safe(line.actor),
+            line.kind,
+            render.title(line.what) + (f"  ({render.title(line.why)})" if line.why else ""),
+        )
+        for line in report.lines
+    ]
+    gone = f", {report.erased} erased" if report.erased else ""
+    return [*render.table(rows), f"sound: {report.events} events{gone}, head {report.head}"]
+
+
+@verb()
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+def retain(call: Call, dry_run: bool) -> None:
+    """Erase, archive and trim what has had its time.
+
+    That is, apply the policies of all agents: `ortet retention` sets them.
+    A session on hold is left alone, whatever its policy says.
+
+    \b
+    Example:
+      ortet retain --dry-run
+    """
+    report = call.hub.retain(dry_run=dry_run)
+    verb_ = "would " if dry_run else ""
+    lines = [f"{verb_}{one.what} {one.name}: {one.why}" for one in report.deeds]
+    call.emit(report, lines or ["nothing to do"])
+
+
+def _tell(call: Call, id_: str) -> None:
+    row = call.hub.get(id_).row
+    call.emit(row_data(row), [f"{row.name} is {row.status}"])

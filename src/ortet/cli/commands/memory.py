@@ -1,0 +1,180 @@
+"""memory export/diff/contradictions/consolidate/refresh: memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output as render
+from ortet.cli.call import Call, group, verb
+from ortet.cli.session_args import find, read, session_either, tail, write
+from ortet.errors import NotFound
+
+if TYPE_CHECKING:
+    from ortet.journal.state.records import Decision, Fact
+    from ortet.sessions.memory.report import MemoryDiff
+
+
+@group
+def memory() -> None:
+    """Write memory as Markdown, compare it, make facts of episodes.
+
+    \b
+    Example:
+      ortet memory export fix-42 -o memory.md
+      ortet memory diff HEAD~3 HEAD
+      ortet memory consolidate --dry-run
+    """
+
+
+@verb("export")
+@session_either
+@click.option("-o", "--output", metavar="FILE", help="Write it there.")
+def memory_export(call: Call, session: str | None, *, output: str | None) -> None:
+    """Print what a session knows and went through, as Markdown.
+
+    \b
+    Example:
+      ortet memory export fix-42 -o memory.md
+    """
+    from ortet.sessions.memory.report import markdown
+
+    view = read(call, session)
+    text = markdown(view)
+    if output is None:
+        lines = (render.safe(line, keep="\t") for line in text.splitlines())
+        call.emit({"session": view.id, "markdown": text}, lines)
+        return
+    Path(output).write_text(text, encoding="utf-8")
+    path = str(Path(output).absolute())
+    call.emit({"session": view.id, "path": path}, [f"{view.name} -> {render.safe(output)}"])
+
+
+@verb("diff")
+@click.argument("old")
+@click.argument("new", default="HEAD")
+def memory_diff(call: Call, old: str, new: str) -> None:
+    """Show what is believed at one place and not at another.
+
+    Each is a commit, a branch or a session.
+
+    What was not committed yet is not in it. NEW is HEAD if it is left out.
+
+    \b
+    Example:
+      ortet memory diff HEAD~3
+      ortet memory diff fix-42 fix-42/1
+    """
+    found = call.hub.memory_diff(_commit(call, old), _commit(call, new))
+    data = {**render.fields(found), "same": found.same}
+    call.emit(data, list(_changes(call, found)) or ["no difference"])
+
+
+def _commit(call: Call, word: str) -> str:
+    """Of a reference, or the last one of a session."""
+    try:
+        return call.resolve(word).hex()
+    except NotFound as missing:
+        try:
+            row = find(call, word)
+        except NotFound:
+            raise missing from None
+    head = call.hub.get(row.id).head
+    if head is None:
+        raise NotFound("no_commit", f"{row.name} has no commit yet: make one")
+    return head.oid
+
+
+def _changes(call: Call, found: MemoryDiff) -> Iterator[str]:
+    rows = [
+        *(("- " + _kind(one), tail(one.id), _because(one)) for one in found.given_up),
+        *(("+ " + _kind(one), tail(one.id), render.line(one.text)) for one in found.learned),
+        *(("+ decision", tail(one.id), _because(one)) for one in found.decisions),
+        *(("+ episode", tail(one.id), render.line(one.summary)) for one in found.episodes),
+    ]
+    for (mark, *_), line in zip(rows, call.table(rows), strict=True):
+        yield call.paint(line, fg="green" if mark.startswith("+") else "red")
+
+
+def _kind(fact: Fact) -> str:
+    return "lesson" if fact.lesson else "fact"
+
+
+def _because(one: Fact | Decision) -> str:
+    return render.line(one.text) + (f"  ({render.line(one.why)})" if one.why else "")
+
+
+@verb("consolidate")
+@click.argument("agent", default="default")
+@click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
+def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
+    """Make facts of an agent's episodes, for all its sessions.
+
+    Of sessions that were opened with a user's scope, they are for that user's. Each says which
+    event it is from. What was done is not done again, and nothing is rewritten.
+
+    \b
+    Example:
+      ortet memory consolidate --dry-run
+      ortet memory consolidate reviewer
+    """
+    with call.progress("consolidate"):
+        found = call.hub.consolidate(agent, dry_run=dry_run)
+    rows = [("+", tail(one.id), render.line(one.text)) for one in found.facts]
+    rows += [("=", tail(id_), render.line(text)) for text, id_ in found.linked]
+    total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
+    end = f"{total}: nothing is changed" if dry_run else total
+    call.emit(render.fields(found), [*call.table(rows), end])
+
+
+@verb("contradictions")
+@session_either
+def memory_contradictions(call: Call, session: str | None) -> None:
+    """List facts that cannot both be true, the older first.
+
+    Nothing is given up by itself: `ortet learn --supersedes` or `ortet facts forget` settles one.
+
+    \b
+    Example:
+      ortet memory contradictions fix-42
+    """
+    found = read(call, session).contradictions()
+    rows = [
+        (tail(fact.id), render.line(one.about) if fact is one.ours else "", render.line(fact.text))
+        for one in found
+        for fact in (one.ours, one.theirs)
+    ]
+    call.emit([render.fields(one) for one in found], call.table(rows) or ["no contradiction"])
+
+
+@verb("refresh")
+@session_either
+def memory_refresh(call: Call, session: str | None) -> None:
+    """Let a session know what the memories that it shares say now.
+
+    One that was restored, and each fork, believes what they said then.
+
+    \b
+    Example:
+      ortet memory refresh fix-42
+    """
+    opened = write(call, session)
+    before = {fact.id for fact in opened.facts()}
+    opened.refresh()
+    after = {fact.id for fact in opened.facts()}
+    data = {"session": opened.id, "learned": sorted(after - before)}
+    data["given_up"] = sorted(before - after)
+    call.emit(data, [f"{len(after - before)} learned, {len(before - after)} given up"])
+
+
+for _command in (
+    memory_export,
+    memory_diff,
+    memory_contradictions,
+    memory_consolidate,
+    memory_refresh,
+):
+    memory.add_command(_command)

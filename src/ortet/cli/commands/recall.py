@@ -1,0 +1,160 @@
+"""recall, context: what is remembered for a question, and what a model is given of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, verb
+from ortet.cli.session_args import (
+    agent_option,
+    all_option,
+    find_or_all,
+    read,
+    said,
+    scope_option,
+    session_option,
+    tail,
+)
+from ortet.cli.times import moment
+from ortet.errors import Invalid
+
+if TYPE_CHECKING:
+    from ortet.journal.conversation.context import Context
+    from ortet.memory.records import Scores
+    from ortet.sessions.hits import Hit
+
+_TIERS = ("working", "episodic", "semantic")
+
+
+@verb()
+@click.argument("query")
+@click.option(
+    "-k",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
+@click.option("--tier", multiple=True, type=click.Choice(_TIERS), help="Only this; repeatable.")
+@click.option("--at", metavar="WHEN", help="What could be known then: a date, a time, or 7d (ago).")
+@click.option("--on", metavar="WHEN", help="Only facts that hold at that moment.")
+@click.option("--since", metavar="WHEN", help="Only what happened from then on.")
+@scope_option
+@agent_option
+@all_option
+@click.option("--explain", is_flag=True, help="Show why each was found.")
+@session_option
+def recall(call: Call, query: str, *, k: int, explain: bool, **given: Any) -> None:
+    """Find what was said, what happened and what is known, the best first.
+
+    Of a session and of the memories that it shares; where no session works in this place and none
+    is named, of all. For -, the question is read from standard input. Nothing is changed by it.
+
+    \b
+    Example:
+      ortet recall -s fix-42 "how are the tests run?"
+      ortet recall --all --tier semantic -k 3 "deploy token"
+      ortet recall -s fix-42 "which database?" --at 2026-11-16 --explain
+    """
+    text = said(query) if query == "-" else as_text(query)
+    row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
+    asked: dict[str, Any] = {
+        "tiers": given["tier"] or None,
+        "scope": given["scope"],
+        "explain": explain,
+        **{name: moment(call, f"--{name}", given[name]) for name in ("at", "on", "since")},
+    }
+    if row is not None:
+        found = call.hub.get(row.id).recall(text, k, **asked)
+    else:
+        found = call.hub.recall(text, k, agent=given["agent"], **asked)
+    hits = [output.fields(hit) for hit in found]
+    lines = call.table(map(_hit_cells, found))
+    if explain:
+        lines = [line for pair in zip(lines, map(_why, found), strict=True) for line in pair]
+    call.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
+    if found.dense not in ("", "all"):
+        call.note(_remark(found.dense))
+
+
+def _remark(dense: str) -> str:
+    """How meaning took no part, or not all of it."""
+    if dense == "some":
+        return "by words and partly by meaning: not all is embedded yet"
+    why = "the embedder is late" if dense == "late" else dense.removeprefix("failed: ")
+    return f"by words alone: {output.safe(why)}"
+
+
+def _hit_cells(hit: Hit) -> tuple[str, ...]:
+    return (
+        f"{hit.score:.4f}",
+        hit.tier,
+        output.when(hit.time),
+        output.safe(hit.role) or f"{hit.source.kind} {tail(hit.id)}",
+        output.safe(str(hit.source)),
+        output.line(hit.text),
+    )
+
+
+def _why(hit: Hit) -> str:
+    return f"        {_scores(hit.scores)}" if hit.scores is not None else ""
+
+
+def _scores(found: Scores) -> str:
+    parts = []
+    if found.bm25_rank:
+        parts.append(f"words {found.bm25:.2f} (rank {found.bm25_rank})")
+    if found.cosine_rank:
+        parts.append(f"meaning {found.cosine:.2f} (rank {found.cosine_rank})")
+    if found.recency_rank:
+        parts.append(f"newness rank {found.recency_rank}")
+    parts.append(f"importance {found.importance:g}")
+    if found.terms:
+        parts.append(f"has {' '.join(map(output.safe, found.terms))}")
+    if found.pruned:
+        parts.append(f"too common {' '.join(map(output.safe, found.pruned))}")
+    return ", ".join(parts)
+
+
+@verb()
+@click.argument("query", default="")
+@click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
+@click.option("--chat", is_flag=True, help="As JSON for chat completions.")
+@click.option("--parts", is_flag=True, help="As JSON with rules apart and content in parts.")
+@session_option
+def context(
+    call: Call, query: str, *, tokens: int, chat: bool, parts: bool, session: str | None
+) -> None:
+    """Print what a model is to be given, with memories for QUERY.
+
+    The summary and the newest messages that fit come first, then facts and episodes that QUERY
+    recalls, with goal, plan and what is not settled.
+
+    \b
+    Example:
+      ortet context -s fix-42 "how are the tests run?" --tokens 2000
+      ortet context -s fix-42 "how are the tests run?" --chat > messages.json
+    """
+    if chat and parts:
+        raise Invalid("bad_usage", "--chat or --parts? give one of them")
+    text = said(query) if query == "-" else as_text(query)
+    found = read(call, session).context(text, tokens)
+    if chat or parts:
+        given = found.chat() if chat else found.parts()
+        call.emit(given, [output.to_json(given)])
+        return
+    call.emit(output.fields(found), _talk(found))
+
+
+def _talk(found: Context) -> Iterator[str]:
+    from ortet.journal.conversation.text import text_of
+
+    for message in found:
+        who = "remembered" if message.extra.get("memory") else output.safe(message.role)
+        yield f"[{who}]"
+        yield from map(output.safe, text_of(message.content).splitlines())

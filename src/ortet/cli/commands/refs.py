@@ -1,0 +1,195 @@
+"""branch, tag, reflog: names for commits, and where they have been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.errors import Conflict, Invalid
+from ortet.history.refs import text_of
+
+if TYPE_CHECKING:
+    from ortet.backends.base import Head
+    from ortet.history.refs import RefKind
+
+
+@verb()
+@click.argument("name", required=False)
+@click.argument("ref", required=False)
+@click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a branch.")
+@click.option("-m", "--rename", "rename", nargs=2, metavar="OLD NEW", help="Rename a branch.")
+def branch(
+    call: Call,
+    name: str | None,
+    ref: str | None,
+    delete: str | None,
+    rename: tuple[str, str] | None,
+) -> None:
+    """List branches and their workspaces; make, delete or rename one.
+
+    A new branch points at REF, or at HEAD. A deleted one stays in the reflog.
+
+    \b
+    Example:
+      ortet branch
+      ortet branch before-refactoring HEAD~1
+      ortet branch -m proj/1 good-idea
+      ortet branch -d before-refactoring
+    """
+    _one_deed(name, delete, rename)
+    if name is not None:
+        _create(call, name, ref, "branch")
+    elif delete is not None:
+        from ortet.workspaces import branches
+
+        oid = branches.delete(call.hub, delete).hex()
+        call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short(oid)}"])
+    elif rename is not None:
+        from ortet.workspaces import branches
+
+        oid = branches.rename(call.hub, *rename).hex()
+        call.emit({"name": rename[1], "was": rename[0], "oid": oid}, [f"now {rename[1]}"])
+    else:
+        _list_branches(call)
+
+
+@verb()
+@click.argument("name", required=False)
+@click.argument("ref", required=False)
+@click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a tag.")
+@click.option("-w", "--workspace", metavar="NAME", help="HEAD is that of this one, such as proj/1.")
+def tag(
+    call: Call, name: str | None, ref: str | None, *, delete: str | None, workspace: str | None
+) -> None:
+    """List tags; make or delete one. A tag is a name that does not move.
+
+    The tags of a store are for all workspaces in it.
+
+    \b
+    Example:
+      ortet tag green HEAD
+      ortet tag golden -w proj-live
+      ortet restore green
+      ortet tag -d green
+    """
+    _one_deed(name, delete)
+    if name is not None:
+        _create(call, name, ref, "tag", workspace)
+    elif delete is not None:
+        oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.author).hex()
+        call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short(oid)}"])
+    else:
+        call.paged = True
+        found = [_head(call, head) for head in call.hub.refs.tags()]
+        call.emit(found, output.table(map(_cells, found)))
+
+
+@verb()
+@click.argument("name", metavar="[BRANCH]", required=False)
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+def reflog(call: Call, name: str | None, limit: int | None) -> None:
+    """Show where a branch has been, newest first.
+
+    The first column can be used wherever a commit is asked for, also after the branch was deleted.
+
+    \b
+    Example:
+      ortet reflog
+      ortet restore 'HEAD@{1}'
+    """
+    if name is None:
+        name = call.branch() or call.row().name
+    text_of(name)
+    ops = call.hub.refs.reflog(name) or call.hub.refs.reflog(name, kind="tag")
+    if not ops:
+        call.resolve(name)  # says what there is instead
+    data = [
+        {
+            "ref": f"{name}@{{{number}}}",
+            "oid": op.new.hex() if op.new else None,
+            "was": op.old.hex() if op.old else None,
+            "verb": op.verb,
+            "time": op.time,
+            "actor": op.actor,
+            "detail": op.detail,
+        }
+        for number, op in enumerate(ops[:limit])
+    ]
+    rows = [
+        (
+            f"{name}@{{{number}}}",
+            output.short(op.new.hex()) if op.new else "-",
+            output.when(op.time),
+            op.verb,
+            output.title(op.detail),
+        )
+        for number, op in enumerate(ops[:limit])
+    ]
+    call.emit(data, output.table(rows))
+
+
+def _one_deed(*asked: object) -> None:
+    if sum(thing is not None for thing in asked) > 1:
+        raise Invalid("bad_usage", "create, delete or rename, one at a time: give one of them")
+
+
+def _create(
+    call: Call, name: str, ref: str | None, kind: RefKind, workspace: str | None = None
+) -> None:
+    branch = call.row(workspace).name if workspace else None
+    oid = call.resolve("HEAD" if ref is None else ref, branch)
+    try:
+        call.hub.refs.create(name, oid, kind=kind, actor=call.hub.author)
+    except Conflict as error:
+        there = call.hub.refs.get(name, kind=kind)
+        if there is None:
+            raise
+        info = call.hub.history.info(there.oid)
+        what = f"{error.message} (it is {output.short(info.oid)}, {output.title(info.message)!r})"
+        raise Conflict(error.kind, what, **error.details) from error
+    text = oid.hex()
+    call.emit({"name": name, "oid": text}, [f"{name} is {output.short(text)}"])
+
+
+def _list_branches(call: Call) -> None:
+    call.paged = True
+    here = call.branch()
+    heads = {head.name: head for head in call.hub.refs.branches()}
+    rows = {row.name: row for row in call.hub.registry.all()}
+    data, lines = [], []
+    for name in sorted(heads.keys() | rows.keys()):
+        head, row = heads.get(name), rows.get(name)
+        found = (
+            _head(call, head) if head else {"name": name, "oid": None, "message": "no commit yet"}
+        )
+        data.append(
+            {
+                **found,
+                "current": name == here,
+                "engine": row.engine if row else None,
+                "files": row.files if row else None,
+                "directory": str(row.directory) if row else None,
+            }
+        )
+        place = f"{row.engine} {output.safe(str(row.directory))}" if row else ""
+        mark = "*" if name == here else " "
+        lines.append((f"{mark} {name}", *_cells(found)[1:3], place, _cells(found)[3]))
+    call.emit(data, output.table(lines))
+
+
+def _cells(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    moment = output.when(found["time"]) if "time" in found else ""
+    return found["name"], output.short(found["oid"] or "-"), moment, output.title(found["message"])
+
+
+def _head(call: Call, head: Head) -> dict[str, Any]:
+    commit = call.hub.history.read(head.oid)
+    return {
+        "name": head.name,
+        "oid": head.oid.hex(),
+        "time": commit.time,
+        "message": commit.message,
+    }

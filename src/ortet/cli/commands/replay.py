@@ -1,0 +1,233 @@
+"""replay, whatif, diff-runs: what happened once more, otherwise, and beside another run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, verb
+from ortet.cli.session_args import event_data, find, read, row_data, value_of
+from ortet.errors import Diverged, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from ortet.sessions.history.played import Played
+    from ortet.sessions.table import SessionRow
+
+_WIDTH = 80
+
+
+@verb()
+@click.argument("session")
+@click.argument("command", metavar="[-- COMMAND...]", nargs=-1)
+def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
+    """Show a run with what it got, or run its program against that.
+
+    With a COMMAND, the program is run and, where it opens the session by name, is given what it got
+    then: nothing is done and nothing is written. The exit code is 5, with both steps side by side,
+    when it does something else than it did, or less, and 0 when it ends where it waited for an
+    approval. Pure actions run.
+
+    \b
+    Example:
+      ortet replay fix-42
+      ortet replay fix-42 -- python3 agent.py
+    """
+    row = find(call, session)
+    if command:
+        _run(call, row, command)
+        return
+    from ortet.integrations._shared.actions import steps_of
+
+    steps = [output.fields(one) for one in steps_of(call.hub.get(row.id).events())]
+    call.emit(steps, (_step_line(step) for step in steps))
+
+
+def _step_line(step: dict[str, Any]) -> str:
+    kind = "act" if step["kind"] == "begun" else step["kind"]
+    line = f"{step['seq']:>5}  {kind:<8}  {_gist(step['kind'], step['data'])}"
+    if step["kind"] != "begun":
+        return line
+    got = step["error"] if step["error"] else step["outcome"]
+    shown = "" if got is None else f": {got}"
+    return f"{line}\n{'':>17}{step['state'] or 'not ended'}{output.title(shown)}"
+
+
+def _gist(kind: str, data: dict[str, Any]) -> str:
+    from ortet.journal.replay.run_diff import gist
+    from ortet.sessions.actions.effects import shown
+
+    if kind == "begun":
+        said = {"args": data.get("args", []), "kwargs": data.get("kwargs", {})}
+        return output.title(shown(str(data.get("name")), said))
+    return output.title(gist(data))
+
+
+def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
+    import subprocess
+    import tempfile
+
+    from ortet.sessions.history.played import read as read_report
+    from ortet.store.context import REPLAY, REPLAY_REPORT
+
+    with tempfile.TemporaryDirectory(prefix="ortet-replay-") as place:
+        report = Path(place) / "report"
+        told = {"ORTET_URL": call.hub.url, REPLAY: row.id, REPLAY_REPORT: str(report)}
+        silent = call.json or call.quiet
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **told},
+                stdout=subprocess.DEVNULL if silent else None,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise NotFound("no_command", f"there is no command {command[0]!r}") from None
+        played = read_report(report)
+    if played is None:
+        raise Invalid(
+            "not_replayed",
+            f"the command (exit code {done.returncode}) did not open session {row.name!r} of agent "
+            f"{row.agent!r}, or did not let go of it: use `with ortet.open() as hub` and "
+            "hub.session(name) in it",
+            exit_code=done.returncode,
+        )
+    if played.got is not None or played.expected is not None:
+        raise _diverged(row, played, done.returncode)
+    data = {"session": row.id, "same": True, "upto": played.upto, "exit_code": done.returncode}
+    line = f"{row.name}: all {played.upto} events re-enacted, nothing done"
+    if played.waits is None:
+        call.emit(data, [line])
+        call.exit_code = done.returncode
+    else:  # however the program ended then, it ended so
+        what, id_ = played.waits["what"], played.waits["id"]
+        call.emit({**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"])
+
+
+def _diverged(row: SessionRow, played: Played, exit_code: int) -> Diverged:
+    then, now = played.expected, played.got
+    left = _lines(then) if then else ["nothing more was recorded"]
+    right = _lines(now) if now else [f"the program ended, exit code {exit_code}"]
+    half = (_WIDTH - 3) // 2
+    at = then["seq"] if then else played.upto + 1
+    lines = [f"the replay of {row.name} left the record at event {at}"]
+    lines.append(f"{'then':{half}}   now")
+    for one, other in zip_longest(_wrap(left, half), _wrap(right, half), fillvalue=""):
+        lines.append(f"{one:{half}} {' ' if one == other else '|'} {other}".rstrip())
+    lines.append("change the program back, or go on from there: hub.session(…, replay='live')")
+    return Diverged(
+        "diverged", "\n".join(lines), seq=at, expected=then, got=now, exit_code=exit_code
+    )
+
+
+def _lines(step: dict[str, Any]) -> list[str]:
+    """A step, a thing a line."""
+    data = step["data"]
+    if step["kind"] == "begun":
+        args = [repr(arg) for arg in data.get("args", ())]
+        args += [f"{key}={value!r}" for key, value in data.get("kwargs", {}).items()]
+        return [f"act {data.get('name')}", *(f"  {arg}" for arg in args)]
+    return [step["kind"], *(f"  {key}: {value}" for key, value in data.items() if key != "id")]
+
+
+def _wrap(lines: list[str], width: int) -> list[str]:
+    import textwrap
+
+    safe = (output.safe(line) for line in lines)
+    return [part for line in safe for part in textwrap.wrap(line, width) or [""]]
+
+
+@verb()
+@click.argument("session")
+@click.argument("at", metavar="EVENT", type=click.IntRange(min=1))
+@click.option("--message", metavar="TEXT", help="What was said instead; - reads standard input.")
+@click.option("--result", metavar="JSON", help="What the action returned; no JSON is a str.")
+@click.option("--error", metavar="TEXT", help="How the action failed.")
+@click.option("--no-files", is_flag=True, help="Fork the mind only.")
+def whatif(
+    call: Call,
+    session: str,
+    at: int,
+    *,
+    message: str | None,
+    result: str | None,
+    error: str | None,
+    no_files: bool,
+) -> None:
+    """Fork a session as if one message or result had been another.
+
+    EVENT is its number in the journal. The session itself is left alone; the fork is paused, to be
+    opened by name. Files are those of the last commit before the event.
+
+    \b
+    Example:
+      ortet journal fix-42
+      ortet whatif fix-42 7 --result '{"hits": []}'
+      ortet whatif fix-42 2 --message "the logout test fails"
+    """
+    change: dict[str, Any] = {}
+    if message is not None:
+        change["message"] = sys.stdin.read() if message == "-" else as_text(message)
+    if result is not None:
+        change["result"] = value_of(result)
+    if error is not None:
+        change["error"] = as_text(error)
+    if len(change) != 1:
+        raise Invalid("bad_usage", "say what was otherwise: one of --message, --result, --error")
+    row = find(call, session)
+    fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
+    fork.pause()
+    made = call.hub.get(fork.id).row
+    call.emit(
+        {**row_data(made), "from": row.id, "at": at},
+        [
+            f"session {made.name}: {row.name} up to event {at}, which is changed",
+            f"go on with it by name; `ortet diff-runs {row.name} {made.name}` compares them",
+        ],
+    )
+
+
+@verb("diff-runs")
+@click.argument("left")
+@click.argument("right")
+@click.option("--around", type=click.IntRange(min=0), default=3, show_default=True, metavar="N")
+def diff_runs(call: Call, left: str, right: str, *, around: int) -> None:
+    """Show where two sessions part, then both side by side.
+
+    Times and ids do not count. The exit code is 0 also when they differ.
+
+    \b
+    Example:
+      ortet diff-runs fix-42 fix-42/1
+    """
+    from ortet.journal.replay.run_diff import render as side_by_side
+
+    one, other = read(call, left), read(call, right)
+    found = call.hub.diff_runs(one, other)
+    data = {
+        "left": one.id,
+        "right": other.id,
+        "same": found.first is None,
+        "seq": found.seq or None,
+        "pairs": [
+            {
+                "same": pair.same,
+                "left": event_data(pair.left) if pair.left else None,
+                "right": event_data(pair.right) if pair.right else None,
+            }
+            for pair in found.pairs
+        ],
+    }
+    text = side_by_side(found, width=_columns(), around=around)
+    call.emit(data, map(output.safe, text.splitlines()))
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((_WIDTH, 24)).columns

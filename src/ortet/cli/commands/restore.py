@@ -1,0 +1,137 @@
+"""restore and rewind: go back, with a way forth again."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb, which
+from ortet.errors import Invalid
+from ortet.ids import from_hex
+
+if TYPE_CHECKING:
+    from ortet.ids import Oid
+    from ortet.machines.base import Report
+    from ortet.workspaces.workspace import Workspace
+
+
+@verb()
+@click.argument("ref")
+@click.argument("paths", nargs=-1)
+@click.option("--only", metavar="PARTS", help="Parts to bring back, by comma: files, processes.")
+@click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
+@click.option("--restart", is_flag=True, help="Start services that ran then and do not come back.")
+@which
+def restore(
+    call: Call,
+    ref: str,
+    paths: tuple[str, ...],
+    *,
+    only: str | None,
+    to: str | None,
+    restart: bool,
+    name: str | None,
+) -> None:
+    """Make the files those of a commit.
+
+    The whole workspace, or only PATHS (then the branch stays where it is). What was not committed
+    is committed first, so `ortet restore HEAD@{1}` undoes a restore.
+
+    \b
+    Example:
+      ortet restore 1a2b3c4d
+      ortet restore HEAD~1 src/parser.py
+      ortet restore proj/2 --to ../second-try
+    """
+    if to is not None:
+        if paths:
+            raise Invalid("bad_usage", "--to writes everything: leave the paths out")
+        if restart:
+            raise Invalid("bad_usage", "nothing runs in a new directory: leave --restart out")
+        _write_out(call, ref, to, name)
+        return
+    workspace = call.workspace(name)
+    parts, target = _parts(only), workspace.resolve(ref)
+    began = time.perf_counter()
+    with call.progress("restore"):
+        inside = [call.inside(path, name) for path in paths] or None
+        report = workspace.restore(ref, only=parts, paths=inside, restart=restart)
+    _tell(call, workspace, "restored", report, began, target)
+
+
+def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
+    oid = call.resolve(ref, name).hex()
+    call.remark_uncommitted(ref)
+    began = time.perf_counter()
+    with call.progress("restore") as progress:
+        report = call.hub.restore(oid, to, progress=progress)
+    data = {"oid": oid, "path": os.path.abspath(to), **output.fields(report)}
+    took = output.seconds(time.perf_counter() - began)
+    line = f"{output.short(oid)} in {output.safe(to)}: {output.report(report)}  ({took})"
+    call.emit(data, [line])
+    call.losses(report.losses)
+
+
+def _parts(only: str | None) -> list[str] | None:
+    parts = None if only is None else [part.strip() for part in only.split(",")]
+    if parts is not None and not set(parts) <= {"files", "processes"}:
+        raise Invalid(
+            "nothing_to_restore",
+            f"--only {only}: a workspace holds files and processes; write --only files, or leave "
+            "it out",
+        )
+    return parts
+
+
+def _tell(  # noqa: PLR0917 - in the order one says it
+    call: Call, workspace: Workspace, verb_: str, report: Report, began: float, target: Oid
+) -> None:
+    deeds, secrets = call.hub.since(workspace.name, target)
+    head = workspace.head
+    oid = head.oid if head else ""
+    data = {
+        "name": workspace.name,
+        "oid": oid,
+        "state": head.state if head else None,
+        **output.fields(report),
+        "deeds": [output.fields(deed) for deed in deeds],
+        "secrets": [output.fields(one) for one in secrets],
+    }
+    tag = call.paint(f"[{workspace.name} {output.short(oid)}]", fg="yellow")
+    took = output.seconds(time.perf_counter() - began)
+    lines = [f"{tag} {verb_}: {output.report(report)}  ({took})"]
+    if deeds:
+        names = ", ".join(sorted({output.safe(deed.name) for deed in deeds}))
+        stay = "stays" if len(deeds) == 1 else "stay"
+        lines.append(f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}")
+    lines += [output.safe(str(one)) for one in secrets]
+    call.emit(data, lines)
+    call.losses(report.losses)
+
+
+@verb()
+@click.argument("count", metavar="[N]", type=int, default=1)
+@which
+def rewind(call: Call, count: int, name: str | None) -> None:
+    """Restore the N-th commit back on this branch; 1 unless told.
+
+    What was not committed is committed first, so `ortet restore HEAD@{1}` undoes a rewind.
+
+    \b
+    Example:
+      ortet rewind
+      ortet rewind 3 -w proj/1
+    """
+    if count < 1:
+        raise Invalid("bad_count", f"cannot rewind {count} commits: give a number from 1")
+    workspace = call.workspace(name)
+    began = time.perf_counter()
+    with call.progress("rewind"):
+        report = workspace.rewind(count)
+    head = workspace.head
+    assert head is not None  # it has gone to one
+    _tell(call, workspace, "rewound", report, began, from_hex(head.oid))

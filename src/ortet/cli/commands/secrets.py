@@ -1,0 +1,89 @@
+"""secret: what commands are given by name, and no commit may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, group, verb
+from ortet.cli.commands.external_state import read_value
+from ortet.vault.expiry import is_over, shown
+
+
+@group
+def secret() -> None:
+    """Keep what commands are given by name: `ortet run --secret NAME`.
+
+    Secrets are entries of the vault. A commit in which one is found is refused.
+
+    \b
+    Example:
+      ortet secret set DEPLOY_TOKEN < token.txt
+      ortet run --secret DEPLOY_TOKEN -- ./deploy.sh
+    """
+
+
+@verb("set")
+@click.argument("name")
+@click.argument("more", nargs=-1, metavar="< FILE")
+@click.option("--expires", metavar="TIME", help="As 90d, 12h or 2027-01-31 (UTC); then it ends.")
+def secret_set(call: Call, name: str, more: tuple[str, ...], *, expires: str | None) -> None:
+    """Keep what standard input says, without the newline at its end.
+
+    \b
+    Example:
+      ortet secret set DEPLOY_TOKEN < token.txt
+      ortet secret set DEPLOY_TOKEN --expires 90d < token.txt
+    """
+    value = read_value(more)
+    vault = call.open_hub(create=True).vault
+    vault.put(name, value, expires=expires)
+    until = vault.expires(name)
+    line = f"kept {name}, until {shown(until)}" if until else f"kept {name}"
+    call.emit({"name": name, "expires": until or None}, [line])
+
+
+@verb("ls")
+@click.option("--long", is_flag=True, help="With when each ends.")
+def secret_ls(call: Call, *, long: bool) -> None:
+    """List the names of secrets.
+
+    \b
+    Example:
+      ortet secret ls --long
+    """
+    vault, now = call.hub.vault, call.hub.clock.now_ns()
+    if not long:
+        call.emit(vault.names(), vault.names())
+        return
+    found = [
+        {"name": name, "expires": ends or None, "expired": is_over(ends, now)}
+        for name in vault.names()
+        for ends in [vault.expires(name)]
+    ]
+    call.emit(found, output.table(map(_row, found)))
+
+
+def _row(one: dict[str, Any]) -> tuple[str, str]:
+    if not one["expires"]:
+        return one["name"], ""
+    return one["name"], f"{'expired' if one['expired'] else 'until'} {shown(one['expires'])}"
+
+
+@verb("rm")
+@click.argument("name")
+def secret_rm(call: Call, name: str) -> None:
+    """Destroy a secret.
+
+    \b
+    Example:
+      ortet secret rm DEPLOY_TOKEN
+    """
+    call.hub.vault.forget(name)
+    call.emit({"removed": name}, [f"removed {name}"])
+
+
+for _command in (secret_set, secret_ls, secret_rm):
+    secret.add_command(_command)

@@ -1,0 +1,144 @@
+"""serve: the store over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from ortet._util.structs import known
+from ortet.cli.call import Call, verb
+from ortet.errors import Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from ortet.config.settings import Serve
+    from ortet.hub.hub import Hub
+
+
+@verb()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7878, show_default=True)
+@click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Another name of this server.")
+@click.option("--allow-run", is_flag=True, help="Let tokens that may write run commands here.")
+@click.option(
+    "--ray",
+    metavar="CLUSTER",
+    help="ray, or ray://HOST:PORT: where swarms that say on=ray run; else nowhere.",
+)
+@click.option(
+    "--behind", multiple=True, metavar="ADDRESS", help="A proxy whose X-Forwarded-For is believed."
+)
+@click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="As [serve] in config.toml."
+)
+def serve(
+    call: Call,
+    *,
+    host: str,
+    port: int,
+    no_auth: bool,
+    allow_host: tuple[str, ...],
+    allow_run: bool,
+    ray: str | None,
+    behind: tuple[str, ...],
+    limits: tuple[str, ...],
+) -> None:
+    """Serve the store over HTTP: every verb, live events, a page for people.
+
+    Who asks shows a token: `ortet access create` makes one. Stopped with Ctrl-C, it lets requests
+    end, and sessions go; a second time, it ends at once. docs/guide/serving.md says more.
+
+    \b
+    Example:
+      ortet serve --no-auth
+    """
+    try:
+        from ortet.server import serve as server
+        from ortet.server.app import make_app
+        from ortet.server.auth import authenticate
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            "extra_missing", f"{error.name} is not installed: pip install 'ortet[serve]'"
+        ) from error
+    if no_auth and not authenticate.is_loopback(host):
+        raise Invalid(
+            "no_auth_here",
+            f"--no-auth is for loopback, and {host} is not: leave it out and use tokens",
+        )
+    from ortet.config.environment import open_hub, read_settings
+
+    hub = _opened(call)
+    settings = read_settings(hub.root)
+    chosen = _with(settings.serve, limits, ray)
+    policy = authenticate.Policy(
+        authenticate.hosts_of(host, allow_host), open_=no_auth, may_run=allow_run
+    )
+    with server.bind(host, port) as bound:
+        app = make_app(
+            hub.url,
+            lambda place, create: open_hub(place, create=create),
+            policy,
+            chosen,
+            reserve=settings.reserve << 20,
+        )
+        name = f"[{host}]" if ":" in host else host
+        at = f"http://{name}:{bound.getsockname()[1]}"
+
+        def started() -> None:
+            call.emit({"url": at}, [f"ortet serves {_shown(hub)} at {at}"])
+            sys.stdout.flush()  # whoever started us waits for it
+
+        server.serve(app, bound, started, settings=chosen, behind=behind)
+
+
+def _opened(call: Call) -> Hub:
+    from ortet.config.open_store import is_remote
+
+    hub = call.open_hub(create=True)
+    if is_remote(hub.url):
+        raise Unsupported(
+            "remote_store", "a server has this store already: start another where the store is"
+        )
+    return hub
+
+
+def _shown(hub: Hub) -> str:
+    """Its address, without options."""
+    from ortet.config.open_shared_store import is_shared
+
+    return hub.url.partition("?")[0] if is_shared(hub.url) else hub.url
+
+
+def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
+    """As the options change them."""
+    values = msgspec.structs.asdict(settings)
+    if ray is not None:
+        values["ray"] = ray
+    for word in limits:
+        name, _, value = word.partition("=")
+        values[name] = value
+    try:
+        found = msgspec.convert(values, known(type(settings)), strict=False)
+    except msgspec.ValidationError as error:
+        names = ", ".join(type(settings).__struct_fields__)
+        raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error
+    if found.ray:
+        _check_cluster(found.ray)
+    return found
+
+
+def _check_cluster(address: str) -> None:
+    """Now, and not when the first swarm asks for it; whether it answers is seen then."""
+    from ortet.swarm.workers.placement import place_of
+
+    try:
+        place_of(address, None)
+    except Invalid as error:
+        raise Invalid(
+            "bad_place",
+            f"--ray {address}: give ray for the cluster that this host is a node of, or the "
+            "address of one, as ray://HOST:10001",
+        ) from error

@@ -1,0 +1,296 @@
+"""session new/ls/show/rm, say, plan, decide: what a mind holds, and what it is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, as_text, group, verb
+from ortet.cli.session_args import (
+    confirm,
+    find,
+    limits_of,
+    read,
+    row_data,
+    said,
+    session_argument,
+    session_option,
+    unknown,
+    write,
+    yes_option,
+)
+from ortet.errors import Invalid
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.sessions.table import SessionRow
+
+_STATES = ("open", "active", "paused", "closed", "archived")
+
+
+@group
+def session() -> None:
+    """Begin, list, show and remove sessions: the minds of agents.
+
+    \b
+    Example:
+      ortet session new fix-42 --goal "make the suite green"
+      ortet session ls
+      ortet session show fix-42
+    """
+
+
+@verb()
+@click.argument("name")
+@click.option("--goal", default="", metavar="TEXT", help="What it is to achieve.")
+@click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
+@click.option("-w", "--workspace", "directory", metavar="DIR", help="Its commits hold these files.")
+@click.option(
+    "--budget", multiple=True, metavar="NAME=LIMIT", help="Such as usd=5; may be repeated."
+)
+@click.option("--profile", metavar="NAME", help="chatbot, assistant, worker or enterprise.")
+@click.option("--parent", metavar="SESSION", help="It works for this one, inside its budget.")
+@click.option(
+    "--scope",
+    multiple=True,
+    metavar="SCOPE",
+    help="It shares what is known for user:X, project:X; repeatable.",
+)
+def new(
+    call: Call,
+    name: str,
+    *,
+    goal: str,
+    agent: str,
+    directory: str | None,
+    budget: tuple[str, ...],
+    profile: str | None,
+    parent: str | None,
+    scope: tuple[str, ...],
+) -> None:
+    """Begin a session, or go on with the one of this name.
+
+    \b
+    Example:
+      ortet session new fix-42 --goal "make the suite green" -w . --budget usd=5
+    """
+    hub = call.open_hub(create=True)
+    opened = hub.session(
+        name,
+        agent=agent,
+        goal=as_text(goal),
+        workspace=directory,
+        budget=limits_of(budget, "--budget") or None,
+        profile=profile,
+        parent=find(call, parent).id if parent else None,
+        scopes=list(scope) or None,
+    )
+    empty = opened.head is None and not opened.messages()
+    opened.pause()
+    row = next(row for row in hub.sessions() if row.id == opened.id)
+    call.emit(row_data(row), [f"session {row.name}, {row.id}"])
+    if empty and row.branch != name and _came_along(hub, name):
+        which = repr(name) if agent == "default" else f"{name!r}, agent={agent!r}"
+        call.note(
+            f"branch {name} came from another store with the mind of its session; this one is new "
+            "and empty. To go on with that mind, in Python: with ortet.open() as hub, "
+            f"hub.session({which}) as s: s.restore({name!r})"
+        )
+
+
+def _came_along(hub: Hub, branch: str) -> bool:
+    """Whether a branch holds a mind and is no session's: it was cloned, pulled or imported."""
+    from ortet.history.refs import is_name
+
+    head = hub.refs.get(branch) if is_name(branch) else None
+    if head is None or hub.catalog.row("session-branch", branch) is not None:
+        return False
+    return bool(hub.history.state(head.oid).journal)
+
+
+@verb()
+@click.option("--agent", metavar="NAME", help="Only those of this agent.")
+@click.option("--status", type=click.Choice(_STATES), metavar="STATUS", help="Only these.")
+def ls(call: Call, agent: str | None, status: str | None) -> None:
+    """List sessions, oldest first.
+
+    \b
+    Example:
+      ortet session ls --status paused
+    """
+    rows = [
+        row
+        for row in call.hub.sessions()
+        if agent in (None, row.agent) and status in (None, row.status)
+    ]
+    call.emit([row_data(row) for row in rows], output.table(map(_cells, rows)))
+
+
+def _cells(row: SessionRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        row.status,
+        output.when(row.created),
+        row.agent,
+        output.short(row.id),
+        output.safe(row.path),
+    )
+
+
+@verb()
+@session_argument
+def show(call: Call, session: str | None) -> None:
+    """Show where a session stands: goal, plan, what it knows, what it spent.
+
+    \b
+    Example:
+      ortet session show fix-42
+    """
+    from ortet.hub.governance.holds import hold_of
+
+    view = read(call, session)
+    head, held = view.head, hold_of(call.hub, view.id)
+    data = {
+        **row_data(view.row),
+        "goal": view.goal,
+        "plan": view.steps,
+        "step": view.step,
+        "messages": len(view.messages()),
+        "facts": [fact.text for fact in view.facts()],
+        "decisions": [decision.text for decision in view.decisions()],
+        "questions": [question.text for question in view.questions()],
+        "spent": view.spent(),
+        "left": view.budget_left(),
+        "artifacts": len({one.name for one in view.artifacts()}),
+        "unsettled": [one.id for one in unknown(call, view)],
+        "waiting": [one.id for one in view.approvals() if one.state == "asked"],
+        "hold": held.why if held else None,
+        "events": view.line.tip().seq,
+        "head": head.oid if head else None,
+    }
+    lines = [
+        f"{view.name}, {view.status}, of {view.agent}",
+        *([f"goal    {output.safe(view.goal)}"] if view.goal else []),
+        *_plan_lines(view.steps, view.step),
+        f"holds   {output.plural(data['messages'], 'message')}, "
+        f"{output.plural(len(view.facts()), 'fact')}, "
+        f"{output.plural(len(view.decisions()), 'decision')}, {data['events']} events",
+        *([f"left    {_amounts(data['left'])}"] if data["left"] else []),
+        *(
+            [f"open    {len(data['unsettled'])} unsettled, see `ortet effects`"]
+            if data["unsettled"]
+            else []
+        ),
+        *(
+            [f"waits   {len(data['waiting'])} to be approved, see `ortet act waiting`"]
+            if data["waiting"]
+            else []
+        ),
+        *([f"hold    {output.title(held.why) or 'yes'}"] if held else []),
+        f"commit  {output.short(head.oid) if head else 'none yet'}",
+    ]
+    call.emit(data, lines)
+
+
+def _amounts(found: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {output.safe(name)}" for name, amount in sorted(found.items()))
+
+
+@verb()
+@click.argument("name", metavar="SESSION")
+@yes_option
+def rm(call: Call, name: str, *, yes: bool) -> None:
+    """Remove a session with its events; nobody may have it open.
+
+    Commits stay in the reflog until that expires and a sweep frees them. To destroy what was said
+    at once, and with a receipt, erase it first.
+
+    \b
+    Example:
+      ortet session rm fix-42 --yes
+    """
+    row = find(call, name)
+    confirm(call, yes, f"remove session {row.name} with its journal")
+    call.hub.remove(row.id)
+    call.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
+
+
+for _command in (new, ls, show, rm):
+    session.add_command(_command)
+
+
+@verb()
+@click.argument("text", required=False)
+@click.option("--role", default="user", show_default=True, help="Who speaks.")
+@session_option
+def say(call: Call, text: str | None, *, role: str, session: str | None) -> None:
+    """Add a message to a session.
+
+    Without TEXT, or for -, it is read from standard input. A session that another process works
+    on takes `ortet comment`.
+
+    \b
+    Example:
+      ortet say -s fix-42 "the login test fails"
+      ortet say -s fix-42 --role assistant < answer.txt
+    """
+    message = said(text)
+    opened = write(call, session)
+    event = opened.say(role, message)
+    call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
+
+
+@verb()
+@click.argument("steps", nargs=-1)
+@click.option("--advance", is_flag=True, help="On to the next step.")
+@session_option
+def plan(call: Call, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
+    """Show the plan, make a new one, or go on to the next step.
+
+    \b
+    Example:
+      ortet plan -s fix-42 reproduce fix verify
+      ortet plan -s fix-42 --advance
+    """
+    if steps and advance:
+        raise Invalid("bad_usage", "a new plan begins at its first step: leave --advance out")
+    if steps or advance:
+        opened = write(call, session)
+        if steps:
+            opened.plan([as_text(step) for step in steps])
+        else:
+            opened.advance()
+        found = opened.steps, opened.step
+    else:
+        view = read(call, session)
+        found = view.steps, view.step
+    call.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
+
+
+def _plan_lines(steps: list[str], step: int) -> list[str]:
+    marks = ["done" if n < step else "now" if n == step else "" for n in range(len(steps))]
+    return [
+        f"{mark:<6}  {output.title(text)}".rstrip() for mark, text in zip(marks, steps, strict=True)
+    ]
+
+
+@verb()
+@click.argument("text")
+@click.option("--why", default="", metavar="TEXT", help="The reason.")
+@click.option("--instead-of", multiple=True, metavar="TEXT", help="A road not taken; repeatable.")
+@session_option
+def decide(
+    call: Call, text: str, *, why: str, instead_of: tuple[str, ...], session: str | None
+) -> None:
+    """Record a decision with its reason and the roads not taken.
+
+    \b
+    Example:
+      ortet decide -s fix-42 "patch the lexer" --why "smallest change" --instead-of "rewrite it"
+    """
+    opened = write(call, session)
+    roads = [as_text(road) for road in instead_of]
+    id_ = opened.decide(as_text(text), why=as_text(why), instead_of=roads)
+    call.emit({"id": id_}, [f"decided: {output.title(text)}"])

@@ -1,0 +1,159 @@
+"""stats: how much a store holds, where it lies, what it saves, and which calls took long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+
+if TYPE_CHECKING:
+    from ortet.cli.slow_calls import Slow
+    from ortet.hub.hub import Hub
+
+_KEYS = 200_000
+"""Of a bucket that are listed: a thousand come with one question."""
+_SHOWN = 5
+
+
+class Tiers(msgspec.Struct, frozen=True):
+    """Bytes by where they are. `bucket` and `catalog` are the store; what is in a `cache` can be
+    lost; what is queued, on this disk only, cannot. `memory` is made again from journals."""
+
+    catalog: int | None  # None: it is a server's, which counts it
+    bucket: int
+    archives: int  # of the bucket: sessions that were put away
+    tails: int  # of writers, here
+    cache: int  # here: what was read of a bucket that is elsewhere, and its indexes
+    queue: int  # here
+    memory: int  # its index, wherever it is
+    machines: int  # here: private files, and layers that they share
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """`copies` is what the files of all `commits` would be as directories, `raw` all objects before
+    compression; `dedup` how many times what is stored they are. `partial`: at least."""
+
+    store: str
+    sessions: int
+    statuses: dict[str, int]
+    timelines: int | None
+    events: int | None
+    partitions: int | None
+    objects: int
+    packs: int
+    tails: int
+    pack_bytes: int
+    tail_bytes: int
+    queued: object
+    tiers: Tiers
+    commits: int
+    copies: int
+    raw: int
+    dedup: float
+    partial: bool
+    slowest: list[Slow]
+
+
+@verb()
+@click.option("--quick", is_flag=True, help="Do not look into commits: no ratio is told.")
+def stats(call: Call, quick: bool) -> None:
+    """Show how much the store holds, what it saves, and what took long.
+
+    Of a store that hosts share, also what is on this host only: what it has read, and what waits to
+    be uploaded. The slowest calls are those of this host, in a week.
+
+    \b
+    Example:
+      ortet stats
+      ortet stats --quick --json
+    """
+    with call.progress("looking"):
+        found = look(call.hub, quick=quick)
+    call.emit(found, _lines(call, found))
+
+
+def look(hub: Hub, *, quick: bool) -> Stats:
+    """A look, not an account: others write meanwhile."""
+    from ortet.backends.stats import measure
+    from ortet.cli.slow_calls import slowest
+    from ortet.cli.store_stats import Copies, by_kind, copies, places
+
+    held, queued = hub.objects.stats(), hub.objects.queued()
+    measured = measure(hub.catalog, hub.root)
+    here, all_files = places(hub.root)
+    bucket, archives, all_keys = _bucket(hub, held.pack_bytes)
+    sizes, whole = ({}, True) if quick else by_kind(hub)[::2]
+    copied = Copies(0, 0, True) if quick else copies(hub)
+    stored, raw = held.pack_bytes + held.tail_bytes, sum(sizes.values())
+    rows = hub.sessions()
+    return Stats(
+        store=hub.url,
+        sessions=len(rows),
+        statuses=dict(sorted(Counter(row.status for row in rows).items())),
+        timelines=measured.timelines if measured else None,
+        events=measured.events if measured else None,
+        partitions=measured.partitions or None if measured else None,
+        **msgspec.structs.asdict(held),
+        queued=queued,
+        tiers=Tiers(
+            catalog=measured.bytes if measured else None,
+            bucket=bucket,
+            archives=archives,
+            tails=held.tail_bytes,
+            cache=here["what was read of the bucket"] + here["indexes"],
+            queue=queued.bytes,
+            memory=here["memory index"] + (measured.memory if measured else 0),
+            machines=here["machines"] + here["shared layers"],
+        ),
+        commits=copied.commits,
+        copies=copied.bytes,
+        raw=raw,
+        dedup=round(max(copied.bytes, raw) / stored, 2) if stored and not quick else 0.0,
+        partial=not (all_files and all_keys and whole and copied.whole),
+        slowest=slowest(hub.root),
+    )
+
+
+def _bucket(hub: Hub, packs: int) -> tuple[int, int, bool]:
+    """Bytes in it, those of archives among them; whether all keys were looked at."""
+    archives = 0
+    for number, found in enumerate(hub.bucket.list("archives/")):
+        if number >= _KEYS:
+            return packs + archives, archives, False
+        archives += found.size
+    return packs + archives, archives, True
+
+
+def _lines(call: Call, found: Stats) -> Iterator[str]:
+    tiers, size = found.tiers, output.size
+    statuses = ", ".join(f"{count} {name}" for name, count in found.statuses.items())
+    yield f"store     {output.safe(found.store)}"
+    yield f"sessions  {found.sessions}{f' ({statuses})' if statuses else ''}"
+    if found.events is not None:
+        months = f", {output.plural(found.partitions, 'partition')}" if found.partitions else ""
+        lines = output.plural(found.timelines or 0, "timeline")
+        yield f"events    {found.events} in {lines}{months}"
+    yield f"objects   {found.objects} in {output.plural(found.packs, 'pack')}"
+    yield f"catalog   {'at the server' if tiers.catalog is None else size(tiers.catalog)}"
+    archived = f", {size(tiers.archives)} of it archives" if tiers.archives else ""
+    yield f"bucket    {size(tiers.bucket)}{archived}"
+    yield f"tails     {size(tiers.tails)} of {output.plural(found.tails, 'writer')}"
+    yield f"cache     {size(tiers.cache)} on this host"
+    yield f"memory    {size(tiers.memory)} to find it by"
+    yield f"machines  {size(tiers.machines)} on this host"
+    if found.dedup > 1:
+        least = "at least " if found.partial else ""
+        what = f"{output.plural(found.commits, 'commit')} as copies would be {size(found.copies)}"
+        what += f", objects without packing {size(found.raw)}"
+        yield f"saved     {least}{found.dedup:g} times: {what}"
+    yield from output.queued_lines(call.hub.objects.queued())
+    for number, one in enumerate(found.slowest[:_SHOWN]):
+        session = f"  session {one.session[: output.SHORT]}" if one.session else ""
+        head = "slowest" if number == 0 else ""
+        yield f"{head:<8}  {one.ms:>8.0f} ms  {output.when(one.time)}  {one.what}{session}"

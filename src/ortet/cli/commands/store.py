@@ -1,0 +1,192 @@
+"""verify, sweep, export, import: care of the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import click
+
+from ortet.cli import output as render
+from ortet.cli.call import Call, verb
+from ortet.errors import Corrupt, Invalid
+
+MOST = 20
+"""Problems a person is shown."""
+
+FORMATS = ("openai", "openai-responses", "anthropic", "otel")
+TOOLS = ("claude-code", "codex")
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+@verb()
+def verify(call: Call) -> None:
+    """Recompute every hash and follow every reference.
+
+    Nothing is repaired by guessing; the exit code is 8 when something is wrong.
+
+    \b
+    Example:
+      ortet verify
+    """
+    try:
+        with call.progress("verify") as progress:
+            report = call.hub.verify(progress=progress)
+    except Corrupt as error:  # with --json, the error itself has the report
+        problems = error.details.get("report", {}).get("problems", [])
+        if not call.json:
+            call.emit(None, _problem_lines(problems))
+        raise
+    data = {"ok": True, **render.fields(report)}
+    what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
+    call.emit(data, [f"sound: {what}, {render.size(report.bytes)}"])
+
+
+def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for one in problems[:MOST]:
+        place = " ".join(part for part in (one["where"], one["oid"][: render.SHORT]) if part)
+        yield render.safe(f"{place}: {one['what']}")
+    if len(problems) > MOST:
+        yield f"and {len(problems) - MOST} more"
+
+
+@verb()
+@click.option("--dry-run", is_flag=True, help="Only say what could be freed.")
+@click.option("--expire", metavar="AGE", help="First forget reflog older than this, such as 30d.")
+def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
+    """Free the objects that nothing refers to any more.
+
+    What a branch, tag, reflog entry or running writer refers to stays.
+
+    Safe beside running writers. Cached files of forks that are gone go too.
+
+    \b
+    Example:
+      ortet sweep --dry-run
+      ortet sweep --expire 30d
+    """
+    age = None if expire is None else _age(expire)
+    with call.progress("sweep") as progress:
+        report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
+        layers = 0 if dry_run else call.hub.tidy()[1]
+    data = {**render.fields(report), "bytes_freed": report.bytes_freed, "layers_removed": layers}
+    verb_ = "would free" if dry_run else "freed"
+    line = f"{verb_} {render.size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
+    call.emit(data, [f"{line}, {report.kept} kept"])
+
+
+@verb()
+@click.argument("words", metavar="REF... FILE", nargs=-1)
+@click.option(
+    "--format", type=click.Choice(FORMATS), help="Of a session: as its messages, or spans."
+)
+@click.option("-o", "--output", metavar="FILE", help="With --format: write it there.")
+@click.option("--whole", is_flag=True, help="With --format: also what was compacted.")
+@click.option("--content", is_flag=True, help="With --format otel: also what was said.")
+def export(
+    call: Call,
+    words: tuple[str, ...],
+    *,
+    format: str | None,
+    output: str | None,
+    whole: bool,
+    content: bool,
+) -> None:
+    """Write commits, with all they need, into one file.
+
+    With --format, write what was said in a session: as messages that a model API takes, or as spans
+    of OpenTelemetry; to standard output without -o.
+
+    \b
+    Example:
+      ortet export HEAD work.bundle
+      ortet export proj proj/1 both.bundle
+      ortet export fix-42 --format anthropic -o messages.json
+    """
+    if format is not None:
+        from ortet.cli.import_export import export_session
+
+        export_session(call, words, format, output=output, whole=whole, content=content)
+        return
+    if output is not None or whole or content:
+        raise click.UsageError("-o, --whole and --content go with --format")
+    *refs, file = words or ("",)
+    if not file:
+        raise click.UsageError("Missing argument 'REF... FILE'")
+    if not refs:
+        raise click.UsageError(f"FILE is missing: give the file to write after {file!r}")
+    names = _named(call, refs)
+    call.remark_uncommitted(*refs)
+    with call.progress("export") as progress:
+        report = call.hub.export(names, file, progress=progress)
+    call.emit(
+        report, [f"{render.safe(file)}: {_objects(report.objects)}, {render.size(report.size)}"]
+    )
+
+
+@verb("import")
+@click.argument("file", required=False)
+@click.option("--from", "tool", type=click.Choice(TOOLS), help="FILE is a transcript of this tool.")
+@click.option("--all", "everything", is_flag=True, help="With --from: all that the tool has.")
+@click.option("--name", metavar="NAME", help="With --from: call the session so.")
+@click.option("--agent", default="default", metavar="NAME", help="With --from: whose it is.")
+@click.option("--dry-run", is_flag=True, help="With --from: only say what would be taken in.")
+def import_(
+    call: Call,
+    file: str | None,
+    *,
+    tool: str | None,
+    everything: bool,
+    name: str | None,
+    agent: str,
+    dry_run: bool,
+) -> None:
+    """Take in the commits of a bundle, or a transcript of a coding agent.
+
+    Everything is verified before a branch is made. A branch whose name is taken gets a number. A
+    transcript becomes a session, and the same one again adds what is new in it; FILE may be a
+    directory of them, and without one it is the newest of this directory, where the tool keeps it.
+
+    \b
+    Example:
+      ortet import work.bundle
+      ortet import --from claude-code
+      ortet import --from codex ~/.codex/sessions/2026/01/31
+    """
+    if tool is not None:
+        from ortet.cli.import_export import Wanted, import_transcripts
+
+        wanted = Wanted(tool, file, everything=everything, name=name, agent=agent, dry_run=dry_run)
+        import_transcripts(call, wanted)
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE'")
+    if everything or name is not None or dry_run:
+        raise click.UsageError("--all, --name and --dry-run go with --from")
+    hub = call.open_hub(create=True)
+    with call.progress("import") as progress:
+        found = hub.import_(file, progress=progress)
+    lines = [f"{name} is {render.short(oid)}" for name, oid in found.items()]
+    call.emit({"branches": found}, lines)
+
+
+def _named(call: Call, refs: Sequence[str]) -> list[str]:
+    """Names as they are; HEAD and the like, which mean something only here, as what they mean."""
+    branch = call.branch()
+    names = [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
+    known = {head.name for head in (*call.hub.refs.branches(), *call.hub.refs.tags())}
+    return [name if name in known else call.resolve(name).hex() for name in names]
+
+
+def _objects(count: int) -> str:
+    return render.plural(count, "object")
+
+
+def _age(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhdw])", text)
+    if found is None:
+        raise Invalid(
+            "bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d"
+        )
+    return int(found[1]) * UNITS[found[2]] * 1_000_000_000

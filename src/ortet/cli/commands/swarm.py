@@ -1,0 +1,213 @@
+"""swarm: many attempts from one commit, each in a fork of its own; the best is kept."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, group, verb
+from ortet.cli.session_args import find, limits_of, read, session_option, write
+from ortet.errors import Conflict, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from ortet.sessions.session import Session
+    from ortet.sessions.swarm_api import Attempt, SwarmResult
+
+
+@group
+def swarm() -> None:
+    """Try many times at once and keep the best.
+
+    \b
+    Example:
+      ortet tag golden
+      ortet swarm run --from golden -n 16 --score './score.sh' -- ./try.sh
+      ortet swarm show swarm-1
+    """
+
+
+@verb()
+@session_option
+@click.option("--from", "at", metavar="REF", help="The commit to begin at; else what is here now.")
+@click.option("-n", "count", type=click.IntRange(min=1), default=8, show_default=True, metavar="N")
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="How many run at once.",
+)
+@click.option(
+    "--score",
+    metavar="CMD",
+    help="Run in each fork: the number it prints last, else its exit code, 0 being best.",
+)
+@click.option(
+    "--keep",
+    default="1",
+    show_default=True,
+    metavar="K",
+    help="1: adopt the best; more: leave the K best as forks; 0: none; merge or merge:K.",
+)
+@click.option("--timeout", type=float, metavar="SECONDS", help="For each attempt.")
+@click.option(
+    "--budget", "limits", multiple=True, metavar="NAME=N", help="Each attempt's share, as usd=0.5."
+)
+@click.option("--stop-at", type=float, metavar="SCORE", help="End all when one has this score.")
+@click.option("--harvest", is_flag=True, help="Learn what the losers learned.")
+@click.option("--keep-losers", is_flag=True, help="Leave the other forks too.")
+@click.option("--name", metavar="NAME", help="To go on with it when this process is killed.")
+@click.option("--on", metavar="CLUSTER", help="ray, or ray://HOST:PORT: on the nodes of a cluster.")
+@click.option(
+    "--need", "needs", multiple=True, metavar="NAME=N", help="Of such a node, as cpu=2; repeatable."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(
+    call: Call,
+    command: tuple[str, ...],
+    *,
+    session: str | None,
+    at: str | None,
+    count: int,
+    parallel: int,
+    score: str | None,
+    keep: str,
+    timeout: float | None,
+    limits: tuple[str, ...],
+    stop_at: float | None,
+    harvest: bool,
+    keep_losers: bool,
+    name: str | None,
+    on: str | None,
+    needs: tuple[str, ...],
+) -> None:
+    """Run a command in N forks, score them, adopt the best.
+
+    Each finds ORTET_ATTEMPT, from 0, and ORTET_SESSION in its environment. One word is given to sh,
+    several are executed as they are. A swarm that was killed goes on when it is run again with the
+    same --name. With --json: a line for each attempt that has ended, then one for all.
+
+    \b
+    Example:
+      ortet swarm run -n 16 --parallel 4 --score 'pytest -q' -- ./try.sh
+      ortet swarm run --name fix -n 8 -- 'python solve.py --seed $ORTET_ATTEMPT'
+      ortet swarm run --name fix
+    """
+    from ortet.cli.swarmtable import SwarmTable, lines_of
+
+    if not command and name is None:
+        raise Invalid("bad_usage", "give a command behind --, or the --name of a swarm to go on")
+    options: dict[str, Any] = {"parallel": parallel, "timeout": timeout, "stop_when": stop_at}
+    options.update(on=on, needs=limits_of(needs, "--need") or None)
+    if command:
+        options.update(
+            task=command[0] if len(command) == 1 else list(command),
+            n=count,
+            score=score,
+            keep=int(keep) if keep.isdecimal() else keep,
+            budget={name: limit or 0.0 for name, limit in limits_of(limits, "--budget").items()},
+            harvest=harvest,
+            losers="keep" if keep_losers else "drop",
+            at=at,
+        )
+    live = call.draws
+    table = SwarmTable(sys.stderr, lambda one: _ended(call, one, live=live), live=live)
+    try:
+        result = _session(call, session).swarm(name=name, progress=table, **options)
+    finally:
+        table.close()
+    call.emit(_data(result), [*(lines_of(result) if live else []), *_outcome(result, keep)])
+    if not result.kept and keep != "0" and command:
+        raise Conflict(
+            "nothing_kept",
+            f"no attempt has a score: `ortet swarm show {result.name}` says why of each",
+        )
+
+
+@verb()
+@session_option
+def ls(call: Call, session: str | None) -> None:
+    """List the swarms of a session.
+
+    \b
+    Example:
+      ortet swarm ls
+    """
+    found = call.hub.swarms.all(read(call, session))
+    rows = [(one.name, one.state, str(len(one.attempts)), _said(one)) for one in found]
+    call.emit([_data(one) for one in found], call.table(rows))
+
+
+@verb()
+@session_option
+@click.argument("name", required=False)
+def show(call: Call, name: str | None, session: str | None) -> None:
+    """Show the attempts of a swarm; a * is before those that were kept.
+
+    It is the newest swarm unless told.
+
+    \b
+    Example:
+      ortet swarm show
+      ortet swarm show swarm-1
+    """
+    from ortet.cli.swarmtable import lines_of
+
+    if name is None:
+        known = call.hub.swarms.all(read(call, session))
+        if not known:
+            raise NotFound("no_swarm", "there is no swarm here: `ortet swarm run` begins one")
+        name = known[-1].name
+    found = call.hub.swarms.get(read(call, session), name)
+    call.emit(_data(found), lines_of(found))
+
+
+def _session(call: Call, word: str | None) -> Session:
+    """The one that is meant; a directory that has none gets one, of its workspace's name."""
+    try:
+        find(call, word)
+    except NotFound:
+        if word is not None:
+            raise
+        row = call.row()
+        return call.hub.session(row.name, workspace=row.directory, environment="asked")
+    return write(call, word)
+
+
+def _ended(call: Call, one: Attempt, *, live: bool) -> None:
+    from ortet.cli.swarmtable import line_of
+
+    if call.json:
+        sys.stdout.write(output.to_json(output.fields(one)) + "\n")
+        sys.stdout.flush()
+    elif not live:
+        call.emit(None, [line_of(one)])
+
+
+def _data(found: SwarmResult) -> dict[str, Any]:
+    return output.fields(found)
+
+
+def _outcome(result: SwarmResult, keep: str) -> list[str]:
+    head = f"swarm {result.name}: {_said(result)}"
+    stay = ", ".join(one.session for one in result.winners) if keep not in ("0", "1") else ""
+    return [head, f"they stay as {stay}"] if stay and not keep.startswith("merge") else [head]
+
+
+def _said(found: SwarmResult) -> str:
+    """What has become of it, in words."""
+    counted = {state: found.count(state) for state in ("done", "failed", "stopped")}
+    told = ", ".join(f"{n} {state}" for state, n in counted.items() if n)
+    if found.kept:
+        best = found.winners[0]
+        told += f"; kept {', '.join(map(str, found.kept))}, best score {best.score:g}"
+    return told or "nothing has ended yet"
+
+
+swarm.add_command(run)
+swarm.add_command(ls)
+swarm.add_command(show)

@@ -1,0 +1,145 @@
+"""clone, pull, push: commits between this store and another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import Call, verb
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.hub.transfer import Pulled
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+
+
+@verb()
+@click.argument("url")
+@click.argument("directory", metavar="[DIR]", required=False)
+def clone(call: Call, url: str, directory: str | None) -> None:
+    """Make a store in DIR with all branches and tags of another.
+
+    Without DIR it is made here, in a directory named as that one.
+
+    URL is the directory of a store, http://HOST:PORT of a server, postgresql://… of a store that
+    hosts share, or the file of a bundle. When it is interrupted, the same again goes on: nothing
+    travels twice.
+
+    \b
+    Example:
+      ortet clone http://build-host:7878 ./copy
+    """
+    place = call.here / (directory or _named(call.here, url))
+    taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
+    if taken and not (place / "FORMAT").exists():
+        raise Conflict("exists", f"{place} is there and is no store: choose another directory")
+    other = _source(call, url)
+    hub = call.open_hub(str(place), create=True)
+    with call.progress("clone") as progress:
+        found = hub.pull(other, progress=progress)
+    lines = [*_lines(found), *([] if directory else [f"the store is {place}"])]
+    call.emit({"store": str(place), **output.fields(found)}, lines)
+
+
+@verb()
+@click.argument("url")
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
+    """Bring branches and tags of another store here, these or all.
+
+    Only what is missing travels, and is verified. A branch that has gone on there goes on here; one
+    that is another here, or that you work on, gets a number.
+
+    \b
+    Example:
+      ortet pull http://build-host:7878
+      ortet pull ../other-store fix-42
+      ortet pull work.bundle
+    """
+    other = _source(call, url)
+    hub = call.open_hub(create=True)
+    with call.progress("pull") as progress:
+        found = hub.pull(other, refs, progress=progress)
+    call.emit(found, _lines(found))
+
+
+@verb()
+@click.argument("url")
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
+    """Send branches and tags to another store, these or all.
+
+    Only what is missing there travels, and is verified. A branch that is another there, or that
+    somebody works on there, is refused, and nothing is sent. A name that ends with .bundle is that
+    of a file, which is written whole.
+
+    \b
+    Example:
+      ortet push http://build-host:7878 fix-42
+      ortet push work.bundle
+    """
+    other = _bundle(call, url) or _target(call, url)
+    with call.progress("push") as progress:
+        found = call.hub.push(other, refs, progress=progress)
+    call.emit(found, _lines(found))
+
+
+def _named(here: Path, url: str) -> str:
+    """The last name in an address: of a directory, a file, a database, or else a host."""
+    if "://" in url:
+        parts = urlsplit(url)
+        name = unquote(parts.path).strip("/").rpartition("/")[2] or parts.hostname or ""
+    else:
+        path = (here / url).resolve()
+        name = path.parent.name if path.name == ".ortet" else path.name.removesuffix(".bundle")
+    if not name.strip("."):
+        raise Invalid("no_directory", f"name the directory to make: `ortet clone {url} DIR`")
+    return name
+
+
+def _source(call: Call, url: str) -> Hub | Path:
+    """Where commits come from; a file is looked at before a store is made for it."""
+    bundle = _bundle(call, url)
+    if bundle is None:
+        return call.open_hub(url, create=False)
+    from ortet.hub.bundling import check_bundle
+
+    check_bundle(bundle)
+    return bundle
+
+
+def _target(call: Call, url: str) -> Hub:
+    try:
+        return call.open_hub(url, create=False)
+    except NotFound as error:
+        if error.kind != "no_store" or "://" in url:
+            raise
+        raise NotFound(
+            "no_store",
+            f"there is no store at {call.here / url}: check the path; `ortet clone STORE {url}` "
+            "makes one with all of this one, and a name that ends with .bundle is one file",
+        ) from error
+
+
+def _bundle(call: Call, url: str) -> Path | None:
+    """The file that is meant, if it is one, or is to be."""
+    if "://" in url:
+        return None
+    path = call.here / url
+    meant = path.is_file() or (path.suffix == ".bundle" and not path.is_dir())
+    return path if meant else None
+
+
+def _lines(found: Pulled) -> Iterator[str]:
+    for name in found.moved:
+        oid = found.branches.get(name) or found.tags[name]
+        yield f"{output.safe(name)} is {output.short(oid)}"
+    for name in found.kept:
+        yield f"tag {output.safe(name)} is another there: left as it is"
+    what = f"{output.plural(found.objects, 'object')}, {output.size(found.bytes)}"
+    yield f"{what} travelled" if found.objects else "nothing was missing"

@@ -1,0 +1,1 @@
+"""Shell completion without importing the commands."""

@@ -1,0 +1,228 @@
+"""What can stand next in a command line, for a shell that asks at every Tab: so hardly anything is
+imported, nothing is made, and what goes wrong is no answer rather than a message in the prompt.
+
+A shell is answered in lines: how to go on ("files" or "dirs" beside what follows; "open": without a
+blank behind it), then each value, with a tab and a description for those that show one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ortet.cli import entry
+from ortet.cli.completion.parser import Line, Place, Table, split
+
+SHELLS = ("bash", "zsh", "fish")
+
+_MOST = 200
+_COMMITS = 40
+_DIGITS = 12
+_LONGEST = 70
+_SPECIAL = frozenset(" \t\"'`$&|;<>()*?[]{}#~!\\")
+
+Found = list[tuple[str, str]]
+
+
+class Answer(NamedTuple):
+    """`how`: see above."""
+
+    how: str = ""
+    values: Found = []
+
+
+def main(words: Sequence[str]) -> None:
+    """Answer a shell; the words are its name and what is typed so far, as it gives it."""
+    try:
+        said = answer(words[0], words[1:])
+    except Exception:  # a prompt is no place for it
+        said = ""
+    sys.stdout.write(said)
+    sys.stdout.flush()
+
+
+def answer(shell: str, given: Sequence[str]) -> str:
+    if shell != "bash":
+        found = complete(list(given[1:]))
+        rows = [f"{value}\t{_shown(text)}" for value, text in found.values]
+        return "\n".join([found.how, *rows]) + "\n"
+    words, quote = split(given[0])
+    found = complete(words[1:])
+    # bash replaces what stands behind the last of these, not the whole word
+    at = max((words[-1].rfind(mark) for mark in given[1]), default=-1) + 1
+    rows = [value[at:] if quote else _quoted(value[at:]) for value, _ in found.values]
+    return "\n".join([found.how, *rows]) + "\n"
+
+
+def script(shell: str) -> str:
+    """What a shell has to be told once."""
+    place = os.path.join(os.path.dirname(__file__), "shells", f"ortet.{shell}")
+    with open(place, encoding="utf-8") as file:
+        return file.read()
+
+
+def complete(words: Sequence[str]) -> Answer:
+    """What can stand for the last of these words, behind the others."""
+    line = Line(Table(), words)
+    place, current = line.place(), words[-1]
+    if place.value:
+        return _of_kind(place, line, current[len(place.before) :])
+    if place.options:
+        return _matching(place.options, current)
+    if place.verbs:
+        return _matching(place.verbs, current)
+    return _of_kind(place, line, current)
+
+
+def _matching(values: Iterable[tuple[str, str]], start: str, before: str = "") -> Answer:
+    found = [(before + value, text) for value, text in values if value.startswith(start)]
+    return Answer("", found)
+
+
+def _of_kind(place: Place, line: Line, start: str) -> Answer:
+    kind, how, found = place.kind, "", Answer()
+    if kind.startswith("choice:"):
+        choices = [(value, "") for value in kind[7:].split("|")]
+        return _matching(choices, start, place.before)
+    kind, _, more = kind.partition("+")
+    if "file" in (kind, more) or kind == "command":
+        how = "files"
+    elif kind == "dir":
+        how = "dirs"
+    if kind in _VALUES:
+        found = _matching(_VALUES[kind](line), start, place.before)
+    elif kind in _ASKED:
+        found = _matching(_asked(kind, line), start, place.before)
+    return Answer(how, found.values)
+
+
+# values, from the catalog
+
+
+def _store(line: Line) -> tuple[str, str]:
+    """The store's directory, and the workspace of this place; "" where there is none."""
+    said = entry.find(line.directory)
+    at, named, workspace = said if said is not None else ("", "", "")
+    url = os.environ.get("ORTET_URL", "").removeprefix("file://")
+    if not url and named:
+        url = os.path.join(at, named).removeprefix("file://")
+    if not url:
+        data = os.environ.get("XDG_DATA_HOME", "")
+        home = os.environ.get("HOME", "")
+        url = f"{data}/ortet" if data.startswith("/") else f"{home}/.local/share/ortet"
+    return url, workspace
+
+
+def _names(look: str, *kinds: str) -> Callable[[Line], Found]:
+    """Values that a glance at the catalog shows: its heads, or keys of its rows."""
+
+    def find(line: Line) -> Found:
+        from ortet.backends.sqlite.peek import Glance
+
+        glance = Glance(_store(line)[0])
+        if look == "heads":
+            return [one for kind in kinds for one in glance.heads(kind, _MOST)]
+        return [(key, "") for kind in kinds for key in glance.keys(kind, _MOST)]
+
+    return find
+
+
+def _refs(line: Line) -> Found:
+    """HEAD, branches, tags, and what was committed here last."""
+    from ortet.backends.sqlite.peek import Glance
+
+    store, workspace = _store(line)
+    glance = Glance(store)
+    branches = glance.heads("branch", _MOST)
+    here = line.named("--workspace") or workspace or (branches[0][0] if branches else "")
+    commits = [(oid[:_DIGITS], text) for oid, text in glance.commits(here, _COMMITS)]
+    last = [("HEAD", commits[0][1])] if commits else []
+    return [*last, *branches, *glance.heads("tag", _MOST), *dict(commits).items()]
+
+
+def _sessions(line: Line) -> Found:
+    """By name, where that is enough to tell which."""
+    keys = [key.partition("/") for key, _ in _names("keys", "session-name")(line)]
+    names = [name for _, _, name in keys]
+    return [
+        (name, f"of {agent}") if names.count(name) == 1 else (f"{agent}/{name}", "")
+        for agent, _, name in keys
+    ]
+
+
+def _agents(line: Line) -> Found:
+    keys = _names("keys", "session-name")(line)
+    return [(agent, "") for agent in dict.fromkeys(key.partition("/")[0] for key, _ in keys)]
+
+
+def _secrets(line: Line) -> Found:
+    return [one for one in _names("keys", "vault")(line) if "/" not in one[0]]
+
+
+_VALUES: dict[str, Callable[[Line], Found]] = {
+    "ref": _refs,
+    "branch": _names("heads", "branch"),
+    "tag": _names("heads", "tag"),
+    "workspace": _names("keys", "workspace"),
+    "session": _sessions,
+    "agent": _agents,
+    "secret": _secrets,
+}
+
+# values that only a hub knows
+
+_ASKED = ("fact", "artifact", "effect", "approval")
+
+
+def _asked(kind: str, line: Line) -> Found:
+    """By the host agent, if it is there: it has loaded all; else here, which takes longer."""
+    session = line.named("--session")
+    where = ["-C", line.directory] if line.directory else []
+    words = [*where, "values", kind, *(["-s", session] if session else [])]
+    read, write = os.pipe()
+    silent = os.open(os.devnull, os.O_RDWR)
+    try:
+        _by_agent(words, line, (silent, write, silent)) or _here(words, write)
+    finally:
+        os.close(write)
+        os.close(silent)
+    with os.fdopen(read, encoding="utf-8", errors="replace") as file:
+        rows = [row.rstrip("\n").partition("\t") for row in file]
+    return [(value, text) for value, _, text in rows if value]
+
+
+def _by_agent(words: Sequence[str], line: Line, streams: tuple[int, int, int]) -> bool:
+    from ortet.cli.daemon import client
+
+    store, workspace = _store(line)
+    if entry.is_off():
+        return False
+    try:
+        client.perform(store, workspace or "completion", words, streams=streams)
+    except (client.NoAgent, client.Lost):
+        return False
+    return True
+
+
+def _here(words: list[str], write: int) -> bool:
+    from ortet.cli.main import run
+
+    before = sys.stdout, sys.stderr
+    with open(write, "w", encoding="utf-8", closefd=False) as out, open(os.devnull, "w") as silent:
+        sys.stdout, sys.stderr = out, silent
+        try:
+            run(words)
+        finally:
+            sys.stdout, sys.stderr = before
+    return True
+
+
+def _shown(text: str) -> str:
+    line = text.partition("\n")[0]
+    return "".join(char if char.isprintable() else " " for char in line[:_LONGEST])
+
+
+def _quoted(value: str) -> str:
+    return "".join(f"\\{char}" if char in _SPECIAL else char for char in value)

@@ -1,0 +1,135 @@
+"""The list of verbs and options that completion reads, made from the verbs themselves.
+
+To load all verbs takes longer than anybody waits for a Tab, so the list is a file of its own.
+`python -m ortet.cli.completion.word_list` writes it anew; a test fails when it is not up to date.
+
+Lines of fields between tabs. A verb: "verb", its path, what its arguments are, its help. An option:
+"option", the verb's path ("*": of all), its names, what its value is ("" for none), its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ortet.cli.call import common
+from ortet.cli.main import cli
+
+FILE = Path(__file__).with_name("words.tsv")
+
+_BY_METAVAR = {
+    "DIR": "dir",
+    "[DIR]": "dir",
+    "FILE": "file",
+    "REF": "ref",
+    "REF... FILE": "ref+file",
+    "SESSION": "session",
+    "[SESSION]": "session",
+    "[SESSION]...": "session",
+    "[BRANCH]": "branch",
+    "FACT": "fact",
+}
+_BY_NAME = {
+    "session": "session",
+    "ref": "ref",
+    "old": "ref",
+    "new": "ref",
+    "other": "ref",
+    "fork_name": "workspace",
+    "names": "workspace",
+    "machine": "workspace",
+    "agent": "agent",
+    "fact": "fact",
+    "effect": "effect",
+    "approval": "approval",
+    "secret": "secret",
+    "command": "command",
+    "left": "session",
+    "right": "session",
+    "path": "file",
+    "paths": "file",
+    "file": "file",
+    "source": "file",
+    "target": "file",
+}
+_BY_PLACE = {
+    "branch delete": "branch",
+    "branch rename": "branch",
+    "tag delete": "tag",
+    "tag workspace": "workspace",
+    "session rm name": "session",
+    "turn name": "session",
+    "artifact get name": "artifact",
+    "artifact show name": "artifact",
+    "secret rm name": "secret",
+    "vault rm name": "secret",
+    "token set name": "secret",
+    "carry source": "file",
+    "run cwd": "dir",
+}
+_COMMON = {"json", "quiet", "help", "pages", "color"}
+
+
+def lines() -> Iterator[str]:
+    """The list as it should be."""
+
+    @click.command
+    @common
+    def any_verb() -> None: ...
+
+    ctx = click.Context(any_verb)
+    for param in any_verb.get_params(ctx):
+        if isinstance(param, click.Option) and not param.hidden:
+            yield _option("*", param)
+    yield from _walk(cli, "", click.Context(cli, info_name="ortet"))
+
+
+def _walk(command: click.Command, path: str, ctx: click.Context) -> Iterator[str]:
+    params = [param for param in command.params if not getattr(param, "hidden", False)]
+    given = [_given(path, param) for param in params if isinstance(param, click.Argument)]
+    yield _line("verb", path, " ".join(given), command.get_short_help_str(70))
+    for param in params:
+        if isinstance(param, click.Option) and (param.name not in _COMMON or not path):
+            yield _option(path, param)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            sub = command.get_command(ctx, name)
+            if sub is not None and not sub.hidden:
+                yield from _walk(sub, f"{path} {name}".strip(), click.Context(sub, parent=ctx))
+
+
+def _option(path: str, option: click.Option) -> str:
+    kind = "" if option.is_flag or option.count else _kind(path, option)
+    names = sorted([*option.opts, *option.secondary_opts], key=lambda name: -len(name))
+    return _line("option", path, ",".join(names), kind, (option.help or "").rstrip("."))
+
+
+def _given(path: str, argument: click.Argument) -> str:
+    return _kind(path, argument) + ("*" if argument.nargs != 1 else "")
+
+
+def _kind(path: str, param: click.Parameter) -> str:
+    if isinstance(param.type, click.Choice):
+        return "choice:" + "|".join(map(str, param.type.choices))
+    if "--workspace" in param.opts and param.metavar == "NAME":
+        return "workspace"
+    metavar, name = param.metavar or "", param.name or ""
+    return (
+        _BY_PLACE.get(f"{path} {name}")
+        or _BY_METAVAR.get(metavar)
+        or (_BY_NAME.get(name) if metavar in _ANY else None)
+        or "text"
+    )
+
+
+_ANY = ("", "[NAME]", "NAME", "NAME...", "[NAME]...", "FROM", "TO", "[-- COMMAND...]")
+
+
+def _line(*fields: str) -> str:
+    return "\t".join(" ".join(field.split()) for field in fields) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text("".join(lines()))

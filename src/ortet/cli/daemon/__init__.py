@@ -1,0 +1,1 @@
+"""The resident process that answers commands without a new start."""

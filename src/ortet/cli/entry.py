@@ -1,0 +1,158 @@
+"""Where the command line begins: what the host agent can do faster goes there, with next to nothing
+imported; all else, and all without an agent, is done here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+FOLLOWED = ("commit", "status")
+"""Verbs that look at all files of a directory. An agent has watched it meanwhile. All others read
+the store, which costs the same here, or run programs, which are to be children of their caller."""
+
+_POINTER = ".ortet"
+_LOST = (
+    "error: the host agent ended in the middle of this, and may or may not have done it: repeat "
+    "the command (a commit of nothing new records nothing)\n"
+)
+LOST_CODE = 7
+INTERRUPTED = 130
+
+
+class Asked(NamedTuple):
+    """What a command line says, as far as it must be known to choose who does it."""
+
+    verb: str
+    directory: str
+    name: str  # of a workspace; "" for that of the directory
+
+
+def main() -> NoReturn:
+    """Run one command and exit."""
+    words = sys.argv[1:]
+    code = for_shell(words) if words[:1] in (["_complete"], ["completion"]) else by_agent(words)
+    if code is None:
+        from ortet.cli.main import main as here
+
+        here()
+    os._exit(code)  # nothing was opened that is to be closed
+
+
+def for_shell(words: Sequence[str]) -> int | None:
+    """What a shell asks at every start, and at every Tab; None for what is not plain."""
+    from ortet.cli.completion import engine
+
+    verb, *rest = words
+    if verb == "_complete":
+        engine.main(rest)
+    elif len(rest) == 1 and rest[0] in engine.SHELLS:
+        sys.stdout.write(engine.script(rest[0]))
+        sys.stdout.flush()
+    else:
+        return None
+    return 0
+
+
+def by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
+    """The exit code of what the agent did; None when it is to be done here."""
+    asked = understand(words)
+    if asked is None or asked.verb not in FOLLOWED or not _wanted(environ):
+        return None
+    found = locate(asked, environ)
+    if found is None:
+        return None
+    store, name = found
+    from ortet.cli.daemon import client
+
+    try:
+        return client.perform(store, name, words)
+    except client.NoAgent:
+        _start(store)
+        return None
+    except client.Lost:
+        sys.stderr.write(_LOST)
+        return LOST_CODE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _start(store: str) -> None:
+    """For the next command: this one would wait longer for an agent than it takes itself."""
+    from ortet.cli.daemon import client
+
+    try:
+        if os.stat(store).st_uid == os.geteuid():
+            client.start(store)
+    except OSError:
+        return
+
+
+def _wanted(environ: Mapping[str, str]) -> bool:
+    """Commands that are re-enacted, or have a stream closed, are not for it."""
+    replayed = "ORTET_REPLAY" in environ
+    streams = None not in (sys.stdin, sys.stdout, sys.stderr)
+    return sys.platform == "linux" and not is_off(environ) and not replayed and streams
+
+
+def is_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user wants no agent."""
+    return environ.get("ORTET_AGENT", "").lower() in ("off", "0", "no", "false")
+
+
+def understand(words: Sequence[str]) -> Asked | None:
+    """None for what is not plain: the command line proper finds out what is meant, or says what is
+    wrong."""
+    directory = verb = name = ""
+    rest = iter(words)
+    for word in rest:
+        if word in ("--json", "-q", "--quiet", "--allow-secrets"):
+            continue
+        if word == "-C" and not verb:
+            directory = os.path.join(directory, next(rest, ""))
+        elif word in ("-w", "--workspace") and verb:
+            name = next(rest, "")
+        elif word in ("-m", "--message", "--durable") and verb:
+            next(rest, "")
+        elif not word.startswith("-") and not verb:
+            verb = word
+        else:
+            return None
+    return Asked(verb, directory, name) if verb else None
+
+
+def locate(asked: Asked, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The store's directory and the workspace's name; None where they are not plain."""
+    url = environ.get("ORTET_URL", "")
+    said = find(asked.directory) if not url or not asked.name else ("", "", "")
+    if said is None:
+        return None
+    at, named, workspace = said
+    store = url or os.path.join(at, named)
+    name = asked.name or workspace
+    plain = os.path.isabs(store) and "://" not in store and "\n" not in name
+    return (store, name) if plain else None
+
+
+def find(directory: str) -> tuple[str, str, str] | None:
+    """What the nearest `.ortet` says: where it is, the store, the workspace."""
+    try:
+        at = os.path.realpath(directory) if directory else os.getcwd()
+    except OSError:
+        return None
+    while True:
+        try:
+            with open(os.path.join(at, _POINTER), "rb") as file:
+                line = os.fsdecode(file.read(1 << 14)).removesuffix("\n")
+            break
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            if at == os.path.dirname(at):
+                return None
+            at = os.path.dirname(at)
+        except OSError:
+            return None
+    store, mark, workspace = line.rpartition("#")
+    if not mark or not store or "\n" in line or "%" in workspace:
+        return None
+    return at, store, workspace

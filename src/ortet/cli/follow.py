@@ -1,0 +1,79 @@
+"""Following a session: its events as they come, also those that other processes write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.journal.events import Event
+
+_PATIENCE = 5.0
+"""Seconds after which a follower looks by itself: a signal is only a hint."""
+
+
+class Follower:
+    """Knows what it has given out. It sleeps until a writer of this host signals, and reads only
+    what came since; when the session was restored, it goes on behind what is still true."""
+
+    def __init__(self, hub: Hub, session: str) -> None:
+        self._hub = hub
+        self._id = session
+        self._topic = f"session:{session}"
+        self._token = hub.signal.token(self._topic)  # before the first look: nothing falls between
+        self._view = hub.get(session)
+        self._place = self._where()
+        self._last = 0
+        self._seen: set[tuple[str, int, str]] = set()
+
+    def first(self, limit: int | None, kinds: Sequence[str]) -> list[Event]:
+        """What there is, or the last `limit` of it."""
+        line = self._view.line
+        if limit is not None and not kinds:
+            found = [*line.newest(limit), *self._letters()][-limit:]
+            self._last = line.tip().seq
+            return found
+        found = [event for event in self._news() if not kinds or event.kind in kinds]
+        return found[-limit:] if limit else found
+
+    def wait(self, kinds: Sequence[str]) -> list[Event]:
+        """What came since; it may be nothing."""
+        self._hub.signal.wait(self._topic, self._token, _PATIENCE)
+        self._token = self._hub.signal.token(self._topic)
+        place = self._where()
+        if place != self._place:
+            self._move()
+            self._place = place
+        return [event for event in self._news() if not kinds or event.kind in kinds]
+
+    def _news(self) -> Iterator[Event]:
+        for event in self._view.line.events(self._last):
+            self._last = event.seq
+            yield event
+        yield from self._letters()
+
+    def _letters(self) -> Iterator[Event]:
+        """What waits for the writer, each once."""
+        from ortet.sessions.writing.inbox import waiting
+
+        for event in waiting(self._hub.catalog, self._id):
+            mark = event.kind, event.time, event.actor
+            if mark not in self._seen:
+                self._seen.add(mark)
+                yield event
+
+    def _where(self) -> tuple[str, bytes]:
+        """The timeline and the head: rows behind a new head may be trimmed."""
+        from ortet.sessions.table import Roll
+
+        row = Roll(self._hub.catalog).get(self._id)
+        head = self._hub.catalog.head(f"branch:{row.branch}")
+        return row.timeline, head.oid if head else b""
+
+    def _move(self) -> None:
+        from ortet.journal.event_log import shared_by
+
+        before = self._view.line.path()
+        self._view = self._hub.get(self._id)
+        self._last = min(self._last, shared_by(before, self._view.line.path()))

@@ -1,0 +1,184 @@
+"""import --from and export --format: conversations of other programs, and for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ortet.cli import output as render
+from ortet.cli.call import Call
+from ortet.cli.session_args import read
+from ortet.errors import Invalid, NotFound, Unavailable
+from ortet.integrations import otel_export
+from ortet.integrations.transcripts import locate
+from ortet.integrations.transcripts.importer import Taken, take
+
+if TYPE_CHECKING:
+    from ortet.integrations.transcripts.locate import Place
+    from ortet.sessions.reader import View
+
+_MOST = 10
+"""Transcripts that a person is shown."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What is to be taken in; without a path, what the tool has of this directory."""
+
+    tool: str
+    path: str | None
+    everything: bool = False
+    name: str | None = None
+    agent: str = "default"
+    dry_run: bool = False
+
+
+def import_transcripts(call: Call, wanted: Wanted) -> None:
+    """Each into a session; those of agents that worked for it go with it."""
+    chosen, others = _chosen(call, wanted)
+    if wanted.name is not None and len(chosen) > 1:
+        raise Invalid("bad_usage", f"{len(chosen)} transcripts cannot have one name: leave it out")
+    hub = call.open_hub(create=True)
+    found: list[Taken] = []
+    with call.progress("import") as progress:
+        for number, place in enumerate(chosen):
+            progress(number, len(chosen))
+            for path in (Path(place.path), *locate.agents_of(wanted.tool, Path(place.path))):
+                found += take(
+                    hub,
+                    wanted.tool,
+                    path,
+                    name=wanted.name or "",
+                    agent=wanted.agent,
+                    dry_run=wanted.dry_run,
+                )
+    data = {
+        "sessions": [render.fields(one) for one in found],
+        "others": [render.fields(one) for one in others],
+        "dry_run": wanted.dry_run,
+    }
+    call.emit(data, [*_lines(found, dry_run=wanted.dry_run), *_more(others)])
+
+
+def _chosen(call: Call, wanted: Wanted) -> tuple[list[Place], list[Place]]:
+    """Those that are meant, and others that could have been."""
+    if wanted.path is not None:
+        if wanted.everything:
+            raise Invalid("bad_usage", "a FILE, or --all of them? leave one out")
+        found = locate.named(wanted.tool, Path(wanted.path))
+        if not found:
+            raise NotFound("no_transcript", f"there is no transcript in {wanted.path}")
+        return found, []
+    root = locate.default_place(wanted.tool)
+    every = locate.transcripts(wanted.tool, root)
+    if wanted.everything:
+        return every, []
+    here = locate.of_directory(wanted.tool, every, call.here)
+    if here:
+        return here[:1], here[1:]
+    if not call.json:
+        call.emit(None, _table(every))
+    raise NotFound(
+        "no_transcript",
+        f"{root} has no transcript of this directory ({render.plural(len(every), 'transcript')} of "
+        "others): give the FILE of one, or --all",
+        transcripts=[render.fields(one) for one in every],
+    )
+
+
+def _lines(found: Sequence[Taken], *, dry_run: bool) -> Iterator[str]:
+    for one in found:
+        verb = "would be taken in" if dry_run else "taken in"
+        yield f"{render.safe(one.name)}: {one.added} of {_counted(one)} {verb}"
+        if one.parent:
+            yield f"  of {render.safe(one.parent)}"
+        told = [
+            render.plural(count, noun)
+            for count, noun in (
+                *((one.messages, "message"), (one.thoughts, "thought"), (one.deeds, "deed")),
+                (len(one.files), "file"),
+            )
+            if count
+        ]
+        if told:
+            yield f"  {', '.join(told)}"
+        for path in one.files[:_MOST]:
+            yield f"  changed {render.safe(path)}"
+        if len(one.files) > _MOST:
+            yield f"  and {len(one.files) - _MOST} more"
+        if one.unknown:
+            how = "it is" if one.unknown == 1 else "they are"
+            yield f"  {render.plural(one.unknown, 'line')} not understood, kept as {how}"
+        if one.rest:
+            yield f"  its last line is not whole yet ({render.size(one.rest)}): import it again"
+
+
+def _counted(one: Taken) -> str:
+    return render.plural(one.lines, "line")
+
+
+def _more(others: Sequence[Place]) -> list[str]:
+    if not others:
+        return []
+    return [f"{render.plural(len(others), 'older transcript')} of this directory:", *_table(others)]
+
+
+def _table(found: Sequence[Place]) -> list[str]:
+    rows = [
+        (render.when(one.changed), render.size(one.size), render.safe(one.path))
+        for one in found[:_MOST]
+    ]
+    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return [*render.table(rows), *more]
+
+
+def export_session(
+    call: Call,
+    words: Sequence[str],
+    format: str,
+    *,
+    output: str | None,
+    whole: bool,
+    content: bool,
+) -> None:
+    """What was said in a session, to a file or to standard output."""
+    if len(words) > 1:
+        raise click.UsageError("--format writes one session: name one")
+    if (content and format != "otel") or (whole and format == "otel"):
+        raise click.UsageError("--content goes with --format otel, --whole with the others")
+    view = read(call, words[0] if words else None)
+    data = (
+        otel_export.spans_of(view, content=content)
+        if format == "otel"
+        else _said(view, format, whole)
+    )
+    text = render.to_json(data)
+    if output is None or output == "-":
+        with call.answering():
+            sys.stdout.write(f"{text}\n")
+        return
+    _write(Path(output), text)
+    told = {"session": view.id, "format": format, "path": str(Path(output).absolute())}
+    call.emit(told, [f"{render.safe(view.name)} -> {render.safe(output)}"])
+
+
+def _said(view: View, format: Any, whole: bool) -> Any:
+    return view.export_messages(format, whole=whole)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole, or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(f"{text}\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise Unavailable(
+            "io_error", f"{path} cannot be written ({error.strerror}): check place and permissions"
+        ) from error

@@ -1,0 +1,252 @@
+"""The command line: verbs are loaded when they are asked for; an error ends with its code."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from keyword import iskeyword
+from typing import NoReturn
+
+import click
+
+from ortet import __version__
+from ortet.cli.answers import PIPE_CLOSED
+from ortet.cli.call import Call, common
+from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
+
+INTERRUPTED = 130
+
+# Verb -> the module that holds it, in the order of the help page.
+SECTIONS: dict[str, dict[str, Sequence[str]]] = {
+    "Work": {"workspace": ("init", "status", "commit", "run"), "watch": ("watch",)},
+    "Attempts": {"fork": ("fork", "merge", "land", "drop"), "swarm": ("swarm",)},
+    "Machines that live on": {
+        "machine": ("start", "ps", "spawn", "logs", "expose", "stop", "kill", "rm"),
+        "attach": ("attach", "cp"),
+    },
+    "Go back": {
+        "undo": ("undo", "redo"),
+        "restore": ("restore", "rewind"),
+        "bisect": ("bisect",),
+    },
+    "Look": {"history": ("log", "show", "diff"), "refs": ("branch", "tag", "reflog")},
+    "Minds": {
+        "session": ("session", "say", "plan", "decide"),
+        "journal": ("journal", "brief"),
+        "environment": ("environment",),
+        "turn": ("turn", "carry"),
+    },
+    "Memory": {
+        "recall": ("recall", "context"),
+        "facts": ("facts",),
+        "learn": ("learn", "milestone", "episodes"),
+        "memory": ("memory",),
+    },
+    "Deeds": {
+        "actions": ("act", "effects", "comment"),
+        "artifacts": ("artifact",),
+        "budget": ("budget", "bill"),
+    },
+    "The world around": {
+        "external_state": ("collab", "window", "token", "vault"),
+        "secrets": ("secret",),
+    },
+    "Coding agents": {"mcp": ("mcp",), "hook": ("hook",)},
+    "Runs": {"replay": ("replay", "whatif", "diff-runs")},
+    "Life of a session": {
+        "lifecycle": ("pause", "resume", "close", "archive", "unarchive", "compact", "checkpoint"),
+    },
+    "What is kept": {
+        "lifecycle": ("audit", "retain"),
+        "governance": ("retention", "hold", "release", "erase", "dataset"),
+    },
+    "Store": {
+        "store": ("verify", "sweep", "export", "import"),
+        "stats": ("stats",),
+        "transfer": ("clone", "pull", "push"),
+        "migrate": ("migrate",),
+        "doctor": ("doctor",),
+        "agent": ("agent",),
+        "completion": ("completion",),
+    },
+    "Ways in": {"serve": ("serve",), "access": ("access",)},
+}
+
+
+_HIDDEN = {"machine": "machine_internal", "values": "completion"}
+"""What the agent is asked for by other verbs."""
+
+
+class Verbs(click.Group):
+    """Imports the module of a verb when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return [
+            verb for section in SECTIONS.values() for verbs in section.values() for verb in verbs
+        ]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name in _HIDDEN:
+            inner: click.Command = getattr(
+                import_module(f"ortet.cli.commands.{_HIDDEN[cmd_name]}"), cmd_name
+            )
+            return inner
+        for section in SECTIONS.values():
+            for module, verbs in section.items():
+                if cmd_name in verbs:
+                    name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
+                    command: click.Command = getattr(
+                        import_module(f"ortet.cli.commands.{module}"), name
+                    )
+                    return command
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            names = [verb for verbs in section.values() for verb in verbs]
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, found.get_short_help_str(80)) for name, found in commands if found]
+                )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise _unknown_verb(args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, "--version", message="%(prog)s %(version)s")
+@click.option("-C", "directory", metavar="DIR", help="Work as if started in DIR.")
+@partial(common, top=True)
+@click.pass_context
+def cli(ctx: click.Context, directory: str | None) -> None:
+    """Git for the whole AI agent: commit, fork and restore all of it.
+
+    \b
+    Example:
+      ortet init                      make this directory a workspace
+      ortet commit -m "it works"      record its present state
+      ortet rewind                    go back to the commit before
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+    if directory is not None:
+        ctx.obj.enter(directory)
+
+
+_GARBAGE = 200_000
+"""A command is short: looking for garbage as often as usual takes a tenth of its time."""
+
+
+def main() -> NoReturn:
+    """Run one command and exit."""
+    gc.set_threshold(_GARBAGE)
+    _fill_streams()
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    # all is closed; to free every object a scan of 30 000 files left would take 30 ms more
+    os._exit(code)
+
+
+def _fill_streams() -> None:
+    """What the caller closed goes nowhere; else the next file opened would be that stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def run(words: list[str], call: Call | None = None) -> int:
+    """The exit code: 0, what a command run by it returned, or the code of the error."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    call = call or Call()
+    _end_in_order()
+    try:
+        with call:
+            code = cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
+            call.flush()
+        return code or call.exit_code
+    except SystemExit as end:  # a signal, or the reader of our output left
+        return end.code if isinstance(end.code, int) else 1
+    except (click.Abort, KeyboardInterrupt):
+        call.note("interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        call.json = call.json or _asks_for_json(words)
+        if isinstance(error, Conflict) and not call.resident:
+            from ortet.cli.machines import by_its_agent
+
+            if (code := by_its_agent(words, error, call)) is not None:
+                return code
+        return _end(call, error)
+
+
+def _end(call: Call, error: Exception) -> int:
+    """Say what went wrong; returns the exit code."""
+    if isinstance(error, click.UsageError):
+        return call.fail(Invalid("bad_usage", _usage(error)))
+    if isinstance(error, OrtetError):
+        return call.fail(error)
+    if isinstance(error, OSError):
+        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(as_ours(error))
+    return call.crash(error)
+
+
+def _end_in_order() -> None:
+    """Asked to end, close what is open: a command that we run must not outlive us."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def as_ours(error: OSError) -> OrtetError:
+    """What the system refused, in the words of our errors."""
+    where = f": {error.filename}" if error.filename else ""
+    text = f"{error.strerror or error}{where}"
+    if isinstance(error, PermissionError):
+        return Refused("no_permission", f"{text}; check who owns it, or work as its owner")
+    return Unavailable("io_error", f"{text}; put it right and repeat the command")
+
+
+def _usage(error: click.UsageError) -> str:
+    where = error.ctx.command_path if error.ctx else "ortet"
+    text = " ".join(error.format_message().split())  # choices come on lines of their own
+    return f"{text.rstrip('.')}; `{where} --help` shows how to call it"
+
+
+def _asks_for_json(words: Sequence[str]) -> bool:
+    """An error may come before the option was read."""
+    return "--json" in words[: words.index("--") if "--" in words else None]
+
+
+def _unknown_verb(word: str, verbs: Sequence[str]) -> click.UsageError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, verbs, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    return click.UsageError(f"no verb is called {word!r}{hint}")
+
+
+__all__ = ["cli", "main", "run"]

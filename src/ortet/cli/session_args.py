@@ -1,0 +1,244 @@
+"""Which session a verb of the command line means, and how sessions look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ortet.cli import output
+from ortet.cli.call import as_text
+from ortet.errors import Conflict, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from ortet.cli.call import Call
+    from ortet.journal.events import Event
+    from ortet.journal.state.records import Effect
+    from ortet.sessions.reader import View
+    from ortet.sessions.session import Session
+    from ortet.sessions.table import SessionRow
+
+_SHORTEST = 4
+_DIGITS = 8
+"""Digits of the id of a deed shown to people: the last ones, as the first are those of its time."""
+
+session_argument = click.argument("session", metavar="[SESSION]", required=False)
+session_option = click.option(
+    "-s", "--session", "session", metavar="SESSION", help="Its name or id; else that of this place."
+)
+
+scope_option = click.option(
+    "--scope", metavar="SCOPE", help="session, agent, user:NAME or project:NAME."
+)
+agent_option = click.option("--agent", metavar="NAME", help="Of all sessions of this agent.")
+all_option = click.option("--all", "everything", is_flag=True, help="Of all sessions.")
+
+_KEPT = "ortet.session"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _keep(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_KEPT] = value
+
+
+def _either(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    other: str | None = ctx.meta.get(_KEPT)
+    if None not in (value, other) and value != other:
+        raise Invalid("two_sessions", f"{value} or {other}? give one session")
+    return other if value is None else value
+
+
+def session_either(command: _Command) -> _Command:
+    """SESSION as an argument, or with -s as verbs take it that have another argument."""
+    option = click.option(
+        *("-s", "--session", "kept"),
+        metavar="SESSION",
+        help="The same.",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+    )
+    argument = click.argument("session", metavar="[SESSION]", required=False, callback=_either)
+    return argument(option(command))
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def find(call: Call, word: str | None) -> SessionRow:
+    """By name, agent/name, id or the first digits of one; without a word, the one that works in
+    this directory."""
+    row = _found(call, word)
+    call.about = row.id
+    return row
+
+
+def _found(call: Call, word: str | None) -> SessionRow:
+    rows = call.hub.sessions()
+    if word is None:
+        return _here(call, rows)
+    agent, _, rest = word.partition("/")
+    ways = (
+        [row for row in rows if row.id == word],
+        [row for row in rows if row.name == word],
+        [row for row in rows if row.agent == agent and row.name == rest],
+        [row for row in rows if len(word) >= _SHORTEST and row.id.startswith(word)],
+    )
+    for found in ways:
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(f"{row.agent}/{row.name}" for row in found[:5])
+            raise Conflict("ambiguous", f"{word!r} may be {names}: say which of them")
+    raise NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
+
+
+def find_or_all(
+    call: Call, session: str | None, *, agent: str | None, everything: bool
+) -> SessionRow | None:
+    """The session that is meant; None for all of them, also where none works in this place."""
+    if session is not None and (agent is not None or everything):
+        raise Invalid("bad_usage", "one session, or several? leave --agent and --all, or -s, out")
+    if agent is not None or everything:
+        return None
+    try:
+        return find(call, session)
+    except NotFound as error:
+        if session is not None or error.kind != "no_session":
+            raise
+        return None
+
+
+def _here(call: Call, rows: list[SessionRow]) -> SessionRow:
+    branch = call.branch()
+    for row in rows:
+        if branch is not None and row.branch == branch:
+            return row
+    raise NotFound(
+        "no_session", "no session works in this directory: name one (`ortet session ls` lists them)"
+    )
+
+
+def read(call: Call, word: str | None) -> View:
+    return call.hub.get(find(call, word).id)
+
+
+def unknown(call: Call, view: View) -> list[Effect]:
+    """Deeds whose outcome nobody knows: not what a process that has the session open is doing."""
+    states = ("unsettled",) if call.hub.is_open(view.id) else ("begun", "unsettled")
+    return [effect for effect in view.effects() if effect.state in states]
+
+
+def write(call: Call, word: str | None) -> Session:
+    """Opened; it is let go when the command ends."""
+    row = find(call, word)
+    # a command is short: it looks around when it is asked to
+    return call.hub.session(row.name, agent=row.agent, environment="asked")
+
+
+def pick(ids: Iterable[str], word: str) -> str:
+    """The one id that is meant: whole, or by four or more of its first or last digits; "" when
+    there is none."""
+    known = set(ids)
+    if word in known:
+        return word
+    found = {id_ for id_ in known if id_.startswith(word) or id_.endswith(word)}
+    if len(word) < _SHORTEST or not found:
+        return ""
+    if len(found) > 1:
+        shown = ", ".join(sorted(map(tail, found))[:5])
+        raise Conflict("ambiguous", f"{word!r} may be {shown}: give more digits")
+    return found.pop()
+
+
+def tail(id_: str) -> str:
+    """An id as people see it."""
+    return id_[-_DIGITS:]
+
+
+def confirm(call: Call, yes: bool, what: str) -> None:
+    """Go on only when the user means it: --yes, or an answer at the terminal."""
+    if yes:
+        return
+    if call.json or call.quiet or not sys.stdin.isatty():
+        raise Invalid("not_confirmed", f"this will {what} for good: repeat it with --yes")
+    if not click.confirm(f"this will {what} for good. Go on?", err=True):
+        raise click.Abort
+
+
+def limits_of(words: Iterable[str], option: str) -> dict[str, float | None]:
+    """usd=5 as a limit; usd=none takes one away."""
+    limits: dict[str, float | None] = {}
+    for word in words:
+        name, _, limit = word.partition("=")
+        try:
+            limits[name] = None if limit == "none" else float(limit)
+        except ValueError:
+            raise Invalid(
+                "bad_budget", f"{option} {word!r}: write a name and a number, as in usd=5"
+            ) from None
+    return limits
+
+
+def row_data(row: SessionRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "agent": row.agent,
+        "status": row.status,
+        "created": row.created,
+        "branch": row.branch,
+        "path": row.path or None,
+        "parent": row.parent or None,
+    }
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    return {**output.fields(event), "hash": event.hash.hex(), "refs": _refs(event)}
+
+
+def _refs(event: Event) -> list[str]:
+    return [bytes(oid).hex() for oid, _ in event.refs]
+
+
+def event_line(event: Event) -> str:
+    from ortet.hub.governance.audit import told
+
+    line = told(event)
+    why = f"  ({output.title(line.why)})" if line.why else ""
+    actor = output.safe(line.actor)
+    seq = "-" if event.waiting else line.seq
+    head = f"{seq:>5}  {output.when(line.time)}  {actor}  {line.kind}"
+    return f"{head}  {output.title(line.what)}{why}".rstrip()
+
+
+def read_text(path: str) -> str:
+    """A file's text, or that of standard input for -."""
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return raw.decode()
+    except FileNotFoundError:
+        raise NotFound("no_file", f"there is no file {path}: write it first") from None
+    except UnicodeDecodeError:
+        raise Invalid("not_text", f"{path} is not UTF-8 text: give a file that is") from None
+
+
+def said(text: str | None) -> str:
+    """What an argument says; what comes in from standard input without one, or for -."""
+    found = read_text("-") if text in (None, "-") else as_text(text)
+    if not found:
+        raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
+    return found
+
+
+def value_of(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    import json
+
+    with suppress(ValueError):
+        return json.loads(text)
+    return text

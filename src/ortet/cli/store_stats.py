@@ -1,0 +1,136 @@
+"""What a store holds, by kind of object and by place, and what it saves by storing the same once:
+a look, not an account, as others write meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ortet.errors import OrtetError
+from ortet.history.records import Entry
+from ortet.hub.hub import Hub
+from ortet.ids import from_hex
+
+_OBJECTS = 500_000
+_FILES = 100_000
+_COMMITS = 2000
+"""How much is looked at; beyond it, numbers are "at least"."""
+
+_PLACES = (
+    ("packs", "bucket/packs"),
+    ("open ends of writers", "local/tails"),
+    ("indexes", "local/index"),
+    ("what was read of the bucket", "local/kept"),
+    ("waiting to be uploaded", "local/queue"),
+    ("machines", "local/machines"),
+    ("shared layers", "local/bases"),
+    ("memory index", "local/memory"),
+)
+
+
+class Copies(msgspec.Struct, frozen=True):
+    """`bytes` is what the files of `commits` would be, each as a directory of its own."""
+
+    bytes: int
+    commits: int
+    whole: bool
+
+
+def by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
+    """Bytes and objects of each, those stored twice once; whether that is all."""
+    sizes: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
+    seen: set[bytes] = set()
+    for source in hub.objects.shelf.sources():
+        for oid, (_, _, _, length, kind) in source.spots():
+            if len(seen) >= _OBJECTS:
+                return sizes, counts, False
+            if oid not in seen:
+                seen.add(oid)
+                sizes[kind] += length
+                counts[kind] += 1
+    return sizes, counts, True
+
+
+def copies(hub: Hub) -> Copies:
+    """What the files of commits would take without us."""
+    total = files = 0
+    sizes: dict[bytes, int] = {}
+    commits: set[str] = set()
+    for branch in hub.refs.branches():
+        for commit in hub.log(branch.name, limit=_COMMITS):
+            if commit.oid in commits:
+                break  # and all before it
+            if len(commits) >= _COMMITS or files >= _FILES:
+                return Copies(total, len(commits), False)
+            commits.add(commit.oid)
+            try:
+                root = hub.read_image(hub.image_oid(from_hex(commit.oid))).root
+            except OrtetError:  # a mind without files
+                continue
+            if root.data not in sizes:
+                sizes[root.data], count = _tree(hub, root, _FILES - files)
+                files += count
+            total += sizes[root.data]
+    return Copies(total, len(commits), True)
+
+
+def _tree(hub: Hub, root: Entry, most: int) -> tuple[int, int]:
+    size = count = 0
+    for _, entry in hub.trees.walk(root):
+        size += entry.size
+        count += 1
+        if count >= most:
+            break
+    return size, count
+
+
+def places(root: Path) -> tuple[dict[str, int], bool]:
+    """Bytes on this disk by what they are; whether all files were looked at."""
+    found: dict[str, int] = {}
+    left = _FILES
+    for name, place in _PLACES:
+        size = 0
+        for one in _files(root / place):
+            if left <= 0:
+                break
+            left -= 1
+            size += one
+        found[name] = size
+    found["catalog"] = sum(_size(path) for path in root.glob("catalog.db*"))
+    return found, left > 0
+
+
+def _files(place: Path) -> Iterator[int]:
+    """Bytes of every file below it, as the disk has them; what another removes meanwhile is not
+    counted, what is mounted there is not entered."""
+    todo = [place]
+    try:
+        device = place.stat().st_dev
+    except OSError:
+        return
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as names:
+                for one in names:
+                    with suppress(OSError):
+                        stat = one.stat(follow_symlinks=False)
+                        if one.is_dir(follow_symlinks=False):
+                            if stat.st_dev == device:
+                                todo.append(Path(one.path))
+                        else:
+                            yield stat.st_blocks * 512
+        except OSError:
+            continue
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""Configuration: reads the environment, settings and store URLs, and opens a hub from them."""

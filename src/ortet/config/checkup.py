@@ -1,0 +1,172 @@
+"""Whether the servers of a store that is elsewhere can be used from this host: each is tried for
+real, and nothing of a store is made. Reads no environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from ortet.backends.object_storage.url import SCHEMES
+from ortet.config.open_shared_store import address_of
+from ortet.config.open_store import is_remote, remote_address, token_in
+from ortet.errors import Conflict, NotFound, OrtetError
+from ortet.machines.base import Capability
+
+if TYPE_CHECKING:
+    from ortet.backends.base import Bucket
+
+MARK = "doctor/"
+"""Where a bucket is tried: below its prefix, beside what belongs to a store."""
+
+_ROOM = 4 << 30
+"""What a host keeps of a store, and as much again for what waits to be uploaded."""
+_PATIENCE = 5.0
+_GONE = "start it, or leave it out of the address; meanwhile hosts look for news once a second"
+_TRIES = 3
+
+
+def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capability]:
+    """One line for each thing that a store at this address needs."""
+    if is_remote(url):
+        return [_server(url, token), _cache(cache)]
+    from ortet.config.server_checks import examine_database
+
+    address = address_of(url)
+    found = examine_database(address)
+    found.append(_tried("bucket", lambda: _bucket(address.bucket), "see the address after bucket="))
+    for name, valkey in (("valkey", address.signal), ("valkey cache", address.cache)):
+        if valkey:
+            found.append(_tried(name, partial(_valkey, name, valkey), _GONE))
+    if not address.signal:
+        what = "none, and none is needed: the database wakes hosts, and they share no cache"
+        found.append(Capability("valkey", True, what))
+    return [*found, _cache(cache)]
+
+
+def _tried(name: str, look: Callable[[], Capability], fix: str) -> Capability:
+    """Our errors say what is wrong, and after a colon what to do about it."""
+    try:
+        return look()
+    except OrtetError as error:
+        what, _, todo = str(error).rpartition(": ")
+        return Capability(name, False, what or str(error), todo if what else fix)
+    except OSError as error:
+        return Capability(name, False, str(error), fix)
+
+
+def _bucket(url: str) -> Capability:
+    """Exclusive create is what keeps two hosts from writing one pack: it must be the server's."""
+    if not url.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+        path = Path(unquote(urlsplit(url).path))
+        if url.startswith("file:///") and not path.is_dir():
+            what = f"{path} is not there yet: it is made with the store"
+            return Capability("bucket", True, what)
+        from ortet.backends.buckets import bucket_of
+
+        return _probed(bucket_of(url), str(path))
+    from ortet.backends.object_storage.bucket import S3Bucket
+
+    bucket = S3Bucket(url, patience=_PATIENCE, silence=_PATIENCE)
+    return _probed(bucket, str(bucket.address))
+
+
+def _probed(bucket: Bucket, where: str) -> Capability:
+    key, data = f"{MARK}{os.urandom(8).hex()}", os.urandom(64)
+    began = time.perf_counter()
+    bucket.put(key, data)
+    took = time.perf_counter() - began
+    try:
+        try:
+            bucket.put(key, os.urandom(64))
+        except Conflict:
+            pass
+        else:
+            fix = "use one that knows If-None-Match, as S3 does, or a newer release of it"
+            what = f"{where} lets one host write over what another has put"
+            return Capability("bucket", False, what, fix)
+        if bucket.get(key, 8, 16) != data[8:24]:
+            return Capability("bucket", False, f"{where} gives wrong ranges", "use another server")
+        if key not in {found.key for found in bucket.list(MARK)}:
+            return Capability("bucket", False, f"{where} does not list what it has", "allow List")
+    finally:
+        bucket.delete([key])
+    try:
+        bucket.size(key)
+    except NotFound:
+        return Capability("bucket", True, f"{where}, a put takes {took * 1000:.0f} ms")
+    finally:
+        bucket.close()
+    return Capability("bucket", False, f"{where} does not delete", "allow Delete: a sweep needs it")
+
+
+def _valkey(name: str, url: str) -> Capability:
+    from ortet.backends.valkey.client import Link
+    from ortet.backends.valkey.valkeyaddress import address_of as parsed
+
+    link = Link(parsed(url), patience=_PATIENCE)
+    link.check()  # says so where it lets nobody in
+    line = link.connect(_PATIENCE)
+    try:
+        told = _fields(line.call("INFO", "server")) | _fields(line.call("INFO", "memory"))
+        times = []
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            line.call("PING")
+            times.append(time.perf_counter() - began)
+    except link.troubles as error:
+        why = " ".join(str(error).split())
+        return Capability(name, False, f"{link.address} does not answer ({why})", _GONE)
+    finally:
+        line.close()
+    version = told.get("valkey_version") or told.get("redis_version", "?")
+    detail = f"{version}, {min(times) * 1000:.1f} ms"
+    if told.get("maxmemory", "0") == "0":
+        detail += ", no limit of its memory"
+    return Capability(name, True, detail)
+
+
+def _fields(told: Any) -> dict[str, str]:
+    pairs = (line.partition(":") for line in told.decode().splitlines())
+    return {name: value.strip() for name, mark, value in pairs if mark}
+
+
+def _cache(place: Path) -> Capability:
+    """What this host reads is kept there, and with durable=local what it has not uploaded yet."""
+    at = place
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
+        fix = "set XDG_CACHE_HOME to a directory that you may write"
+        return Capability("cache", False, f"{place} cannot be written", fix)
+    free = shutil.disk_usage(at).free
+    detail = f"{place}, {free / (1 << 30):.1f} GiB free"
+    if free < _ROOM:
+        fix = f"give it {_ROOM >> 30} GiB, or set XDG_CACHE_HOME to a larger disk"
+        return Capability("cache", False, detail, fix)
+    return Capability("cache", True, detail)
+
+
+def _server(url: str, token: str) -> Capability:
+    def look() -> Capability:
+        from ortet.backends.remote.catalog import HttpCatalog
+        from ortet.backends.remote.client import Link
+        from ortet.ids import SystemClock
+
+        address, options = remote_address(url)
+        link = Link(address, token=token_in(options.get("token_file")) or token)
+        catalog = HttpCatalog(link, SystemClock(), random=os.urandom)
+        try:
+            began = time.perf_counter()
+            hello = catalog.hello()
+            took = time.perf_counter() - began
+        finally:
+            catalog.close()
+        return Capability("server", True, f"format {hello.format}, {took * 1000:.0f} ms")
+
+    return _tried("server", look, "check that `ortet serve` runs there")

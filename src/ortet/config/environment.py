@@ -1,0 +1,334 @@
+"""The only reader of the environment and of configuration files; turns a URL into a hub.
+
+Only this module picks a concrete backend or engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from ortet.config.open_shared_store import SHARED, is_shared, open_shared
+from ortet.config.open_store import (
+    REMOTE,
+    Opened,
+    bad_url,
+    is_remote,
+    open_embedded,
+    open_remote,
+    read_settings,
+)
+from ortet.config.pointer_file import POINTER, Pointer, find_pointer
+from ortet.config.settings import Settings
+from ortet.config.store_url import check_chosen, is_elsewhere, same_store
+from ortet.errors import Invalid, NotFound, Refused, Unsupported
+from ortet.ids import Clock, Random, SystemClock
+
+if TYPE_CHECKING:
+    from ortet.history.tree.tree import Trees
+    from ortet.hub.hub import Hub
+    from ortet.machines.base import Engine
+    from ortet.memory.embedders.base import Embedder
+    from ortet.objects.store import LocalObjects
+
+__all__ = ["Settings", "open_hub", "read_settings", "store_path", "store_url"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+def store_url(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """What was asked for, else $ORTET_URL, the nearest pointer, the user's data directory."""
+    if url is not None:
+        return os.fspath(url)
+    if environ.get("ORTET_URL"):
+        return environ["ORTET_URL"]
+    pointer = find_pointer(cwd or here())
+    if pointer is not None:
+        if is_elsewhere(pointer.url):
+            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
+        return _seen_from(pointer.directory, pointer.url)
+    data = environ.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):  # the specification says to ignore a relative one
+        if (place := home(environ)) is None:
+            raise Invalid("no_home", "this user has no home directory: set ORTET_URL to a store")
+        data = str(place / ".local" / "share")
+    return f"{data}/ortet"
+
+
+def _seen_from(directory: Path, url: str) -> str:
+    """A pointer written by hand may name a store relative to itself."""
+    is_path = _SCHEME.match(url) is None and not url.startswith("~")
+    return str(directory / url) if is_path else url
+
+
+def here() -> Path:
+    """The working directory."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise NotFound(
+            "no_directory", "the working directory was deleted: change to one that is there"
+        ) from None
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's home directory, if there is one."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        return None
+
+
+def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
+    """What clients of `ortet mcp --http` must show; "" where none was chosen."""
+    return environ.get("ORTET_MCP_TOKEN", "")
+
+
+def names_store(pointer: Pointer, url: str) -> bool:
+    """Whether a pointer leads to the store at `url`."""
+    named = _seen_from(pointer.directory, pointer.url)
+    if is_elsewhere(named) or is_elsewhere(url):
+        return is_elsewhere(named) and is_elsewhere(url) and same_store(named, url)
+    return os.path.realpath(store_path(named)) == os.path.realpath(store_path(url))
+
+
+def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """The store `ortet init` uses: a broken pointer, which it replaces, does not stop it."""
+    if (
+        store is None
+        and not environ.get("ORTET_URL")
+        and usable_pointer(directory, environ) is None
+    ):
+        above = directory.parent
+        while above != above.parent and usable_pointer(above, environ) is None:
+            above = above.parent
+        return store_url(None, cwd=above, environ=environ)
+    return store_url(store, cwd=directory, environ=environ)
+
+
+def usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
+    """The nearest pointer, unless it is garbage: a store inside the directory is that too, and one
+    elsewhere that this user never chose."""
+    from ortet.workspaces.places import keep_apart
+
+    try:
+        pointer = find_pointer(directory)
+        if pointer is not None and is_elsewhere(pointer.url):
+            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
+        elif pointer is not None:
+            place = store_path(_seen_from(pointer.directory, pointer.url))
+            keep_apart(place, pointer.directory.resolve())
+    except (Invalid, Refused, Unsupported):
+        return None
+    return pointer
+
+
+def debugging(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to show tracebacks."""
+    return environ.get("ORTET_DEBUG", "") not in ("", "0")
+
+
+def wanted_criu(environ: Mapping[str, str] = os.environ) -> str:
+    """The CRIU that is to be used: a path, "off" for none, "" to look for one."""
+    return environ.get("ORTET_CRIU", "")
+
+
+def variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    return environ.get(name)
+
+
+def store_path(url: str) -> Path:
+    """The directory an embedded store's URL names."""
+    scheme = _SCHEME.match(url)
+    if not url:
+        raise bad_url(url, "it is empty")
+    if scheme is None:
+        try:
+            return Path(url).expanduser().absolute()
+        except RuntimeError as error:
+            raise bad_url(url, str(error)) from error
+    name = scheme[1].lower()
+    if name in (*REMOTE, *SHARED):
+        raise Unsupported(
+            "remote_store", f"a store at {name}:// has no directory here: do this at the server"
+        )
+    if name != "file":
+        shown = f"{name}://…" if "@" in url else url  # which may hold a password
+        raise bad_url(
+            shown,
+            f"unknown scheme {name}; a server is http:// or https://, what many hosts share is "
+            "postgresql://HOST/DATABASE?bucket=…",
+        )
+    return _file_path(url)
+
+
+def _file_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.query.startswith(("bucket=", "signal=")):
+        raise Unsupported(
+            "backend_missing",
+            "this release of ortet keeps an embedded store in one directory: leave bucket= and "
+            "signal= out",
+        )
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        raise bad_url(url, "write file:///absolute/path, with ? as %3F and # as %23")
+    path = unquote(parts.path, errors="surrogateescape")
+    if not path.strip("/") or "\0" in path:
+        raise bad_url(url, "it names no directory")
+    return Path(path)
+
+
+def open_hub(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    cwd: Path | None = None,
+    create: bool = True,
+    watch: bool | None = None,
+    alone: bool = False,
+    clock: Clock | None = None,
+    random: Random = os.urandom,
+    environ: Mapping[str, str] = os.environ,
+    embedder: Embedder | str | None = None,
+) -> Hub:
+    """Open the store, making it when it is not there and `create` is true.
+
+    `watch` overrides the setting. `alone`: the process is ours, one command long; it looks once, so
+    it needs no watcher, and it may fork to look faster. `embedder` finds memories by meaning, too;
+    its name may stand in config.toml.
+    """
+    # here, so that asking this module for a pointer or a setting does not load a database
+    from ortet.backends.local.cache import ProcessCache
+    from ortet.history.tree.tree import Trees
+    from ortet.hub.hub import Hub
+    from ortet.store.context import Parts, encore_of, user_here
+    from ortet.swarm.lazy import LazySwarms
+    from ortet.vault.keys import VARIABLE, Keyring
+
+    _check_embedder(embedder)  # before anything is made
+    clock = clock or SystemClock()
+    asked = store_url(url, cwd=cwd, environ=environ)
+    found = _opened(asked, clock=clock, random=random, create=create, environ=environ)
+    root, objects, settings = found.root, found.objects, found.settings
+    trees, criu = Trees(objects), wanted_criu(environ)
+    watch = not alone and (settings.watch if watch is None else watch)
+    engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
+    return Hub(
+        Parts(
+            url=found.url,
+            root=root,
+            catalog=found.catalog,
+            bucket=found.bucket,
+            signal=found.signal,
+            objects=objects,
+            trees=trees,
+            engine=engine,
+            strongest=lambda: _strongest(engine),
+            clock=clock,
+            random=random,
+            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or user_here(),
+            host=found.host,
+            scope="host" if os.geteuid() == 0 else "workspace",
+            hide=_secret_places(environ),
+            encore=encore_of(environ),
+            vault=Keyring(environ.get(VARIABLE, ""), config_place(environ)),
+            environ=environ,
+            swarms=LazySwarms(open_hub),
+            cache=found.cache or ProcessCache(clock),
+            embedder=settings.embedder if embedder is None else embedder,
+            shelves=found.shelves,
+        )
+    )
+
+
+def _opened(
+    url: str, *, clock: Clock, random: Random, create: bool, environ: Mapping[str, str]
+) -> Opened:
+    if is_shared(url):
+        kept = cache_place(environ)
+        return open_shared(url, cache=kept, clock=clock, random=random, create=create)
+    if not is_remote(url):
+        return open_embedded(store_path(url), clock=clock, random=random, create=create)
+    token = environ.get("ORTET_TOKEN", "").strip()
+    return open_remote(url, token=token, cache=cache_place(environ), clock=clock, random=random)
+
+
+def cache_place(environ: Mapping[str, str] = os.environ) -> Path:
+    """What this host keeps of remote stores, and their machines."""
+    named = environ.get("XDG_CACHE_HOME", "")
+    if named.startswith("/"):
+        return Path(named) / "ortet"
+    if (place := home(environ)) is None:
+        raise Invalid("no_home", "this user has no home directory: set XDG_CACHE_HOME")
+    return place / ".cache" / "ortet"
+
+
+def _check_embedder(embedder: Embedder | str | None) -> None:
+    if embedder is not None:
+        from ortet.memory.embedders.base import check_embedder
+
+        check_embedder(embedder)
+
+
+def _engines(
+    objects: LocalObjects,
+    trees: Trees,
+    clock: Clock,
+    *,
+    root: Path,
+    watch: bool,
+    alone: bool,
+    criu: str,
+) -> Callable[[str], Engine]:
+    @cache
+    def engine(name: str) -> Engine:
+        if name == "folder":
+            from ortet.machines.folder import FolderEngine
+
+            return FolderEngine(objects, trees, clock, watch=watch, alone=alone)
+        if name == "overlay":
+            from ortet.machines.overlay.engine import OverlayEngine
+
+            return OverlayEngine(objects, trees, clock, root=root)
+        if name == "criu":
+            from ortet.machines.live.engine import CriuEngine
+
+            return CriuEngine(objects, trees, clock, root=root, program=criu)
+        raise Invalid("bad_engine", f"engine {name!r}: give auto, folder, overlay or criu")
+
+    return engine
+
+
+def _strongest(engine: Callable[[str], Engine]) -> str:
+    return "overlay" if all(c.ok for c in engine("overlay").probe()) else "folder"
+
+
+def _text(value: str | None) -> str:
+    """A variable of the environment, which may hold any bytes, as text."""
+    return os.fsencode(value or "").decode("utf-8", "replace")
+
+
+def config_place(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a user's programs keep their settings; None without a home directory."""
+    named = environ.get("XDG_CONFIG_HOME", "")
+    if named.startswith("/"):
+        return Path(named) / "ortet"
+    place = home(environ)
+    return None if place is None else place / ".config" / "ortet"
+
+
+def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    from ortet.workspaces.places import SECRET_PLACES
+
+    top = home(environ)
+    places = () if top is None else SECRET_PLACES
+    return tuple(path for place in places if top and os.path.lexists(path := top / place))

@@ -1,0 +1,296 @@
+"""From the address of a database to a store that many hosts share: rows in PostgreSQL, packs in a
+bucket, wake-ups by Valkey. Reads no environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.config.open_store import MIB, Opened, place_of, read_key, read_settings
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
+from ortet.ids import Clock, Random
+
+if TYPE_CHECKING:
+    from ortet.backends.base import Bucket, Cache, Catalog, Signal
+    from ortet.backends.postgres.pool import Database
+
+SHARED = ("postgresql", "postgres")
+_OPTIONS = ("bucket", "durable", "signal", "cache", "schema", "connections", "key_file")
+_SECRETS = {"password", "sslpassword", "oauth_client_secret"}
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_LONGEST = 63  # bytes of a name in PostgreSQL, which cuts off the rest
+_STORE = ("store", "id")
+_FORMAT = ("store", "format")
+_PLACE = ("store", "bucket")
+_MARK = "stores/"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What the address of a shared store says; `database` is for the driver."""
+
+    database: str
+    bucket: str
+    durable: Literal["remote", "local"] = "remote"  # where a commit is when it returns
+    signal: str = ""
+    cache: str = ""  # a server of its own for it; else that of the signal
+    schema: str = "ortet"
+    connections: int = 16
+    key_file: str | None = None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """As the FORMAT file of a store in a directory."""
+
+    format: int
+    key_id: bytes
+
+
+def is_shared(url: str) -> bool:
+    return "://" in url and url.partition("://")[0].lower() in SHARED
+
+
+def address_of(url: str) -> Address:
+    """What is ours of an address; all else behind the question mark goes to the driver."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise Invalid("bad_url", f"this is no address of a database ({error})") from error
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    if parts.password is not None or not _SECRETS.isdisjoint(dict(pairs)):
+        raise Invalid(  # which does not repeat it
+            "bad_url",
+            "an address holds no password, which would be seen in logs: put it into ~/.pgpass, add "
+            "&passfile=PATH, or set PGPASSWORD",
+        )
+    ours = {name: value for name, value in pairs if name in _OPTIONS}
+    rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
+    _check_place(parts.netloc, parts.path)
+    if not ours.get("bucket"):
+        raise _no_bucket(pairs)
+    _check_options(ours)
+    return msgspec.convert(
+        {**ours, "database": with_query(parts, rest)}, known(Address), strict=False
+    )
+
+
+def with_query(parts: SplitResult, query: str) -> str:
+    """The address with these options. urlunsplit would take the slashes of postgresql:///DATABASE
+    away."""
+    end = f"#{parts.fragment}" if parts.fragment else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{query and '?'}{query}{end}"
+
+
+def _check_place(hosts: str, path: str) -> None:
+    """What the driver would take for something else, and then not reach."""
+    if not all(_HOST.fullmatch(host) for host in hosts.rpartition("@")[2].split(",")):
+        raise Invalid(
+            "bad_url",
+            "this is no address of a database: write HOST:PORT with a number, and an IPv6 address "
+            "in brackets, as [::1]:5432",
+        )
+    if any(f"&{name}=" in path for name in _OPTIONS):
+        raise Invalid(
+            "bad_url",
+            "the first option of an address comes after ? and not after &: write "
+            "postgresql://HOST/DATABASE?bucket=…",
+        )
+
+
+def _no_bucket(pairs: list[tuple[str, str]]) -> Invalid:
+    if any("?bucket=" in value for _, value in pairs):
+        return Invalid(
+            "bad_url",
+            "only the first option of an address comes after ?, and each further one after &: "
+            "write …&bucket=…",
+        )
+    mark = "&" if pairs else "?"
+    return Invalid(
+        "bad_url",
+        f"a store in PostgreSQL needs a place for its files: add {mark}bucket=s3://BUCKET/PREFIX, "
+        f"or {mark}bucket=file:///DIRECTORY where all its hosts see that directory",
+    )
+
+
+def _check_options(ours: dict[str, str]) -> None:
+    durable, connections = ours.get("durable", "remote"), ours.get("connections", "1")
+    schema = ours.get("schema", "ortet")
+    if durable not in ("remote", "local"):
+        raise Invalid("bad_url", f"durable={durable} in the address: give remote or local")
+    if not re.fullmatch("0*[1-9][0-9]{0,5}", connections, re.ASCII):
+        raise Invalid(
+            "bad_url", f"connections={connections} in the address: give a number from 1 on"
+        )
+    if not schema or schema.lower().startswith("pg_") or len(schema.encode()) > _LONGEST:
+        raise Invalid(
+            "bad_url",
+            f"schema={schema} in the address: give a name of at most {_LONGEST} bytes that does "
+            "not begin with pg_, which PostgreSQL keeps for itself",
+        )
+
+
+def signal_of(url: str, *, space: str, database: Database) -> Signal:
+    """That of a Valkey or Redis server. Without one the database itself tells its hosts."""
+    if not url:
+        from ortet.backends.postgres.notify import PostgresSignal
+
+        return PostgresSignal(database, space)
+    from ortet.backends.valkey import valkey
+
+    return valkey.signal_of(url, space=space)
+
+
+def cache_of(url: str, *, space: str) -> Cache | None:
+    """The same of a cache; without one, nothing that hosts would share is cached."""
+    if not url:
+        return None
+    from ortet.backends.valkey import valkey
+
+    return valkey.cache_of(url, space=space)
+
+
+def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: bool) -> Opened:
+    """Rows in PostgreSQL, packs in a bucket; what is read of them, and machines, below `cache`."""
+    try:
+        from ortet.backends.postgres.catalog import PostgresCatalog
+    except ImportError as error:
+        raise Unsupported(
+            "extra_missing",
+            f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
+        ) from error
+    from ortet._util.codec import Hasher, checksum
+    from ortet.backends.buckets import bucket_of
+    from ortet.backends.object_storage.pending_uploads import Owing
+    from ortet.memory.postgres.postgres_shelves import PostgresShelves
+    from ortet.objects.remote.store import RemoteObjects
+    from ortet.store.context import host_id
+
+    address = address_of(url)
+    bucket = bucket_of(address.bucket)
+    with ExitStack() as undo:
+        undo.callback(bucket.close)
+        try:
+            catalog = PostgresCatalog(
+                address.database,
+                clock,
+                schema=address.schema,
+                connections=address.connections,
+                create=create,
+            )
+        except Corrupt as error:
+            raise _no_store() if error.kind == "no_catalog" else error from None
+        undo.callback(catalog.close)
+        store = _identity(catalog, create=create)
+        root = place_of(cache, store)
+        settings = read_settings(root)
+        hasher = Hasher(read_key(address.key_file or settings.key_file, root))
+        _check(catalog, hasher.key_id)
+        # machines lie in `root`: another user's, or another cache, is another host to them
+        host = checksum(f"{host_id()}\n{root}".encode()).hex()
+        objects = RemoteObjects(
+            root,
+            bucket,
+            epochs=catalog.epochs,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            reserve=settings.reserve * MIB,
+            durable=address.durable,
+            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
+        )
+        undo.callback(objects.close)
+        seen = objects.root.local / "bucket-seen"
+        _check_bucket(catalog, bucket, store, seen, address.bucket)
+        shared = cache_of(address.cache or address.signal, space=store)
+        undo.callback(shared.close if shared is not None else lambda: None)
+        signal = signal_of(address.signal, space=store, database=catalog.database)
+        undo.pop_all()
+    shelves = PostgresShelves(catalog.link)
+    return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared, shelves)
+
+
+def _identity(catalog: Catalog, *, create: bool) -> str:
+    """The id of the store, made by who comes first."""
+    row = catalog.row(*_STORE)
+    if row is None:
+        if not create:
+            raise _no_store()
+        with suppress(Conflict):  # another was faster
+            catalog.put_row(*_STORE, os.urandom(16).hex().encode(), expect=0)
+        return _identity(catalog, create=False)
+    return row.value.decode()
+
+
+def _no_store() -> NotFound:
+    return NotFound(
+        "no_store",
+        "there is no store in this database: begin one with `ortet session new`, or by ortet.open",
+    )
+
+
+def _check(catalog: Catalog, key_id: bytes) -> None:
+    """Nothing is touched of a store that is newer, or made with another key."""
+    from ortet._util.codec import FORMAT_VERSION
+
+    row = catalog.row(*_FORMAT)
+    if row is None:
+        with suppress(Conflict):
+            made = msgspec.msgpack.encode(_Format(FORMAT_VERSION, key_id))
+            catalog.put_row(*_FORMAT, made, expect=0)
+        return _check(catalog, key_id)
+    found = msgspec.msgpack.decode(row.value, type=known(_Format))
+    if found.format > FORMAT_VERSION:
+        raise Unsupported(
+            "newer_format",
+            f"this store has format {found.format}, this ortet knows {FORMAT_VERSION}: upgrade "
+            "ortet",
+        )
+    if found.key_id != key_id:
+        raise Refused(
+            "wrong_key",
+            f"this store has key {found.key_id.hex()}, not {key_id.hex()}: add &key_file=PATH with "
+            "a copy of the store's key",
+        )
+    return None
+
+
+def _check_bucket(catalog: Catalog, bucket: Bucket, store: str, note: Path, url: str) -> None:
+    """That the packs of this store are there, and not those of others: looked up once a host, and
+    each time in a directory, which may not be mounted today."""
+    is_directory = url.lower().startswith("file:")
+    if not is_directory and note.exists() and note.read_text("utf-8") == url:
+        return
+    place = catalog.row(*_PLACE)
+    begun = place is not None or bool(catalog.heads(limit=1))
+    marks = [found.key for found in bucket.list(_MARK)]  # later: a row comes after the mark
+    if marks and f"{_MARK}{store}" not in marks:
+        raise Invalid(
+            "wrong_bucket",
+            "this bucket holds the files of another store: give the bucket of this one, or another "
+            "prefix",
+        )
+    if not marks:
+        if begun:
+            raise _elsewhere(url, place.value.decode() if place is not None else "")
+        with suppress(Conflict):
+            bucket.put(f"{_MARK}{store}", b"")
+    if place is None:
+        with suppress(Conflict):
+            catalog.put_row(*_PLACE, url.partition("?")[0].encode(), expect=0)
+    note.write_text(url, "utf-8")
+
+
+def _elsewhere(url: str, place: str) -> Invalid:
+    """Commits would go where no other host looks for them."""
+    began = f", and it began with {place}" if place else ""
+    return Invalid(
+        "wrong_bucket",
+        f"nothing of this store is in {url.partition('?')[0]}{began}: correct bucket= (its name "
+        "and prefix; a directory has to be mounted), or copy all of the old bucket there first",
+    )

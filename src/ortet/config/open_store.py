@@ -1,0 +1,259 @@
+"""From an address to a store: one in a directory, or a server's. Reads no environment."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.config.settings import Settings
+from ortet.errors import Invalid, NotFound, Refused, Unsupported
+from ortet.ids import Clock, Random
+
+if TYPE_CHECKING:
+    from ortet.backends.base import Bucket, Cache, Catalog, Signal
+    from ortet.backends.remote.protocol import Hello
+    from ortet.memory.base import Shelves
+    from ortet.objects.store import LocalObjects
+
+MIB = 1 << 20
+
+_LONGEST = 490
+"""SQLite knows paths of 512 bytes, of which it needs some itself."""
+
+REMOTE = ("http", "https")
+_OPTIONS = ("token_file", "key_file")
+
+
+class Opened(NamedTuple):
+    """A store: where its rows and bytes are, and what of it is on this host, below `root`."""
+
+    url: str
+    root: Path
+    host: str
+    settings: Settings
+    catalog: Catalog
+    bucket: Bucket
+    signal: Signal
+    objects: LocalObjects
+    cache: Cache | None = None  # one that servers share
+    shelves: Shelves | None = None  # what memories are found by, where hosts share it
+
+
+def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> Opened:
+    """Rows in SQLite, packs in files."""
+    from ortet._util.codec import Hasher
+    from ortet.backends.local.bucket import FileBucket
+    from ortet.backends.local.signal import HostSignal
+    from ortet.backends.object_storage.pending_uploads import Owing
+    from ortet.backends.sqlite.catalog import SqliteCatalog
+    from ortet.objects.layout import open_root
+    from ortet.objects.store import LocalObjects
+    from ortet.store.context import host_id
+
+    exists = _prepare(root, create=create)
+    settings = read_settings(root)
+    hasher = Hasher(read_key(settings.key_file, root))
+    if exists:
+        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
+    with ExitStack() as undo:
+        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
+        catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
+        undo.callback(catalog.close)
+        bucket = FileBucket(root / "bucket")
+        objects = LocalObjects(
+            root,
+            bucket,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            quota=settings.quota * MIB if settings.quota is not None else None,
+            reserve=settings.reserve * MIB,
+            owing=Owing(catalog, "", name="", clock=clock),  # of those who use it over HTTP
+        )
+        undo.pop_all()
+    signal = HostSignal(root / "local" / "signal")
+    return Opened(str(root), root, host_id(), settings, catalog, bucket, signal, objects)
+
+
+def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Random) -> Opened:
+    """Rows and packs with a server; what is read of them, and machines, below `cache`."""
+    from ortet._util.codec import Hasher, checksum
+    from ortet.backends.object_storage.pending_uploads import Owing
+    from ortet.backends.remote.bucket import HttpBucket
+    from ortet.backends.remote.catalog import HttpCatalog
+    from ortet.backends.remote.client import Link
+    from ortet.backends.remote.signal import HttpSignal
+    from ortet.objects.remote.store import RemoteObjects
+    from ortet.store.context import host_id
+
+    address, options = remote_address(url)
+    link = Link(address, token=token_in(options.get("token_file")) or token)
+    catalog = HttpCatalog(link, clock, random=random)
+    with ExitStack() as undo:
+        undo.callback(catalog.close)
+        hello = catalog.hello()
+        catalog.epochs.hear(hello.epoch)
+        root = place_of(cache, hello.store)
+        settings = read_settings(root)
+        hasher = Hasher(read_key(options.get("key_file") or settings.key_file, root))
+        _check(link.url, hello, hasher.key_id)
+        bucket = HttpBucket(link)
+        # machines lie in `root`: another user's, or another cache, is another host to them
+        host = checksum(f"{host_id()}\n{root}".encode()).hex()
+        objects = RemoteObjects(
+            root,
+            bucket,
+            epochs=catalog.epochs,
+            hasher=hasher,
+            clock=clock,
+            random=random,
+            reserve=settings.reserve * MIB,
+            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
+        )
+        undo.pop_all()
+    return Opened(url, root, host, settings, catalog, bucket, HttpSignal(link), objects)
+
+
+def is_remote(url: str) -> bool:
+    return url.partition("://")[0].lower() in REMOTE and "://" in url
+
+
+def remote_address(url: str) -> tuple[str, dict[str, str]]:
+    """The server's own address, and what is said behind the question mark."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Invalid("bad_url", f"this is no address of a server ({error})") from error
+    if parts.username is not None or parts.password is not None:
+        raise Invalid(  # which does not repeat it
+            "bad_url",
+            "an address holds no name, password or token, which would be seen in logs: set "
+            "ORTET_TOKEN, or add ?token_file=PATH",
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    strange = [name for name in options if name not in _OPTIONS]
+    if not parts.hostname or strange or parts.fragment or port == 0:
+        raise Invalid(
+            "bad_url",
+            f"{url!r} is no address of a server: write http://HOST:PORT, and behind it at most "
+            f"?{'=…&'.join(_OPTIONS)}=…",
+        )
+    return f"{parts.scheme.lower()}://{parts.netloc}{parts.path.rstrip('/')}", options
+
+
+def token_in(file: str | None) -> str:
+    if file is None:
+        return ""
+    path = Path(file).expanduser()
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise Refused(
+            "no_token", f"the token in {path} cannot be read ({why}): put it there"
+        ) from None
+
+
+def place_of(cache: Path, store: str) -> Path:
+    """What this host keeps of the store with this id."""
+    from ortet.machines.dirfd import failure
+
+    if not store.isalnum():
+        raise Unsupported("bad_answer", "the server gave its store a strange id: upgrade ortet")
+    root = cache / "remote" / store
+    _check_length(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise failure(error, f"cannot make {root}") from error
+    return root
+
+
+def _check(url: str, hello: Hello, key_id: bytes) -> None:
+    from ortet._util.codec import FORMAT_VERSION
+
+    if hello.format > FORMAT_VERSION:
+        raise Unsupported(
+            "newer_format",
+            f"{url} has format {hello.format}, this ortet knows {FORMAT_VERSION}: upgrade ortet",
+        )
+    if hello.key_id != key_id:
+        raise Refused(
+            "wrong_key",
+            f"{url} has a store with key {hello.key_id.hex()}, not {key_id.hex()}: add "
+            "?key_file=PATH with a copy of the store's key",
+        )
+
+
+def _check_length(root: Path) -> None:
+    if len(os.fsencode(os.path.realpath(root))) > _LONGEST:
+        raise bad_url(str(root), f"SQLite needs a path of at most {_LONGEST} bytes")
+
+
+def bad_url(url: str, why: str) -> Invalid:
+    return Invalid("bad_url", f"{url!r} is not a store ({why}): give a directory or a file:// URL")
+
+
+def _prepare(root: Path, *, create: bool) -> bool:
+    """Make the directory if it may be made; returns whether a store is in it already."""
+    from ortet.machines.dirfd import failure
+    from ortet.objects.layout import check_place
+
+    if os.fsencode(root) != str(root).encode("utf-8", "replace"):
+        raise bad_url(str(root), "SQLite needs a path that is UTF-8")
+    _check_length(root)
+    try:
+        os.stat(root / "FORMAT")
+        exists = True
+    except (FileNotFoundError, NotADirectoryError):
+        exists = False
+    except OSError as error:  # it may be there, but is closed to us
+        raise failure(error, f"cannot look into {root}") from error
+    if not exists and not create:
+        raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
+    if not exists:
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_place(root)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise bad_url(str(root), "a file is in the way") from error
+        except OSError as error:
+            raise failure(error, f"cannot make a store at {root}") from error
+    return exists
+
+
+def read_settings(root: Path) -> Settings:
+    file = root / "config.toml"
+    if not os.path.lexists(file):
+        return Settings()
+    import tomllib
+
+    try:
+        values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+        return msgspec.convert(values, known(Settings))
+    except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
+        raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
+
+
+def read_key(name: str | None, root: Path) -> bytes | None:
+    if name is None:
+        return None
+    file = root / name
+    try:
+        key = bytes.fromhex(file.read_text().strip())
+        if len(key) != 32:
+            raise ValueError(f"it holds {len(key)} bytes")
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            "bad_key",
+            f"key file {file} cannot be used ({error}): put 64 hexadecimal digits there, or "
+            "correct key_file in config.toml",
+        ) from error
+    return key

@@ -1,0 +1,196 @@
+"""Whether a PostgreSQL database can hold a store: asked, and nothing is made. No environment is
+read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.config.open_shared_store import Address
+from ortet.errors import OrtetError
+from ortet.machines.base import Capability
+
+if TYPE_CHECKING:
+    import psycopg
+
+_TIMEOUT = 10
+_TRIES = 5
+_SKEW = 60.0
+"""Seconds that clocks may differ: leases go by the database's, the grace of a sweep is an hour."""
+
+_SEEN = """SELECT current_setting('server_version_num')::int AS version,
+    current_setting('server_version') AS release,
+    current_setting('server_encoding') AS encoding,
+    extract(epoch FROM clock_timestamp())::float8 AS now,
+    pg_is_in_recovery() AS standby,
+    current_setting('fsync') AS fsync,
+    current_setting('synchronous_commit') AS synchronous,
+    current_setting('max_connections')::int
+        - current_setting('superuser_reserved_connections')::int AS places,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int AS taken,
+    current_user::text AS who, current_database()::text AS base,
+    to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL AS made,
+    CASE WHEN to_regnamespace(quote_ident(%(schema)s)) IS NULL
+        THEN has_database_privilege(current_database(), 'CREATE')
+        ELSE has_schema_privilege(%(schema)s, 'USAGE')
+            AND has_schema_privilege(%(schema)s, 'CREATE') END AS may,
+    coalesce((SELECT string_agg(relname, ', ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = to_regnamespace(quote_ident(%(schema)s)) AND relkind IN ('r', 'p')
+        AND NOT pg_has_role(relowner, 'USAGE')), '') AS others,
+    coalesce((SELECT extversion FROM pg_extension WHERE extname = 'vector'), '') AS vector,
+    EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') AS vectors"""
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    version: int
+    release: str
+    encoding: str
+    now: float
+    standby: bool
+    fsync: str
+    synchronous: str
+    places: int
+    taken: int
+    who: str
+    base: str
+    made: bool
+    may: bool
+    others: str
+    vector: str
+    vectors: bool
+
+
+def examine_database(address: Address) -> list[Capability]:
+    """What must be so of the database, a line each; the first alone where it cannot be reached."""
+    name = "postgresql"
+    try:
+        import psycopg
+    except ImportError as error:
+        what = f"psycopg cannot be used ({error})"
+        return [Capability(name, False, what, 'pip install "ortet[postgres]"')]
+    from ortet.backends.postgres.errors import ENCODED, way_in
+
+    try:
+        with psycopg.connect(
+            address.database, autocommit=True, connect_timeout=_TIMEOUT
+        ) as connection:
+            return list(_looked(connection, address))
+    except psycopg.Error as error:
+        why = " ".join(str(error).split())
+        misread = isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None
+        fix = ENCODED if misread else way_in(why)
+        return [Capability(name, False, f"it cannot be used ({why})", fix)]
+
+
+def _looked(connection: psycopg.Connection, address: Address) -> Iterator[Capability]:
+    from psycopg.rows import dict_row
+
+    with connection.cursor(row_factory=dict_row) as cursor:
+        began = time.time()
+        row: dict[str, Any] | None = cursor.execute(_SEEN, {"schema": address.schema}).fetchone()
+        ours = (began + time.time()) / 2
+    seen = msgspec.convert(row, known(_Seen))
+    times, processes = [], set()
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        processes.add(connection.execute("SELECT pg_backend_pid()").fetchone())
+        times.append(time.perf_counter() - start)
+    yield _server(seen, min(times), one=len(processes) == 1)
+    yield _schema(address, seen)
+    yield _rights(address, seen)
+    yield _clock(seen.now - ours)
+    yield _connections(address, seen)
+    yield _durable(seen)
+    yield _vectors(seen)
+
+
+def _server(seen: _Seen, took: float, *, one: bool) -> Capability:
+    from ortet.backends.postgres.schema import OLDEST
+
+    name, detail = "postgresql", f"{seen.release}, {took * 1000:.1f} ms"
+    if seen.version < OLDEST:
+        return Capability(name, False, detail, f"upgrade it to {OLDEST // 10_000} or newer")
+    if seen.encoding != "UTF8":
+        fix = "make a database with ENCODING 'UTF8'"
+        return Capability(name, False, f"{detail}, text as {seen.encoding}", fix)
+    if not one:
+        fix = "set pool_mode = session there, or go around it"
+        return Capability(name, False, f"{detail}, a pooler that changes connections", fix)
+    if seen.standby:
+        fix = "name the primary, or several hosts and target_session_attrs=read-write"
+        return Capability(name, False, f"{detail}, a standby that takes no writes", fix)
+    return Capability(name, True, detail)
+
+
+def _schema(address: Address, seen: _Seen) -> Capability:
+    from ortet.backends.postgres.schema import MIGRATIONS
+    from ortet.config.store_format import format_of
+
+    name, newest = "schema", len(MIGRATIONS)
+    try:
+        found = format_of(address) if seen.made else 0
+    except OrtetError as error:
+        return Capability(name, False, str(error), "see the line about rights")
+    if found == 0:
+        return Capability(name, True, f"{address.schema}: no store yet, `ortet init` makes one")
+    detail = f"{address.schema}, format {found}"
+    if found < newest:
+        fix = "back up, then run `ortet migrate`: who opens it first does the same"
+        return Capability(name, False, f"{detail}, this release has {newest}", fix)
+    if found > newest:
+        return Capability(name, False, f"{detail}, known here: {newest}", "upgrade ortet")
+    return Capability(name, True, detail)
+
+
+def _rights(address: Address, seen: _Seen) -> Capability:
+    name = "rights"
+    if not seen.may and not seen.made:
+        fix = f'GRANT CREATE ON DATABASE "{seen.base}" TO "{seen.who}"'
+        return Capability(name, False, f"{seen.who} may make no schema there", fix)
+    if not seen.may:
+        fix = f'GRANT ALL ON SCHEMA "{address.schema}" TO "{seen.who}"'
+        return Capability(name, False, f"{seen.who} may not use schema {address.schema}", fix)
+    if seen.others:
+        what = f"tables of another user: {seen.others}"
+        fix = f'connect as their owner, or as one who has its role: GRANT owner TO "{seen.who}"'
+        return Capability(name, False, what, fix)
+    return Capability(name, True, f"{seen.who} may read, write, and make tables")
+
+
+def _clock(ahead: float) -> Capability:
+    detail = f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    if abs(ahead) < _SKEW:
+        return Capability("clock", True, detail)
+    return Capability("clock", False, detail, "set the clocks by NTP: sessions show wrong times")
+
+
+def _connections(address: Address, seen: _Seen) -> Capability:
+    free = seen.places - seen.taken
+    detail = f"{seen.taken} of {seen.places} in use, a process here opens {address.connections}"
+    if free >= address.connections:
+        return Capability("connections", True, detail)
+    fix = "raise max_connections, lower connections= in the address, or put a pooler in session "
+    return Capability("connections", False, detail, f"{fix}mode in front")
+
+
+def _durable(seen: _Seen) -> Capability:
+    if seen.fsync != "on":
+        what = "fsync is off: what was acknowledged is lost with the power"
+        return Capability("durable", False, what, "set fsync = on, unless it is for tests")
+    return Capability("durable", True, f"fsync on, synchronous_commit {seen.synchronous}")
+
+
+def _vectors(seen: _Seen) -> Capability:
+    name = "pgvector"
+    if seen.vector:
+        return Capability(name, True, seen.vector)
+    what = "not there: meanings are compared on each host"
+    if seen.vectors:
+        return Capability(
+            name, False, what, f'as a superuser in "{seen.base}": CREATE EXTENSION vector'
+        )
+    return Capability(name, False, what, "install pgvector at the server, then CREATE EXTENSION")

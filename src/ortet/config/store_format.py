@@ -1,0 +1,61 @@
+"""Which format the catalog of a store has: looked up without changing it. Reads no environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ortet.config.open_shared_store import Address, address_of
+from ortet.errors import Unsupported
+
+
+def format_in_file(path: Path) -> int:
+    """Of an embedded store's catalog; 0 where there is none."""
+    import apsw
+
+    from ortet.backends.sqlite.connection import translated
+
+    if not path.exists():
+        return 0
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_busy_timeout(30_000)
+            return int(connection.execute("PRAGMA user_version").get)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise translated(error, path) from error
+
+
+def format_in_database(url: str) -> int:
+    """Of a shared store's catalog; 0 where there is none."""
+    return format_of(address_of(url))
+
+
+def format_of(address: Address) -> int:
+    """The same of an address that was taken apart."""
+    try:
+        import psycopg
+    except ImportError as error:
+        raise Unsupported(
+            "extra_missing",
+            f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
+        ) from error
+    from psycopg import sql
+
+    from ortet.backends.postgres.errors import gone, translated
+
+    table = sql.Identifier(address.schema, "ortet_format")
+    place = f"the database ({address.schema})"
+    try:
+        with psycopg.connect(address.database, autocommit=True, connect_timeout=10) as connection:
+            row = connection.execute(
+                sql.SQL("SELECT coalesce(max(version), 0) FROM {}").format(table)
+            ).fetchone()
+            return int(row[0]) if row else 0
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return 0
+    except psycopg.OperationalError as error:
+        raise gone(place, error) from error
+    except psycopg.Error as error:
+        raise translated(error, place) from error

@@ -1,1 +1,0 @@
-"""Commits, branches, trees: history and its comparison."""

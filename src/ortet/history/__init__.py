@@ -1,0 +1,1 @@
+"""Commits, trees, references, and their comparison and merge."""

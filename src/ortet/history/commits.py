@@ -1,0 +1,198 @@
+"""History: reading commits, their order, and what two lines of it have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet._util.validation import COUNT, may_be
+from ortet.errors import NotFound
+from ortet.history.records import Commit, Image, State
+from ortet.ids import Oid, to_hex
+from ortet.objects.base import Kind, Objects
+
+_KEEP = 16_384
+_MOST = 1 << 62
+"""Decoded commits held: about 8 MB."""
+
+_OURS, _THEIRS, _STALE = 1, 2, 4
+
+
+class CommitInfo(msgspec.Struct, frozen=True):
+    """A commit as its users see it: ids in hex, time in ns since 1970."""
+
+    oid: str
+    state: str
+    parents: list[str]
+    message: str
+    time: int
+    author: str
+
+
+class History:
+    """The commits of one store. Clocks may disagree: what descends from what decides, then time."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._held: dict[Oid, Commit] = {}
+        self._state: tuple[Oid, State] | None = None  # the last that was asked for
+
+    def put(self, commit: Commit) -> Oid:
+        oid = self._objects.put_new(Kind.COMMIT, encode(commit))
+        return self._hold(oid, commit)
+
+    def read(self, oid: Oid) -> Commit:
+        """NotFound("no_object") when it is not there, Corrupt when it is not a commit."""
+        commit = self._held.get(oid)
+        if commit is None:
+            commit = decode(Commit, self._objects.get(oid))
+            self._hold(oid, commit)
+        return commit
+
+    def _hold(self, oid: Oid, commit: Commit) -> Oid:
+        if len(self._held) >= _KEEP:
+            self._held.clear()
+        self._held[oid] = commit
+        return oid
+
+    def info(self, oid: Oid) -> CommitInfo:
+        commit = self.read(oid)
+        return CommitInfo(
+            oid=to_hex(oid),
+            state=to_hex(commit.state),
+            parents=[to_hex(parent) for parent in commit.parents],
+            message=commit.message,
+            time=commit.time,
+            author=commit.author,
+        )
+
+    def state(self, oid: Oid) -> State:
+        """What a commit holds."""
+        last = self._state
+        if last is None or last[0] != oid:
+            last = (oid, decode(State, self._objects.get(self.read(oid).state)))
+            self._state = last
+        return last[1]
+
+    def image(self, oid: Oid) -> Image:
+        """The machine image of a commit; NotFound("no_files") when it holds a mind only."""
+        state = self.state(oid)
+        if not state.machine:
+            raise NotFound(
+                "no_files", f"commit {to_hex(oid)[:12]} holds no files: choose another commit"
+            )
+        return decode(Image, self._objects.get(Oid(state.machine)))
+
+    def parent(self, oid: Oid, n: int = 1) -> Oid:
+        """The n-th parent of a merge, counted from 1; 0 is the commit itself."""
+        parents = self.read(oid).parents
+        if n > len(parents):
+            raise NotFound(
+                "no_parent",
+                f"commit {to_hex(oid)[:12]} has {len(parents)} parent(s), not {n}: "
+                "`ortet log --graph` shows them",
+            )
+        return parents[n - 1] if n else oid
+
+    def nth_parent(self, oid: Oid, n: int) -> Oid:
+        """n commits back along first parents."""
+        found = list(islice(self.line(oid), n, n + 1)) if n < _MOST else []
+        if not found:
+            few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
+            raise NotFound("no_parent", f"{few} before {to_hex(oid)[:12]}: `ortet log` shows them")
+        return found[0]
+
+    def line(self, oid: Oid) -> Iterator[Oid]:
+        """The commit and its first parents, newest first."""
+        at: Oid | None = oid
+        while at is not None:
+            yield at
+            parents = self.read(at).parents
+            at = parents[0] if parents else None
+
+    def log(
+        self, oid: Oid, *, limit: int | None = None, first_parent: bool = False
+    ) -> Iterator[CommitInfo]:
+        """Newest first, no commit before one that descends from it; among equals by time."""
+        may_be(COUNT, limit=limit)
+        order = self.line(oid) if first_parent else self._order(oid)
+        for found in islice(order, limit):
+            yield self.info(found)
+
+    def ancestors(self, *oids: Oid) -> Iterator[Oid]:
+        """These commits and all before them, each once, in no order to rely on."""
+        stack, seen = list(oids), set(oids)
+        while stack:
+            oid = stack.pop()
+            yield oid
+            for parent in self.read(oid).parents:
+                if parent not in seen:
+                    seen.add(parent)
+                    stack.append(parent)
+
+    def is_ancestor(self, old: Oid, new: Oid) -> bool:
+        """Whether `new` descends from `old`, or is it."""
+        return self._paint(old, new)[old] & _THEIRS != 0
+
+    def merge_base(self, a: Oid, b: Oid) -> Oid | None:
+        """The best common ancestor; of several (a criss-cross) the newest, then the lowest id."""
+        marks = self._paint(a, b)
+        found = [oid for oid, mark in marks.items() if mark == _OURS | _THEIRS]
+        if len(found) > 1:
+            # clocks that disagree can leave one that another descends from
+            found = [
+                oid
+                for oid in found
+                if not any(oid != other and self.is_ancestor(oid, other) for other in found)
+            ]
+        return min(found, key=lambda oid: (-self.read(oid).time, oid), default=None)
+
+    def _order(self, oid: Oid) -> Iterator[Oid]:
+        """All ancestors, children first. While there is one line only, nothing is read ahead."""
+        at = oid
+        while len(parents := self.read(at).parents) < 2:
+            yield at
+            if not parents:
+                return
+            at = parents[0]
+        children = dict.fromkeys(self.ancestors(at), 0)
+        for found in children:
+            for parent in self.read(found).parents:
+                children[parent] += 1
+        ready = [(-self.read(at).time, at)]
+        while ready:
+            found = heappop(ready)[1]
+            yield found
+            for parent in self.read(found).parents:
+                children[parent] -= 1
+                if not children[parent]:
+                    heappush(ready, (-self.read(parent).time, parent))
+
+    def _paint(self, ours: Oid, theirs: Oid) -> dict[Oid, int]:
+        """Mark what each side reaches, down to where only shared history (stale) is left."""
+        marks = {ours: _OURS}
+        marks[theirs] = marks.get(theirs, 0) | _THEIRS
+        queue = [(-self.read(oid).time, oid) for oid in marks]
+        heapify(queue)
+        fresh = set(marks)  # queued, and not known to be shared history
+        while fresh:
+            oid = heappop(queue)[1]
+            fresh.discard(oid)
+            mark = marks[oid]
+            if mark == _OURS | _THEIRS:
+                mark |= _STALE
+            for parent in self.read(oid).parents:
+                before = marks.get(parent, 0)
+                if before | mark == before:
+                    continue
+                marks[parent] = before | mark
+                heappush(queue, (-self.read(parent).time, parent))
+                if marks[parent] & _STALE:
+                    fresh.discard(parent)
+                else:
+                    fresh.add(parent)
+        return marks

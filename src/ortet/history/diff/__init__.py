@@ -1,0 +1,1 @@
+"""Differences between trees and between texts."""

@@ -1,0 +1,122 @@
+"""Which of the paths that went are the paths that came: by equal content, never by guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ortet.history.records import Entry
+from ortet.history.tree.tree import Trees
+
+Found = tuple[bytes, Entry]
+Rename = tuple[bytes, Entry, bytes, Entry]
+"""Old path and Entry, new path and Entry."""
+
+
+def find_renames(
+    trees: Trees, removed: list[Found], added: list[Found]
+) -> tuple[list[Rename], list[Found], list[Found]]:
+    """Renames, and what is left on each side with everything below it.
+
+    Directories go as a whole when all they hold has the same content; then files, if not empty.
+    """
+    empty = trees.empty().cid
+    renames = _match_dirs(removed, added, empty)
+    # only what is no rename as a whole is opened: moving a large directory costs nothing
+    gone = _open(trees, _outside(removed, (rename[0] for rename in renames)))
+    come = _open(trees, _outside(added, (rename[2] for rename in renames)))
+    inner = _match_dirs(gone, come, empty)
+    gone = _outside(gone, (rename[0] for rename in inner))
+    come = _outside(come, (rename[2] for rename in inner))
+    files = _match_files(gone, come)
+    gone = _without(gone, {rename[0] for rename in files})
+    come = _without(come, {rename[2] for rename in files})
+    return renames + inner + files, gone, come
+
+
+def _match_dirs(gone: list[Found], come: list[Found], empty: bytes) -> list[Rename]:
+    """Pairs of directories with the same content, the highest first, none inside another."""
+    buckets: dict[bytes, list[Found]] = {}
+    for found in gone:
+        if found[1].is_dir and found[1].cid != empty:
+            buckets.setdefault(found[1].cid, []).append(found)
+    pairs: list[Rename] = []
+    matched_old: set[bytes] = set()
+    matched_new: set[bytes] = set()
+    above_matched: set[bytes] = set()
+    for path, entry in sorted(come, key=lambda found: (found[0].count(b"/"), found[0])):
+        bucket = buckets.get(entry.cid, []) if entry.is_dir else []
+        if not bucket or _inside(path, matched_new):
+            continue
+        free = [f for f in bucket if f[0] not in above_matched and not _inside(f[0], matched_old)]
+        if not free:
+            continue
+        name = _name(path)
+        old_path, old = min(free, key=lambda found: (_name(found[0]) != name, found[0]))
+        pairs.append((old_path, old, path, entry))
+        matched_old.add(old_path)
+        matched_new.add(path)
+        above_matched.update(_parents(old_path))
+    return pairs
+
+
+def _match_files(gone: list[Found], come: list[Found]) -> list[Rename]:
+    """Pairs of files with the same content; one that kept its name goes first."""
+    named: dict[object, list[Found]] = {}
+    any_name: dict[object, list[Found]] = {}
+    for found in reversed(gone):
+        if found[1].is_file and found[1].size:
+            named.setdefault((_name(found[0]), found[1].content), []).append(found)
+            any_name.setdefault(found[1].content, []).append(found)
+    pairs: list[Rename] = []
+    used: set[bytes] = set()
+    rest: list[Found] = []
+    for path, entry in come:
+        same = named.get((_name(path), entry.content))
+        if same:
+            old_path, old = same.pop()
+            used.add(old_path)
+            pairs.append((old_path, old, path, entry))
+        else:
+            rest.append((path, entry))
+    for path, entry in rest:
+        bucket = any_name.get(entry.content, [])
+        while bucket and bucket[-1][0] in used:
+            bucket.pop()
+        if bucket:
+            old_path, old = bucket.pop()
+            pairs.append((old_path, old, path, entry))
+    return pairs
+
+
+def _open(trees: Trees, found: list[Found]) -> list[Found]:
+    """These and everything below them, each directory before what it holds."""
+    out: list[Found] = []
+    for path, entry in found:
+        out.append((path, entry))
+        out += trees.walk(entry, path)
+    return out
+
+
+def _outside(found: list[Found], tops: Iterable[bytes]) -> list[Found]:
+    """Without these directories and all below them."""
+    inside = set(tops)
+    return [item for item in found if not _inside(item[0], inside)] if inside else found
+
+
+def _without(found: list[Found], paths: set[bytes]) -> list[Found]:
+    return [item for item in found if item[0] not in paths]
+
+
+def _inside(path: bytes, tops: set[bytes]) -> bool:
+    return path in tops or any(parent in tops for parent in _parents(path))
+
+
+def _parents(path: bytes) -> Iterable[bytes]:
+    while path:
+        path = path.rpartition(b"/")[0]
+        if path:
+            yield path
+
+
+def _name(path: bytes) -> bytes:
+    return path.rpartition(b"/")[2]

@@ -1,0 +1,184 @@
+"""What differs between two trees, and between two files. Equal pages and subtrees are not read."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import msgspec
+
+from ortet.history.diff import line_diff
+from ortet.history.diff.renames import Found, find_renames
+from ortet.history.records import Entry, Image
+from ortet.history.references import read_links
+from ortet.history.tree.tree import Trees
+from ortet.ids import Oid
+from ortet.objects.base import Objects
+from ortet.objects.blobs import read_file
+
+ChangeKind = Literal["added", "removed", "modified", "metadata", "renamed"]
+
+MAX_TEXT = 4 << 20
+"""Larger files are told by their sizes only."""
+
+_FIELDS = ("mode", "mtime", "uid", "gid", "xattrs", "holes")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One difference. Paths are relative, surrogate-escaped, and "." for the root.
+
+    A renamed directory is one change: what it holds has the same content and is not listed.
+    `fields` names the metadata that differs ("below": only inside a renamed directory).
+    """
+
+    path: str
+    kind: ChangeKind
+    old_path: str | None = None
+    old: Entry | None = None
+    new: Entry | None = None
+    content_changed: bool = False
+    fields: list[str] = []
+
+
+def is_touch(change: Change) -> bool:
+    """A directory whose time moved and nothing else: so it does when what is no state comes or goes
+    in it."""
+    entry = change.new or change.old
+    return (
+        change.kind == "metadata"
+        and change.fields == ["mtime"]
+        and entry is not None
+        and entry.is_dir
+    )
+
+
+def diff_images(trees: Trees, a: Image | None, b: Image) -> list[Change]:
+    """Differences of the workspace from `a` (None: nothing yet) to `b`, in path order."""
+    found = diff_trees(trees, a.root if a else None, b.root)
+    if a is not None and a.links != b.links:
+        found += _diff_links(trees, a, b, {change.path for change in found})
+    return sorted(found, key=lambda change: os.fsencode(change.path))
+
+
+def diff_trees(trees: Trees, a: Entry | None, b: Entry | None) -> list[Change]:
+    """Differences from directory `a` to `b` (None: nothing), in path order.
+
+    That a directory's mtime moved because of what changed in it is not told again.
+    """
+    nothing = trees.empty()
+    changes: list[Change] = []
+    removed: list[Found] = []
+    added: list[Found] = []
+    if a is not None and b is not None:
+        changes += _compare(b"", a, b)
+    todo = [(b"", Oid(a.data) if a else nothing.oid, Oid(b.data) if b else nothing.oid)]
+    while todo:
+        above, before, after = todo.pop()
+        for old, new in trees.difference(before, after):
+            path = _join(above, (new or old).name)  # type: ignore[union-attr]
+            if old is not None and new is not None and old.is_dir == new.is_dir:
+                changes += _compare(path, old, new)
+                if old.is_dir and old.data != new.data:
+                    todo.append((path, Oid(old.data), Oid(new.data)))
+                continue
+            removed += [(path, old)] if old is not None else []
+            added += [(path, new)] if new is not None else []
+    changes += _moves(trees, removed, added)
+    return sorted(changes, key=lambda change: os.fsencode(change.path))
+
+
+def _compare(path: bytes, old: Entry, new: Entry) -> list[Change]:
+    """Two entries of one name, both directories or both not."""
+    fields = _fields(old, new)
+    content = False
+    if old.is_dir:
+        if old.data != new.data and fields == ["mtime"]:
+            fields = []
+    else:
+        content = (old.mode >> 12, old.data, old.rdev) != (new.mode >> 12, new.data, new.rdev)
+    if not fields and not content:
+        return []
+    kind: ChangeKind = "modified" if content else "metadata"
+    return [Change(_show(path), kind, None, old, new, content, fields)]
+
+
+def _fields(old: Entry, new: Entry) -> list[str]:
+    return [name for name in _FIELDS if getattr(old, name) != getattr(new, name)]
+
+
+def _moves(trees: Trees, removed: list[Found], added: list[Found]) -> list[Change]:
+    """Renames among what went and what came; the rest as removed and added, with all they hold."""
+    renames, gone, come = find_renames(trees, removed, added)
+    changes: list[Change] = []
+    for old_path, old, path, new in renames:
+        fields = _fields(old, new)
+        if old.is_dir and old.data != new.data:
+            fields.append("below")
+        changes.append(Change(_show(path), "renamed", _show(old_path), old, new, False, fields))
+    changes += [Change(_show(p), "removed", None, entry, None, True) for p, entry in gone]
+    changes += [Change(_show(p), "added", None, None, entry, True) for p, entry in come]
+    return changes
+
+
+def _diff_links(trees: Trees, a: Image, b: Image, told: set[str]) -> list[Change]:
+    """Files that are the same but share their inode with others than before."""
+    before, after = (_peers(read_links(trees.objects, image.links)) for image in (a, b))
+    changes: list[Change] = []
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) != after.get(path) and _show(path) not in told:
+            old, new = trees.resolve(a.root, path), trees.resolve(b.root, path)
+            if old is not None and new is not None:
+                changes.append(Change(_show(path), "metadata", None, old, new, False, ["links"]))
+    return changes
+
+
+def _peers(groups: list[list[bytes]]) -> dict[bytes, list[bytes]]:
+    return {path: group for group in groups for path in group}
+
+
+def file_diff(
+    objects: Objects,
+    old: Entry | None,
+    new: Entry | None,
+    *,
+    path: str,
+    old_path: str | None = None,
+    context: int = 3,
+) -> str:
+    """Unified diff of two files or symlinks (None: not there); "" when their content is equal.
+
+    Binary and very large files give one line with both sizes.
+    """
+    if old is not None and new is not None and old.content[1] == new.content[1]:
+        return ""
+    before, after = _text(objects, old), _text(objects, new)
+    sizes = f"{_size(old)} -> {_size(new)} bytes"
+    if before is None or after is None:
+        return f"Binary file {path} differs ({sizes})\n"
+    names = f"a/{old_path or path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null"
+    body = line_diff.unified(line_diff.split(before), line_diff.split(after), context)
+    return f"--- {names[0]}\n+++ {names[1]}\n" + "".join(body) if body else ""
+
+
+def _text(objects: Objects, entry: Entry | None) -> bytes | None:
+    """Content that can be shown as text, None for what cannot."""
+    if entry is None:
+        return b""
+    if entry.is_link:
+        return entry.data
+    if not entry.is_file or entry.size > MAX_TEXT:
+        return None
+    data = b"".join(read_file(objects, entry))
+    return None if b"\0" in data else data
+
+
+def _size(entry: Entry | None) -> int:
+    return 0 if entry is None else len(entry.data) if entry.is_link else entry.size
+
+
+def _join(above: bytes, name: bytes) -> bytes:
+    return above + b"/" + name if above else name
+
+
+def _show(path: bytes) -> str:
+    return os.fsdecode(path) or "."

@@ -1,0 +1,1 @@
+"""Bundles: commits and objects as one portable file."""

@@ -1,0 +1,224 @@
+"""The file a bundle is: a header with refs, frames exactly as in packs, and a trailer.
+
+header   "<8sHHI" magic, version, flags, length of body · body · checksum of all before
+body     canonical bytes of Head
+frames   as in objects/frame.py, all under the header's key id
+trailer  "<8sQQQ" magic, objects, frames, raw bytes · checksum of header, of the header of each
+         frame (which holds the sums of its table and payload) and of the trailer's numbers
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from ortet._util.codec import Record, checksum, decode, encode
+from ortet.errors import Corrupt, Invalid, NotFound, Unavailable, Unsupported
+from ortet.history.refs import check_name
+from ortet.history.transfer.bundlelimits import Limits
+from ortet.ids import OID_BYTES, Oid
+from ortet.objects import frame
+from ortet.objects.source import FrameCache
+
+MAGIC = b"\xa7ORTBNDL"
+END = b"\xa7ORTDONE"
+VERSION = 1
+SUM = 8
+
+_HEAD = struct.Struct("<8sHHI")
+_TRAILER = struct.Struct("<8sQQQ")
+TRAILER_BYTES = _TRAILER.size + SUM
+_MAX_BODY = 16 * 1024 * 1024
+
+
+class Head(Record, frozen=True):
+    """What a bundle says of itself. Refs are in name order.
+
+    `heirs` are (erased object, what stands for it): records in the bundle still name the first.
+    """
+
+    key_id: bytes
+    refs: list[tuple[str, Oid]]
+    heirs: list[tuple[Oid, Oid]] = []
+
+
+def build_head(
+    key_id: bytes, refs: Mapping[str, Oid], heirs: Mapping[Oid, Oid] | None = None
+) -> bytes:
+    parts: tuple[object, ...] = (key_id, sorted(refs.items()))
+    body = encode((*parts, sorted(heirs.items())) if heirs else parts)
+    start = _HEAD.pack(MAGIC, VERSION, 0, len(body)) + body
+    return start + checksum(start)
+
+
+def build_trailer(objects: int, raw: int, head: bytes, frame_headers: list[bytes]) -> bytes:
+    numbers = _TRAILER.pack(END, objects, len(frame_headers), raw)
+    return numbers + checksum(head, *frame_headers, numbers)
+
+
+class BundleFile:
+    """A bundle opened for reading: header, trailer and the table of every frame are checked."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise NotFound("no_file", f"there is no {path}: check the path") from error
+        except OSError as error:
+            raise Unavailable(
+                "no_access", f"cannot read {path} ({error.strerror}): check its permissions"
+            ) from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise _not_a_bundle(path)
+            self._open(limits)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _open(self, limits: Limits) -> None:
+        self.size = os.fstat(self._fd).st_size
+        self._cache = FrameCache()
+        self._head = _read_head(self.path, self.read)
+        self.head = _parse_head(self.path, self._head)
+        self._trailer = self._read_trailer()
+        with self.errors():
+            self.leads = self._scan(limits)
+            self._check_trailer()
+            self._spots = self._index()
+
+    def __enter__(self) -> BundleFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)
+
+    def __contains__(self, oid: Oid) -> bool:
+        return oid in self._spots
+
+    def __len__(self) -> int:
+        return len(self._spots)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._fd, length, offset)
+
+    def get(self, oid: Oid) -> bytes:
+        number, start, length = self._spots[oid]
+        key = ("", number)
+        data = self._cache.get(key)
+        if data is None:
+            data = self.load(self.leads[number])
+            self._cache.add(key, data)
+        return data[start : start + length]
+
+    def load(self, lead: frame.Lead) -> bytes:
+        """The objects of a frame, end to end; its payload is checked."""
+        header = lead.header
+        with self.errors():
+            payload = self.read(lead.offset + header.lead, header.stored)
+            return frame.unpack(header, payload, offset=lead.offset)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What is wrong with stored data, said of this file."""
+        try:
+            yield
+        except Corrupt as error:
+            raise self.bad(error.message.partition("; run ")[0].partition(": run ")[0]) from error
+        except Unsupported as error:
+            raise Unsupported(error.kind, f"{self.path} cannot be read: {error.message}") from error
+
+    def bad(self, why: str) -> Corrupt:
+        return Corrupt(
+            "bad_bundle",
+            f"{self.path} is not sound ({why}): nothing was imported; get or export it again",
+        )
+
+    def _read_trailer(self) -> bytes:
+        start = self.size - TRAILER_BYTES
+        data = self.read(start, TRAILER_BYTES) if start >= len(self._head) else b""
+        if data[: len(END)] != END:
+            raise Corrupt(
+                "bundle_truncated",
+                f"{self.path} ends too early: copy it again, or let the export finish",
+            )
+        return data
+
+    def _scan(self, limits: Limits) -> list[frame.Lead]:
+        """Frames by their headers. What would be too much is refused before it is expanded."""
+        leads: list[frame.Lead] = []
+        objects = raw = 0
+        end, stop = len(self._head), self.size - TRAILER_BYTES
+        for lead in frame.scan(self.read, end, stop):
+            if lead.header.key_id != self.head.key_id:
+                raise self.bad(f"the frame at byte {lead.offset} is under another key")
+            objects += lead.header.count
+            raw += lead.header.raw
+            limits.check(objects=objects, raw=raw, stored=self.size)
+            leads.append(lead)
+            end = lead.offset + lead.header.size
+        if end != stop:
+            raise self.bad(f"there is no frame at byte {end}")
+        return leads
+
+    def _check_trailer(self) -> None:
+        objects = sum(lead.header.count for lead in self.leads)
+        raw = sum(lead.header.raw for lead in self.leads)
+        headers = [self.read(lead.offset, frame.HEADER_BYTES) for lead in self.leads]
+        if self._trailer != build_trailer(objects, raw, self._head, headers):
+            raise self.bad("its end does not match what is before it")
+
+    def _index(self) -> dict[Oid, tuple[int, int, int]]:
+        spots: dict[Oid, tuple[int, int, int]] = {}
+        for number, lead in enumerate(self.leads):
+            start = 0
+            for oid, _, length in lead.rows():
+                if spots.setdefault(oid, (number, start, length)) != (number, start, length):
+                    raise self.bad(f"object {oid.hex()} is there twice")
+                start += length
+        return spots
+
+
+def _read_head(path: Path, read: frame.Read) -> bytes:
+    start = read(0, _HEAD.size)
+    if start[: len(MAGIC)] != MAGIC:
+        raise _not_a_bundle(path)
+    if len(start) == _HEAD.size:
+        _, version, _, length = _HEAD.unpack(start)
+        if version > VERSION:
+            raise Unsupported(
+                "newer_format",
+                f"{path} is a bundle of format {version}, known here is {VERSION}: upgrade ortet",
+            )
+        body = read(_HEAD.size, length + SUM) if length <= _MAX_BODY else b""
+        if len(body) == length + SUM and checksum(start, body[:-SUM]) == body[-SUM:]:
+            return start + body
+    raise Corrupt(
+        "bad_bundle", f"the header of {path} is damaged or cut short: get or export it again"
+    )
+
+
+def _not_a_bundle(path: Path) -> Invalid:
+    return Invalid("not_a_bundle", f"{path} is not a bundle: give a file made by export")
+
+
+def _parse_head(path: Path, data: bytes) -> Head:
+    head = decode(Head, data[_HEAD.size : -SUM])
+    names = [check_name(name) for name, _ in head.refs]
+    if not names or names != sorted(set(names)) or len(head.key_id) != 8:
+        raise Corrupt("bad_bundle", f"the header of {path} makes no sense: export it again")
+    oids = [oid for _, oid in head.refs] + [oid for pair in head.heirs for oid in pair]
+    if any(len(oid) != OID_BYTES for oid in oids):
+        raise Corrupt("bad_bundle", f"a ref of {path} is no object id: export it again")
+    return head

@@ -1,0 +1,106 @@
+"""Commits from one store into another: what is missing there travels, and nothing else.
+
+It can be interrupted and repeated: children come before what refers to them, and what has arrived
+is not sent again. Every object is hashed where it leaves and where it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from ortet._util.failpoints import reach
+from ortet.errors import Corrupt, Unsupported
+from ortet.history.commits import History
+from ortet.history.descend import descend
+from ortet.history.references import ERASABLE, references
+from ortet.history.transfer.bundle import Progress, check_heir, get_checked, read_checked
+from ortet.ids import Oid
+from ortet.objects.base import Kind, Link, Objects
+
+PART = 32 << 20
+"""Bytes after which what has arrived is made durable."""
+_EACH = 500
+"""What an object costs, however small."""
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """How much travelled, how much of it was there already, and what stands for erased objects."""
+
+    objects: int
+    bytes: int
+    known: int
+    heirs: dict[Oid, tuple[Oid, Kind]]
+
+
+def carry_over(
+    source: Objects,
+    target: Objects,
+    tips: Sequence[Oid],
+    *,
+    flush: Callable[[], None],
+    heads: Sequence[Oid] = (),
+    progress: Progress | None = None,
+) -> Carried:
+    """Put the commits `tips`, with all they need, into `target`, and `flush` it; the caller makes
+    them heads. What the target's own `heads` need is there: nobody looks at it."""
+    if source.hasher.key_id != target.hasher.key_id:
+        raise Unsupported(
+            "other_key",
+            f"one store has key {source.hasher.key_id.hex()}, the other "
+            f"{target.hasher.key_id.hex()}: what has one key's hashes cannot be in the other",
+        )
+    heirs: dict[Oid, tuple[Oid, Kind]] = {}
+    order = _needed(source, tips, _complete(source, heads), heirs)
+    missing = {oid: kind for oid, kind in order.items() if _is_missing(target, oid, kind)}
+    size = waiting = 0
+    held = order.keys() - missing.keys()
+    for count, (oid, data) in enumerate(read_checked(source, order, set(held)), 1):
+        if target.put(order[oid], data) != oid:
+            raise Corrupt("bad_hash", f"object {oid.hex()} changed on its way: try again")
+        size += len(data)
+        waiting += len(data) + _EACH
+        if waiting >= PART:  # what is durable need not travel again
+            flush()
+            waiting = 0
+        reach("carry.after-object")
+        if progress:
+            progress(count, len(missing))
+    flush()
+    return Carried(len(missing), size, len(held), heirs)
+
+
+def _is_missing(target: Objects, oid: Oid, kind: Kind) -> bool:
+    """What was erased there is not brought back: its heir is enough."""
+    if kind in ERASABLE and target.heir(oid) != oid:
+        check_heir(target, oid)
+        return False
+    return not target.has(oid)
+
+
+def _complete(source: Objects, heads: Sequence[Oid]) -> set[Oid]:
+    """Commits that the other store has whole, as far as this one knows them."""
+    return set(History(source).ancestors(*(oid for oid in set(heads) if source.has(oid))))
+
+
+def _needed(
+    source: Objects,
+    tips: Sequence[Oid],
+    complete: set[Oid],
+    heirs: dict[Oid, tuple[Oid, Kind]],
+) -> dict[Oid, Kind]:
+    def links_of(link: Link) -> Iterator[Link]:
+        if link.kind is Kind.COMMIT and link.oid in complete:
+            return
+        for below in references(link.kind, get_checked(source, link.oid)):
+            heir = source.heir(below.oid) if below.kind in ERASABLE else below.oid
+            if heir != below.oid:
+                heirs[below.oid] = heir, below.kind
+            yield Link(heir, below.kind)
+
+    order: dict[Oid, Kind] = {}
+    for link, _ in descend([Link(oid, Kind.COMMIT) for oid in tips], links_of):
+        if link.kind is not Kind.COMMIT or link.oid not in complete:
+            order.setdefault(link.oid, link.kind)
+    return order

@@ -1,0 +1,1 @@
+"""Directory trees as Merkle pages."""

@@ -1,0 +1,53 @@
+"""Maps from keys to small values, stored as pages: a change costs its page, not the whole map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ortet.history.records import Entry
+from ortet.history.tree.tree import Trees
+from ortet.ids import Oid
+from ortet.objects.base import Kind, Objects
+
+_CACHE_BYTES = 8 << 20
+
+
+class Maps:
+    """The maps of one store. Equal maps have equal ids, whatever the order they came to be in."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._trees = Trees(objects, _CACHE_BYTES, Kind.MAP)
+
+    def forget(self) -> None:
+        """Drop cached pages: after a sweep, what is remembered may be gone from the store."""
+        self._trees.forget()
+
+    def build(self, items: Mapping[bytes, bytes]) -> Oid:
+        return self._trees.build([_entry(key, value) for key, value in items.items()]).oid
+
+    def patch(self, root: Oid, changes: Mapping[bytes, bytes | None]) -> Oid:
+        """With these values; None takes a key out."""
+        edits = {key: None if v is None else _entry(key, v) for key, v in changes.items()}
+        return self._trees.patch(root, edits).oid
+
+    def get(self, root: Oid, key: bytes) -> bytes | None:
+        entry = self._trees.lookup(root, key)
+        return None if entry is None else entry.data
+
+    def items(self, root: Oid) -> Iterator[tuple[bytes, bytes]]:
+        """In order of keys."""
+        return ((entry.name, entry.data) for entry in self._trees.entries(root))
+
+    def difference(self, old: Oid, new: Oid) -> dict[bytes, tuple[bytes | None, bytes | None]]:
+        """Keys whose values differ; equal pages are not read."""
+        return {
+            (after or before).name: (  # type: ignore[union-attr]
+                None if before is None else before.data,
+                None if after is None else after.data,
+            )
+            for before, after in self._trees.difference(old, new)
+        }
+
+
+def _entry(key: bytes, value: bytes) -> Entry:
+    return Entry(key, 0, 0, data=value)

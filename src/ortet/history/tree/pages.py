@@ -1,0 +1,122 @@
+"""Pages: how one directory becomes objects. Where it is cut depends on its names alone.
+
+Up to SMALL entries are one page. More are cut after every name whose hash says so (one in 32), and
+the references to those pages by the next five bits of the same hash, until SMALL or fewer are left.
+So the same entries always give the same pages, whatever the order in which they came to be.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator
+from threading import Lock
+
+import msgspec
+
+from ortet._util.codec import decode
+from ortet.errors import Corrupt
+from ortet.history.records import Page, PageRef
+from ortet.history.tree.page import TOP, Node
+from ortet.ids import Oid
+from ortet.objects.base import Kind, Objects
+
+SMALL = 48
+_DECODED = 6
+"""Bytes of memory that one stored byte of a page takes when decoded, measured."""
+
+
+class TreeRef(msgspec.Struct, frozen=True):
+    """A stored directory: its id, and the id of its content alone (no times, owners, xattrs)."""
+
+    oid: Oid
+    cid: bytes
+
+
+class Pages:
+    """Loads and stores pages, and keeps the decoded ones that were used last."""
+
+    def __init__(self, objects: Objects, cache_bytes: int, kind: Kind) -> None:
+        self._objects = objects
+        self._kind = kind
+        self._limit = cache_bytes
+        self._held = 0
+        self._cache: OrderedDict[Oid, tuple[Node, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def load(self, oid: Oid, level: int | None = None) -> Node:
+        """The page of this id; at `level`, when its parent says which. Do not change it: copy."""
+        with self._lock:
+            hit = self._cache.get(oid)
+            if hit is not None:
+                self._cache.move_to_end(oid)
+        if hit is None:
+            data = self._objects.get(oid)
+            node = _decode(data)
+            self._keep(oid, node, len(data))
+        else:
+            node = hit[0]
+        if level is not None and node.level != level:
+            raise Corrupt(
+                "bad_tree",
+                f"page {oid.hex()} is of level {node.level}, its parent says {level}: "
+                "run `ortet verify`",
+            )
+        return node
+
+    def store(self, node: Node, *, patched: bool = False) -> PageRef:
+        """Put the page; the node belongs to the cache from here on.
+
+        `patched`: with an item that no page had before, most likely, so it is not searched for.
+        """
+        packed = node.packed()
+        put = self._objects.put_new if patched else self._objects.put
+        oid = put(self._kind, packed.data)
+        cid = self._objects.hasher.oid(packed.rows)
+        self._keep(oid, node, len(packed.data))
+        return PageRef(node.keys[-1] if node.keys else b"", oid, cid)
+
+    def children(self, node: Node) -> Iterator[Node]:
+        for ref in node.items:
+            yield self.load(Oid(ref.oid), node.level - 1)
+
+    def seek(self, root: Node, level: int, key: bytes) -> Node | None:
+        """The first page of `level` that ends at `key` or after it, None when all end before."""
+        node = root
+        while node.level > level:
+            at = bisect_left(node.keys, key)
+            if at == len(node.keys):
+                return None
+            node = self.load(Oid(node.item(at).oid), node.level - 1)
+        return node
+
+    def final(self, root: Node, level: int) -> Node:
+        """The last page of `level`."""
+        node = root
+        while node.level > level:
+            node = self.load(Oid(node.item(len(node.keys) - 1).oid), node.level - 1)
+        return node
+
+    def clear(self) -> None:
+        with self._lock:
+            self._cache.clear()
+            self._held = 0
+
+    def _keep(self, oid: Oid, node: Node, size: int) -> None:
+        cost = size * _DECODED
+        with self._lock:
+            if oid in self._cache:
+                return
+            self._cache[oid] = (node, cost)
+            self._held += cost
+            while self._held > self._limit and len(self._cache) > 1:
+                self._held -= self._cache.popitem(last=False)[1][1]
+
+
+def _decode(data: bytes) -> Node:
+    page = decode(Page, data)
+    if page.level == 0:
+        return Node(0, [entry.name for entry in page.entries], page.entries)
+    if not 0 < page.level <= TOP or not page.pages:
+        raise Corrupt("bad_tree", f"a page of level {page.level} without pages: run `ortet verify`")
+    return Node(page.level, [ref.last for ref in page.pages], page.pages)

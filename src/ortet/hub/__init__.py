@@ -1,0 +1,1 @@
+"""The hub: an open store, its sessions and workspaces, maintenance and transfer."""

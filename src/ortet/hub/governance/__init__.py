@@ -1,0 +1,1 @@
+"""Audit, erasure, retention, archive and data sets."""

@@ -1,0 +1,170 @@
+"""Sessions put away: one verified bundle in the bucket, rows trimmed; and brought back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet._util.failpoints import reach
+from ortet._util.validation import check_text
+from ortet.backends.base import Move, RowChange
+from ortet.errors import Corrupt, NotFound
+from ortet.history.references import references
+from ortet.history.transfer import bundle
+from ortet.hub.governance.holds import check_hold
+from ortet.ids import Oid, from_hex
+from ortet.sessions.actions.asking import asks
+from ortet.sessions.table import ARCHIVED, PAUSED, SessionRow, check_move
+from ortet.sessions.writing.lease_handover import is_lent
+from ortet.store.sweep_retry import repeated
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.sessions.manager import Sessions
+
+KIND = "archive"
+_PREFIX = "archives/"
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """A session in the bucket. `key` names its bundle, `commit` is what to go on from."""
+
+    session: str
+    key: str
+    commit: str
+    size: int
+    time: int
+    status: str = PAUSED  # what it was before, and will be again
+
+
+def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
+    """See Hub.archive."""
+    check_text(why=why)
+    hub, row = sessions.hub, sessions.roll.get(id_)
+    check_hold(hub, row)
+    held = hub.catalog.lease(f"session:{id_}")
+    if held is None or not is_lent(held.owner):  # or it is paused when its lender lets go of it
+        check_move(row.name, row.status, ARCHIVED)
+    with sessions.borrowed(row) as session:
+        row = session.row
+        check_move(row.name, row.status, ARCHIVED)
+        session.take_in()
+        commit = from_hex(session.commit_last("archive").oid)
+        reach("archive.committed")
+        done = _store(hub, id_, row.branch, commit, row.status)
+        session.turn_to(ARCHIVED, why, rows=[RowChange(KIND, id_, encode(done))])
+        reach("archive.turned")
+        trim(sessions, session.row)
+    _drop_others(hub, id_, done.key)
+    return done
+
+
+def unarchive(sessions: Sessions, id_: str) -> SessionRow:
+    """See Hub.unarchive."""
+    hub, row = sessions.hub, sessions.roll.get(id_)
+    check_move(row.name, row.status, PAUSED)
+    done = find(hub, id_)
+    if done is not None:
+        _bring_back(hub, row, done)
+    reach("archive.back")
+    with sessions.borrowed(row) as session:
+        rows = [RowChange(KIND, id_, None), asks(id_)]
+        session.turn_to(done.status if done else PAUSED, "", rows=rows)
+        row = session.row
+    _drop_others(hub, id_, "")
+    return row
+
+
+def find(hub: Hub, id_: str) -> Archived | None:
+    row = hub.catalog.row(KIND, id_)
+    return decode(Archived, row.value) if row else None
+
+
+def rewrite(sessions: Sessions, id_: str) -> None:
+    """Something was erased: a bundle without it takes the place of the old one."""
+    hub, done = sessions.hub, find(sessions.hub, id_)
+    if done is not None:
+        row = sessions.roll.get(id_)
+        new = _store(hub, id_, row.branch, from_hex(done.commit), done.status)
+        hub.catalog.put_row(KIND, id_, encode(new))
+        reach("archive.rewritten")
+        done = new
+    _drop_others(hub, id_, done.key if done else "")
+
+
+def trim(sessions: Sessions, row: SessionRow) -> int:
+    """Forget the rows that a commit of this session holds; returns how many."""
+    line = sessions.standing(row).line
+    return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
+
+
+def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archived:
+    key = f"{_PREFIX}{id_}/{hub.new_id()}.bundle"
+    with _scratch(hub) as file:
+        report = bundle.export(hub.objects, {branch: commit}, references, file)
+        # proves it, and puts nothing: all of it is here
+        bundle.import_(hub.objects, file, references)
+        hub.bucket.put_file(key, file)
+    reach("archive.stored")
+    return Archived(id_, key, commit.hex(), report.size, hub.clock.now_ns(), status)
+
+
+def _bring_back(hub: Hub, row: SessionRow, done: Archived) -> None:
+    """Put what is missing, and the branch, should it be gone."""
+    repeated(hub, lambda: _put_back(hub, row, done))
+
+
+def _put_back(hub: Hub, row: SessionRow, done: Archived) -> None:
+    with hub.writing(), _scratch(hub) as file:
+        try:
+            _copy(lambda at, size: hub.bucket.get(done.key, at, size), done.size, file)
+        except NotFound as error:
+            raise Corrupt(
+                "no_archive",
+                f"the bundle of session {row.name!r} is not in the bucket: restore {done.key} "
+                "from a copy",
+            ) from error
+        bundle.import_(hub.objects, file, references)
+        hub.objects.flush()
+        name = f"branch:{row.branch}"
+        if hub.catalog.head(name) is None:
+            move = Move(name, None, from_hex(done.commit))
+            hub.catalog.move([move], verb="unarchive", actor=hub.author, detail=row.name)
+
+
+_PIECE = 8 << 20
+
+
+def _copy(read: Callable[[int, int], bytes], size: int, file: Path) -> None:
+    with file.open("wb") as out:
+        while out.tell() < size:
+            data = read(out.tell(), _PIECE)
+            if not data:
+                break
+            out.write(data)
+
+
+@contextmanager
+def _scratch(hub: Hub) -> Iterator[Path]:
+    file = hub.root / "local" / f"archive.{os.getpid()}.{hub.new_id()}"
+    try:
+        yield file
+    finally:
+        for path in (file, file.with_name(file.name + ".part")):
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _drop_others(hub: Hub, id_: str, keep: str) -> None:
+    """Bundles of this session that no row names: a killed process may have left one."""
+    keys = [item.key for item in hub.bucket.list(f"{_PREFIX}{id_}/") if item.key != keep]
+    hub.bucket.delete(keys)
+    for path in (hub.root / "local").glob("archive.*"):
+        if not Path(f"/proc/{path.name.split('.')[1]}").exists():
+            path.unlink(missing_ok=True)

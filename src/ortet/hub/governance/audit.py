@@ -1,0 +1,282 @@
+"""Who did what, when and why: the whole chain of a session checked, and told line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.codec import decode, to_json
+from ortet.backends.base import EventRow
+from ortet.errors import Corrupt, OrtetError
+from ortet.history.records import Header, Segment
+from ortet.hub.governance.rewrite_objects import journals
+from ortet.hub.governance.tombstones import Receipt, erased_events, receipts, tombstones
+from ortet.ids import Oid
+from ortet.journal.conversation.superseded import spans_of
+from ortet.journal.conversation.text import called, spoken
+from ortet.journal.event_log import Line
+from ortet.journal.events import Chain, Event, Tip
+from ortet.journal.segments import segments, unseal
+from ortet.journal.state.reducers import fold
+from ortet.journal.state.state import Mind
+from ortet.objects.base import Kind
+from ortet.sessions.memory.shared_scopes import scope_rows
+from ortet.sessions.table import ARCHIVED
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+
+_SHOWN = 200
+
+
+class AuditLine(msgspec.Struct, frozen=True):
+    """One event. `what` is short; `why` is the reason its author gave, "" for none."""
+
+    seq: int
+    time: int
+    actor: str
+    kind: str
+    what: str
+    why: str
+    hash: str
+    erased: bool = False
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """`head` is the hash of the last event: kept elsewhere, it proves later that nothing before it
+    was changed."""
+
+    session: str
+    name: str
+    agent: str
+    status: str
+    events: int
+    erased: int
+    sealed: int  # events that a commit holds too
+    head: str
+    lines: list[AuditLine]
+    erasures: list[Receipt]
+
+
+def audit(sessions: Sessions, id_: str) -> AuditReport:
+    """See Hub.audit."""
+    row = sessions.roll.get(id_)
+    line = sessions.standing(row).line
+    gone = erased_events(sessions.hub)
+    lines: list[AuditLine] = []
+    tip = Tip()
+    for timeline, found in line.pairs():
+        tip = sessions.chain.check(tip, [found])
+        event = sessions.chain.read(found, timeline)
+        if event.erased and (timeline, event.seq) not in gone:
+            raise _taken(event.seq, timeline)
+        lines.append(told(event))
+        if event.seq == line.base.seq and event.hash != line.base.hash:
+            raise _other(event.seq)
+    for _, segment in segments(sessions.hub.objects, line.base.segment):
+        check_segment(sessions, segment, gone)
+    timelines = {span.timeline for span in line.path()}
+    return AuditReport(
+        session=row.id,
+        name=row.name,
+        agent=row.agent,
+        status=row.status,
+        events=len(lines),
+        erased=sum(one.erased for one in lines),
+        sealed=line.base.seq,
+        head=tip.hash.hex(),
+        lines=lines,
+        erasures=[
+            receipt
+            for receipt in receipts(sessions.hub.catalog)
+            if any(event.timeline in timelines for event in receipt.events)
+        ],
+    )
+
+
+def told(event: Event) -> AuditLine:
+    """An event in a line of text."""
+    data = event.data
+    what, why = _what(event.kind, data), data.get("why", "")
+    return AuditLine(
+        seq=event.seq,
+        time=event.time,
+        actor=event.actor,
+        kind=event.kind,
+        what="(erased)" if event.erased else what[:_SHOWN],
+        why=why if isinstance(why, str) else str(why),
+        hash=event.hash.hex(),
+        erased=event.erased,
+    )
+
+
+def _spans(data: dict[str, Any]) -> Iterator[str]:
+    """What an event says that was set aside, or is of the conversation again."""
+    for word, what in (("out", "set aside"), ("back", "back again")):
+        if spans := spans_of(data, word):
+            told = ", ".join(f"{first} to {last}" for first, last in spans)
+            yield f"{what}: messages of events {told}"
+
+
+def _tail(data: dict[str, Any]) -> str:
+    """Digits of an id that tell deeds apart: the first ones are those of its time."""
+    return str(data.get("id", ""))[-8:]
+
+
+def _what(kind: str, data: dict[str, Any]) -> str:
+    match kind:
+        case "message":
+            text = spoken(data.get("content"), data.get("extra")) or "(no text)"
+            return f"{data.get('role', '')}: {text}"
+        case "episode":
+            return str(data.get("summary", ""))
+        case "fact" | "lesson" if data.get("gone"):
+            return f"forgot {_tail(data)}"
+        case "lifecycle":
+            return f"{data.get('from', '')} -> {data.get('to', '')}"
+        case "begun":
+            key = f" key {data['key']}" if data.get("key") else ""
+            command = f": {words}" if (words := called(data)) else ""
+            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_tail(data)}{command}"
+        case "ended":
+            return f"{_tail(data)} {data.get('state', '')} {data.get('error', '')}".strip()
+        case "compaction":
+            first, last = data.get("first"), data.get("last")
+            return f"left out {data.get('count')} messages, events {first} to {last}"
+        case "aside":
+            return "; ".join(_spans(data))
+        case "plan":
+            return "; ".join(map(str, data.get("steps", [])))
+        case "asked":
+            return f"may it {data.get('what', '')}?"
+        case "given":
+            return f"{'allowed' if data.get('ok') else 'denied'} {_tail(data)}"
+        case "note":
+            return f"{data.get('key', '')} = {data.get('value')!r}"
+        case "collaboration":
+            said = [data.get(key, "") for key in ("name", "kind", "status", "link", "text")]
+            return " ".join(filter(None, said))
+        case "window":
+            return f"{data.get('service', '')}: {data.get('remaining', 0):g} left"
+        case "token":
+            return f"{data.get('service', '')}: {data.get('vault', '')} of the vault"
+        case "model":
+            return str(data.get("model", ""))
+        case "browser":
+            return " ".join(data.get("urls", []))
+    for key in ("text", "name", "step", "amounts", "limits", "id"):
+        if key in data:
+            return str(data[key])
+    return to_json(data) if "." in kind and data else ""
+
+
+# for verify
+
+
+def check_minds(sessions: Sessions) -> Iterator[tuple[str, str]]:
+    """(where, what) of everything that is wrong with events: rows, segments and erasures."""
+    try:
+        gone = erased_events(sessions.hub)
+    except OrtetError as error:
+        yield "erasures", error.message
+        return
+    yield from _check_rows(sessions, gone)
+    seen: set[bytes] = set()
+    buried = {one.old for one in tombstones(sessions.hub.catalog) if one.kind == int(Kind.FOLD)}
+    for journal in journals(sessions.hub):
+        try:
+            for oid, segment in segments(sessions.hub.objects, journal.segment):
+                if oid in seen:
+                    break
+                seen.add(oid)
+                check_segment(sessions, segment, gone)
+            if journal.fold in buried:
+                _check_fold(sessions, journal.segment, journal.fold)
+        except OrtetError as error:
+            yield f"journal of {journal.seq} events", error.message
+
+
+def _check_rows(sessions: Sessions, gone: set[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """Each timeline once, from the event before its first."""
+    done: dict[str, int] = {}
+    for row in sessions.all():
+        if row.status == ARCHIVED and sessions.hub.catalog.head(f"branch:{row.branch}") is None:
+            continue  # its events are in its bundle
+        try:
+            line = sessions.standing(row).line
+            for span in line.path():
+                after = max(span.after, done.get(span.timeline, 0))
+                if after < span.upto:
+                    _check_span(sessions.chain, line, after, span.upto, gone)
+                    done[span.timeline] = span.upto
+        except OrtetError as error:
+            if sessions.roll.has(row.id):  # else it was removed meanwhile
+                yield f"session {row.name}", error.message
+    for name, scope in scope_rows(sessions.hub.catalog):
+        try:
+            line = sessions.scopes.line(scope)
+            for span in line.path():
+                _check_span(sessions.chain, line, span.after, span.upto, gone)
+        except OrtetError as error:
+            yield f"memory of {name}", error.message
+
+
+def _check_span(
+    chain: Chain, line: Line, after: int, upto: int, gone: set[tuple[str, int]]
+) -> None:
+    tip = Tip()
+    if after:
+        (before,) = line.rows(after - 1, after)
+        tip = chain.tip(before)
+    for timeline, row in line.pairs(after, upto):
+        tip = chain.check(tip, [row])
+        if not row.salt and (timeline, row.seq) not in gone:
+            raise _taken(row.seq, timeline)
+        if row.seq == line.base.seq and tip.hash != line.base.hash:
+            raise _other(row.seq)
+
+
+def check_segment(sessions: Sessions, segment: Segment, gone: set[tuple[str, int]]) -> None:
+    """Every seal in it, and how it follows the segment before."""
+    objects, chain = sessions.hub.objects, sessions.chain
+    rows = unseal(objects, segment)
+    header = decode(Header, segment.heads[0])
+    tip = Tip(header.seq - 1, header.prev)
+    if segment.before:
+        before = decode(Segment, objects.get(objects.heir(Oid(segment.before))))
+        tip = chain.tip(EventRow(0, before.heads[-1], b"", b""))
+    elif header.prev or header.seq != 1:
+        raise Corrupt("broken_chain", f"nothing comes before event {header.seq}", seq=header.seq)
+    chain.check(tip, rows)
+    for row in rows:
+        if not row.salt and (segment.timeline.hex(), row.seq) not in gone:
+            raise _taken(row.seq, segment.timeline.hex())
+
+
+def _check_fold(sessions: Sessions, segment: bytes, old: bytes) -> None:
+    """What stands for an erased fold must be what the events that are left add up to."""
+    objects = sessions.hub.objects
+    again = Mind(sessions.maps)
+    for _, each in reversed(list(segments(objects, segment))):
+        fold(again, (sessions.chain.read(row) for row in unseal(objects, each)))
+    if not again.equals(Mind.load(sessions.maps, objects, old)):
+        raise Corrupt("bad_fold", "what stands for an erased mind is not what its events add up to")
+
+
+def _taken(seq: int, timeline: str) -> Corrupt:
+    return Corrupt(
+        "missing_body",
+        f"event {seq} of timeline {timeline} has lost its body and no erasure says so: restore it "
+        "from a copy",
+        seq=seq,
+    )
+
+
+def _other(seq: int) -> Corrupt:
+    return Corrupt(
+        "broken_chain",
+        f"event {seq} in the catalog is not the one that was committed: restore it from a copy",
+        seq=seq,
+    )

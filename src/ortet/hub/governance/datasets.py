@@ -1,0 +1,81 @@
+"""Sessions as data sets for evaluation: one JSON object a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortet._util.codec import to_json
+from ortet.errors import Unavailable
+from ortet.journal.conversation.superseded import is_aside
+from ortet.journal.state.reducers import message_of
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+    from ortet.sessions.reader import View
+
+
+_BEGUN = ("id", "name", "args", "kwargs", "why")
+_ENDED = ("state", "outcome", "error")
+
+
+def export_jsonl(sessions: Sessions, path: Path, ids: Sequence[str] | None) -> int:
+    """See Hub.export_jsonl."""
+    wanted = [row.id for row in sessions.all()] if ids is None else list(ids)
+    views = [sessions.get(id_) for id_ in wanted]  # an unknown one leaves no file behind
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(lines(views))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise Unavailable(
+            "io_error", f"{path} cannot be written ({error.strerror}): check place and permissions"
+        ) from error
+    return len(views)
+
+
+def lines(views: Iterable[View]) -> Iterator[str]:
+    return (to_json(record(view)) + "\n" for view in views)
+
+
+def record(view: View) -> dict[str, Any]:
+    """A session as an example: all that was said, also what was compacted, not what was erased or
+    set aside."""
+    messages: list[dict[str, Any]] = []
+    actions: dict[str, dict[str, Any]] = {}
+    for event in view.events():
+        data = event.data
+        if event.erased:
+            continue
+        if event.kind == "message" and not is_aside(view.mind.core.aside, event.seq):
+            said = message_of(event)
+            messages.append({"role": said.role, "content": said.content, **said.extra})
+        elif event.kind == "begun":
+            actions[data["id"]] = {key: data[key] for key in _BEGUN if key in data}
+        elif event.kind == "ended" and data["id"] in actions:
+            actions[data["id"]] |= {key: data[key] for key in _ENDED if key in data}
+    head = view.head
+    return {
+        "id": view.id,
+        "name": view.name,
+        "agent": view.agent,
+        "status": view.status,
+        "goal": view.goal,
+        "plan": view.steps,
+        "step": view.step,
+        "messages": messages,
+        "actions": list(actions.values()),
+        "facts": [fact.text for fact in view.facts()],
+        "decisions": [
+            {"text": one.text, "why": one.why, "instead_of": one.instead_of}
+            for one in view.decisions()
+        ],
+        "spent": view.spent(),
+        "commit": head.oid if head else None,
+    }

@@ -1,0 +1,69 @@
+"""What keeps anything of a session from going: legal holds, and a store that hosts share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet._util.validation import check_text
+from ortet.backends.sweep_epoch import Fencing
+from ortet.errors import Refused, Unsupported
+from ortet.sessions.table import SessionRow
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.sessions.manager import Sessions
+
+_HOLD = "hold"
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Nothing of this session may be erased, archived or removed."""
+
+    session: str
+    why: str
+    by: str
+    time: int
+
+
+def hold(sessions: Sessions, id_: str, why: str) -> Hold:
+    check_text(why=why)
+    hub, row = sessions.hub, sessions.roll.get(id_)
+    record = Hold(row.id, why, hub.author, hub.clock.now_ns())
+    hub.catalog.put_row(_HOLD, row.id, encode(record))
+    return record
+
+
+def hold_of(hub: Hub, id_: str) -> Hold | None:
+    row = hub.catalog.row(_HOLD, id_)
+    return decode(Hold, row.value) if row else None
+
+
+def release(hub: Hub, id_: str) -> None:
+    hub.catalog.drop_row(_HOLD, id_)
+
+
+def check_place(hub: Hub) -> None:
+    """Unsupported where other hosts may know what is to go: they would write it again."""
+    if isinstance(hub.catalog, Fencing):
+        raise Unsupported(
+            "shared_store",
+            "in a store that hosts share, others may have what is to be erased in memory, and "
+            "write it again: remove the whole session with `ortet session rm`, and an hour later "
+            "free what only it had with `ortet sweep --expire 0s`",
+        )
+    hub.objects.check_ours("an erasure")
+
+
+def check_hold(hub: Hub, row: SessionRow) -> None:
+    """Refused("on_hold") when nothing of it may go."""
+    held = hold_of(hub, row.id)
+    if held is not None:
+        raise Refused(
+            "on_hold",
+            f"session {row.name!r} is on hold ({held.why or 'no reason given'}, by {held.by}): "
+            "release it first",
+            session=row.id,
+        )

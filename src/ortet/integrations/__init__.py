@@ -1,0 +1,1 @@
+"""Adapters for agent frameworks, importers of transcripts, and trace export."""

@@ -1,0 +1,1 @@
+"""What the adapters share: a pool of sessions, messages, actions."""

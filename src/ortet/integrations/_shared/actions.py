@@ -1,0 +1,99 @@
+"""What a session did, as every way in tells it: its actions, its steps, and answers to what it
+asked to be allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ortet.errors import Conflict
+from ortet.hub.hub import Hub
+from ortet.journal.events import Event
+from ortet.journal.replay.cursor import AROUND
+from ortet.journal.state.records import Approval, Effect
+from ortet.sessions.actions.approvals import need
+from ortet.sessions.reader import View
+
+_GOT = ("state", "outcome", "error")
+
+
+class Called(msgspec.Struct, frozen=True):
+    """An action with what its events say: what was called, and what came of it."""
+
+    effect: Effect
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    approval: str = ""
+    outcome: Any = None
+    error: str | None = None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What a program did; of an action also what it got: `state` is null while it has not ended."""
+
+    seq: int
+    kind: str
+    data: dict[str, Any]
+    state: str | None = None
+    outcome: Any = None
+    error: str | None = None
+
+
+def actions_of(view: View) -> list[Called]:
+    """Each effect on this timeline, in the order they began."""
+    said: dict[str, dict[str, Any]] = {}
+    for event in view.events():
+        if event.kind == "begun" and not event.erased:
+            said[event.data["id"]] = {
+                "args": event.data.get("args", []),
+                "kwargs": event.data.get("kwargs", {}),
+                "approval": event.data.get("approval", ""),
+            }
+        elif event.kind == "ended" and not event.erased:
+            outcome = {key: event.data.get(key) for key in ("outcome", "error")}
+            said.setdefault(event.data["id"], {}).update(outcome)
+    effects = sorted(view.mind.effects, key=lambda effect: effect.begun)
+    return [Called(one, **said.get(one.id, {})) for one in effects]
+
+
+def steps_of(events: Iterable[Event]) -> list[Step]:
+    """What the program did, each action with what it got."""
+    found: list[Step] = []
+    tries: dict[str, int] = {}  # by id of the deed: the last, which an end belongs to
+    for event in events:
+        id_ = event.data.get("id", "")
+        if event.kind == "ended" and id_ in tries:
+            got = {key: event.data.get(key) for key in _GOT}
+            found[tries[id_]] = msgspec.structs.replace(found[tries[id_]], **got)
+        if event.kind in AROUND or event.waiting:
+            continue
+        if event.kind == "begun":
+            tries[id_] = len(found)
+        found.append(Step(event.seq, event.kind, event.data))
+    return found
+
+
+def answer_approval(
+    hub: Hub, session: str, approval: str, *, by: str, ok: bool, why: str
+) -> Approval:
+    """Allow or forbid what a session asked for; Conflict("answered") when somebody was faster."""
+    asked = need(hub.get(session).approvals(), approval)
+    if asked.state != "asked":
+        raise _answered(asked)
+    now = hub.approve(session, approval, by=by, ok=ok, why=why)
+    if now.state != ("given" if ok else "denied"):
+        raise _answered(now)
+    return now
+
+
+def _answered(approval: Approval) -> Conflict:
+    return Conflict(
+        "answered",
+        f"approval {approval.id[-8:]} was {approval.state} by {approval.by}, and the first answer "
+        "counts: have it asked again",
+        id=approval.id,
+        state=approval.state,
+        by=approval.by,
+    )

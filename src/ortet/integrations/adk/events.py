@@ -1,0 +1,198 @@
+"""Events of ADK as events of a journal, and back: what has content is messages, all else is kept as
+it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from google.adk.events import Event as AdkEvent
+from google.genai import types
+
+from ortet.errors import Invalid
+from ortet.hub.hub import Hub
+from ortet.journal.conversation.text import text_of
+from ortet.journal.events import Event, is_plain
+from ortet.sessions.writing.telling import Telling, whole
+
+EVENT = "adk.event"
+"""An event without content."""
+
+_SAID = "adk"
+_TEXT = "adk-json"
+_MEASURED = {"avg_logprobs", "logprobs_result"}
+"""Numbers of a model's own: where it has none, that they are missing is all there is to know."""
+_ROLES = {"model": "assistant", "user": "user"}
+_BACK = {ours: theirs for theirs, ours in _ROLES.items()}
+
+
+def telling_of(event: AdkEvent) -> Telling:
+    """Lossless. What a message cannot say lies in its `extra`, nothing is there twice."""
+    try:
+        data = event.model_dump(mode="json", exclude_none=True)
+    except Exception as error:  # whatever a model in it does
+        raise Invalid(
+            "not_json", f"event {event.id!r} of {event.author!r} cannot be kept: {error}"
+        ) from error
+    if _has_none(data):
+        _check_numbers(event)
+    content = data.get("content") or {}
+    parts = content.get("parts")
+    if not parts:
+        return Telling(EVENT, kept("event", _pruned(data)))
+    role = _ROLES.get(content.get("role", ""))
+    said = role or ("user" if event.author == "user" else "assistant")
+    if not is_plain(data):
+        shown = text_of([_part(part) for part in parts]).encode("utf-8", "replace").decode()
+        return Telling(
+            "message", {"role": said, "content": shown, "extra": {_TEXT: json.dumps(data)}}
+        )
+    rest = _pruned({key: value for key, value in data.items() if key != "content"})
+    extra: dict[str, Any] = {_SAID: rest}
+    if data["author"] and data["author"] != "user":
+        extra["name"] = rest.pop("author")
+    elif data["author"]:
+        del rest["author"]
+    if role is None:
+        rest["role"] = content.get("role")
+    if list(parts[0]) == ["text"] and len(parts) == 1:
+        return Telling("message", {"role": said, "content": parts[0]["text"], "extra": extra})
+    turned = [_part(part) for part in parts]
+    return Telling("message", {"role": said, "content": turned, "extra": extra})
+
+
+def _has_none(value: Any) -> bool:
+    """What is left of numbers that JSON has not; all else that is None was left out."""
+    if isinstance(value, dict):
+        return any(map(_has_none, value.values()))
+    return any(map(_has_none, value)) if isinstance(value, list) else value is None
+
+
+def _check_numbers(event: AdkEvent) -> None:
+    """Invalid, with its place, for one that would come back as None."""
+    given = event.model_dump(exclude_none=True, exclude=_MEASURED)
+    waiting: list[tuple[str, Any]] = [("", given)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{place}.{key}", one) for key, one in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(f"{place}[{number}]", one) for number, one in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            place = place.removeprefix(".")
+            raise Invalid(
+                "not_json",
+                f"event {event.id!r} of {event.author!r} cannot be kept: {place} is {value}, which "
+                "is no number that JSON has: give another number, None or text",
+                key=place,
+            )
+
+
+def event_of(hub: Hub, event: Event) -> AdkEvent | None:
+    """None for what is no event of ADK."""
+    data = data_of(hub, event)
+    return None if data is None else AdkEvent.model_validate(data)
+
+
+def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
+    """The same as plain data."""
+    if event.erased or event.waiting or event.kind not in ("message", EVENT):
+        return None
+    data = whole(hub, event)
+    if event.kind == EVENT:
+        found: dict[str, Any] = had("event", data)
+        return found
+    extra = data.get("extra", {})
+    if _TEXT in extra:
+        told: dict[str, Any] = json.loads(extra[_TEXT])
+        return told
+    if _SAID not in extra:
+        return None
+    rest = {"author": extra.get("name", "user"), **extra[_SAID]}
+    role = rest.pop("role") if "role" in rest else _BACK[data["role"]]
+    said = data["content"]
+    parts = [{"text": said}] if isinstance(said, str) else [_back(part) for part in said]
+    content: dict[str, Any] = {"parts": parts}
+    return {**rest, "content": content if role is None else {**content, "role": role}}
+
+
+def words_of(content: types.Content | None) -> str:
+    """What was said, without what was only thought."""
+    parts = content.parts or [] if content else []
+    return "\n".join(part.text for part in parts if part.text and not part.thought)
+
+
+def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """State as it can be kept; Invalid names the key of a value that cannot."""
+    from pydantic_core import to_jsonable_python
+
+    found = {}
+    for key, value in state.items():
+        if not isinstance(key, str):
+            raise Invalid("not_json", f"state key {key!r} is no text: give text")
+        try:
+            found[key] = to_jsonable_python(value)
+            json.dumps(found[key], allow_nan=False)
+        except Exception as error:  # whatever a model in it does
+            raise Invalid(
+                "not_json",
+                f"the value of state key {key!r} cannot be kept ({error}): give what JSON can say, "
+                "or a pydantic model",
+                key=key,
+            ) from error
+    return found
+
+
+def kept(name: str, value: Any) -> dict[str, Any]:
+    """For the data of a record: as it is, or where the journal cannot hold that, as JSON."""
+    return {name: value} if is_plain(value) else {"json": json.dumps(value)}
+
+
+def had(name: str, data: Mapping[str, Any]) -> Any:
+    return json.loads(data["json"]) if "json" in data else data[name]
+
+
+def _pruned(data: dict[str, Any]) -> dict[str, Any]:
+    """Without what says nothing."""
+    found = dict(data)
+    actions = {key: value for key, value in found.pop("actions", {}).items() if value != {}}
+    if actions:
+        found["actions"] = actions
+    if found.get("node_info") == {"path": ""}:
+        del found["node_info"]
+    return found
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    """As other model APIs have it, where they can say it: so calls keep their results."""
+    keys = set(part)
+    if keys == {"text"}:
+        return {"type": "text", "text": part["text"]}
+    if keys == {"function_call"} and set(part["function_call"]) == {"id", "name", "args"}:
+        call = part["function_call"]
+        return {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]}
+    if keys == {"function_response"} and set(part["function_response"]) == {
+        "id",
+        "name",
+        "response",
+    }:
+        told = part["function_response"]
+        given = {"tool_use_id": told["id"], "name": told["name"], "content": told["response"]}
+        return {"type": "tool_result", **given}
+    kind = "thinking" if part.get("thought") else next(iter(part), "empty")
+    return {"type": kind, "part": part}
+
+
+def _back(part: dict[str, Any]) -> dict[str, Any]:
+    if "part" in part:
+        found: dict[str, Any] = part["part"]
+        return found
+    if part["type"] == "text":
+        return {"text": part["text"]}
+    if part["type"] == "tool_use":
+        call = {"id": part["id"], "name": part["name"], "args": part["input"]}
+        return {"function_call": call}
+    told = {"id": part["tool_use_id"], "name": part["name"], "response": part["content"]}
+    return {"function_response": told}

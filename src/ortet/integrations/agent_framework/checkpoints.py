@@ -1,0 +1,195 @@
+"""Checkpoints of workflows of the Agent Framework, as records of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from agent_framework import WorkflowCheckpoint
+from agent_framework.exceptions import WorkflowCheckpointException
+
+from ortet._util.validation import check_text, check_texts
+from ortet.errors import NotFound
+from ortet.hub.hub import Hub
+from ortet.integrations._shared.messages import add_stored, lent_of
+from ortet.integrations._shared.session_pool import session_name
+from ortet.integrations._shared.whole import whole
+from ortet.integrations.agent_framework.parts import Parts, joined
+from ortet.integrations.agent_framework.values import Values
+from ortet.journal.events import Draft, Event
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+SAVED = "agent-framework.checkpoint"
+DELETED = "agent-framework.deleted"
+_NAMED = ("checkpoint_id", "workflow_name", "timestamp", "previous_checkpoint_id")
+"""What is told of a checkpoint beside its content."""
+
+T = TypeVar("T")
+
+
+class OrtetCheckpointStorage:
+    """`WorkflowBuilder(…, checkpoint_storage=OrtetCheckpointStorage(hub, "orders"))`. All are in
+    one Ortet session, of this `name`: give each run its own where many go at once.
+
+    Nothing is pickled: plain data, the framework's own types, dataclasses and pydantic models are
+    stored by their fields, a program's own types where `allowed_checkpoint_types` names them, as
+    "module:qualname". `pickle` also takes what cannot be said so, and reads what was.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str = "workflows",
+        *,
+        agent: str = "default",
+        allowed_checkpoint_types: Iterable[str] = (),
+        pickle: bool = False,
+        **options: Any,
+    ) -> None:
+        check_text(name=name)
+        allowed = check_texts("allowed_checkpoint_types", allowed_checkpoint_types)
+        self._values = Values(allowed, pickled=pickle)
+        self._options = options
+        self._lent = lent_of(hub, agent)
+        self._name = session_name(name)
+        self._book = _Book()
+
+    @property
+    def name(self) -> str:
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        return self._name
+
+    async def save(self, checkpoint: WorkflowCheckpoint) -> str:
+        """Store it, on the disk when it returns; Invalid("not_storable") names the place of a value
+        that cannot be."""
+        return await whole(self._save, checkpoint)
+
+    async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
+        check_text(checkpoint_id=checkpoint_id)
+
+        def load(view: View) -> WorkflowCheckpoint | None:
+            event = self._book.of(view).get(checkpoint_id)
+            return None if event is None else self._made(view, event)
+
+        found = await asyncio.to_thread(self._read, load)
+        if found is None:
+            raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
+        return found
+
+    async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
+        """In the order they were saved."""
+
+        def load(view: View) -> list[WorkflowCheckpoint]:
+            return [self._made(view, event) for event in self._of(view, workflow_name)]
+
+        return await asyncio.to_thread(self._read, load) or []
+
+    async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
+        def ids(view: View) -> list[str]:
+            return [event.data["checkpoint_id"] for event in self._of(view, workflow_name)]
+
+        return await asyncio.to_thread(self._read, ids) or []
+
+    async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
+        def load(view: View) -> WorkflowCheckpoint | None:
+            events = self._of(view, workflow_name)
+            return self._made(view, _latest(events)) if events else None
+
+        return await asyncio.to_thread(self._read, load)
+
+    async def delete(self, checkpoint_id: str) -> bool:
+        """It is found no more; the journal still knows it, until `hub.erase`."""
+        check_text(checkpoint_id=checkpoint_id)
+        return await whole(self._delete, checkpoint_id)
+
+    # in a thread
+
+    def _save(self, checkpoint: WorkflowCheckpoint) -> str:
+        plain = self._values.encode(checkpoint.to_dict())
+        with self._lent.writing(self._name, **self._options) as session:
+            hub = session.hub
+
+            def made() -> list[Draft]:
+                parts = Parts(hub)
+                known = {key: plain[key] for key in _NAMED}
+                data = {**known, "content": parts.split(plain)}
+                hub.objects.flush()
+                return [Draft(SAVED, data, hub.author, parts.refs)]
+
+            add_stored(session, made)
+        return checkpoint.checkpoint_id
+
+    def _delete(self, checkpoint_id: str) -> bool:
+        def delete(session: Session) -> bool:
+            if checkpoint_id not in self._book.of(session):
+                return False
+            session.record(DELETED, {"checkpoint_id": checkpoint_id})
+            return True
+
+        try:
+            with self._lent.writing(self._name, create=False) as session:
+                return delete(session)
+        except NotFound:
+            return False
+
+    def _of(self, view: View, workflow_name: str) -> list[Event]:
+        events = self._book.of(view).values()
+        return [event for event in events if event.data["workflow_name"] == workflow_name]
+
+    def _made(self, view: View, event: Event) -> WorkflowCheckpoint:
+        content = event.data["content"]
+        plain = joined(view.hub, content["all"] if list(content) == ["all"] else content)
+        return WorkflowCheckpoint.from_dict(self._values.decode(plain))
+
+    def _read(self, verb: Callable[[View], T]) -> T | None:
+        try:
+            with self._lent.reading(self._name) as view:
+                return verb(view)
+        except NotFound as error:
+            if error.kind != "no_session":
+                raise
+            return None
+
+
+class _Book:
+    """Checkpoints by id, as far as the journal of an opened session was read: of one that nobody
+    keeps open, something may have been erased since."""
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[View] | None = None
+        self._timeline, self._seq = "", 0
+        self._known: dict[str, Event] = {}
+
+    def of(self, view: View) -> dict[str, Event]:
+        here = view.mind.core.events
+        same = self._of is not None and self._of() is view
+        if not same or view.line.timeline != self._timeline or here < self._seq:
+            self._of = weakref.ref(view)
+            self._timeline, self._seq, self._known = view.line.timeline, 0, {}
+        for event in view.events(self._seq, here) if here > self._seq else ():
+            if event.erased:
+                continue
+            if event.kind in (SAVED, DELETED):
+                self._known.pop(event.data["checkpoint_id"], None)
+            if event.kind == SAVED:
+                self._known[event.data["checkpoint_id"]] = event
+        self._seq = here
+        return self._known
+
+
+def _latest(events: Sequence[Event]) -> Event:
+    """By their times, as the framework's own storages have it; but what goes on from a checkpoint
+    is later than that, though a clock was set back in between."""
+    after = {event.data["previous_checkpoint_id"]: event for event in events}
+    found = max(events, key=_when)
+    while (next_ := after.get(found.data["checkpoint_id"])) and next_.seq > found.seq:
+        found = next_
+    return found
+
+
+def _when(event: Event) -> tuple[datetime, int]:
+    return datetime.fromisoformat(event.data["timestamp"]), event.seq

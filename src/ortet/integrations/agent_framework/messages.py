@@ -1,0 +1,181 @@
+"""Messages of the Agent Framework as messages of a session, and back: lossless, no text twice.
+
+`extra.agent_framework` has of a message what the session's own does not say; of each of its
+contents, what is left when its text, call or result is taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_framework import Content
+from agent_framework import Message as Foreign
+
+from ortet.integrations._shared.messages import naming
+from ortet.journal.conversation.text import text_of
+from ortet.journal.conversation.tool_calls import LOST
+from ortet.journal.events import check_plain
+from ortet.journal.state.records import Call, Message
+
+OWN = "agent_framework"
+_NOTHING: dict[str, Any] = {"additional_properties": {}}
+
+
+def message_of(foreign: Foreign) -> dict[str, Any]:
+    """As `say_all` takes it."""
+    data = foreign.to_dict()
+    if foreign.additional_properties:  # of which `to_dict` leaves tuples out
+        data["additional_properties"] = foreign.additional_properties
+    contents = [dict(one) for one in data.pop("contents", [])]
+    role = str(data.pop("role"))
+    for key in ("type", "additional_properties"):
+        if data.get(key) in ("message", {}):
+            del data[key]
+    message: dict[str, Any] = {"role": role, "content": ""}
+    texts = [one for one in contents if one.get("type") == "text" and "text" in one]
+    results = [one for one in contents if _is_result(one)]
+    calls = [one for one in contents if _is_call(one)]
+    if len(texts) == 1 and not results:
+        message["content"] = texts[0].pop("text")
+    elif len(results) == 1 and not texts and isinstance(results[0].get("result"), str):
+        message["tool_call_id"] = results[0].pop("call_id")
+        message["content"] = results[0].pop("result")
+        _drop_items(results[0], message["content"])
+    elif results or texts:
+        message["content"] = [_part(one) for one in contents]
+    if calls:
+        message["tool_calls"] = [_called(one) for one in calls]
+    rest = [_rest(one) for one in contents]
+    if data or rest != [{"type": "text"}] or texts != contents:
+        message[OWN] = {**data, "contents": rest}
+    return message
+
+
+def check_properties(foreign: Sequence[Foreign]) -> None:
+    """Invalid, with its place, for what `to_dict` would leave out without a word."""
+    given = [
+        {
+            "additional_properties": one.additional_properties,
+            "contents": [{"additional_properties": c.additional_properties} for c in one.contents],
+        }
+        for one in foreign
+    ]
+    with naming("message", given):
+        check_plain(given)
+
+
+def foreign_of(message: Message) -> Foreign:
+    """The same again; what others said is put into text, calls and results."""
+    extra = message.extra if isinstance(message.extra, dict) else {}
+    own = extra.get(OWN)
+    calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
+    if not isinstance(own, dict):
+        return _from_others(message, calls, extra.get("tool_call_id"))
+    contents, left, parts = [], iter(calls), iter(_parts(message.content))
+    for rest in own["contents"]:
+        one = {**_NOTHING, **rest}
+        if "said" in one:
+            one = _unpart(one, next(parts))
+        elif one["type"] == "text" and "text" not in one:
+            one["text"] = message.content
+        elif one["type"] == "function_result" and "call_id" not in one:
+            one["call_id"], one["result"] = extra.get("tool_call_id"), message.content
+            if one.get("items") == "text":
+                one["items"] = _items(message.content)
+        elif one["type"] == "function_call" and "call_id" not in one:
+            call = next(left)
+            one |= {"call_id": call["id"], **call["function"]}
+        contents.append(one)
+    known = {key: value for key, value in own.items() if key != "contents"}
+    return Foreign.from_dict({"role": message.role, **known, "contents": contents})
+
+
+def result_of(call: Call) -> Foreign:
+    """What stands for the result of a call that a crash has cut off."""
+    return Foreign("tool", [Content.from_function_result(call_id=call.id, result=LOST)])
+
+
+def answered(foreign: Sequence[Foreign]) -> set[str]:
+    """Ids of calls that have their results here."""
+    return {
+        content.call_id
+        for message in foreign
+        for content in message.contents
+        if content.type == "function_result" and isinstance(content.call_id, str)
+    }
+
+
+def _from_others(message: Message, calls: list[dict[str, Any]], call: Any) -> Foreign:
+    text = text_of(message.content)
+    if message.role == "tool" and isinstance(call, str):
+        return Foreign("tool", [Content.from_function_result(call_id=call, result=text)])
+    contents: list[Any] = [text] if text or not calls else []
+    for one in calls:
+        known = one.get("function")
+        function: Mapping[str, Any] = known if isinstance(known, dict) else one
+        contents.append(
+            Content.from_function_call(
+                call_id=str(one.get("id", "")),
+                name=str(function.get("name", "")),
+                arguments=function.get("arguments"),
+            )
+        )
+    role = message.role if message.role in ("system", "user", "assistant") else "user"
+    return Foreign(role, contents)
+
+
+def _is_result(content: Mapping[str, Any]) -> bool:
+    return content.get("type") == "function_result" and isinstance(content.get("call_id"), str)
+
+
+def _is_call(content: Mapping[str, Any]) -> bool:
+    return content.get("type") == "function_call" and isinstance(content.get("call_id"), str)
+
+
+def _called(content: dict[str, Any]) -> dict[str, Any]:
+    function = {key: content.pop(key) for key in ("name", "arguments") if key in content}
+    return {"id": content.pop("call_id"), "type": "function", "function": function}
+
+
+def _part(content: dict[str, Any]) -> dict[str, Any]:
+    """A text or result among others: it is moved to where readers of a session look for it."""
+    if _is_result(content):
+        content["said"] = True
+        said = content.pop("result", None)
+        _drop_items(content, said)
+        return {"type": "tool_result", "tool_use_id": content.pop("call_id"), "content": said}
+    if content.get("type") == "text" and "text" in content:
+        content["said"] = True
+        return {"type": "text", "text": content.pop("text")}
+    return {"type": str(content.get("type"))}
+
+
+def _unpart(content: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    del content["said"]
+    if part["type"] == "text":
+        return {**content, "text": part["text"]}
+    if content.get("items") == "text":
+        content["items"] = _items(part["content"])
+    return {**content, "call_id": part["tool_use_id"], "result": part["content"]}
+
+
+def _parts(content: Any) -> list[Mapping[str, Any]]:
+    several = content if isinstance(content, list) else []
+    return [part for part in several if part.get("type") in ("text", "tool_result")]
+
+
+def _items(text: str) -> list[dict[str, Any]]:
+    """What the framework makes of a result that is text."""
+    return [{"type": "text", "text": text, **_NOTHING}]
+
+
+def _drop_items(content: dict[str, Any], text: Any) -> None:
+    if isinstance(text, str) and content.get("items") == _items(text):
+        content["items"] = "text"
+
+
+def _rest(content: dict[str, Any]) -> dict[str, Any]:
+    if content.get("additional_properties") == {}:
+        del content["additional_properties"]
+    return content

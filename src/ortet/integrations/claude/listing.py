@@ -1,0 +1,132 @@
+"""What is known of a transcript without reading all of it: whose it is, when it last grew, what the
+SDK lists of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from claude_agent_sdk import SessionKey, SessionStoreEntry, fold_session_summary
+from claude_agent_sdk.types import SessionSummaryEntry
+
+from ortet.errors import Invalid
+from ortet.hub.hub import Hub
+from ortet.integrations._shared.session_pool import session_name
+from ortet.integrations.claude.entries import ENTRY, Entry, entry_of
+from ortet.journal.event_log import Line
+from ortet.journal.events import Event, is_plain
+from ortet.sessions.reader import View
+from ortet.sessions.writing.telling import Telling, whole
+
+BEGUN = "claude.transcript"
+"""The first event of a transcript, which says whose it is; of a copy, the first of its own."""
+LISTED = "claude.listing"
+"""The last of each batch: what the SDK lists of the transcript up to there."""
+
+_PAGE = 16
+
+
+class Listed(NamedTuple):
+    """`mtime` is in ms since 1970."""
+
+    key: SessionKey
+    mtime: int
+    data: dict[str, Any]
+
+    @property
+    def summary(self) -> SessionSummaryEntry:
+        return {"session_id": self.key["session_id"], "mtime": self.mtime, "data": self.data}
+
+
+def name_of(key: SessionKey) -> str:
+    """The name of the session that a transcript is."""
+    if not isinstance(key, dict):
+        raise Invalid("bad_key", f"{key!r} is no key of a transcript: give project_key, session_id")
+    parts = ["project_key", "session_id", *(["subpath"] if "subpath" in key else [])]
+    ids = [key.get(part) for part in parts]
+    if not all(isinstance(id_, str) and id_ and is_plain(id_) for id_ in ids):
+        raise Invalid("bad_key", f"{key!r} is no key of a transcript: each part is some text")
+    return session_name(*(str(id_) for id_ in ids))
+
+
+def begun(key: SessionKey, **more: Any) -> Telling:
+    return Telling(BEGUN, {"key": dict(key), **more})
+
+
+def listing(key: SessionKey, data: dict[str, Any]) -> Telling:
+    kept = {"data": data} if is_plain(data) else {"json": json.dumps(data)}
+    return Telling(LISTED, {"key": dict(key), **kept})
+
+
+def data_of(hub: Hub, event: Event) -> dict[str, Any]:
+    """What an event lists."""
+    told = whole(hub, event)
+    data: dict[str, Any] = json.loads(told["json"]) if "json" in told else told.get("data", {})
+    return data
+
+
+def folded(key: SessionKey, data: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
+    """What is listed of a transcript that goes on with these."""
+    if "subpath" in key:
+        return {}
+    before: SessionSummaryEntry = {"session_id": key["session_id"], "mtime": 0, "data": data}
+    return fold_session_summary(before, key, cast(list[SessionStoreEntry], entries))["data"]
+
+
+def listed(hub: Hub, line: Line) -> Listed | None:
+    """Of a transcript by its last events; None for a session that is none."""
+    since: list[Entry] = []
+    mtime = 0
+    for event in _back(line):
+        if event.kind in (BEGUN, LISTED) and not event.erased:
+            key = cast(SessionKey, whole(hub, event)["key"])
+            told = folded(key, data_of(hub, event), since[::-1])
+            return Listed(key, mtime or event.time // 1_000_000, told)
+        entry = entry_of(hub, event)
+        if entry is not None:
+            since.append(entry)
+            mtime = mtime or event.time // 1_000_000
+    return None
+
+
+class Told(NamedTuple):
+    """A transcript read whole: each line with its event."""
+
+    key: SessionKey
+    lines: list[tuple[int, Entry]]
+
+
+def read(view: View) -> Told | None:
+    """None for a session that is no transcript."""
+    key: SessionKey | None = None
+    lines: list[tuple[int, Entry]] = []
+    ids: set[str] = set()
+    for event in view.events():
+        if event.kind == BEGUN and not event.erased:
+            key = cast(SessionKey, event.data["key"])
+            ids.add(key["session_id"])
+        elif event.kind in ("message", ENTRY) and not event.waiting:
+            entry = entry_of(view.hub, event)
+            if entry is not None:
+                lines.append((event.seq, entry))
+    if key is None:
+        return None
+    if len(ids) > 1:
+        lines = [(seq, _of(entry, ids, key["session_id"])) for seq, entry in lines]
+    return Told(key, lines)
+
+
+def _of(entry: Entry, ids: set[str], now: str) -> Entry:
+    """A line that was copied with its transcript says that it is of the copy."""
+    said = entry.get("sessionId")
+    return {**entry, "sessionId": now} if said in ids and said != now else entry
+
+
+def _back(line: Line) -> Iterator[Event]:
+    """The newest first, a page at a time."""
+    upto, page = line.tip().seq, _PAGE
+    while upto > 0:
+        low = max(0, upto - page)
+        yield from reversed(list(line.events(low, upto)))
+        upto, page = low, page * 4

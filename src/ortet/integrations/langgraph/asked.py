@@ -1,0 +1,40 @@
+"""What configurations of LangGraph name: a thread, a namespace, a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from ortet.errors import Invalid
+from ortet.integrations.langgraph.messages import is_text
+from ortet.integrations.langgraph.thread import HeadId, PastId
+
+
+def named(config: RunnableConfig) -> tuple[str, str, str | None]:
+    """Thread, namespace and checkpoint."""
+    conf = config["configurable"]
+    return thread_of(config), conf.get("checkpoint_ns") or "", conf.get("checkpoint_id") or None
+
+
+def thread_of(config: RunnableConfig) -> str:
+    found = config.get("configurable", {}).get("thread_id")
+    if found is None:
+        raise Invalid("no_thread", 'of which thread? give {"configurable": {"thread_id": …}}')
+    return str(found)
+
+
+def check_text(**given: object) -> None:
+    """Invalid for a name that no journal can hold, which says whose it is."""
+    for key, value in given.items():
+        if isinstance(value, str) and not is_text(value):
+            raise Invalid(
+                "bad_name", f"{key} {value!r} has half a character in it: give other text", key=key
+            )
+
+
+def plain(value: Any) -> Any:
+    """Ids without the marks that they carry."""
+    if isinstance(value, HeadId | PastId):
+        return str(value)
+    return {key: plain(one) for key, one in value.items()} if type(value) is dict else value

@@ -1,0 +1,408 @@
+"""`OrtetSaver`: a LangGraph checkpointer whose threads are sessions.
+
+What a checkpoint says is stored once: messages as messages of the session, all else as parts that
+later checkpoints refer to, so that a growing list costs what was added to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.hub.hub import Hub
+from ortet.integrations._shared.session_pool import session_name
+from ortet.integrations._shared.whole import whole
+from ortet.integrations.langgraph.asked import check_text, named, plain, thread_of
+from ortet.integrations.langgraph.pending_writes import Offer
+from ortet.integrations.langgraph.read import config_of, given, history, is_like, listed, run_of
+from ortet.integrations.langgraph.thread import (
+    DROP,
+    PUT,
+    THREAD,
+    WRITES,
+    HeadId,
+    PastId,
+    Saved,
+    Thread,
+)
+from ortet.integrations.langgraph.threads import Threads, Workspace
+from ortet.integrations.langgraph.values.encode import Maker
+from ortet.integrations.langgraph.values.parts import NotWhole
+from ortet.integrations.langgraph.write import copies, is_ours, values_of
+from ortet.sessions.session import Session
+
+_MANY = 10_000
+_RUNS = "__pregel_runtime"
+_REPLAYS = "__pregel_replay_state"
+
+
+class OrtetSaver(BaseCheckpointSaver[Any]):
+    """Keeps the threads of a graph in a store: `graph.compile(checkpointer=OrtetSaver(hub))`.
+
+    Any thread and event loop may use it, and any number of processes: of two that go on from the
+    same checkpoint of a thread at once, the second gets Conflict("thread_moved") and nothing of it
+    is stored; who names an older checkpoint branches off. What `put` and `put_writes` were given is
+    on the disk when they return.
+
+    With `workspace`, a directory or a function that gives one for a thread id, the files in it are
+    committed with each checkpoint, and a run or update that names an older one gets its files back.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        agent: str = "default",
+        workspace: Workspace | None = None,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        self._threads = Threads(hub, agent, workspace)
+        self._seen: dict[tuple[str, str], str] = {}  # the latest, as this saver knows it
+        self._empty: set[tuple[str, str]] = set()  # where somebody was told that there is none
+
+    def __enter__(self) -> OrtetSaver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> OrtetSaver:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Let every thread go; also done when the hub is closed."""
+        self._threads.lent.close()
+
+    def get_next_version(self, current: Any, channel: None) -> Any:  # noqa: ARG002
+        """Numbers; where a thread comes from another saver, its kind of text goes on."""
+        if isinstance(current, str):
+            whole, _, rest = current.partition(".")
+            return f"{int(whole) + 1:0{len(whole)}}" + (f".{rest}" if rest else "")
+        return 1 if current is None else int(current) + 1
+
+    # reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        tid, ns, asked = named(config)
+        thread_id = config["configurable"]["thread_id"]
+        if not ns and not asked:
+            with suppress(NotWhole), self._threads.latest(tid) as begun:
+                if begun is not None and (head := begun.head("")) is not None:
+                    found = given(begun, head, self.serde, HeadId, thread_id)
+                    self._seen[tid, ns] = head.id
+                    return found
+        with self._threads.reading(tid) as thread:
+            saved = None if thread is None else thread.asked(ns, asked)
+            if thread is None or saved is None:
+                if not asked:
+                    self._tell_empty(tid, ns)
+                return None
+            if not asked:
+                self._seen[tid, ns] = saved.id
+            elif self._threads.workspace is not None and _RUNS in config["configurable"] and not ns:
+                self._threads.go_back(tid, saved)
+            mark = PastId if asked else HeadId
+            return given(thread, saved, self.serde, mark, thread_id)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        named = config is not None and "thread_id" in config.get("configurable", {})
+        tids = [thread_of(config)] if config and named else map(str, self._threads.ids())
+        left = limit
+        for tid in tids:
+            with self._threads.reading(tid) as thread:
+                found = [] if thread is None else listed(thread, config, before)
+            for saved in found:
+                assert thread is not None
+                if left is not None and left <= 0:
+                    return
+                with self._threads.lent.hub():
+                    if filter and not is_like(thread, saved, filter, self.serde):
+                        continue
+                    one = given(thread, saved, self.serde, PastId, thread.id)
+                left = None if left is None else left - 1
+                yield one
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        tid, ns, asked = named(config)
+        if not channels:
+            return {}
+        with self._threads.reading(tid) as thread:
+            if thread is None:
+                return {channel: {"writes": []} for channel in channels}
+            return history(thread, thread.asked(ns, asked), channels, self.serde)
+
+    # writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        tid, ns, parent = named(config)
+        conf = config["configurable"]
+        check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
+        for channel in checkpoint["channel_values"]:
+            check_text(channel=channel)
+        with self._threads.writing(tid) as (session, thread):
+            before = thread.saved(ns, parent)
+            again = thread.saved(ns, checkpoint["id"]) is not None
+            if not again:
+                self._check(thread, (tid, checkpoint["id"]), conf, metadata)
+            with self._threads.with_offers(tid, session, thread):
+                make = Maker(thread.heap, self.serde)
+                rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
+                data: dict[str, Any] = {
+                    "ns": ns,
+                    "id": str(checkpoint["id"]),
+                    "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
+                    "meta": make.tree("metadata", plain(get_checkpoint_metadata(config, metadata))),
+                    "values": values_of(make, checkpoint, before, new_versions),
+                }
+                if again:  # it takes the place of that one, and is not the latest by it
+                    data["again"] = True
+                head = thread.head(ns)
+                if parent != (head.id if head is not None else None):
+                    data["parent"] = None if parent is None else str(parent)
+                if self._threads.workspace is not None:
+                    data["commit"] = self._threads.commit(session, thread, before, checkpoint["id"])
+                self._threads.write(session, thread, make, (PUT, data), conf["thread_id"])
+                self._seen[tid, ns] = checkpoint["id"]
+        return config_of(conf["thread_id"], ns, checkpoint["id"])
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        tid, offer = self._offer(config, writes, task_id, task_path)
+        if not self._threads.offers.taken(tid, offer):
+            self._threads.wait_for(tid, offer.spot)
+            self._write(tid, offer)
+        elif not offer.is_stored:
+            offer.settle()
+
+    def _offer(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task: str, path: str
+    ) -> tuple[str, Offer]:
+        """What a task wrote, to be added by whoever writes to its thread next."""
+        tid, ns, id_ = named(config)
+        if not id_:
+            raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
+        check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=id_)
+        check_text(task_id=task, task_path=path)
+        for channel, _ in writes:
+            check_text(channel=channel)
+        data = {"ns": ns, "id": str(id_), "task": task, "path": path}
+
+        def add(session: Session, thread: Thread) -> Callable[[], None]:
+            make = Maker(thread.heap, self.serde)
+            found = [
+                [index, channel, make.channel(channel, value, None)]
+                for index, channel, value in thread.missing((ns, id_), task, writes)
+            ]
+            if not found:
+                return lambda: None
+            record = (WRITES, {**data, "writes": found})
+            thread_id = config["configurable"]["thread_id"]
+            return self._threads.add(session, thread, make, record, thread_id)
+
+        return tid, Offer((ns, id_), add)
+
+    def _write(self, tid: str, offer: Offer) -> None:
+        """Writes that no checkpoint took along, with those of other tasks."""
+        if self._threads.is_refused(tid, offer.spot):
+            raise _moved(tid)
+        with (
+            self._threads.writing(tid) as (session, thread),
+            self._threads.with_offers(tid, session, thread),
+        ):
+            offer.take(session, thread)
+            self._threads.flush(session, thread)
+        offer.settle()
+
+    def delete_thread(self, thread_id: str) -> None:
+        tid = str(thread_id)
+        self._threads.forget(tid)
+        self._seen = {key: one for key, one in self._seen.items() if key[0] != tid}
+        self._empty = {key for key in self._empty if key[0] != tid}
+        with suppress(NotFound), self._threads.lent.aside(session_name(tid)) as (hub, row):
+            hub.remove(row.id)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        wanted = set(run_ids)
+        for tid in map(str, self._threads.ids() if wanted else ()):
+            with self._threads.reading(tid) as thread:
+                kept = [] if thread is None else thread.everything()
+                gone = [s for s in kept if thread and run_of(thread, s, self.serde) in wanted]
+            self._drop(tid, gone)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        with self._threads.lent.hub():
+            found = self._threads.lent.journal(session_name(str(source_thread_id)))
+            events = [] if found is None else [e for e in found[1].events() if is_ours(e)]
+        if not events:
+            return
+        check_text(target_thread_id=str(target_thread_id))
+        with self._threads.writing(str(target_thread_id)) as (session, thread):
+            if thread.namespaces():
+                raise Conflict(
+                    "thread_exists",
+                    f"there is a thread {target_thread_id!r} already: delete it, or take another",
+                )
+            told = {"id": target_thread_id}
+            named = [] if thread.id is not None else [session._draft(THREAD, told)]
+            session._touch()
+            after = session._ledger.tip.seq + len(named)
+            session._ledger.add(*named, *copies(events, after), now=True)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        if strategy not in ("keep_latest", "delete"):
+            raise Invalid("bad_strategy", f"strategy={strategy!r}: give 'keep_latest' or 'delete'")
+        for tid in map(str, thread_ids):
+            if strategy == "delete":
+                self.delete_thread(tid)
+                continue
+            with self._threads.reading(tid) as thread:
+                spaces = [] if thread is None else thread.namespaces()
+                gone = [s for ns in spaces if thread for s in thread.newest_first(ns)[1:]]
+            self._drop(tid, gone)
+
+    # inside
+
+    def _tell_empty(self, tid: str, ns: str) -> None:
+        if len(self._empty) > _MANY:
+            self._empty.clear()
+        self._empty.add((tid, ns))
+
+    def _check(
+        self,
+        thread: Thread,
+        new: tuple[str, str],
+        conf: Mapping[str, Any],
+        metadata: CheckpointMetadata,
+    ) -> None:
+        """Conflict for one who goes on from what is no more the latest, and does not know it."""
+        ns, parent = conf.get("checkpoint_ns") or "", conf.get("checkpoint_id")
+        tid, id_ = new
+        head = thread.head(ns)
+        if head is None or parent == head.id or isinstance(parent, PastId):
+            return
+        if metadata.get("source") == "fork" or conf.get(_REPLAYS) is not None:
+            return
+        if parent:
+            known = thread.saved(ns, parent) is not None
+            stale = known or self._threads.is_refused(tid, (ns, parent))
+        else:
+            stale = (tid, ns) in self._empty or self._seen.get((tid, ns)) != head.id
+        if stale:
+            self._threads.refuse(tid, (ns, id_))
+            raise _moved(tid, head.id)
+
+    def _drop(self, tid: str, gone: Sequence[Saved]) -> None:
+        if not gone:
+            return
+        with self._threads.writing(tid) as (session, thread):
+            ids = [[saved.ns, saved.id] for saved in gone]
+            make = Maker(thread.heap, self.serde)
+            self._threads.write(session, thread, make, (DROP, {"ids": ids}), tid)
+
+    # the same for event loops
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await asyncio.to_thread(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (one := await asyncio.to_thread(next, found, None)) is not None:
+            yield one
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return await whole(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        tid, offer = self._offer(config, writes, task_id, task_path)
+        if not self._threads.is_known(tid):
+            await asyncio.to_thread(self._threads.read, tid)
+        if not await self._threads.offers.ataken(tid, offer):
+            await whole(self._write, tid, offer)  # which waited for its checkpoint in the loop
+        elif not offer.is_stored:
+            await whole(offer.settle)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await whole(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await whole(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await whole(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await whole(self.prune, thread_ids, strategy=strategy)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        return await asyncio.to_thread(
+            self.get_delta_channel_history, config=config, channels=channels
+        )
+
+
+def _moved(tid: str, latest: str = "") -> Conflict:
+    return Conflict(
+        "thread_moved",
+        f"thread {tid!r} has moved on meanwhile: nothing was written; run again to go on from what "
+        "is there now, or name a checkpoint_id to branch off",
+        latest=latest,
+    )

@@ -1,0 +1,133 @@
+"""What a checkpointer is asked for, made of what a thread holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    Checkpoint,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import TASKS
+
+from ortet.errors import Corrupt, OrtetError
+from ortet.integrations.langgraph.thread import SENDS, Saved, Thread
+from ortet.integrations.langgraph.values.parts import NotWhole, Tree
+
+
+def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
+    found = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
+    return {"configurable": found}
+
+
+def _value(thread: Thread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
+    try:
+        return thread.heap.value(tree, serde)
+    except (OrtetError, NotWhole):
+        raise
+    except Exception as error:
+        raise Corrupt(
+            "bad_value",
+            f"{key!r} of thread {thread.id!r} cannot be read ({type(error).__name__}: {error}): "
+            "what is stored is damaged, or was written with another serde; give OrtetSaver that "
+            "one, or go on from an older checkpoint",
+            thread=str(thread.id),
+            key=key,
+        ) from error
+
+
+def given(
+    thread: Thread, saved: Saved, serde: SerializerProtocol, mark: type[str], thread_id: Any
+) -> CheckpointTuple:
+    """`mark` is the class of its id in config: as what it was asked for."""
+    parent = config_of(thread_id, saved.ns, mark(saved.parent)) if saved.parent else None
+    return CheckpointTuple(
+        config=config_of(thread_id, saved.ns, mark(saved.id)),
+        checkpoint=_checkpoint(thread, saved, serde),
+        metadata=_value(thread, "metadata", saved.meta, serde),
+        parent_config=parent,
+        pending_writes=[
+            (write.task, write.channel, _value(thread, write.channel, write.tree, serde))
+            for write in thread.writes(saved.ns, saved.id)
+        ],
+    )
+
+
+def _checkpoint(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Checkpoint:
+    found: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
+    found["id"] = saved.id
+    values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
+    found["channel_values"] = values
+    if found.get("v", SENDS) < SENDS and saved.parent and TASKS not in found["channel_values"]:
+        _take_sends(thread, saved, found, serde)
+    return found  # type: ignore[no-any-return]
+
+
+def _take_sends(thread: Thread, saved: Saved, found: Any, serde: SerializerProtocol) -> None:
+    """Older releases of LangGraph left what was sent to nodes with the checkpoint before."""
+    assert saved.parent
+    writes = thread.writes(saved.ns, saved.parent)
+    sends = [_value(thread, TASKS, one.tree, serde) for one in writes if one.channel == TASKS]
+    if sends:
+        found["channel_values"][TASKS] = sends
+        versions = found["channel_versions"]
+        versions.setdefault(TASKS, max(versions.values()) if versions else 1)
+
+
+def listed(
+    thread: Thread, config: RunnableConfig | None, before: RunnableConfig | None
+) -> Iterable[Saved]:
+    """Those that are asked for, the newest first."""
+    conf = config["configurable"] if config else {}
+    ns = conf.get("checkpoint_ns")
+    found = thread.everything() if ns is None else thread.newest_first(ns)
+    if id_ := conf.get("checkpoint_id"):
+        found = [one for one in found if one.id == id_]
+    until = get_checkpoint_id(before) if before else None
+    if until is None:
+        return found
+    known = thread.saved(ns, until) if ns is not None else None
+    if known is not None:
+        return [one for one in found if one.at < known.at]
+    return [one for one in found if one.id < until]
+
+
+def is_like(
+    thread: Thread, saved: Saved, wanted: dict[str, Any], serde: SerializerProtocol
+) -> bool:
+    meta = _value(thread, "metadata", saved.meta, serde)
+    return all(meta.get(key) == value for key, value in wanted.items())
+
+
+def run_of(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Any:
+    return _value(thread, "metadata", saved.meta, serde).get("run_id")
+
+
+def history(
+    thread: Thread, saved: Saved | None, channels: Sequence[str], serde: SerializerProtocol
+) -> dict[str, DeltaChannelHistory]:
+    """What was written to each channel on the way to a checkpoint, since its value was stored; also
+    in checkpoints that were dropped since."""
+    writes: dict[str, list[Any]] = {channel: [] for channel in channels}
+    seeds: dict[str, Any] = {}
+    at = thread.saved(saved.ns, saved.parent) if saved else None
+    while at is not None and len(seeds) < len(writes):
+        for write in reversed(thread.writes(at.ns, at.id)):
+            if write.channel in writes and write.channel not in seeds:
+                value = _value(thread, write.channel, write.tree, serde)
+                writes[write.channel].append((write.task, write.channel, value))
+        for channel in writes:
+            if channel in at.values and channel not in seeds:
+                seeds[channel] = _value(thread, channel, at.values[channel], serde)
+        at = thread.saved(at.ns, at.parent)
+    made: dict[str, DeltaChannelHistory] = {}
+    for channel in channels:
+        made[channel] = {"writes": writes[channel][::-1]}
+        if channel in seeds:
+            made[channel]["seed"] = seeds[channel]
+    return made

@@ -1,0 +1,1 @@
+"""The long-term store of LangGraph."""

@@ -1,0 +1,216 @@
+"""Items of a LangGraph store in Ortet: a session's journal tells what became of each, and a row for
+each that is there leads to its last event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from ortet._util.codec import Hasher, Record, decode, encode
+from ortet.backends.base import RowChange
+from ortet.errors import Invalid
+from ortet.ids import to_hex
+from ortet.journal.events import Event, check_plain
+
+ITEM, PART, VECTORS, EXPIRED = (
+    "langgraph.item",
+    "langgraph.part",
+    "langgraph.vectors",
+    "langgraph.expired",
+)
+"""Kinds of events: an item put or deleted; more of a long value; vectors of it; items swept."""
+
+Id = tuple[tuple[str, ...], str]
+"""Namespace and key."""
+
+_END = ".."
+"""Between namespace and key in the name of a row: a label is not empty, and has no period."""
+_HASHED = "\x02"
+_LONGEST = 2000
+_DEEPEST = 64
+
+
+class Entry(Record, frozen=True):
+    """Where an item is. Times are in ns since 1970; `ttl` is in minutes, 0 for none."""
+
+    seq: int  # of the event that put it last
+    born: int  # of the one that put it first, in this life
+    created: int
+    updated: int
+    said: int  # of the event that has the value: an earlier one, when it was put again unchanged
+    parts: int = 0  # events behind `said` that have the value, which was too long for one
+    vectors: int = 0  # events with vectors, behind `seq` and its parts
+    ttl: float = 0.0
+    expires: int = 0
+    key: str = ""  # where the name of the row cannot say it
+
+    def is_over(self, now: int) -> bool:
+        return 0 < self.expires <= now
+
+    def refreshed(self, now: int) -> Entry:
+        return replace(self, expires=now + int(self.ttl * 60e9))
+
+    @property
+    def vectors_after(self) -> int:
+        """The event behind which its vectors are."""
+        return self.seq + (self.parts if self.said == self.seq else 0)
+
+
+def changes_of(
+    event: Event, known: Callable[[Id], Entry | None]
+) -> Iterator[tuple[Id, Entry | None]]:
+    """What an event does to items: where each is then, None for nowhere. Everything that is kept
+    beside the journal is made by it."""
+    data = event.data
+    if event.kind == EXPIRED and not event.erased:
+        for namespace, key in data["gone"]:
+            yield (tuple(namespace), key), None
+    if event.kind != ITEM or event.erased:
+        return
+    id_ = (tuple(data["namespace"]), data["key"])
+    if data.get("gone"):
+        yield id_, None
+        return
+    before = known(id_) if "since" in data else None
+    same = "same" in data and before is not None
+    yield (
+        id_,
+        Entry(
+            seq=event.seq,
+            born=data.get("since", event.seq),
+            created=before.created if before else event.time,
+            updated=event.time,
+            said=before.said if before and same else event.seq,
+            parts=before.parts if before and same else data.get("parts", 0),
+            vectors=data.get("vectors", 0),
+            ttl=data.get("ttl", 0.0),
+            expires=data.get("expires", 0),
+            key=data["key"] if _is_odd(data["key"]) else "",
+        ),
+    )
+
+
+def folded(events: Iterable[Event]) -> dict[Id, Entry]:
+    """All items that are there after these events."""
+    found: dict[Id, Entry] = {}
+    for event in events:
+        for id_, entry in changes_of(event, found.get):
+            if entry is None:
+                found.pop(id_, None)
+            else:
+                found[id_] = entry
+    return found
+
+
+def past_of(events: Iterable[Event], id_: Id) -> list[tuple[Event, Entry | None]]:
+    """Events that changed an item, each with where it was then."""
+    found: list[tuple[Event, Entry | None]] = []
+    for event in events:
+        last = found[-1][1] if found else None
+        for changed, entry in changes_of(event, lambda _, last=last: last):  # type: ignore[misc]
+            if changed == id_:
+                found.append((event, entry))
+    return found
+
+
+def told_in(event: Event) -> range:
+    """Numbers of the events that tell of one put: itself, and those with more of it."""
+    data = event.data if event.kind == ITEM else {}
+    more = data.get("parts", 0) + data.get("vectors", 0)
+    return range(event.seq, event.seq + 1 + more) if event.kind == ITEM else range(0)
+
+
+# rows
+
+
+def kind_of(timeline: str) -> str:
+    return f"langgraph-item/{timeline}"
+
+
+def row_of(timeline: str, id_: Id, entry: Entry | None) -> RowChange:
+    value = None if entry is None else encode(entry)
+    return RowChange(kind_of(timeline), row_key(id_), value)
+
+
+def row_key(id_: Id) -> str:
+    namespace, key = id_
+    if _is_odd(key):
+        key = _HASHED + to_hex(Hasher().oid(key.encode()))
+    return f"{'.'.join(namespace)}{_END}{key}"
+
+
+def id_of(name: str, entry: Entry) -> Id:
+    labels, _, key = name.partition(_END)
+    return (tuple(labels.split(".")) if labels else (), entry.key or key)
+
+
+def entry_of(value: bytes) -> Entry:
+    return decode(Entry, value)
+
+
+def _is_odd(key: str) -> bool:
+    """Whether a row cannot be named by it."""
+    return len(key) > _LONGEST or "\0" in key or key.startswith(_HASHED)
+
+
+# what is given
+
+
+def checked_id(namespace: Iterable[str], key: Any) -> Id:
+    """Invalid for what no row can be named by."""
+    labels = tuple(namespace)
+    name = str(key)
+    for text in (*labels, name):
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise Invalid(
+                    "bad_name", f"{text!r} is no text ({error.reason}): take another key or label"
+                ) from error
+    if sum(map(len, labels)) + len(labels) > _LONGEST:
+        raise Invalid("bad_name", f"namespace {labels!r:.100} is too long: {_LONGEST} letters fit")
+    return labels, name
+
+
+def checked_value(id_: Id, value: Any) -> dict[str, Any]:
+    """Plain data of its own; Invalid("not_json") that says which key of which item is none."""
+    given = dict(value)
+    try:
+        check_plain(given)
+        return decode(dict[str, Any], encode(given))
+    except Invalid as error:
+        where, why = _culprit(given)
+        raise Invalid(
+            "not_json",
+            f"item {id_[1]!r} in {'.'.join(id_[0])}: {where or 'its value'} cannot be stored "
+            f"({why or error.message}): give str, int, float, bool, None, list or dict",
+            key=id_[1],
+            namespace=list(id_[0]),
+            field=where,
+        ) from error
+
+
+def _culprit(value: Any, where: str = "", depth: int = 0) -> tuple[str, str]:
+    """The first field that cannot be stored, and why; nothing of what is nested too deep."""
+    if depth > _DEEPEST:
+        return "", ""
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return f"{where or 'value'}[{key!r}]", f"a key that is {type(key).__name__}"
+        inner = ((f"{where}.{key}" if where else key, item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((f"{where}[{number}]", item) for number, item in enumerate(value))
+    else:
+        try:
+            check_plain(value)
+            encode(value)
+        except Invalid:
+            return where, f"{type(value).__name__} {value!r:.80}"
+        return "", ""
+    found = (_culprit(item, name, depth + 1) for name, item in inner)
+    return next((one for one in found if one[0]), ("", ""))

@@ -1,0 +1,389 @@
+"""The journal behind a LangGraph store: any process appends to it, and reads what others did."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.codec import encode
+from ortet.backends.base import EventRow, RowChange
+from ortet.config.environment import open_hub
+from ortet.errors import Conflict, Corrupt, Refused
+from ortet.integrations._shared.lentkeeper import how_opened, opened
+from ortet.integrations.langgraph.store.items import (
+    EXPIRED,
+    Entry,
+    Id,
+    changes_of,
+    entry_of,
+    folded,
+    id_of,
+    kind_of,
+    row_key,
+    row_of,
+)
+from ortet.integrations.langgraph.store.store_known import Known, copied
+from ortet.integrations.langgraph.store.store_puts import Change, drafts_of
+from ortet.journal.events import Draft, Event, Tip
+from ortet.sessions.environment.traces import beside, drop_beside
+from ortet.sessions.history.participants import line_of
+from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
+
+if TYPE_CHECKING:
+    from ortet.history.commits import CommitInfo
+    from ortet.hub.hub import Hub
+    from ortet.journal.event_log import Line
+
+_TRIES = 1000
+_PAGE = 1000
+_NEAR = 50
+"""Events between two that are wanted, which cost less than to ask twice."""
+_SWEPT = 1000
+
+
+class ItemJournal:
+    """Items of one session. For any thread; nothing is kept that another process could change,
+    but for where the journal ended when it was last written to."""
+
+    def __init__(self, hub: Hub, name: str, agent: str) -> None:
+        self._hub = opened(hub)
+        self._catalog = hub.catalog
+        self._minds = hub._minds()
+        self._chain = self._minds.chain
+        self._name, self._agent = name, agent
+        self.anew()
+        self.session = self._begun(hub).id
+
+    def anew(self) -> None:
+        """Forget what is remembered. Also in a forked child: a thread of its parent may have been
+        in the middle of changing it, and holds the lock for ever there."""
+        self.lock = RLock()
+        self._tip: tuple[str, Tip] = ("", Tip())
+        self._ready: set[str] = set()
+        self._line: tuple[str, Line] | None = None
+        self._known = Known()
+        self._row: SessionRow | None = None
+
+    def _begun(self, hub: Hub) -> SessionRow:
+        row = self._minds.roll.find(self._agent, self._name)
+        if row is None:
+            try:
+                hub.session(self._name, agent=self._agent).pause()
+            except Refused as error:
+                if error.kind != "lease_held":  # another process has just begun it
+                    raise
+            row = self._minds.roll.find(self._agent, self._name)
+            assert row is not None
+        return row
+
+    def _begin_anew(self) -> SessionRow:
+        """Somebody has removed the session. The hub may be in use by another thread."""
+        with self.lock, open_hub(self._hub.url, **how_opened(self._hub)) as other:
+            row = self._begun(other)
+            if row.id != self.session:
+                for timeline in self._ready:
+                    drop_beside(self._catalog, timeline)
+                self._ready.clear()
+                self.session = row.id
+        return row
+
+    @property
+    def now(self) -> int:
+        return self._hub.clock.now_ns()
+
+    def row(self) -> SessionRow:
+        """Asked for at every call; read only when it was changed."""
+        found = self._catalog.row("session", self.session)
+        if found is None:
+            self._row = self._begin_anew()
+        elif self._row is None or self._row.version != found.version:
+            self._row = self._minds.roll.get(self.session)
+        return self._row
+
+    def timeline(self) -> str:
+        """Where the session is now: a restore leads it elsewhere."""
+        found = self.row().timeline
+        if found not in self._ready:
+            self._prepare(found)
+        return found
+
+    # one item
+
+    def entry(self, id_: Id) -> Entry | None:
+        return self._entry(self.timeline(), id_)
+
+    def _entry(self, timeline: str, id_: Id) -> Entry | None:
+        row = self._catalog.row(kind_of(timeline), row_key(id_))
+        return entry_of(row.value) if row else None
+
+    def get(self, id_: Id, *, refresh: bool) -> tuple[Entry, dict[str, Any]] | None:
+        """An item with its value; None for none, and where its time is up."""
+        timeline = self.timeline()
+        entry = self._entry(timeline, id_)
+        if entry is None or entry.is_over(self.now):
+            return None
+        known = self._known.of(timeline, self.epoch())
+        value = known.get(entry.said)
+        if value is None:
+            value = self._values(timeline, [entry]).get(entry.said)
+            if value is None:  # erased
+                return None
+            self._known.keep(known, entry.said, value)
+        if refresh and entry.ttl:
+            self.refresh([id_])
+        return entry, copied(value)
+
+    def values(self, entries: Sequence[Entry]) -> dict[int, dict[str, Any]]:
+        """By number of the event that has it. What was erased is missing."""
+        return self._values(self.timeline(), entries)
+
+    def _values(self, timeline: str, entries: Sequence[Entry]) -> dict[int, dict[str, Any]]:
+        wanted = {entry.said: entry for entry in entries}
+        seqs = [entry.said + n for entry in wanted.values() for n in range(entry.parts + 1)]
+        events = self._read(timeline, seqs)
+        found: dict[int, dict[str, Any]] = {}
+        for said, entry in wanted.items():
+            pieces = [events.get(said + n) for n in range(entry.parts + 1)]
+            if any(one is None or one.erased for one in pieces):
+                continue
+            first, *rest = [one for one in pieces if one is not None]
+            text = "".join(one.data["text"] for one in rest)
+            found[said] = msgspec.json.decode(text) if rest else first.data["value"]
+        return found
+
+    def vectors(self, entries: Sequence[Entry]) -> dict[int, list[bytes]]:
+        """By number of the event that put the item."""
+        seqs = [e.vectors_after + n + 1 for e in entries for n in range(e.vectors)]
+        events = self._read(self.timeline(), seqs)
+        found: dict[int, list[bytes]] = {}
+        for entry in entries:
+            made = found.setdefault(entry.seq, [])
+            for n in range(entry.vectors):
+                event = events.get(entry.vectors_after + n + 1)
+                if event is not None and not event.erased:
+                    made += [b64decode(text) for _, text in event.data["vectors"]]
+        return found
+
+    def refresh(self, ids: Sequence[Id]) -> dict[Id, Entry]:
+        """Let the time of items begin anew; returns where they are then."""
+        for _ in range(_TRIES):
+            timeline, now = self.timeline(), self.now
+            made: dict[Id, Entry] = {}
+            rows: list[RowChange] = []
+            for id_ in ids:
+                row = self._catalog.row(kind_of(timeline), row_key(id_))
+                entry = entry_of(row.value) if row else None
+                if row and entry and entry.ttl and not entry.is_over(now):
+                    made[id_] = entry.refreshed(now)
+                    rows.append(RowChange(row.kind, row.key, encode(made[id_]), row.version))
+            try:
+                if rows:
+                    self._catalog.move([], verb="refresh", actor=self._hub.author, rows=rows)
+                return made
+            except Conflict as error:
+                if error.kind != "row_moved":  # put meanwhile: it has more time than this
+                    raise
+        return {}
+
+    # all of them
+
+    def rows(self) -> Iterator[tuple[Id, Entry]]:
+        kind, after = kind_of(self.timeline()), ""
+        while page := self._catalog.rows(kind, after, _PAGE):
+            for row in page:
+                entry = entry_of(row.value)
+                yield id_of(row.key, entry), entry
+            after = page[-1].key
+
+    def epoch(self) -> tuple[int, int]:
+        """Another one where something was erased since."""
+        objects = self._hub.objects
+        return objects.gate.epoch(), objects.epoch
+
+    def last(self, timeline: str) -> int:
+        return self._catalog.last_seq(timeline)
+
+    def events(self, timeline: str, after: int, upto: int) -> Iterator[Event]:
+        """Of a timeline itself."""
+        while after < upto and (page := self._catalog.events(timeline, after, _PAGE)):
+            for row in page:
+                yield self._chain.read(row, timeline)
+            after = page[-1].seq
+
+    def told(self) -> Iterator[Event]:
+        """Everything that happened, from the first event of the family on."""
+        yield from self._whole(self.timeline()).events()
+
+    def commit(self, message: str) -> CommitInfo:
+        """Under the lease of the session; what others write meanwhile is in the next one."""
+        with self._minds.borrowed(self.row()) as session:
+            return session.commit(message)
+
+    # writing
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """All of it at once, durable on return."""
+        given = [msgspec.structs.replace(one, value=self._hub.hidden(one.value)) for one in changes]
+
+        def drafts(timeline: str) -> list[Draft]:
+            return drafts_of(
+                given,
+                lambda id_: self._entry(timeline, id_),
+                lambda entry: self._values(timeline, [entry]).get(entry.said),
+                now=self.now,
+                author=self._hub.author,
+            )
+
+        self._append(drafts)
+
+    def expire(self, ids: Sequence[Id]) -> int:
+        """Take out those whose time is up; returns how many."""
+        total = 0
+        for start in range(0, len(ids), _SWEPT):
+            some, gone = ids[start : start + _SWEPT], list[Any]()
+
+            def drafts(timeline: str, some: Sequence[Id] = some, gone: list[Any] = gone) -> Any:
+                entries = {id_: self._entry(timeline, id_) for id_ in some}
+                gone[:] = [
+                    [list(id_[0]), id_[1]]
+                    for id_, entry in entries.items()
+                    if entry is not None and entry.is_over(self.now)
+                ]
+                return [Draft(EXPIRED, {"gone": list(gone)}, self._hub.author)] if gone else []
+
+            self._append(drafts)
+            total += len(gone)
+        return total
+
+    def _append(self, drafts: Callable[[str], Sequence[Draft]]) -> None:
+        """Behind whatever is last: who was slower looks again, and loses nothing."""
+        with self.lock:
+            for _ in range(_TRIES):
+                row = self.row()
+                if row.status in (CLOSED, ARCHIVED):
+                    raise _ended(row)
+                timeline = self.timeline()
+                tip = self._tip_of(timeline)
+                events, rows, values, last = self._made(timeline, tip, drafts(timeline))
+                if not events:
+                    return
+                try:
+                    self._catalog.append(timeline, events, rows=rows)
+                except Conflict as error:
+                    self._tip = ("", Tip())
+                    if error.kind != "seq_taken":
+                        raise
+                    continue
+                self._tip = (timeline, last)
+                known = self._known.of(timeline, self.epoch())
+                for seq, value in values.items():
+                    self._known.keep(known, seq, value)
+                self._hub.tell(f"session:{self.session}")
+                return
+        raise Conflict("seq_taken", "too many processes write to this store: repeat the call")
+
+    def _made(
+        self, timeline: str, tip: Tip, drafts: Sequence[Draft]
+    ) -> tuple[list[EventRow], list[RowChange], dict[int, dict[str, Any]], Tip]:
+        events: list[EventRow] = []
+        rows: dict[Id, RowChange] = {}
+        values: dict[int, dict[str, Any]] = {}
+        for draft in drafts:
+            made, event = self._chain.make(tip, draft, self.now)
+            tip = Tip(event.seq, event.hash, event.time)
+            events.append(made)
+            if "value" in event.data:
+                values[event.seq] = event.data["value"]
+            for id_, entry in changes_of(event, lambda one: self._entry(timeline, one)):
+                rows[id_] = row_of(timeline, id_, entry)
+        return events, list(rows.values()), values, tip
+
+    def _tip_of(self, timeline: str) -> Tip:
+        if self._tip[0] != timeline:
+            found = self._catalog.events(timeline, limit=1, newest=True)
+            tip = self._chain.tip(found[0]) if found else self._whole(timeline).tip()
+            self._tip = (timeline, tip)
+        return self._tip[1]
+
+    # reading
+
+    def _read(self, timeline: str, seqs: Iterable[int]) -> dict[int, Event]:
+        """Events by their numbers, in as few looks as it takes."""
+        found: dict[int, Event] = {}
+        for first, last, wanted in _runs(sorted(set(seqs))):
+            for row in self._catalog.events(timeline, first - 1, last - first + 1):
+                if row.seq in wanted:
+                    found[row.seq] = self._chain.read(row, timeline)
+            missing = wanted - found.keys()
+            if missing:  # they are older than this timeline, or only in commits any more
+                found |= self._older(timeline, missing)
+        return found
+
+    def _older(self, timeline: str, wanted: set[int]) -> dict[int, Event]:
+        with self.lock:
+            try:
+                events = list(self._whole(timeline).events(min(wanted) - 1, max(wanted)))
+            except Corrupt:  # what a later commit holds was trimmed
+                self._line = None
+                events = list(self._whole(timeline).events(min(wanted) - 1, max(wanted)))
+        return {event.seq: event for event in events if event.seq in wanted}
+
+    def _whole(self, timeline: str) -> Line:
+        """With what came before it; kept, as later commits only hold more."""
+        if self._line is None or self._line[0] != timeline:
+            self._line = (timeline, line_of(self._minds, self.row())[0])
+        return self._line[1]
+
+    def _prepare(self, timeline: str) -> None:
+        """Rows for a timeline that has none: the session is new, or was led here."""
+        with self.lock:
+            if not self._is_made(timeline):
+                there = folded(self._whole(timeline).events())
+                rows = [row_of(timeline, id_, entry) for id_, entry in there.items()]
+                made = RowChange(beside(timeline), kind_of(timeline), b"\x01", expect=0)
+                try:
+                    self._catalog.move([], verb="index", actor=self._hub.author, rows=[made, *rows])
+                except Conflict as error:
+                    if error.kind != "row_moved":  # another process has made them
+                        raise
+                self._leave(timeline)
+            self._ready.add(timeline)
+
+    def _leave(self, timeline: str) -> None:
+        """Rows of timelines that the session has left are nobody's."""
+        for old in self._minds.roll.left(self.session) - {timeline}:
+            if self._is_made(old):
+                drop_beside(self._catalog, old)
+
+    def _is_made(self, timeline: str) -> bool:
+        return self._catalog.row(beside(timeline), kind_of(timeline)) is not None
+
+
+def _ended(row: SessionRow) -> Conflict:
+    back = (
+        f"bring it back with hub.unarchive({row.name!r})"
+        if row.status == ARCHIVED
+        else "put what is new into another, as OrtetStore(hub, name=…)"
+    )
+    return Conflict(
+        "illegal_move",
+        f"session {row.name!r}, which has these items, is {row.status}, and can only be read: "
+        f"{back}",
+        status=row.status,
+    )
+
+
+def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int, set[int]]]:
+    """Numbers that lie together, as first, last, and which of them."""
+    run: list[int] = []
+    for seq in seqs:
+        if run and (seq - run[-1] > _NEAR or seq - run[0] >= _PAGE):
+            yield run[0], run[-1], set(run)
+            run = []
+        run.append(seq)
+    if run:
+        yield run[0], run[-1], set(run)

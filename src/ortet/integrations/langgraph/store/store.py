@@ -1,0 +1,368 @@
+"""OrtetStore: LangGraph's long-term memory (`BaseStore`) in an Ortet store.
+
+What it stands on, decided once:
+
+- A store is one session, by name (`OrtetStore(hub, name="langgraph-store")`), not one for each
+  namespace: namespaces come and go, and a search crosses them. Put and delete are events of it
+  (`langgraph.item`), so that `ortet log`, `hub.audit`, `hub.erase` and `history()` know what was
+  remembered, when, and what it was before. `commit()` seals it; a restore of the session gives the
+  memory of then, and a fork is a store of its own (`OrtetStore(hub, name="langgraph-store/1")`).
+- Nobody holds it: any thread, process or host appends behind whatever is last, by compare-and-set
+  on the number of the event, as shared memories do (session/scopes). The last one wins a key;
+  nothing is lost from the journal. A session that is open under a lease would be refused to others.
+- Each item has a row of the catalog that leads to its event, written in the same transaction: get
+  and put cost the same with ten items and with 100 000. Rows are made of events by one function
+  (store_items.changes_of), and made again from the journal where a timeline has none.
+- A search looks at a picture in memory (store_picture) that follows the journal. The first one in a
+  process reads all rows: some seconds for 100 000 items.
+- Time to live is kept by rows: a read that refreshes it is no event. An item whose time is up is
+  gone at once, swept or not; `sweep_ttl` only takes its row, and journals that it ended.
+- A query without an `index` is answered by words (BM25), where LangGraph's own stores ignore it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    IndexConfig,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    ensure_embeddings,
+    get_text_at_path,
+    tokenize_path,
+)
+
+from ortet._util.fork_safety import begin_in_child
+from ortet._util.validation import COUNT, must_be
+from ortet.errors import Invalid
+from ortet.integrations._shared.whole import whole
+from ortet.integrations.langgraph.store.items import (
+    Entry,
+    Id,
+    checked_id,
+    checked_value,
+    past_of,
+    told_in,
+)
+from ortet.integrations.langgraph.store.journal import ItemJournal
+from ortet.integrations.langgraph.store.search import Search
+from ortet.integrations.langgraph.store.store_known import copied
+from ortet.integrations.langgraph.store.store_match import listed
+from ortet.integrations.langgraph.store.store_puts import Change
+from ortet.integrations.langgraph.store.view import Picture
+
+if TYPE_CHECKING:
+    from ortet.history.commits import CommitInfo
+    from ortet.hub.governance.tombstones import Receipt
+    from ortet.hub.hub import Hub
+
+_SWEEP_MINUTES = 5.0
+_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
+_log = logging.getLogger(__name__)
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What an item was at a time; `value` None: it was deleted, or its time was up."""
+
+    time: datetime
+    value: dict[str, Any] | None
+    by: str
+    seq: int
+
+
+class _Texts(msgspec.Struct):
+    """What is to be embedded before anything is done, and what came of it."""
+
+    documents: dict[str, list[float] | None]
+    queries: dict[str, list[float] | None]
+
+
+_NOTHING = _Texts({}, {})
+
+
+class OrtetStore(BaseStore):
+    """For any thread and any event loop. The hub must stay open; it may do other things meanwhile.
+
+    `index` is LangGraph's IndexConfig: `dims`, `embed`, `fields`. `ttl` is its TTLConfig.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+        name: str = "langgraph-store",
+        agent: str = "default",
+    ) -> None:
+        self.ttl_config = ttl
+        self.index_config = index
+        self.embeddings = ensure_embeddings(index.get("embed")) if index else None
+        self._fields = _paths((index or {}).get("fields") or ["$"])
+        self._hub = hub
+        self._journal = ItemJournal(hub, name, agent)
+        self._look()
+        begin_in_child(self._forked)
+
+    def _forked(self) -> None:
+        self._journal.anew()
+        self._look()
+
+    def _look(self) -> None:
+        self._picture = Picture(self._journal)
+        self._search = Search(self._journal, self._picture)
+        self._lock = self._journal.lock
+        self._stop = threading.Event()
+        self._sweeper: threading.Thread | None = None
+
+    def setup(self) -> None:
+        """Nothing is left to be done; other stores need it."""
+
+    # LangGraph's operations
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Reads see what was there before the batch; all it puts is written at once, or nothing."""
+        given = [_checked(op) for op in ops]
+        if len(given) == 1 and isinstance(given[0], GetOp):  # most calls are this
+            return [self._read(given[0], _NOTHING)]
+        texts = self._texts(given)
+        if self.embeddings is not None:
+            if texts.documents:
+                made = self.embeddings.embed_documents(list(texts.documents))
+                texts.documents = self._embedded(texts.documents, made)
+            queries = list(texts.queries)
+            texts.queries = self._embedded(queries, map(self.embeddings.embed_query, queries))
+        return self._run(given, texts)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        given = [_checked(op) for op in ops]
+        texts = self._texts(given)
+        if self.embeddings is not None:
+            if texts.documents:
+                made = await self.embeddings.aembed_documents(list(texts.documents))
+                texts.documents = self._embedded(texts.documents, made)
+            queries = list(texts.queries)
+            found = await asyncio.gather(*map(self.embeddings.aembed_query, queries))
+            texts.queries = self._embedded(queries, found)
+        return await whole(self._run, given, texts)
+
+    def _run(self, ops: Sequence[Op], texts: _Texts) -> list[Result]:
+        puts = {checked_id(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
+        changes = [self._change(id_, op, texts) for id_, op in puts.items()]
+        results = [self._read(op, texts) for op in ops]
+        if changes:
+            self._journal.write(changes)
+        return results
+
+    def _read(self, op: Op, texts: _Texts) -> Result:
+        if isinstance(op, GetOp):
+            id_ = checked_id(op.namespace, op.key)
+            found = self._journal.get(id_, refresh=op.refresh_ttl)
+            return None if found is None else Item(**_shown(id_, found[0], found[1]))
+        if isinstance(op, SearchOp):
+            return self._searched(op, texts.queries.get(op.query or ""))
+        if isinstance(op, ListNamespacesOp):
+            with self._lock:
+                self._picture.look()
+                return listed(self._picture.namespaces(self._journal.now), op)
+        return None
+
+    def _searched(self, op: SearchOp, vector: list[float] | None) -> list[SearchItem]:
+        must_be(COUNT, limit=op.limit, offset=op.offset)
+        with self._lock:
+            self._picture.look()
+            found = self._search.find(op, vector)
+            if op.refresh_ttl and (ids := [seen.id for seen, _ in found if seen.entry.ttl]):
+                self._picture.refreshed(self._journal.refresh(ids))
+            return [
+                SearchItem(**_shown(seen.id, seen.entry, copied(seen.value)), score=score)
+                for seen, score in found
+            ]
+
+    def _change(self, id_: Id, op: PutOp, texts: _Texts) -> Change:
+        if op.value is None:
+            return Change(id_, None)
+        if op.ttl is not None and not (isfinite(op.ttl) and op.ttl > 0):
+            raise Invalid("bad_ttl", f"ttl={op.ttl!r} of item {id_[1]!r}: give minutes, or None")
+        vectors = []
+        for path, text in self._indexed(op):
+            vector = texts.documents.get(text)
+            if vector is not None:
+                vectors.append((path, struct.pack(f"<{len(vector)}f", *vector)))
+        return Change(id_, checked_value(id_, op.value), float(op.ttl or 0), vectors)
+
+    # meaning
+
+    def _texts(self, ops: Sequence[Op]) -> _Texts:
+        if self.embeddings is None:
+            return _Texts({}, {})
+        puts = {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
+        for (namespace, key), op in puts.items():
+            if op.value is not None:  # before it is paid for
+                checked_value(checked_id(namespace, key), op.value)
+        documents = (text for op in puts.values() for _, text in self._indexed(op))
+        queries = (op.query for op in ops if isinstance(op, SearchOp) and op.query)
+        return _Texts(dict.fromkeys(documents), dict.fromkeys(queries))
+
+    def _indexed(self, op: PutOp) -> list[tuple[str, str]]:
+        """Texts of an item that it is found by, each with its path."""
+        if self.embeddings is None or op.value is None or op.index is False:
+            return []
+        found = []
+        for path, tokens in self._fields if op.index is None else _paths(op.index):
+            texts = get_text_at_path(op.value, tokens)
+            several = len(texts) > 1
+            found += [(f"{path}.{n}" if several else path, text) for n, text in enumerate(texts)]
+        return found
+
+    def _embedded(
+        self, texts: Iterable[str], made: Iterable[Sequence[float]]
+    ) -> dict[str, list[float] | None]:
+        wanted, vectors = list(texts), [list(map(float, one)) for one in made]
+        dims = (self.index_config or {}).get("dims")
+        if len(wanted) != len(vectors):
+            raise Invalid(
+                "bad_vector", f"embed gave {len(vectors)} vectors for {len(wanted)} texts: mend it"
+            )
+        for vector in vectors:
+            if (dims and len(vector) != dims) or not all(map(isfinite, vector)):
+                raise Invalid(
+                    "bad_vector",
+                    f"embed gave {len(vector)} numbers, dims says {dims}: correct one of them, and "
+                    "give finite numbers",
+                )
+        return dict(zip(wanted, vectors, strict=True))
+
+    # time to live
+
+    def sweep_ttl(self) -> int:
+        """Take out items whose time is up; returns how many."""
+        with self._lock:
+            self._picture.look()
+            return self._journal.expire(self._picture.over(self._journal.now))
+
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
+        """Sweep in the background from now on; cancel what it returns, or stop_ttl_sweeper()."""
+        ended: Future[None] = Future()
+        told = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
+        if self.ttl_config is None and sweep_interval_minutes is None:
+            ended.set_result(None)
+            return ended
+        self.stop_ttl_sweeper()
+        stop = self._stop = threading.Event()
+
+        def work() -> None:
+            while not stop.wait(60 * float(told or _SWEEP_MINUTES)):
+                try:
+                    self.sweep_ttl()
+                except Exception:  # the next time may be better
+                    _log.exception("expired items could not be taken out of the store")
+            if not ended.done():
+                ended.set_result(None)
+
+        ended.add_done_callback(lambda _: stop.set())
+        self._sweeper = threading.Thread(target=work, name="ortet-ttl", daemon=True)
+        self._sweeper.start()
+        return ended
+
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
+        """Whether none is running any more."""
+        self._stop.set()
+        if self._sweeper is not None:
+            self._sweeper.join(timeout)
+            if self._sweeper.is_alive():
+                return False
+            self._sweeper = None
+        return True
+
+    # what others have not
+
+    def history(self, namespace: tuple[str, ...], key: str) -> list[Past]:
+        """All that an item was, the oldest first. Reads the whole journal."""
+        id_ = checked_id(namespace, key)
+        with self._lock:
+            found = past_of(self._journal.told(), id_)
+            values = self._journal.values([entry for _, entry in found if entry is not None])
+        return [
+            Past(
+                time=_time(event.time),
+                value=None if entry is None else values.get(entry.said),
+                by=event.actor,
+                seq=event.seq,
+            )
+            for event, entry in found
+        ]
+
+    def erase(self, namespace: tuple[str, ...], key: str) -> Receipt | None:
+        """Delete an item, and destroy all that it ever was; None where it never was. As hub.erase,
+        only where nobody else uses the hub at this moment."""
+        id_ = checked_id(namespace, key)
+        with self._lock:
+            self._journal.write([Change(id_, None)])
+            past = past_of(self._journal.told(), id_)
+            seqs = [seq for event, _ in past for seq in told_in(event)]
+            return self._hub.erase(self._journal.session, seqs=seqs) if seqs else None
+
+    def commit(self, message: str = "") -> CommitInfo:
+        """Seal what is remembered now; a restore of the session gives it back. Only where nobody
+        else uses the hub at this moment."""
+        with self._lock:
+            return self._journal.commit(message)
+
+
+def _paths(fields: Iterable[str]) -> list[tuple[str, Any]]:
+    return [(path, path if path == "$" else tokenize_path(path)) for path in fields]
+
+
+def _checked(op: Op) -> Op:
+    """Names of rows are made of labels: what BaseStore's methods refuse is refused here too."""
+    if isinstance(op, GetOp | PutOp):
+        labels = op.namespace
+    elif isinstance(op, SearchOp):
+        labels = op.namespace_prefix
+    elif isinstance(op, ListNamespacesOp):
+        return op
+    else:
+        raise Invalid("bad_op", f"{type(op).__name__} is no operation of a store: see LangGraph's")
+    for label in labels:
+        if not isinstance(label, str) or not label or "." in label or "\0" in label:
+            raise InvalidNamespaceError(
+                f"label {label!r} in {labels!r}: give text that is not empty and has no period"
+            )
+    return op
+
+
+def _shown(id_: Id, entry: Entry, value: dict[str, Any]) -> dict[str, Any]:
+    created = _time(entry.created)
+    return {
+        "namespace": id_[0],
+        "key": id_[1],
+        "value": value,
+        "created_at": created,
+        "updated_at": created if entry.updated == entry.created else _time(entry.updated),
+    }
+
+
+def _time(ns: int) -> datetime:
+    return _BEGAN + timedelta(microseconds=ns // 1000)

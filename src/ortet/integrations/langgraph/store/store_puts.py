@@ -1,0 +1,105 @@
+"""What is written when items of a LangGraph store are put and deleted, event by event."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet._util.codec import encode
+from ortet.errors import Invalid
+from ortet.integrations.langgraph.store.items import ITEM, PART, VECTORS, Entry, Id
+from ortet.journal.events import MAX_BODY, Draft
+
+_WHOLE = MAX_BODY // 2
+"""Bytes of a value that one event holds."""
+_PIECE = 200_000
+"""Letters of one that is told in several."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """An item to be put, or with `value` None deleted. `ttl` is in minutes, 0 for none; `vectors`
+    are bytes of 32-bit floats, each with the path of what it is of."""
+
+    id: Id
+    value: dict[str, Any] | None
+    ttl: float = 0.0
+    vectors: Sequence[tuple[str, bytes]] = ()
+
+
+def drafts_of(
+    changes: Sequence[Change],
+    entry: Callable[[Id], Entry | None],
+    value: Callable[[Entry], dict[str, Any] | None],
+    *,
+    now: int,
+    author: str,
+) -> list[Draft]:
+    """Where items are, and what they hold, is asked of `entry` and `value`."""
+    drafts: list[Draft] = []
+    for change in changes:
+        before = entry(change.id)
+        if change.value is None:
+            if before is not None:
+                drafts.append(Draft(ITEM, {**_named(change.id), "gone": True}, author))
+            continue
+        if before is not None and before.is_over(now):
+            before = None
+        old = None if before is None else value(before)
+        told = _put(change, change.value, before, old, now=now)
+        drafts += (Draft(kind, data, author) for kind, data in told)
+    return drafts
+
+
+def _put(
+    change: Change,
+    value: dict[str, Any],
+    before: Entry | None,
+    old: dict[str, Any] | None,
+    *,
+    now: int,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    data: dict[str, Any] = _named(change.id)
+    pieces: list[str] = []
+    body = encode(value)
+    if before is not None:
+        data["since"] = before.born
+    if before is not None and old is not None and encode(old) == body:  # True == 1, these are not
+        data["same"] = before.said
+    elif len(body) <= _WHOLE:
+        data["value"] = value
+    else:
+        text = msgspec.json.encode(value).decode()
+        pieces = [text[n : n + _PIECE] for n in range(0, len(text), _PIECE)]
+        data["parts"] = len(pieces)
+    if change.ttl:
+        data["ttl"], data["expires"] = change.ttl, now + int(change.ttl * 60e9)
+    groups = list(_grouped(change.vectors))
+    if groups:
+        data["vectors"] = len(groups)
+    yield ITEM, data
+    yield from ((PART, {"text": text}) for text in pieces)
+    yield from ((VECTORS, {"vectors": group}) for group in groups)
+
+
+def _named(id_: Id) -> dict[str, Any]:
+    return {"namespace": list(id_[0]), "key": id_[1]}
+
+
+def _grouped(vectors: Sequence[tuple[str, bytes]]) -> Iterator[list[list[str]]]:
+    """As many as one event holds."""
+    group: list[list[str]] = []
+    size = 0
+    for path, raw in vectors:
+        text = b64encode(raw).decode()
+        if len(text) > _WHOLE:
+            raise Invalid("payload_too_large", f"a vector of {len(raw)} bytes cannot be stored")
+        if group and size + len(text) + len(path) > _WHOLE:
+            yield group
+            group, size = [], 0
+        group.append([path, text])
+        size += len(text) + len(path)
+    if group:
+        yield group

@@ -1,0 +1,1 @@
+"""Values of LangGraph channels as parts that are stored once."""

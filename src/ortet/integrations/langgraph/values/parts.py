@@ -1,0 +1,107 @@
+"""One part of what checkpoints are made of, as it is in the journal and as it is given out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from ortet._util.codec import Hasher
+from ortet.errors import Refused
+from ortet.integrations.langgraph.messages import MARK, Snapshot, is_as, message_of, snapshot
+
+Tree = Any
+
+encode = msgspec.msgpack.Encoder(order="deterministic").encode
+digest = Hasher().oid
+
+
+class NotWhole(Exception):
+    """A part is asked for that was not looked for: the journal has to be read as a whole."""
+
+
+class Part:
+    """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
+    has changed it."""
+
+    __slots__ = ("_raw", "at", "is_message", "number", "object", "stored", "then", "tree")
+
+    def __init__(
+        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None, at: int = 0
+    ) -> None:
+        self.number = number
+        self.at = at  # the event that says it
+        self.tree = tree
+        self.is_message = is_message
+        self.stored = tree if stored is None else stored  # the same in the journal
+        self.object: BaseMessage | None = None
+        self.then: Snapshot | None = None
+        self._raw: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        if self._raw is None:
+            self._raw = encode(self.tree)
+        return self._raw
+
+    def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
+        self.object, self.then = message, then or snapshot(message)
+
+    def take_over(self, other: Part) -> None:
+        self.object, self.then = other.object, other.then
+
+    def is_still(self, message: BaseMessage) -> bool:
+        """Whether this very object is kept, and nobody has changed it."""
+        then = self.then
+        return self.object is message and then is not None and is_as(message, then)
+
+    def message(self) -> BaseMessage:
+        if self.object is None or not self.is_still(self.object):
+            self.keep(message_of(self.tree))
+        assert self.object is not None
+        return self.object
+
+
+def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
+    """Refused for what would run code: unless the serializer was told to, pickles are not read."""
+    try:
+        return serde.loads_typed((kind, data))
+    except NotImplementedError as error:
+        raise Refused(
+            "not_loaded",
+            f"a value of this thread is stored as {kind!r}, which is not read unless it is asked "
+            "for: give OrtetSaver(serde=JsonPlusSerializer(pickle_fallback=True)) if you trust the "
+            "store",
+        ) from error
+
+
+def key_of(part: Part) -> bytes:
+    """What a part is found again by: its content, without the number it has here."""
+    tree = part.tree
+    if part.is_message:
+        rest = {name: one for name, one in tree["extra"][MARK].items() if name != "n"}
+        return digest(encode({**tree, "extra": {**tree["extra"], MARK: rest}}))
+    return digest(part.raw)
+
+
+def named(data: dict[str, Any], id_: str) -> dict[str, Any]:
+    """Data of a message, as if it had this id, and no number here."""
+    rest = {name: one for name, one in data["extra"][MARK].items() if name != "n"}
+    return {**data, "extra": {**data["extra"], MARK: {**rest, "id": rest.get("id", id_)}}}
+
+
+def ranges_of(numbers: list[int]) -> list[list[int]]:
+    """Numbers in a row as [from, to) pairs."""
+    first, last = numbers[0], numbers[-1]
+    if last - first == len(numbers) - 1 and numbers == list(range(first, last + 1)):
+        return [[first, last + 1]]  # most are
+    found = [[numbers[0], numbers[0] + 1]]
+    for before, number in pairwise(numbers):
+        if number == before + 1:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found

@@ -1,0 +1,218 @@
+"""Items of the Responses API as messages, and back: nothing is lost, and no text is kept twice.
+
+What a model made at one go, its reasoning, its text and its tool calls, is one message of the
+assistant, as calls and their results are found by that. `extra.openai` has of each item what the
+message itself does not say: "message", "call", "result" or, whole, "raw".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ortet.errors import Invalid
+from ortet.journal.conversation.text import text_of
+from ortet.journal.conversation.tool_calls import LOST
+from ortet.journal.state.records import Call, Message
+
+Item = dict[str, Any]
+
+OWN = "openai"
+_OUTPUTS = {"tool_search_output", "program_output"}
+_ANSWERED = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+}
+"""Calls for which a result can be made up; by the type of that."""
+_ROLES = ("user", "system", "developer")
+_OF_USER = {"mcp_approval_response"}
+_NOTHING: list[dict[str, Any]] = [{"message": {}}]
+"""What a text has to say that its message does not."""
+
+
+def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """As `say_all` takes them."""
+    found: list[dict[str, Any]] = []
+    group: _Group | None = None
+    for number, item in enumerate(items):
+        if type(item) is not dict and not isinstance(item, Mapping):
+            raise Invalid(
+                "bad_item",
+                f"item {number} is {type(item).__name__}: give dicts, as result.to_input_list() "
+                "has them",
+            )
+        own = dict(item)
+        if len(own) == 2 and own.get("role") in _ROLES and type(own.get("content")) is str:
+            group = None
+            found.append(own)
+            continue
+        alone = _alone(own)
+        if alone is not None:
+            group = None
+            found.append(alone)
+            continue
+        if group is None or not group.takes(item):
+            group = _Group()
+            found.append(group.message)
+        group.add(own)
+    for message in found:
+        if message.get(OWN) == _NOTHING and isinstance(message["content"], str):
+            del message[OWN]
+    return found
+
+
+def _alone(item: Item) -> dict[str, Any] | None:
+    """The message of an item that no model made."""
+    role, type_, call = item.get("role"), item.get("type"), item.get("call_id")
+    if isinstance(role, str) and role and role != "assistant":
+        if "content" not in item:
+            return {"role": role, "content": None, OWN: [{"raw": item}]}
+        content, rest = item["content"], _without(item, "role", "content")
+        own = {} if not rest and isinstance(content, str) else {OWN: [{"message": rest}]}
+        return {"role": role, "content": content, **own}
+    if isinstance(call, str) and _is_output(type_):
+        said = {"role": "tool", "content": item.get("output"), "tool_call_id": call}
+        if "output" not in item:
+            return {**said, OWN: [{"raw": item}]}
+        rest = _without(item, "call_id", "output")
+        if rest == {"type": "function_call_output"} and isinstance(item["output"], str):
+            return said
+        return {**said, OWN: [{"result": rest}]}
+    if type_ in _OF_USER:
+        return {"role": "user", "content": "", OWN: [{"raw": item}]}
+    return None
+
+
+class _Group:
+    """A message of the assistant, as it is made of items."""
+
+    def __init__(self) -> None:
+        self.own: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.message: dict[str, Any] = {"role": "assistant", "content": "", OWN: self.own}
+
+    def takes(self, item: Mapping[str, Any]) -> bool:
+        """Text begins another message, unless it is the first of this one."""
+        return item.get("role") != "assistant" or not any("raw" not in one for one in self.own)
+
+    def add(self, item: Item) -> None:
+        if item.get("role") == "assistant" and "content" in item:
+            self.own.append(self._text(item))
+        elif isinstance(item.get("call_id"), str):
+            self.own.append(self._call(item))
+            self.message["tool_calls"] = self.calls
+        else:
+            self.own.append({"raw": item})
+
+    def _text(self, item: Item) -> dict[str, Any]:
+        content, rest = item["content"], _without(item, "role", "content")
+        self.message["content"] = content
+        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+            part = content[0]
+            if part.get("type") == "output_text" and isinstance(part.get("text"), str):
+                self.message["content"] = part["text"]
+                return {"message": rest, "part": _without(part, "text")}
+        return {"message": rest}
+
+    def _call(self, item: Item) -> dict[str, Any]:
+        name, arguments = item.get("name"), item.get("arguments")
+        said = isinstance(name, str) and isinstance(arguments, str)
+        if item.get("type") == "function_call" and said:
+            function = {"name": name, "arguments": arguments}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            self.calls.append(call)
+            return {"call": _without(item, "type", "call_id", "name", "arguments")}
+        shown = name if isinstance(name, str) else str(item.get("type", ""))
+        self.calls.append({"id": item["call_id"], "name": shown})
+        return {"call": _without(item, "call_id")}
+
+
+def items_of(messages: Iterable[Message]) -> Iterator[tuple[Message, list[Item]]]:
+    """The items of each message, in order; those that others said are put into words of the API."""
+    types: dict[str, str] = {}
+    for message in messages:
+        items = _items(message, types)
+        for item in items:
+            if isinstance(item.get("call_id"), str) and not _is_output(item.get("type")):
+                types[item["call_id"]] = str(item.get("type"))
+        yield message, items
+
+
+def result_of(call: Call, items: Sequence[Item]) -> list[Item]:
+    """What stands for the result of a call that a crash has cut off, where it can be said."""
+    types = {item.get("call_id"): item.get("type") for item in items}
+    return _made_up(call.id, str(types.get(call.id)))
+
+
+def _made_up(call: str, type_: str, said: Any = LOST) -> list[Item]:
+    output = _ANSWERED.get(type_)
+    return [{"type": output, "call_id": call, "output": said}] if output else []
+
+
+def _items(message: Message, types: dict[str, str]) -> list[Item]:
+    extra = message.extra if isinstance(message.extra, dict) else {}
+    own = extra.get(OWN)
+    if message.role == "assistant":
+        return _made(message, extra, own if isinstance(own, list) else None)
+    first = own[0] if isinstance(own, list) and own else None
+    if first is not None and "raw" in first:
+        return [dict(first["raw"])]
+    call = extra.get("tool_call_id")
+    if message.role == "tool" and isinstance(call, str):
+        if extra.get("synthetic"):
+            return _made_up(call, types.get(call, "function_call"), message.content)
+        rest = first["result"] if first is not None else {"type": "function_call_output"}
+        output = message.content if first is not None else _text(message.content)
+        return [{**rest, "call_id": call, "output": output}]
+    if first is not None:
+        return [{**first["message"], "role": message.role, "content": message.content}]
+    role = message.role if message.role in _ROLES else "user"
+    return [{"role": role, "content": _text(message.content)}]
+
+
+def _made(message: Message, extra: Mapping[str, Any], own: list[Any] | None) -> list[Item]:
+    """The items of a message of the assistant."""
+    calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
+    content = message.content
+    if own is None:
+        content = _text(content)
+        own = [{"message": {}}] if content or not calls else []
+        own += [{"call": {}} for _ in calls]
+    found: list[Item] = []
+    left = iter(calls)
+    for one in own:
+        if "raw" in one:
+            found.append(dict(one["raw"]))
+        elif "call" in one:
+            found.append(_called(next(left), one["call"]))
+        else:
+            said = [{**one["part"], "text": content}] if "part" in one else content
+            found.append({**one["message"], "role": "assistant", "content": said})
+    return found
+
+
+def _called(call: Mapping[str, Any], rest: Mapping[str, Any]) -> Item:
+    function = call.get("function")
+    if isinstance(function, dict):
+        known = {"name": function.get("name", ""), "arguments": function.get("arguments", "")}
+        return {"type": "function_call", "call_id": call.get("id", ""), **known, **rest}
+    if rest:
+        return {**rest, "call_id": call.get("id", "")}
+    name = str(call.get("name", ""))
+    return {"type": "function_call", "call_id": call.get("id", ""), "name": name, "arguments": "{}"}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else text_of(content)
+
+
+def _is_output(type_: Any) -> bool:
+    return isinstance(type_, str) and (type_.endswith("_call_output") or type_ in _OUTPUTS)
+
+
+def _without(item: Mapping[str, Any], *keys: str) -> Item:
+    return {key: value for key, value in item.items() if key not in keys}
+
+
+def is_user(item: Mapping[str, Any]) -> bool:
+    return item.get("role") == "user"

@@ -1,0 +1,238 @@
+"""Turns of a conversation, and what each of them used: a turn begins with what a user says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from agents.result import RunResultBase
+from agents.usage import Usage
+
+from ortet._util.codec import to_json
+from ortet._util.validation import check_text
+from ortet.errors import NotFound
+from ortet.integrations.openai_agents.conversation import Conversation
+from ortet.integrations.openai_agents.item_cache import newest_in, shelf_of
+from ortet.integrations.openai_agents.items import Item, is_user
+from ortet.journal.conversation.text import clip
+from ortet.journal.events import Event
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+_COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
+_DETAILS = ("input_tokens_details", "output_tokens_details")
+_CALLS = (
+    "function_call",
+    "custom_tool_call",
+    "computer_call",
+    "file_search_call",
+    "web_search_call",
+    "shell_call",
+    "code_interpreter_call",
+    "tool_search_call",
+    "mcp_call",
+    "mcp_approval_request",
+    "apply_patch_call",
+)
+_PREVIEW = 100
+
+
+class Turn(NamedTuple):
+    """`seq` is the event of the message that it begins with; 0 for what comes before the first."""
+
+    number: int
+    seq: int
+    time: int
+    content: Any
+    items: list[Item]
+
+
+class Turns(Conversation):
+    """The half of OrtetSession that counts."""
+
+    async def store_run_usage(self, result: RunResultBase) -> None:
+        """Spend what a run used, of the session's budget, in the name of the current turn. Told
+        twice, also by a run that was resumed, only the difference is spent.
+
+        Refused("budget_spent") when that was too much: it is recorded, and the session is paused.
+        """
+        usage, model = result.context_wrapper.usage, _model_of(result)
+        if usage is not None:
+            await self._order.do(
+                lambda: self._write(lambda session: self._pay(session, usage, model))
+            )
+
+    async def get_turn_usage(
+        self, user_turn_number: int | None = None, branch_id: str | None = None
+    ) -> list[dict[str, Any]] | dict[str, Any]:
+        """Of one turn ({} when nothing is known), or of all."""
+        found = (
+            await self._order.do(lambda: self._read(self._usage_by_turn, self._here(branch_id)))
+            or {}
+        )
+        if user_turn_number is not None:
+            return found.get(user_turn_number, {})
+        return [{"user_turn_number": number, **used} for number, used in sorted(found.items())]
+
+    async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
+        """What is known of a branch, or of all; None when that is nothing."""
+        return await self._order.do(lambda: self._usage(branch_id))
+
+    async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
+        """What users said, by turn."""
+        return [_told(turn) for turn in await self._turns(branch_id) if turn.seq]
+
+    async def find_turns_by_content(
+        self, search_term: str, branch_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The turns whose user said this, in capitals or not."""
+        check_text(search_term=search_term)
+        looked = re.compile(re.escape(search_term), re.IGNORECASE)
+        return [
+            _told(turn)
+            for turn in await self._turns(branch_id)
+            if turn.seq and any(looked.search(text) for text in _texts(turn.content))
+        ]
+
+    async def get_conversation_by_turns(
+        self, branch_id: str | None = None
+    ) -> dict[int, list[dict[str, str | None]]]:
+        """The types of items in each turn."""
+        turns = await self._turns(branch_id)
+        return {
+            turn.number: [{"type": _type(item), "tool_name": _tool(item)} for item in turn.items]
+            for turn in turns
+        }
+
+    async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
+        """Which tools were called how often in which turn."""
+        found: list[tuple[str, int, int]] = []
+        for turn in await self._turns(branch_id):
+            called = (_tool(item) for item in turn.items if item.get("type") in _CALLS)
+            counts = Counter(name for name in called if name)
+            found += [(name, count, turn.number) for name, count in sorted(counts.items())]
+        return found
+
+    async def _turns(self, branch: str | None) -> list[Turn]:
+        return await self._order.do(lambda: self._read(self._turns_of, self._here(branch))) or []
+
+    # in the thread of this conversation
+
+    def _pay(self, session: Session, usage: Usage, model: str) -> None:
+        newest = newest_in(session)
+        seq = next((message.seq for message, items in newest if any(map(is_user, items))), 0)
+        known = _used(session, seq)
+        now = {
+            **{key: int(getattr(usage, key) or 0) for key in _COUNTS},
+            **{key: _plain(getattr(usage, key)) for key in _DETAILS},
+        }
+        before = {key: known.get(key, 0) for key in _COUNTS}
+        if any(now[key] < before[key] for key in _COUNTS):  # another run, in the same turn
+            for key in _COUNTS:
+                now[key] += before[key]
+        more = {key: now[key] - before[key] for key in _COUNTS}
+        if any(more.values()) or not known:
+            session.model_call("openai", model, {"turn": seq, "used": now}, more)
+
+    def _turns_of(self, view: View) -> list[Turn]:
+        turns: list[Turn] = []
+        for seq, time, item in shelf_of(view).placed(view):
+            new = is_user(item)
+            if new or not turns:
+                last = turns[-1].number if turns else 0
+                content = item.get("content") if new else None
+                turns.append(Turn(last + new, seq if new else 0, time, content, []))
+            turns[-1].items.append(item)
+        return turns
+
+    def _turn(self, view: View, number: int) -> Turn:
+        for turn in self._turns_of(view):
+            if turn.seq and turn.number == number:
+                return turn
+        raise NotFound(
+            "no_turn", f"there is no turn {number!r}: get_conversation_turns() has those there are"
+        )
+
+    def _usage_by_turn(self, view: View) -> dict[int, dict[str, Any]]:
+        used = {seq: usage for (_, seq), usage in _usages(view).items()}
+        return {t.number: used[t.seq] for t in self._turns_of(view) if t.seq in used}
+
+    def _usage(self, branch: str | None) -> dict[str, int] | None:
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for name in self._all_names() if branch is None else [self._here(branch)]:
+            found |= self._read(_usages, name) or {}
+        if not found:
+            return None
+        total = {key: sum(used[key] for used in found.values()) for key in _COUNTS}
+        return {**total, "total_turns": len(found)}
+
+    def _all_names(self) -> list[str]:
+        """Of the Ortet sessions of all branches."""
+        return [self._name]
+
+
+def _used(view: View, seq: int) -> dict[str, Any]:
+    """What runs used in a turn so far."""
+    found = [e.data["params"] for e in _model_events(view, seq)]
+    return next((told["used"] for told in reversed(found) if told["turn"] == seq), {})
+
+
+def _usages(view: View) -> dict[tuple[str, int], dict[str, Any]]:
+    """By the timeline that said so and the turn's event: branches share what came before them."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for event in _model_events(view):
+        found[event.timeline, event.data["params"]["turn"]] = event.data["params"]["used"]
+    return found
+
+
+def _model_events(view: View, after: int = 0) -> list[Event]:
+    return [
+        event
+        for event in view.events(after)
+        if event.kind == "model" and not event.erased and "used" in event.data.get("params", {})
+    ]
+
+
+def _model_of(result: RunResultBase) -> str:
+    model = getattr(result.last_agent, "model", None)
+    name = model if isinstance(model, str) else getattr(model, "model", None)
+    return name if isinstance(name, str) and name else "default"
+
+
+def _plain(details: Any) -> Any:
+    dump = getattr(details, "model_dump", None)
+    return dump() if callable(dump) else None
+
+
+def _told(turn: Turn) -> dict[str, Any]:
+    said = turn.content if isinstance(turn.content, str) else to_json(turn.content)
+    return {
+        "turn": turn.number,
+        "content": clip(said, _PREVIEW),
+        "full_content": turn.content,
+        "timestamp": datetime.fromtimestamp(turn.time / 1e9, UTC).isoformat(),
+        "can_branch": True,
+    }
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
+
+
+def _type(item: Item) -> str:
+    role = item.get("role")
+    return role if role in ("user", "assistant") else str(item.get("type", "other"))
+
+
+def _tool(item: Item) -> str | None:
+    if item.get("type") in ("mcp_call", "mcp_approval_request") and item.get("server_label"):
+        name = item.get("name")
+        return f"{item['server_label']}.{name}" if name else str(item["server_label"])
+    if item.get("type") in _CALLS and not isinstance(item.get("name"), str):
+        return str(item["type"])
+    return item["name"] if isinstance(item.get("name"), str) else None

@@ -1,0 +1,179 @@
+"""A conversation with agents of Pydantic AI, as messages of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_ai import Agent, AgentRunResult
+from pydantic_ai.messages import ModelMessage
+
+from ortet._util.validation import check_text
+from ortet.errors import Invalid, NotFound
+from ortet.hub.hub import Hub
+from ortet.integrations._shared.messages import lent_of, naming, say, whole_of
+from ortet.integrations._shared.session_pool import session_name
+from ortet.integrations._shared.whole import whole
+from ortet.integrations.pydantic_ai.loops import run_here
+from ortet.integrations.pydantic_ai.messages import (
+    Plain,
+    dumped,
+    message_of,
+    models_of,
+    plain_of,
+    result_of,
+)
+from ortet.journal.conversation.compaction import summary_message
+from ortet.journal.state.records import Call
+from ortet.sessions.reader import View
+from ortet.sessions.recollect import last_compaction, rules_of
+from ortet.sessions.session import Session
+
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+
+
+class OrtetHistory:
+    """`await chat.run(agent, "…")` instead of `await agent.run("…")`: what was said before is given
+    to the agent, and each message is stored as soon as it is there. The Ortet session is the one of
+    the same name; `options` are those of `hub.session` for a new one: goal, budget, profile."""
+
+    def __init__(
+        self, session_id: str, hub: Hub, *, agent: str = "default", **options: Any
+    ) -> None:
+        check_text(session_id=session_id)
+        self.session_id = session_id
+        self._options = options
+        self._lent = lent_of(hub, agent)
+        self._name = session_name(session_id)
+
+    @property
+    def name(self) -> str:
+        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        return self._name
+
+    async def run(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
+        """As `agent.run`, with this history. After a crash in the middle, what was said until then
+        is there, and calls without a result are told as such."""
+        before = await asyncio.to_thread(self.load)
+        stored = 0
+
+        def keep(messages: Sequence[ModelMessage]) -> None:
+            nonlocal stored
+            self._store(dumped(messages[stored:]))
+            stored = len(messages)
+
+        async with agent.iter(prompt, message_history=before, **given) as run:
+            try:
+                async for _ in run:
+                    if len(new := run.new_messages()) > stored:
+                        await whole(keep, new)
+            finally:
+                if len(new := run.new_messages()) > stored:
+                    await whole(keep, new)
+        assert run.result is not None  # or the loop has raised
+        return run.result
+
+    def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
+        """As `agent.run_sync`, with this history."""
+        return run_here(lambda: self.run(agent, prompt, **given))
+
+    def load(self) -> list[ModelMessage]:
+        """For `message_history=`: all in context, a summary first where something was compacted."""
+        try:
+            with self._lent.reading(self._name) as view:
+                first = _summary(view)
+                plains = [*first, *(_plain(view))]
+                calling = list(view.mind.core.calling)
+        except NotFound as error:
+            if error.kind != "no_session":
+                raise
+            return []
+        found = models_of(plains)
+        return [*found, result_of(calling)] if calling else found
+
+    def save(self, result: AgentRunResult[Any] | Sequence[ModelMessage]) -> int:
+        """Store what is new, of a run or of a list of messages, all or none, on the disk when it
+        returns; how many that was. What the model's answers used is spent of the budget."""
+        given = result if isinstance(result, Sequence) else result.new_messages()
+        for number, one in enumerate(given):
+            if getattr(one, "kind", None) not in ("request", "response"):
+                raise Invalid(
+                    "bad_message",
+                    f"message {number} is {type(one).__name__}: give a run's result, or messages "
+                    "as result.new_messages() has them",
+                )
+        return self._store(dumped(given), known=True)
+
+    def fork(self) -> OrtetHistory:
+        """Another conversation that goes on from here."""
+        with self._lent.writing(self._name, **self._options) as session:
+            (made,) = session.fork(1, machine=False)
+            name = made.name
+        other = OrtetHistory.__new__(OrtetHistory)
+        other.session_id, other._options, other._lent = name, self._options, self._lent
+        other._name = name
+        return other
+
+    def _store(self, plains: list[Plain], *, known: bool = False) -> int:
+        with self._lent.writing(self._name, **self._options) as session:
+            new = plains[_overlap(session, plains) if known else 0 :]
+            if not new:
+                return 0
+            said = [message_of(plain) for plain in new]
+            _close_calls(session, new)
+            self._introduce(session)
+            with naming("message", said):
+                say(session, said)
+            _pay(session, new)
+        return len(new)
+
+    def _introduce(self, session: Session) -> None:
+        """Its name does not always tell the id that a program knows it by."""
+        if self._name != self.session_id and session.mind.core.events <= 1:
+            session.record("pydantic-ai.session", {"session_id": self.session_id})
+
+
+def _plain(view: View, last: int | None = None) -> list[Plain]:
+    messages = view.messages() if last is None else view.messages(last=last)
+    return [plain_of(whole_of(view, message)) for message in messages]
+
+
+def _summary(view: View) -> list[Plain]:
+    past = last_compaction(view)
+    if past is None:
+        return []
+    first = rules_of(view)
+    return [plain_of(one) for one in ([*first, summary_message(past)] if past.summary else first)]
+
+
+def _overlap(view: View, plains: Sequence[Plain]) -> int:
+    """How many of these are stored already: they are what was said last."""
+    stored = _plain(view, len(plains)) if plains else []
+    for count in range(len(stored), 0, -1):
+        if stored[-count:] == list(plains[:count]):
+            return count
+    return 0
+
+
+def _close_calls(session: Session, new: Sequence[Plain]) -> None:
+    """Those of a process that ended before their results came, unless they come now."""
+    calling: list[Call] = list(session.mind.core.calling)
+    answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
+    if calling and not answered.intersection(call.id for call in calling):
+        session.close_calls()
+
+
+def _pay(session: Session, new: Sequence[Plain]) -> None:
+    used: Counter[str] = Counter()
+    model = ""
+    for plain in new:
+        if plain["kind"] == "response":
+            used["requests"] += 1
+            model = plain.get("model_name") or model
+            for key in _COUNTS:
+                used[key] += int((plain.get("usage") or {}).get(key) or 0)
+    if used:
+        usage = {key: count for key, count in used.items() if count}
+        session.model_call("pydantic-ai", model or "default", {}, usage)

@@ -1,0 +1,223 @@
+"""Messages of Pydantic AI as messages of a session, and back, through its type adapter.
+
+One is one. `extra.pydantic_ai` is what the adapter dumps, without the text, calls and results that
+the session's message says itself. What this release cannot read stays stored as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_core import PydanticSerializationError
+
+from ortet.errors import Invalid
+from ortet.journal.conversation.text import text_of
+from ortet.journal.conversation.tool_calls import LOST
+from ortet.journal.state.records import Call, Message
+
+OWN = "pydantic_ai"
+_RESULTS = ("tool-return", "retry-prompt")
+
+Plain = dict[str, Any]
+
+
+def dumped(messages: Sequence[ModelMessage]) -> list[Plain]:
+    """As the adapter has them; Invalid("not_json") says which cannot be."""
+    try:
+        found: list[Plain] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+        return found
+    except (PydanticSerializationError, ValueError) as error:
+        for number, message in enumerate(messages):
+            _check(number, message)
+        raise Invalid("not_json", f"these messages cannot be recorded: {error}") from error
+
+
+def _check(number: int, message: ModelMessage) -> None:
+    for place, part in enumerate(message.parts):
+        alone: Any = (
+            ModelRequest(parts=[part]) if message.kind == "request" else ModelResponse(parts=[part])  # type: ignore[list-item]
+        )
+        try:
+            ModelMessagesTypeAdapter.dump_python([alone], mode="json")
+        except (PydanticSerializationError, ValueError) as error:
+            key = f"parts[{place}]"
+            name = getattr(part, "tool_name", "")
+            raise Invalid(
+                "not_json",
+                f"message {number}, at {key}{f' (tool {name})' if name else ''}: this cannot be "
+                f"recorded ({error}): return what JSON has, or a pydantic model",
+                key=key,
+            ) from error
+
+
+def message_of(plain: Plain) -> dict[str, Any]:
+    """As `say_all` takes it."""
+    parts = [dict(part) for part in plain["parts"]]
+    own = {**plain, "parts": parts}
+    if plain["kind"] == "response":
+        return _response(own, parts)
+    return _request(own, parts)
+
+
+def _response(own: Plain, parts: list[Plain]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": "", OWN: own}
+    texts = [part for part in parts if _is(part, "text")]
+    if len(texts) == 1:
+        message["content"] = texts[0].pop("content")
+    elif texts:
+        message["content"] = [{"type": "text", "text": part.pop("content")} for part in texts]
+    calls = [part for part in parts if part.get("part_kind") == "tool-call"]
+    if calls := [part for part in calls if isinstance(part.get("tool_call_id"), str)]:
+        message["tool_calls"] = [_called(part) for part in calls]
+    return message
+
+
+def _request(own: Plain, parts: list[Plain]) -> dict[str, Any]:
+    prompts = [part for part in parts if _is(part, "user-prompt")]
+    results = [part for part in parts if _is_result(part)]
+    rules = [part for part in parts if _is(part, "system-prompt")]
+    role = "user" if not results and (prompts or not rules) else "tool" if results else "system"
+    message: dict[str, Any] = {"role": role, "content": "", OWN: own}
+    if len(results) == 1 and not prompts and isinstance(results[0]["content"], str):
+        message["tool_call_id"] = results[0]["tool_call_id"]
+        message["content"] = results[0].pop("content")
+    elif results:
+        several = [part for part in parts if part in (*results, *prompts)]
+        message["content"] = [_part(part) for part in several]
+    elif len(prompts) == 1:
+        message["content"] = prompts[0].pop("content")
+    elif prompts or len(rules) > 1:
+        message["content"] = [_part(part) for part in prompts or rules]
+    elif rules:
+        message["content"] = rules[0].pop("content")
+    else:  # words among pictures are found too, and stay where they are
+        message["content"] = "\n".join(_words(parts))
+    return message
+
+
+def _words(parts: Sequence[Plain]) -> Iterator[str]:
+    for part in parts:
+        if part.get("part_kind") == "user-prompt" and isinstance(part.get("content"), list):
+            yield from (one for one in part["content"] if isinstance(one, str))
+
+
+def plain_of(message: Message) -> Plain:
+    """What the adapter dumped; what others said is put into its words."""
+    own = message.extra.get(OWN) if isinstance(message.extra, dict) else None
+    if not isinstance(own, dict):
+        return dumped([_from_others(message)])[0]
+    said = _said(message.content)
+    calls = iter(message.extra.get("tool_calls") or ())
+    parts = []
+    for known in own["parts"]:
+        part = dict(known)
+        if part.get("part_kind") == "tool-call" and "tool_name" not in part:
+            call = next(calls)
+            part |= {"tool_call_id": call["id"], "tool_name": call["function"]["name"]}
+            part["args"] = call["function"]["arguments"]
+        elif "content" not in part and part.get("part_kind") in _SAYS:
+            part["content"] = next(said)
+        parts.append(part)
+    return {**own, "parts": parts}
+
+
+_SAYS = ("text", "user-prompt", "system-prompt", *_RESULTS)
+
+
+def models_of(plains: Sequence[Plain]) -> list[ModelMessage]:
+    """Messages for a model. Parts that this release does not know are left out: they stay stored,
+    for the one that does."""
+    try:
+        return ModelMessagesTypeAdapter.validate_python(list(plains))
+    except ValidationError:
+        return [model for plain in plains for model in _readable(plain)]
+
+
+def _readable(plain: Plain) -> list[ModelMessage]:
+    try:
+        return ModelMessagesTypeAdapter.validate_python([plain])
+    except ValidationError:
+        parts = [part for part in plain.get("parts", ()) if _is_known({**plain, "parts": [part]})]
+    try:
+        return ModelMessagesTypeAdapter.validate_python([{**plain, "parts": parts}])
+    except ValidationError as error:
+        raise Invalid(
+            "bad_message",
+            f"a stored message cannot be read by this release of Pydantic AI ({error}): use the "
+            "one that wrote it",
+        ) from error
+
+
+def _is_known(plain: Plain) -> bool:
+    try:
+        ModelMessagesTypeAdapter.validate_python([plain])
+    except ValidationError:
+        return False
+    return True
+
+
+def result_of(calls: Sequence[Call]) -> ModelRequest:
+    """What stands for the results of calls that a crash has cut off."""
+    parts = [ToolReturnPart(call.name, LOST, tool_call_id=call.id) for call in calls]
+    return ModelRequest(parts=parts)
+
+
+def _from_others(message: Message) -> ModelMessage:
+    text, call = text_of(message.content), message.extra.get("tool_call_id")
+    when = datetime.fromtimestamp(message.time / 1e9, UTC)
+    if message.role == "assistant":
+        parts: list[Any] = [TextPart(text)] if text else []
+        for one in message.extra.get("tool_calls") or ():
+            function = one.get("function") or one
+            args = function.get("arguments") or {}
+            name = str(function.get("name", ""))
+            parts.append(ToolCallPart(name, args, tool_call_id=str(one.get("id", ""))))
+        return ModelResponse(parts=parts, timestamp=when)
+    if message.role == "tool" and isinstance(call, str):
+        name = str(message.extra.get("name") or "tool")
+        result = ToolReturnPart(name, text, tool_call_id=call, timestamp=when)
+        return ModelRequest(parts=[result])
+    return ModelRequest(parts=[UserPromptPart(text, timestamp=when)])
+
+
+def _is(part: Plain, kind: str) -> bool:
+    return part.get("part_kind") == kind and isinstance(part.get("content"), str)
+
+
+def _is_result(part: Plain) -> bool:
+    known = part.get("part_kind") in _RESULTS and "content" in part
+    return known and isinstance(part.get("tool_call_id"), str)
+
+
+def _called(part: Plain) -> dict[str, Any]:
+    function = {"name": part.pop("tool_name"), "arguments": part.pop("args", None)}
+    return {"id": part.pop("tool_call_id"), "type": "function", "function": function}
+
+
+def _part(part: Plain) -> dict[str, Any]:
+    said = part.pop("content")
+    if part["part_kind"] in _RESULTS:
+        return {"type": "tool_result", "tool_use_id": part["tool_call_id"], "content": said}
+    return {"type": "text", "text": said}
+
+
+def _said(content: Any) -> Iterator[Any]:
+    """What its parts say, in order."""
+    if not isinstance(content, list):
+        yield content
+        return
+    for part in content:
+        yield part["content"] if part.get("type") == "tool_result" else part["text"]

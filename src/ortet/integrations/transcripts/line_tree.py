@@ -1,0 +1,122 @@
+"""What is known of each line before any is taken in, and into which conversations they fall: a user
+who goes back and asks something else leaves a branch behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ortet.integrations.transcripts.lines import Line
+from ortet.journal.events import Draft
+from ortet.sessions.writing.bulk_import import Paid
+
+NOWHERE = -1
+"""The parent of what begins a conversation."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A line and its place. `parent` is the number of an earlier node. What `weighs` says by being
+    the last which branch is gone on with; what is not `said` is never a branch. `mark` is the same
+    in all parts of one answer of a model, `calls` are made and `results` given here. `side`:
+    another agent's line."""
+
+    line: Line
+    key: str
+    parent: int
+    weighs: bool = True
+    said: bool = True
+    mark: str = ""
+    calls: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    side: str = ""
+    paid: Paid | None = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a line is taken in as. `summary` stands for all that was said before it; with a `prompt`
+    a turn begins."""
+
+    drafts: list[Draft]
+    summary: str = ""
+    prompt: str = ""
+    unknown: bool = False
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """Lines of one conversation, in order. It goes on behind node `after` of the chain `parent`;
+    the first chain is the one that was gone on with last."""
+
+    nodes: list[int]
+    parent: int = NOWHERE
+    after: int = NOWHERE
+
+
+def chains(nodes: Sequence[Node]) -> list[Chain]:
+    """The conversations, each behind the one that it leaves."""
+    favourite = _favourites(nodes)
+    found = [Chain([])]
+    place: list[int] = []
+    spine: list[bool] = []
+    marks: list[set[str]] = [set()]
+    for at, node in enumerate(nodes):
+        home = place[node.parent] if node.parent >= 0 else 0
+        on_spine = node.parent < 0 or spine[node.parent]
+        goes_on = on_spine and favourite.get(node.parent) == at
+        if not goes_on and not _belongs(node, marks[home]):
+            found.append(Chain([], home, node.parent))
+            marks.append(set())
+            home, goes_on = len(found) - 1, True
+        place.append(home)
+        spine.append(goes_on)
+        found[home].nodes.append(at)
+        marks[home].update(node.calls, [node.mark] if node.mark else [])
+    return [_with_results(chain, found, spine) for chain in found]
+
+
+def _favourites(nodes: Sequence[Node]) -> dict[int, int]:
+    """Of each node the child that leads to what was said last."""
+    weight = [at if node.weighs else NOWHERE for at, node in enumerate(nodes)]
+    best: dict[int, int] = {}
+    for at in range(len(nodes) - 1, -1, -1):
+        parent = nodes[at].parent
+        if parent >= 0:
+            weight[parent] = max(weight[parent], weight[at])
+        if parent not in best or weight[at] >= weight[best[parent]]:
+            best[parent] = at
+    return best
+
+
+def _belongs(node: Node, marks: set[str]) -> bool:
+    """Whether it only looks like a branch: parts of one answer, and results of calls that were made
+    at once, lie beside each other in the tree."""
+    return not node.said or node.mark in marks or not marks.isdisjoint(node.results)
+
+
+def _with_results(chain: Chain, found: Sequence[Chain], spine: Sequence[bool]) -> Chain:
+    """Leaving behind what lies beside the node, so that no call is parted from its result."""
+    if chain.after < 0:
+        return chain
+    after = chain.after
+    for at in found[chain.parent].nodes:
+        if at > chain.after:
+            if spine[at]:
+                break
+            after = at
+    return msgspec.structs.replace(chain, after=after)
+
+
+def moment(value: Any) -> int:
+    """A time as transcripts write it, in ns since 1970; 0 for anything else."""
+    try:
+        when = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return 0
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    try:
+        seconds = int(when.timestamp())
+    except (OverflowError, ValueError):
+        return 0
+    return max(0, seconds * 10**9 + when.microsecond * 1000)

@@ -1,0 +1,138 @@
+"""Where coding agents keep their transcripts, and which of them belong together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ortet.config.environment import variable
+from ortet.errors import Invalid, NotFound
+from ortet.integrations.transcripts.codex import payload_of
+from ortet.integrations.transcripts.lines import Transcript
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
+_HEAD = 50
+"""Lines in which a transcript says what it is."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A transcript. `directory` is where its agent worked, "" where it does not say."""
+
+    path: str
+    size: int
+    changed: int
+    directory: str = ""
+
+
+def default_place(tool: str) -> Path:
+    """The tool's own, which a variable may have moved."""
+    home = Path(variable("HOME") or Path.home())
+    if tool == "codex":
+        return Path(variable("CODEX_HOME") or home / ".codex") / "sessions"
+    return Path(variable("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
+
+
+def transcripts(tool: str, root: Path) -> list[Place]:
+    """All below a directory, the newest first. Links are not followed: they may lead in circles."""
+    if not root.is_dir():
+        raise NotFound(
+            "no_directory", f"there is no directory {root}: give the PATH of a transcript"
+        )
+    found = []
+    for path in _files(root):
+        if not _is_one(tool, path):
+            continue
+        stat = path.stat()
+        found.append(Place(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path)))
+    return sorted(found, key=lambda one: (-one.changed, one.path))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(root):
+        names.sort()
+        for name in sorted(files):
+            path = Path(directory) / name
+            if name.endswith(".jsonl") and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _is_one(tool: str, path: Path) -> bool:
+    """Not of an agent that works for another: those go with that one's."""
+    if tool == "codex":
+        return path.name.startswith("rollout-")
+    return not path.name.startswith("agent-") and "subagents" not in path.parts
+
+
+def of_directory(tool: str, places: Iterable[Place], here: Path) -> list[Place]:
+    """Those whose agent worked in this directory."""
+    real = os.path.realpath(here)
+    folder = _NOT_PLAIN.sub("-", real)
+    return [
+        one
+        for one in places
+        if (one.directory and os.path.realpath(one.directory) == real)
+        or (tool != "codex" and not one.directory and Path(one.path).parent.name == folder)
+    ]
+
+
+def directory_of(tool: str, path: Path) -> str:
+    """As one of the first lines says it."""
+    for data in _head(path):
+        found = (payload_of(data)[1] if tool == "codex" else data).get("cwd")
+        if isinstance(found, str) and found:
+            return found
+    return ""
+
+
+def conversation_of(tool: str, path: Path) -> str:
+    """Its id: of the file's name where that has one, else as one of the first lines says it."""
+    if tool != "codex" and _UUID.match(path.stem):
+        return path.stem
+    for data in _head(path):
+        if tool != "codex":
+            found = data.get("sessionId")
+        else:
+            kind, payload = payload_of(data)
+            found = payload.get("id") if kind == "session_meta" else None
+        if isinstance(found, str) and found:
+            return found
+    return path.stem or "transcript"
+
+
+def agents_of(tool: str, path: Path) -> list[Path]:
+    """Transcripts of the agents that worked for a conversation."""
+    if tool == "codex" or path.name.startswith("agent-"):
+        return []
+    inside = sorted((path.parent / path.stem / "subagents").rglob("agent-*.jsonl"))
+    beside = [
+        one
+        for one in sorted(path.parent.glob("agent-*.jsonl"))
+        if conversation_of(tool, one) == path.stem
+    ]
+    return [one for one in (*inside, *beside) if one.is_file() and not one.is_symlink()]
+
+
+def _head(path: Path) -> Iterator[dict[str, Any]]:
+    with Transcript(path) as transcript:
+        for _, data in islice(transcript.lines(), _HEAD):
+            if isinstance(data, dict):
+                yield data
+
+
+def named(tool: str, path: Path) -> list[Place]:
+    """Transcripts that a PATH stands for: the file, or all that are below a directory."""
+    if path.is_dir():
+        return transcripts(tool, path)
+    if not path.exists():
+        raise NotFound("no_file", f"there is no file {path}: give a transcript or a directory")
+    if not path.is_file():
+        raise Invalid("not_a_file", f"{path} is no regular file: give a transcript or a directory")
+    stat = path.stat()
+    return [Place(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path))]

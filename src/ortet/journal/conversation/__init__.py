@@ -1,0 +1,1 @@
+"""Messages of a session: context, compaction, tool calls, formats of model providers."""

@@ -1,0 +1,184 @@
+"""Compaction: old messages go out of context, a summary stands for them, and a record says what
+was left out. Nothing is deleted, and nothing but messages can be left out: facts, decisions, the
+plan and all else that is durable is not kept in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet._util.codec import Hasher
+from ortet.errors import Corrupt, Invalid
+from ortet.journal.conversation.text import clip, one_line, text_of
+from ortet.journal.conversation.tool_calls import groups, settled, unanswered
+from ortet.journal.events import Event
+from ortet.journal.state.records import Call, Message
+from ortet.journal.state.reducers import message_of
+
+Summarise = Callable[[list[Message]], str]
+"""What stands for these messages. An earlier summary is the first of them, `extra.summary` true."""
+
+SUMMARY_CHARS = 2000
+_LINE = 160
+_RULES = ("system", "developer")
+_MOST_RULES = 16
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What one compaction left out: messages from event `first` to event `last`, and their digest.
+
+    `before` is the compaction before it, `rules` are the events of system messages, which stay.
+    """
+
+    first: int
+    last: int
+    count: int
+    digest: str
+    summary: str
+    before: int = 0
+    rules: list[int] = []
+    seq: int = 0
+    time: int = 0
+
+
+def compaction_of(event: Event) -> Compaction:
+    """The record of a compaction; when it was erased, only that it happened is known."""
+    data = event.data
+    return Compaction(
+        first=data.get("first", 0),
+        last=data.get("last", 0),
+        count=data.get("count", 0),
+        digest=data.get("digest", ""),
+        summary=data.get("summary", ""),
+        before=data.get("before", 0),
+        rules=data.get("rules", []),
+        seq=event.seq,
+        time=event.time,
+    )
+
+
+def data_of(past: Compaction) -> dict[str, Any]:
+    """What the event of a compaction says."""
+    data: dict[str, Any] = msgspec.to_builtins(past)
+    del data["seq"], data["time"]
+    return data
+
+
+def said(events: Iterable[Event]) -> list[Event]:
+    """Those that are messages, erased or not."""
+    return [event for event in events if event.kind == "message"]
+
+
+def choose(events: Sequence[Event], keep_last: int) -> list[Event]:
+    """The messages to leave out so that `keep_last` stay, and no call is parted from its result,
+    be it there or still to come."""
+    if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
+        raise Invalid("bad_count", f"keep_last={keep_last!r}: give a number from 0")
+    if len(events) <= keep_last:
+        return []
+    messages = [message_of(event) for event in events]
+    cut = events[-keep_last].seq if keep_last else events[-1].seq + 1
+    calling: list[Call] = []
+    called = 0
+    for message in messages:
+        calling = unanswered(calling, message)
+        called = message.seq if message.role == "assistant" else called
+    if calling:
+        cut = min(cut, called)
+    for group in groups(messages):
+        first = min(message.seq for message in group)
+        if first < cut <= max(message.seq for message in group):
+            cut = first
+    return [event for event in events if event.seq < cut]
+
+
+def summarised(
+    events: Sequence[Event], before: Compaction | None, summarise: Summarise, hasher: Hasher
+) -> Compaction:
+    """The record that stands for these messages."""
+    messages = settled([message_of(event) for event in events if not event.erased])
+    earlier = [summary_message(before)] if before is not None and before.summary else []
+    summary = summarise([*earlier, *messages])
+    if not isinstance(summary, str):
+        raise Invalid(
+            "bad_summary",
+            f"the summary is {type(summary).__name__}, not text: give a function of a list of "
+            "messages that returns str",
+        )
+    rules = [message.seq for message in messages if message.role in _RULES]
+    return Compaction(
+        first=events[0].seq,
+        last=events[-1].seq,
+        count=len(events),
+        digest=digest_of(events, hasher),
+        summary=summary,
+        before=before.seq if before else 0,
+        rules=[*(before.rules if before else []), *rules][:_MOST_RULES],
+    )
+
+
+def digest_of(events: Iterable[Event], hasher: Hasher) -> str:
+    """Of their places in the chain, so that it holds when a message is erased later."""
+    return hasher.oid(b"".join(event.hash for event in events)).hex()
+
+
+def recovered(past: Compaction, events: Iterable[Event], hasher: Hasher) -> list[Message]:
+    """The messages of a span again; Corrupt when they are not those that were left out."""
+    found = said(events)
+    if past.digest and (len(found), digest_of(found, hasher)) != (past.count, past.digest):
+        raise Corrupt(
+            "bad_compaction",
+            f"messages {past.first} to {past.last} are not those that compaction {past.seq} left "
+            "out: run `ortet verify`",
+            seq=past.seq,
+        )
+    return [message_of(event) for event in found if not event.erased]
+
+
+def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
+    """The compaction at an event and all before it, newest first."""
+    while at:
+        (event,) = read(at - 1, at)
+        past = compaction_of(event)
+        yield past
+        at = past.before
+        if event.erased:  # which one was before it went with it
+            at = max((e.seq for e in read(0, past.seq - 1) if e.kind == event.kind), default=0)
+
+
+def summary_message(past: Compaction) -> Message:
+    """A summary as models take it: said by the user, since some refuse a late system message."""
+    text = f"Summary of what was said before:\n{past.summary}"
+    return Message(past.seq, "user", text, past.time, {"summary": True})
+
+
+def extract(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:
+    """The plain summary: how it began, then the beginnings of what came last, within `limit`."""
+    earlier = ""
+    if messages and messages[0].extra.get("summary"):
+        earlier = clip(text_of(messages[0].content), limit // 2)
+        messages = messages[1:]
+    lines = [_line(message) for message in messages if message.role not in _RULES]
+    lines = [line for line in lines if line]
+    room = limit - len(earlier) - 1
+    first, kept = lines[:1], []
+    room -= sum(len(line) + 1 for line in first)
+    for line in reversed(lines[1:]):
+        if len(line) + 1 > room - len(_gap(len(lines))):
+            break
+        room -= len(line) + 1
+        kept.append(line)
+    gone = len(lines) - len(first) - len(kept)
+    middle = [_gap(gone)] if gone else []
+    return clip("\n".join(filter(None, [earlier, *first, *middle, *reversed(kept)])), limit)
+
+
+def _gap(count: int) -> str:
+    return f"({count} more)"
+
+
+def _line(message: Message) -> str:
+    text = one_line(text_of(message.content), _LINE)
+    return f"- {message.role}: {text}" if text else ""

@@ -1,0 +1,177 @@
+"""What a model is given of a conversation: the rules, the summary, and the newest messages that fit
+a number of tokens, with every tool call beside its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.journal.conversation.providers import chat, parts
+from ortet.journal.conversation.superseded import Span, is_aside
+from ortet.journal.conversation.text import Counter, check_tokens, clip, size_of
+from ortet.journal.conversation.tool_calls import groups, settled
+from ortet.journal.events import Event
+from ortet.journal.state.records import Message
+from ortet.journal.state.reducers import message_of
+
+_PAGE = 256
+_LEAST = 256
+"""Messages looked at in any case, so that a huge result still finds its call."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """`messages` are to be given to a model as they are; iterating goes over them.
+
+    `left_out` says whether older messages in context did not fit. The first `stable` messages only
+    grow from call to call, so that a provider's prompt cache holds; behind them is what was
+    remembered for this call: `facts`, `episodes` and what was `said` earlier and does not fit, as
+    texts, with plan and open effects.
+    """
+
+    messages: list[Message]
+    tokens: int
+    left_out: bool = False
+    stable: int = 0
+    facts: list[str] = []
+    episodes: list[str] = []
+    said: list[str] = []
+
+    def chat(self) -> list[dict[str, Any]]:
+        """As chat completions take it: [{"role", "content", "tool_calls", …}]."""
+        return chat(self.messages)
+
+    def parts(self) -> dict[str, Any]:
+        """As APIs take it with rules apart and content in parts: {"system", "messages"}, the end of
+        the stable part marked for the cache."""
+        return parts(self.messages, self.stable)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+def newest_first(
+    read: Callable[[int, int], Iterable[Event]],
+    since: int,
+    last: int,
+    *,
+    aside: Sequence[Span] = (),
+    page: int = _PAGE,
+) -> Iterator[Message]:
+    """Messages from the end on, but those set aside, read in pages: a long conversation costs what
+    is looked at."""
+    upto = last
+    while upto > since:
+        after = max(since, upto - page)
+        for event in reversed(list(read(after, upto))):
+            if event.kind == "message" and not event.erased and not is_aside(aside, event.seq):
+                yield message_of(event)
+        upto, page = after, page * 2
+
+
+def gather(
+    newest: Iterator[Message],
+    *,
+    rules: Sequence[Message] = (),
+    summary: Message | None = None,
+    tokens: int,
+    count: Counter,
+) -> Context:
+    """Rules and summary first, then the newest groups that fit; what is too large is cut."""
+    check_tokens(tokens)
+    first = [*rules]
+    room = tokens - sum(size_of(message, count) for message in first)
+    if summary is not None:
+        fitting = _cut([summary], max(room // 2, 0), count)
+        first += fitting
+        room -= sum(size_of(message, count) for message in fitting)
+    looked, more = _look(newest, room, count)
+    whole = groups(settled(looked))
+    taken: list[Message] = []
+    for group in reversed(whole):
+        size = sum(size_of(message, count) for message in group)
+        if size > room and not taken:
+            group = _cut(group, room, count)  # noqa: PLW2901 the newest is always there
+            size = sum(size_of(message, count) for message in group)
+            if not group:
+                raise _too_few(tokens)
+        if size > room:
+            more = True
+            break
+        room -= size
+        taken[:0] = group
+    messages = [*first, *taken]
+    return Context(messages, tokens - room, left_out=more, stable=len(messages))
+
+
+def _look(newest: Iterator[Message], room: int, count: Counter) -> tuple[list[Message], bool]:
+    """Enough of the newest messages to fill the room, in order, and whether there are more."""
+    looked: list[Message] = []
+    for message in newest:
+        if room < 0 and len(looked) >= _LEAST:
+            return looked[::-1], True
+        looked.append(message)
+        room -= size_of(message, count)
+    return looked[::-1], False
+
+
+def _cut(group: Sequence[Message], room: int, count: Counter) -> list[Message]:
+    """The group with its longest texts cut so that it fits; [] when it cannot."""
+
+    def fits(limit: int) -> bool:
+        return sum(size_of(_clipped(message, limit), count) for message in group) <= room
+
+    high = max((_longest(message.content) for message in group), default=0)
+    if fits(high):
+        return list(group)
+    low = 0
+    if not fits(low):
+        return []
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return [_clipped(message, low) for message in group]
+
+
+def _clipped(message: Message, limit: int) -> Message:
+    content = _clip(message.content, limit)
+    if content == message.content:
+        return message
+    extra = {**message.extra, "clipped": True}
+    return msgspec.structs.replace(message, content=content, extra=extra)
+
+
+def _clip(content: Any, limit: int) -> Any:
+    """Texts and results only: a cut argument of a call would be another call."""
+    if isinstance(content, str):
+        return clip(content, limit)
+    if isinstance(content, list):
+        return [_clip(part, limit) for part in content]
+    if isinstance(content, dict) and content.get("type") == "text":
+        return {**content, "text": _clip(content.get("text"), limit)}
+    if isinstance(content, dict) and content.get("type") == "tool_result":
+        return {**content, "content": _clip(content.get("content"), limit)}
+    return content
+
+
+def _longest(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, list):
+        return max((_longest(part) for part in content), default=0)
+    if isinstance(content, dict):
+        return max(_longest(content.get("text")), _longest(content.get("content")))
+    return 0
+
+
+def _too_few(tokens: int) -> Invalid:
+    return Invalid(
+        "too_few_tokens",
+        f"the newest message does not fit {tokens} tokens, even when cut: give more",
+        tokens=tokens,
+    )

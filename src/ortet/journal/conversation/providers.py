@@ -1,0 +1,172 @@
+"""A conversation in the shapes model APIs take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet._util.codec import to_json
+from ortet.journal.conversation.text import text_of
+from ortet.journal.conversation.tool_calls import results_of
+from ortet.journal.state.records import Message
+
+_RULES = ("system", "developer")
+_KEPT = ("name", "tool_calls", "tool_call_id", "refusal")
+"""What the first of these APIs has beside role and content."""
+_GIVEN = ("input", "args", "arguments")
+"""Where others than that API have what a tool is called with."""
+
+
+def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """As chat completions take them; parts of the other shape are turned into this one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else []
+        calls = [part for part in parts if _type(part) == "tool_use"]
+        results = [part for part in parts if _type(part) == "tool_result"]
+        found += [
+            {
+                "role": "tool",
+                "tool_call_id": part.get("tool_use_id", ""),
+                "content": text_of(part.get("content")),
+            }
+            for part in results
+        ]
+        rest = [part for part in parts if _type(part) not in ("tool_use", "tool_result")]
+        if results and not rest:
+            continue
+        content = (rest or None) if parts else "" if message.content == [] else message.content
+        one: dict[str, Any] = {"role": message.role, "content": content}
+        one |= {key: message.extra[key] for key in _KEPT if key in message.extra}
+        if calls:
+            one["tool_calls"] = [_called(part) for part in calls]
+        elif isinstance(one.get("tool_calls"), list | tuple):
+            one["tool_calls"] = [_called(call) for call in one["tool_calls"]]
+        found.append(one)
+    return found
+
+
+def _called(call: Any) -> Any:
+    """A call in whatever shape, as the first of these APIs has it; what is none stays."""
+    made = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(made, dict) or "name" not in made:
+        return call
+    given: Any = next((made[key] for key in _GIVEN if made.get(key)), {})
+    arguments = given if isinstance(given, str) else to_json(given)
+    function = {"name": made["name"], "arguments": arguments}
+    return {"id": call.get("id", ""), "type": "function", "function": function}
+
+
+def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
+    """As APIs take them that have rules apart and content in parts: {"system", "messages"}.
+
+    The first `stable` messages are the same in the next call: their end is marked for its cache.
+    """
+    rules: list[str] = []
+    found: list[dict[str, Any]] = []
+    for number, message in enumerate(messages, 1):
+        if message.role in _RULES:
+            rules.append(text_of(message.content))
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        content = [part for part in _parts(message) if not _is_blank(part)]
+        if content and found and found[-1]["role"] == role:  # turns alternate there
+            found[-1]["content"] += content
+        elif content:
+            found.append({"role": role, "content": content})
+        if found and number == stable:
+            found[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+    return {"system": "\n\n".join(rules), "messages": found}
+
+
+def responses(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """As the Responses API takes them: calls, results and reasoning are items of their own."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.content if isinstance(message.content, list) else None
+        found += [dict(part) for part in content or () if _type(part) == "reasoning"]
+        rest = [part for part in content or () if _type(part) != "reasoning"]
+        if content and not rest:
+            continue
+        said = message if content is None else replace(message, content=rest)
+        for one in chat([said]):
+            found += _items(one)
+    return found
+
+
+def _items(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of one message of the other shape."""
+    if one["role"] == "tool":
+        output = {"call_id": one.get("tool_call_id", ""), "output": text_of(one["content"])}
+        return [{"type": "function_call_output", **output}]
+    found: list[dict[str, Any]] = []
+    content = one["content"]
+    if isinstance(content, list) and one["role"] == "user":
+        content = [_input(part) for part in content]
+    elif content is not None:
+        content = text_of(content)
+    if content:
+        found.append({"type": "message", "role": one["role"], "content": content})
+    for call in one.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            said = {"name": function.get("name", ""), "arguments": function.get("arguments", "{}")}
+            found.append({"type": "function_call", "call_id": call.get("id", ""), **said})
+    return found
+
+
+def _input(part: Any) -> dict[str, Any]:
+    if _type(part) == "image_url":
+        given = part.get("image_url")
+        url = given.get("url") if isinstance(given, dict) else given
+        return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return {"type": "input_text", "text": text_of([part])}
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    content = message.content
+    if message.role == "tool":
+        (id_, *_) = results_of(message) or [""]
+        return [{"type": "tool_result", "tool_use_id": id_, "content": text_of(content)}]
+    found: list[dict[str, Any]] = []
+    if isinstance(content, str):
+        found.append({"type": "text", "text": content})
+    elif isinstance(content, list):
+        found += [
+            dict(part) if isinstance(part, dict) else {"type": "text", "text": text_of(part)}
+            for part in content
+        ]
+    elif content is not None:
+        found.append({"type": "text", "text": text_of(content)})
+    there = {part.get("id") for part in found if part.get("type") == "tool_use"}
+    for call in message.extra.get("tool_calls") or ():
+        found += [part for part in _used(call) if part["id"] not in there]
+    return found
+
+
+def _is_blank(part: dict[str, Any]) -> bool:
+    """These APIs refuse the whole conversation for a text without a word."""
+    return part.get("type") == "text" and not text_of(part.get("text")).strip()
+
+
+def _used(call: Any) -> list[dict[str, Any]]:
+    call = _called(call)
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return []
+    given = function.get("arguments") or "{}"
+    try:
+        arguments = msgspec.json.decode(given) if isinstance(given, str) else given
+    except msgspec.DecodeError:
+        arguments = {"arguments": given}
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments}
+    name = function.get("name", "")
+    return [{"type": "tool_use", "id": call.get("id", ""), "name": name, "input": arguments}]
+
+
+def _type(part: Any) -> str:
+    return str(part.get("type", "")) if isinstance(part, dict) else ""

@@ -1,0 +1,147 @@
+"""Tool calls and their results, in the two shapes model APIs have: a call without a result behind
+it makes them refuse the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ortet.journal.events import Draft
+from ortet.journal.state.records import Call, Message
+
+_ARRAYS = (list, tuple)
+LOST = "No result: the process ended before this call did. It may or may not have been done."
+
+
+def calls_of(message: Message) -> list[Call]:
+    """The tool calls a message makes: `extra.tool_calls`, or parts of the type `tool_use`."""
+    if message.role != "assistant":
+        return []
+    found = [
+        Call(call["id"], _name(call))
+        for call in _dicts(_extra(message, "tool_calls"))
+        if isinstance(call.get("id"), str)
+    ]
+    found += [
+        Call(part["id"], _name(part), part=True)
+        for part in _dicts(message.content)
+        if part.get("type") == "tool_use" and isinstance(part.get("id"), str)
+    ]
+    return found
+
+
+def results_of(message: Message) -> list[str]:
+    """Ids of the calls a message answers: `extra.tool_call_id`, or parts `tool_result`."""
+    one = _extra(message, "tool_call_id")
+    found = [one] if message.role == "tool" and isinstance(one, str) else []
+    found += [
+        part["tool_use_id"]
+        for part in _dicts(message.content)
+        if part.get("type") == "tool_result" and isinstance(part.get("tool_use_id"), str)
+    ]
+    return found
+
+
+def unanswered(calling: Sequence[Call], message: Message) -> list[Call]:
+    """The calls that wait for a result once this was said: an assistant's next message is about
+    its own."""
+    if message.role == "assistant":
+        return calls_of(message)
+    answered = results_of(message) if calling else []
+    return [call for call in calling if call.id not in answered]
+
+
+def lost(call: Call, actor: str) -> Draft:
+    """The result of a call that a crash has cut off, marked as made up."""
+    extra: dict[str, Any] = {"synthetic": True}
+    if call.part:
+        part = {
+            "type": "tool_result",
+            "tool_use_id": call.id,
+            "content": LOST,
+            "is_error": True,
+        }
+        return Draft("message", {"role": "user", "content": [part], "extra": extra}, actor)
+    extra |= {"tool_call_id": call.id, "name": call.name}
+    return Draft("message", {"role": "tool", "content": LOST, "extra": extra}, actor)
+
+
+def settled(messages: Sequence[Message]) -> list[Message]:
+    """Without made-up results whose real ones came after all."""
+    return list(settled_newest(reversed(messages)))[::-1]
+
+
+def settled_newest(newest: Iterable[Message]) -> Iterator[Message]:
+    """The same from the end on, for who wants only the last ones."""
+    real: set[str] = set()
+    for message in newest:
+        ids = results_of(message)
+        if _is_synthetic(message) and ids and real.issuperset(ids):
+            continue
+        yield message
+        real.update(ids)
+        real.difference_update(call.id for call in calls_of(message))  # ids are used again
+
+
+def groups(messages: Sequence[Message]) -> list[list[Message]]:
+    """What must stay together, in order: a call with its results right behind it, or one message.
+
+    A result whose call is not among them is left out: it stands for nothing.
+    """
+    made: dict[str, int] = {}
+    reach: list[int] = []  # of each message, the first that it belongs with
+    for at, message in enumerate(messages):
+        answered = results_of(message)
+        known = [made[id_] for id_ in answered if id_ in made]
+        reach.append(min(known) if known else -1 if answered else at)
+        for call in calls_of(message):
+            made[call.id] = at
+    found: list[list[Message]] = []
+    low = len(messages)
+    group: list[Message] = []
+    for at in range(len(messages) - 1, -1, -1):
+        if reach[at] >= 0:
+            low = min(low, reach[at])
+            group.append(messages[at])
+        if at <= low and group:
+            found.append(list(_orderly(group[::-1])))
+            group, low = [], at
+    return found[::-1]
+
+
+def _orderly(group: Sequence[Message]) -> Iterator[Message]:
+    """Each call with its results right behind it, whatever was said in between."""
+    if len(group) == 1:
+        yield group[0]
+        return
+    results = [message for message in group if results_of(message)]
+    given: set[int] = set()
+    for message in group:
+        if message.seq in given:
+            continue
+        yield message
+        ids = {call.id for call in calls_of(message)}
+        for result in results:
+            if result.seq not in given and ids.intersection(results_of(result)):
+                given.add(result.seq)
+                yield result
+
+
+def _is_synthetic(message: Message) -> bool:
+    return _extra(message, "synthetic") is True
+
+
+def _extra(message: Message, key: str) -> Any:
+    return message.extra.get(key) if isinstance(message.extra, dict) else None
+
+
+def _dicts(value: Any) -> Iterable[dict[str, Any]]:
+    if not isinstance(value, _ARRAYS):
+        return ()
+    return [item for item in value if isinstance(item, dict)]
+
+
+def _name(call: dict[str, Any]) -> str:
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else call.get("name")
+    return name if isinstance(name, str) else ""

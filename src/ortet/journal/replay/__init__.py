@@ -1,0 +1,1 @@
+"""Replay of a journal, and comparison of runs."""

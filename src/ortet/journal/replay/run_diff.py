@@ -1,0 +1,120 @@
+"""Two runs side by side: where they part, and what each did from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Any
+
+import msgspec
+
+from ortet.journal.events import Event
+from ortet.journal.replay.likeness import likeness
+
+_UNSEEN = frozenset({"lifecycle", "environment"})
+"""When a process took it up or let go says nothing about what was done."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Events that stand for the same step; None where one run has no such step."""
+
+    left: Event | None
+    right: Event | None
+    same: bool
+
+
+class RunDiff(msgspec.Struct, frozen=True):
+    """`first` is the pair where they part, None when they do not; `seq` is its number, of the left
+    run, or of the right one where the left has ended."""
+
+    pairs: list[Pair]
+    first: Pair | None = None
+    seq: int = 0
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+def diff_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDiff:
+    """Times, salts and ids aside."""
+    left, right = _seen(a), _seen(b)
+    keys = [_key(event) for event in left], [_key(event) for event in right]
+    begin = 0
+    while begin < min(len(left), len(right)) and keys[0][begin] == keys[1][begin]:
+        begin += 1
+    pairs = [Pair(*both, same=True) for both in zip(left[:begin], right[:begin], strict=True)]
+    matcher = SequenceMatcher(None, keys[0][begin:], keys[1][begin:], autojunk=False)
+    for tag, low, high, other_low, other_high in matcher.get_opcodes():
+        ours = left[begin + low : begin + high]
+        theirs = right[begin + other_low : begin + other_high]
+        pairs += _side_by_side(ours, theirs, same=tag == "equal")
+    first = next((pair for pair in pairs if not pair.same), None)
+    if first is None:
+        return RunDiff(pairs)
+    known = first.left or first.right
+    return RunDiff(pairs, first, known.seq if known is not None else 0)
+
+
+def render(diff: RunDiff, *, width: int = 120, around: int = 3) -> str:
+    """As text: a line for each pair, equal ones only near a difference."""
+    if diff.first is None:
+        return f"the runs are the same: {len(diff.pairs)} events"
+    half = max(20, (width - 3) // 2)
+    near = {
+        place
+        for at, pair in enumerate(diff.pairs)
+        if not pair.same
+        for place in range(at - around, at + around + 1)
+    }
+    lines, skipped = [f"they part at event {diff.seq}"], 0
+    for at, pair in enumerate(diff.pairs):
+        if at not in near:
+            skipped += 1
+            continue
+        if skipped:
+            lines.append(f"... {skipped} the same")
+            skipped = 0
+        mark = (
+            "=" if pair.same else "<" if pair.right is None else ">" if pair.left is None else "|"
+        )
+        lines.append(f"{_cell(pair.left, half):{half}} {mark} {_cell(pair.right, half)}".rstrip())
+    if skipped:
+        lines.append(f"... {skipped} the same")
+    return "\n".join(lines)
+
+
+def _seen(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event.kind not in _UNSEEN and not event.waiting]
+
+
+def _key(event: Event) -> bytes:
+    return likeness(event.kind, event.data) if not event.erased else event.hash
+
+
+def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[Pair]:
+    """In order; steps of the same kind face each other when there are as many."""
+    count = max(len(left), len(right))
+    return [
+        Pair(
+            left[at] if at < len(left) else None, right[at] if at < len(right) else None, same=same
+        )
+        for at in range(count)
+    ]
+
+
+def _cell(event: Event | None, width: int) -> str:
+    if event is None:
+        return ""
+    text = f"{event.seq} {event.kind} {gist(event.data)}".replace("\n", " ")
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def gist(data: dict[str, Any]) -> str:
+    """What a human wants to read of it first."""
+    for key in ("content", "text", "outcome", "error", "steps", "what", "amounts"):
+        if data.get(key) is not None:
+            who = data.get("role") or data.get("state") or ""
+            return f"{who} {data[key]}".strip()
+    if "name" in data:
+        return f"{data['name']} {data.get('args', '')}".strip()
+    return " ".join(f"{key}={value}" for key, value in data.items() if key != "id")

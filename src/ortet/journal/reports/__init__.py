@@ -1,0 +1,1 @@
+"""Briefings and portable checkpoints made from the state of a session."""

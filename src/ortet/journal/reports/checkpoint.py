@@ -1,0 +1,240 @@
+"""AgentCheckpoint: what an agent knows and where it stands, as one portable JSON record.
+
+The schema is published as docs/agent-checkpoint.schema.json; fields are added, never taken away.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, cast, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ortet._util.codec import Hasher, encode, to_json
+from ortet._util.structs import known
+from ortet.errors import Invalid, Unsupported
+from ortet.journal.state.around import DONE, DRAFT, WITHDRAWN, Collaboration, Token, Window
+from ortet.journal.state.records import Approval, Artifact, Decision, Effect, Fact, Question
+
+VERSION = 1
+SCHEMA_ID = f"urn:ortet:agent-checkpoint:{VERSION}"
+
+Amount = Annotated[float, Meta(ge=0)]
+Index = Annotated[int, Meta(ge=0)]
+_FIELD = re.compile(r"required field `([^`]+)`")
+_AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
+_SOME = "[...]"
+_LATE = 10**20
+_ADDED = ("collaborations", "windows", "tokens", "expires", "approvals")
+"""Fields that were not there from the beginning."""
+
+_PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message. `content` is text, or the list of parts a model API takes."""
+
+    role: Annotated[str, Meta(min_length=1)]
+    content: Any
+    time: int = 0
+    extra: dict[str, Any] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A deed that was done under a key, and what came of it: it is not done again."""
+
+    effect: Effect
+    outcome: Any = None
+
+
+class ResumePoint(msgspec.Struct, frozen=True):
+    """Where to go on: the last commit, the last event, the step, and the deeds to be careful of."""
+
+    commit: str
+    event: Index
+    step: Index
+    unsettled: list[Effect]
+    done: list[Outcome] = []
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """What may be spent and what was, by counter."""
+
+    limits: dict[str, Amount] = {}
+    soft: dict[str, Amount] = {}
+    spent: dict[str, Amount] = {}
+
+
+class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent at one moment. `context` are its notes; `current_step` counts from 0.
+
+    `expires` says until when a note is good, in ns since 1970. `approvals` wait for a human: those
+    that were answered are not told, for a record that anyone can write must not allow anything.
+    `digest`, where it is given, is of all the rest: it tells damage, it is no signature.
+    """
+
+    version: Annotated[int, Meta(ge=1)] = VERSION
+    session_id: Annotated[str, Meta(min_length=1)]
+    timestamp: Annotated[datetime, Meta(tz=True)]
+    goal: str
+    plan: list[str]
+    current_step: Index
+    context: dict[str, Any]
+    messages: list[Said]
+    artifacts: list[Artifact]
+    resume_point: ResumePoint
+    facts: list[Fact]
+    decisions: list[Decision]
+    budget: Spending
+    questions: list[Question] = []
+    summary: str = ""
+    name: str = ""
+    agent: str = ""
+    digest: str = ""
+    collaborations: list[Collaboration] = []
+    windows: list[Window] = []
+    tokens: list[Token] = []
+    expires: dict[str, Index] = {}
+    approvals: list[Approval] = []
+
+    def to_json(self) -> str:
+        """With its digest."""
+        whole = msgspec.structs.replace(self, digest=_digest(self))
+        return msgspec.json.encode(whole, order="deterministic").decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> AgentCheckpoint:
+        """Invalid("bad_checkpoint") when it is no checkpoint; `details["path"]` is the field."""
+        try:
+            plain = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise _bad("$", str(error)) from error
+        version = plain.get("version") if isinstance(plain, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise Unsupported(
+                "newer_checkpoint",
+                f"this checkpoint is of format {version}, known here is {VERSION}: upgrade ortet",
+            )
+        try:
+            found = _read(plain)
+        except msgspec.ValidationError as error:
+            raise _bad(_path(plain, error), str(error).partition(" - at ")[0]) from error
+        if found.digest and found.digest != _digest(found):
+            raise _bad("$.digest", "the record is not the one it was made of")
+        return check(msgspec.structs.replace(found, digest=""))
+
+
+def _read(plain: Any) -> AgentCheckpoint:
+    try:
+        return msgspec.convert(plain, known(AgentCheckpoint))
+    except msgspec.ValidationError as error:
+        try:  # in JSON, and in its schemas, 1.0 is an integer
+            return msgspec.convert(_same(plain), known(AgentCheckpoint))
+        except msgspec.ValidationError:
+            raise error from None
+
+
+def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+    """What types do not say."""
+    if checkpoint.current_step > len(checkpoint.plan):
+        raise _bad("$.current_step", f"the plan has {len(checkpoint.plan)} steps")
+    for number, artifact in enumerate(checkpoint.artifacts):
+        if not re.fullmatch(r"(?:[0-9a-f]{64})?", artifact.oid):
+            raise _bad(f"$.artifacts[{number}].oid", "64 hexadecimal digits were expected")
+    for number, one in enumerate(checkpoint.collaborations):
+        if not one.name or one.status not in (DRAFT, DONE, WITHDRAWN):
+            raise _bad(f"$.collaborations[{number}]", "a name, and draft, done or withdrawn")
+    for number, window in enumerate(checkpoint.windows):
+        if not window.service or window.remaining is None or not 0 <= window.reset < _LATE:
+            raise _bad(f"$.windows[{number}]", "a service, what remains, and until when")
+    seen: set[str] = set()
+    point = checkpoint.resume_point
+    deeds = [(f"unsettled[{n}]", effect) for n, effect in enumerate(point.unsettled)]
+    deeds += [(f"done[{n}].effect", done.effect) for n, done in enumerate(point.done)]
+    for where, effect in deeds:
+        path = f"$.resume_point.{where}"
+        if not effect.id or effect.id in seen:
+            raise _bad(f"{path}.id", "each deed has an id of its own")
+        if effect.key and (mark := f"{effect.scope}/{effect.key}") in seen:
+            raise _bad(f"{path}.key", "each deed has a key of its own")
+        seen |= {effect.id, mark} if effect.key else {effect.id}
+    for number, approval in enumerate(checkpoint.approvals):
+        path = f"$.approvals[{number}]"
+        if not approval.id or approval.id in seen:
+            raise _bad(f"{path}.id", "each approval has an id of its own")
+        if approval.state != "asked":
+            raise _bad(f"{path}.state", "only what was asked can be told")
+        seen.add(approval.id)
+    return checkpoint
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a checkpoint, as it is published."""
+    (ref,), parts = msgspec.json.schema_components([AgentCheckpoint], ref_template="#/$defs/{name}")
+    for part in parts.values():
+        if "description" in part:  # laid out differently by releases of Python
+            part["description"] = " ".join(part["description"].split())
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        **ref,
+        "$defs": parts,
+    }
+
+
+def _digest(checkpoint: AgentCheckpoint) -> str:
+    """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
+    plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
+    for name in _ADDED:  # a record of an earlier release has a digest without them
+        if not plain[name]:
+            del plain[name]
+    try:
+        return Hasher().oid(encode(_same(plain))).hex()
+    except Invalid as error:
+        raise _bad("$", str(error)) from error
+
+
+def _same(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return int(value)
+    if isinstance(value, list):
+        return [_same(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _same(item) for key, item in value.items()}
+    return value
+
+
+def _path(plain: Any, error: msgspec.ValidationError) -> str:
+    """Which field is wrong, with the key of a map that msgspec leaves out."""
+    at, missing = _AT.search(str(error)), _FIELD.search(str(error))
+    path = (at[1] if at else "$") + (f".{missing[1]}" if missing else "")
+    shown, kind = "$", cast(Any, AgentCheckpoint)
+    for part in _PART.findall(path):
+        if part.startswith("."):
+            kind = get_type_hints(kind, include_extras=True)[part[1:]]
+            plain, shown = plain.get(part[1:]), shown + part
+        else:
+            kind = get_args(kind)[-1]
+            key = _first_bad(plain, kind) if part == _SOME else int(part[1:-1])
+            plain, shown = plain[key], f"{shown}[{to_json(key)}]"
+    return shown
+
+
+def _first_bad(items: dict[str, Any], kind: Any) -> str:
+    for key, item in items.items():
+        try:
+            msgspec.convert(item, known(kind))
+        except msgspec.ValidationError:
+            return key
+    raise AssertionError("msgspec found a bad value in this map")
+
+
+def _bad(path: str, why: str) -> Invalid:
+    return Invalid(
+        "bad_checkpoint",
+        f"this is no AgentCheckpoint, {path} is wrong ({why}): take it again from its session, or "
+        "see docs/agent-checkpoint.schema.json",
+        path=path,
+    )

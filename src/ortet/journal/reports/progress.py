@@ -1,0 +1,143 @@
+"""What happened, for the next worker: each step of the plan with its outcome, and a log of what was
+done, when, why and what failed. Fed event by event, so that it can grow with its session."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ortet.journal.conversation.text import clip, one_line, text_of
+from ortet.journal.events import Event
+
+_LONG, _SHORT = 400, 200
+_KEPT = 1000
+"""Entries of a log: a file for people, not the journal."""
+
+
+class Feature(msgspec.Struct):
+    """A step of the plan. It `passes` when the agent went past it."""
+
+    id: int
+    description: str
+    passes: bool = False
+    state: str = "to do"
+    attempts: int = 0  # actions that ended while it was the current one
+    failed: int = 0
+    last: dict[str, Any] | None = None  # the last of them
+
+
+class Story:
+    """`seq` is the last event it was fed."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.goal = ""
+        self.features: list[Feature] = []
+        self.entries: deque[str] = deque(maxlen=_KEPT)
+        self.earlier = 0  # entries that are no more in the log
+        self._step = 0
+        self._begun: dict[str, tuple[str, str]] = {}
+
+    def feed(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.waiting or event.seq <= self.seq:
+                continue
+            self.seq = event.seq
+            line = "" if event.erased else self._take(event, event.data)
+            if line:
+                self.earlier += len(self.entries) == _KEPT
+                self.entries.append(f"- {_when(event.time)} {line}")
+
+    def log(self) -> list[str]:
+        """Its lines, the oldest first."""
+        more = f"- ({self.earlier} earlier entries are in the journal: `ortet journal`)"
+        return [*([more] if self.earlier else []), *self.entries]
+
+    def _take(self, event: Event, data: dict[str, Any]) -> str:
+        match event.kind:
+            case "goal":
+                self.goal = str(data.get("text", ""))
+                return f"goal: {_line(self.goal)}"
+            case "plan":
+                return self._plan([str(step) for step in data.get("steps", [])])
+            case "step":
+                return self._go(int(data.get("step", 0)))
+            case "begun":
+                self._begun[data["id"]] = (data.get("name", ""), data.get("why", ""))
+                return ""
+            case "ended":
+                return self._ended(event, data)
+            case _:
+                return _told(event.kind, data)
+
+    def _plan(self, steps: list[str]) -> str:
+        self.features = [Feature(number, clip(text, _LONG)) for number, text in enumerate(steps, 1)]
+        self._go(0)
+        return f"planned: {_line('; '.join(steps))}"
+
+    def _go(self, step: int) -> str:
+        self._step = step
+        for at, feature in enumerate(self.features):
+            feature.passes = at < step
+            feature.state = "done" if at < step else "now" if at == step else "to do"
+        if step >= len(self.features):
+            return "all steps done"
+        return f"step {step + 1} of {len(self.features)}: {_line(self.features[step].description)}"
+
+    def _ended(self, event: Event, data: dict[str, Any]) -> str:
+        name, why = self._begun.pop(data["id"], ("", ""))
+        outcome, state = data.get("outcome"), data.get("state", "")
+        code = outcome.get("exit_code") if isinstance(outcome, dict) else None
+        failed = state == "failed" or (isinstance(code, int) and code != 0)
+        if self._step < len(self.features):
+            feature = self.features[self._step]
+            feature.attempts += 1
+            feature.failed += failed
+            feature.last = {
+                "action": name,
+                "why": clip(why, _SHORT),
+                "state": state,
+                "exit_code": code,
+                "time": _when(event.time),
+            }
+        end = f"exit code {code}" if isinstance(code, int) else state
+        if state == "failed":
+            end = f"failed with {_line(str(data.get('error', '')))}"
+        return f"`{name}`{f' ({_line(why)})' if why else ''}: {end}"
+
+
+def _told(kind: str, data: dict[str, Any]) -> str:
+    """The kinds that say something to a next worker by themselves."""
+    text = _line(text_of(data.get("text", "")))
+    match kind:
+        case "decision":
+            because = f", because {_line(data['why'])}" if data.get("why") else ""
+            roads = "; ".join(map(str, data.get("instead_of", [])))
+            return f"decided: {text}{because}" + (f"; not taken: {_line(roads)}" if roads else "")
+        case "lesson":
+            return f"learned: {text}"
+        case "fact":
+            return "" if data.get("gone") else f"found: {text}"
+        case "question":
+            return f"asked: {text}"
+        case "answer":
+            return f"was answered: {_line(text_of(data.get('answer')))}"
+        case "artifact":
+            return f"made {_line(str(data.get('name', '')))} (version {data.get('version', 1)})"
+        case "given":
+            return "was allowed" if data.get("ok") else "was denied"
+        case "warning":
+            return f"warning: {_line(str(data.get('error') or data.get('what', '')))}"
+    return ""
+
+
+def _line(text: str) -> str:
+    return one_line(text, _SHORT)
+
+
+def _when(time: int) -> str:
+    return datetime.fromtimestamp(time // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,1 @@
+"""The state of a session: records, reducers and three-way merge."""

@@ -1,0 +1,163 @@
+"""Two minds brought together: what theirs knows and ours does not, and where they contradict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ortet.journal.state.around import Collaboration, told
+from ortet.journal.state.records import Artifact, Decision, Fact
+from ortet.journal.state.state import Mind
+
+_LISTED = 1000
+"""Ids of each sort that the merge event names; the events behind it hold all of them."""
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """Two facts about the same thing that say different things, each known to one side only."""
+
+    about: str
+    ours: Fact
+    theirs: Fact
+
+
+class Union(msgspec.Struct, frozen=True):
+    """What a merge adds to a mind. Conversation, plan, notes and questions stay ours.
+
+    `artifacts` have the versions they get here. `spent` is what theirs used up since `base`.
+    """
+
+    facts: list[Fact]
+    lessons: list[Fact]
+    decisions: list[Decision]
+    artifacts: list[Artifact]
+    contradictions: list[Contradiction]
+    spent: dict[str, float]
+    collaborations: list[Collaboration] = []
+
+    def counted(self) -> dict[str, Any]:
+        """For the event that tells of the merge."""
+        return {
+            "facts": [fact.id for fact in self.facts[:_LISTED]],
+            "lessons": [fact.id for fact in self.lessons[:_LISTED]],
+            "decisions": [decision.id for decision in self.decisions[:_LISTED]],
+            "artifacts": [f"{one.name}@{one.version}" for one in self.artifacts[:_LISTED]],
+            "contradictions": [
+                {"about": one.about, "ours": one.ours.id, "theirs": one.theirs.id}
+                for one in self.contradictions[:_LISTED]
+            ],
+            "spent": self.spent,
+        }
+
+    def told(self, source: str) -> list[tuple[str, dict[str, Any]]]:
+        """The events, without those of artifacts, that make ours know it; `source` is marked."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        for fact in (*self.facts, *self.lessons):
+            found.append(("lesson" if fact.lesson else "fact", {**said(fact), "merged": source}))
+        for made in self.decisions:
+            data = {"id": made.id, "text": made.text, "why": made.why, "merged": source}
+            found.append(("decision", {**data, "instead_of": made.instead_of}))
+        for kind, data in told(self.collaborations, [], []):
+            found.append((kind, {**data, "merged": source}))
+        return found
+
+
+def said(fact: Fact) -> dict[str, Any]:
+    """A fact as its event tells it, wherever it is told."""
+    data: dict[str, Any] = {"about": fact.about, **msgspec.to_builtins(fact)}
+    for own in ("seq", "time", "lesson", "ended", "ended_by", "why"):
+        data.pop(own, None)
+    return data
+
+
+def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
+    """What ours gave up since `base` stays given up, what theirs gave up stays known here."""
+    known = {fact.id: fact for fact in ours.facts}
+    there = {fact.id: fact for fact in theirs.facts}
+    words = {_words(fact) for fact in known.values()}
+    new = []
+    for fact in sorted(there.values(), key=_age):
+        if fact.id in known or base.facts.get(fact.id) is not None or _words(fact) in words:
+            continue
+        if ours.past.get(fact.id) is not None:
+            continue
+        words.add(_words(fact))
+        new.append(fact)
+    mine = [fact for fact in known.values() if fact.id not in there]
+    return Union(
+        facts=[fact for fact in new if not fact.lesson],
+        lessons=[fact for fact in new if fact.lesson],
+        decisions=[
+            decision
+            for decision in sorted(theirs.decisions, key=_age)
+            if ours.decisions.get(decision.id) is None and base.decisions.get(decision.id) is None
+        ],
+        artifacts=_artifacts(base, ours, theirs),
+        contradictions=list(_contradictions(mine, new)),
+        spent=_spent(base, theirs),
+        collaborations=list(_collaborations(base, ours, theirs)),
+    )
+
+
+def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Contradiction]:
+    """Both sides are known to one of them only: what both believe together does not clash."""
+    about: dict[str, list[Fact]] = defaultdict(list)
+    for fact in sorted(ours, key=_age):
+        if fact.about:
+            about[fact.about].append(fact)
+    for fact in theirs:
+        for other in about.get(fact.about, ()):
+            if not (fact.lesson or other.lesson):
+                yield Contradiction(fact.about, other, fact)
+
+
+def _artifacts(base: Mind, ours: Mind, theirs: Mind) -> list[Artifact]:
+    """Theirs become the next versions of a name that both went on with."""
+    old = {(one.name, one.version, one.oid, one.link) for one in base.artifacts}
+    held: dict[str, list[Artifact]] = defaultdict(list)
+    for one in ours.artifacts:
+        held[one.name].append(one)
+    found = []
+    for one in sorted(theirs.artifacts, key=_age):
+        same = any((x.oid, x.link) == (one.oid, one.link) for x in held[one.name])
+        if same or (one.name, one.version, one.oid, one.link) in old:
+            continue
+        last = max((x.version for x in held[one.name]), default=0)
+        held[one.name].append(msgspec.structs.replace(one, version=last + 1))
+        found.append(held[one.name][-1])
+    return found
+
+
+def _collaborations(base: Mind, ours: Mind, theirs: Mind) -> Iterable[Collaboration]:
+    """Others see what theirs did: where both went on with a name, theirs gets the next one."""
+    for one in sorted(theirs.collaborations, key=_age):
+        before, mine = base.collaborations.get(one.name), ours.collaborations.get(one.name)
+        if one == before or _seen(one) == _seen(mine):
+            continue
+        name, number = one.name, 2
+        while mine is not None and mine != before:
+            name, number = f"{one.name} ({number})", number + 1
+            mine, before = ours.collaborations.get(name), None
+        yield msgspec.structs.replace(one, name=name)
+
+
+def _seen(one: Collaboration | None) -> Any:
+    return one and msgspec.structs.replace(one, seq=0, time=0)
+
+
+def _spent(base: Mind, theirs: Mind) -> dict[str, float]:
+    before = base.core.spent
+    used = {name: x - before.get(name, 0.0) for name, x in theirs.core.spent.items()}
+    return {name: amount for name, amount in used.items() if amount > 0}
+
+
+def _words(fact: Fact) -> tuple[str, str, bool]:
+    """The same thing said twice is one fact."""
+    return " ".join(fact.text.split()), fact.about, fact.lesson
+
+
+def _age(thing: Fact | Decision | Artifact | Collaboration) -> int:
+    return thing.seq

@@ -1,0 +1,1 @@
+"""Snapshots of files: scan, ignore rules, stat index, change detection."""

@@ -1,0 +1,96 @@
+"""Hardlink groups: which names of a workspace lead to one and the same file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ortet._util.codec import encode
+from ortet.machines.capture.seen import RACY, Node
+from ortet.machines.capture.stat_index import StatIndex
+from ortet.objects.base import Kind, Objects
+
+Inode = tuple[int, ...]
+"""ino and dev, as they stand in a Seen."""
+
+
+def walk(index: StatIndex) -> Iterator[tuple[bytes, Node]]:
+    """Every directory that was seen, with its path."""
+    stack = [(b"", index.root)]
+    while stack:
+        path, node = stack.pop()
+        yield path, node
+        for name, child in node.dirs.items():
+            stack.append((join(path, os.fsencode(name)), child))
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    return directory + b"/" + name if directory else name
+
+
+def put_links(objects: Objects, index: StatIndex) -> bytes:
+    """Store the groups of two and more; b"" when there are none."""
+    groups: dict[Inode, list[bytes]] = {}
+    for path, node in walk(index):
+        for name in node.linked:
+            inode = node.seen[name][1:3]
+            groups.setdefault(inode, []).append(join(path, os.fsencode(name)))
+    found = sorted(sorted(paths) for paths in groups.values() if len(paths) > 1)
+    return objects.put(Kind.META, encode(found)) if found else b""
+
+
+def siblings(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
+    """All names of these files, by directory: a change of one name's file is a change of all."""
+    found: dict[bytes, set[bytes]] = {}
+    for path, node in walk(index):
+        for name, was in node.seen.items():
+            if was[1:3] in inodes:
+                found.setdefault(path, set()).add(os.fsencode(name))
+    return found
+
+
+def linked_below(top: Node) -> set[Inode]:
+    """The files in and below a directory that have other names too."""
+    found: set[Inode] = set()
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        found.update(node.seen[name][1:3] for name in node.linked)
+        stack += node.dirs.values()
+    return found
+
+
+class Moves:
+    """Finds a directory again that was moved while nobody looked, so that its files are not read.
+
+    What is known of it is safe to use under its new name: every file in it is compared anyway.
+    """
+
+    def __init__(self, index: StatIndex) -> None:
+        self._index = index
+        self._left: dict[Inode, Node] = {}
+        self._places: dict[Inode, tuple[Node, str]] | None = None if index.root.dirs else {}
+
+    def leave(self, inode: Inode, node: Node) -> None:
+        """It is no longer where it was."""
+        self._left[inode] = node
+
+    def take(self, inode: Inode) -> Node | None:
+        if self._index.pending:
+            return None  # what was recorded below it is known by its old path only
+        if inode in self._left:
+            return self._left.pop(inode)
+        if self._places is None:
+            self._places = {
+                node.seen[name][1:3]: (node, name)
+                for _, node in walk(self._index)
+                for name in node.dirs
+                if name in node.seen
+            }
+        above, name = self._places.pop(inode, (None, ""))
+        node = above.dirs.pop(name, None) if above is not None else None
+        if above is None or node is None:
+            return None
+        above.put(name, (*above.seen[name][:9], RACY))  # so that it counts as changed there
+        self._index.links = None
+        return node

@@ -1,0 +1,198 @@
+"""What is not state: `.ortetignore` files, size rules, and our own names.
+
+`.ortetignore` is read as git reads .gitignore (comments, `!`, `dir/`, anchors, `**`; one in any
+directory, the deepest that matches decides). A line `size > 500MB [pattern]` leaves out larger
+files, each reported at every commit. KB, MB, GB, TB are powers of 1000; KiB and so on of 1024.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from ortet._util.codec import checksum
+from ortet.errors import Invalid
+from ortet.machines.dirfd import STAGE
+
+FILE = b".ortetignore"
+POINTER = b".ortet"
+
+_SIZE_LINE = re.compile(rb"size\s*>(.*)", re.DOTALL)
+_SIZE = re.compile(
+    rb"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b|b)(?:\s+(.+))?", re.IGNORECASE | re.DOTALL
+)
+_WILD = {b"*": b"[^/]*", b"?": b"[^/]"}
+_POWER = {b"": 0, b"k": 1, b"m": 2, b"g": 3, b"t": 4}
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """One line. With `limit` it is about larger files only, otherwise about all it matches."""
+
+    regex: re.Pattern[bytes]
+    keep: bool = False
+    only_dirs: bool = False
+    limit: int | None = None
+
+
+class Rules:
+    """The rules of one workspace, by the directory whose file said them (b"": the root)."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[bytes, list[Pattern]] = {}
+        self._digests: dict[bytes, bytes] = {}
+
+    def set(self, directory: bytes, text: bytes | None) -> None:
+        """What the directory's `.ortetignore` says now; None: there is none."""
+        patterns = parse(text, os.fsdecode(directory)) if text else []
+        if patterns:
+            self._patterns[directory] = patterns
+            self._digests[directory] = checksum(text or b"")
+        else:
+            self._patterns.pop(directory, None)
+            self._digests.pop(directory, None)
+
+    @property
+    def empty(self) -> bool:
+        """No file says anything: only our own names are left out."""
+        return not self._patterns
+
+    def clear(self) -> None:
+        self._patterns.clear()
+        self._digests.clear()
+
+    def forget(self, directory: bytes) -> None:
+        """The directory is gone, and all below it."""
+        below = directory + b"/"
+        for at in [at for at in self._patterns if at == directory or at.startswith(below)]:
+            self.set(at, None)
+
+    def known(self, directory: bytes) -> bool:
+        return directory in self._patterns
+
+    def digest(self, directory: bytes) -> bytes:
+        """Changes when what applies in this directory may have changed; b"" without any rule."""
+        if not self._digests:
+            return b""
+        return b"".join(self._digests.get(at, b"") for at in _upwards(directory))
+
+    def ignored(self, path: bytes, is_dir: bool) -> bool:
+        """Is it no state? Asked of a path whose directories are not ignored themselves."""
+        name = path.rpartition(b"/")[2]
+        if name == FILE:
+            return False  # what says what is state is state
+        if name.startswith(STAGE) or (path == POINTER and not is_dir):
+            return True
+        for pattern in self._matching(path):
+            if pattern.limit is None and (is_dir or not pattern.only_dirs):
+                return not pattern.keep
+        return False
+
+    def limit(self, path: bytes) -> int | None:
+        """The size above which this file is left out."""
+        for pattern in self._matching(path):
+            if pattern.limit is not None:
+                return pattern.limit
+        return None
+
+    def _matching(self, path: bytes) -> Iterator[Pattern]:
+        """The patterns that match, the one that decides first."""
+        if not self._patterns:
+            return
+        for directory in _upwards(path.rpartition(b"/")[0]):
+            if directory in self._patterns:
+                relative = path[len(directory) + 1 :] if directory else path
+                for pattern in reversed(self._patterns[directory]):
+                    if pattern.regex.fullmatch(relative):
+                        yield pattern
+
+
+def parse(text: bytes, directory: str = "") -> list[Pattern]:
+    """The patterns of an ignore file; Invalid for a size line that says no size."""
+    patterns = []
+    for number, line in enumerate(text.splitlines(), 1):
+        trimmed = _trim(line)
+        if not trimmed or trimmed.startswith(b"#"):
+            continue
+        if said := _SIZE_LINE.fullmatch(trimmed):
+            patterns.append(_size_rule(said[1], f"{directory or '.'}/.ortetignore line {number}"))
+        elif pattern := _pattern(trimmed):
+            patterns.append(pattern)
+    return patterns
+
+
+def _upwards(directory: bytes) -> Iterator[bytes]:
+    while directory:
+        yield directory
+        directory = directory.rpartition(b"/")[0]
+    yield b""
+
+
+def _trim(line: bytes) -> bytes:
+    """Without trailing blanks, unless the last is escaped."""
+    trimmed = line.rstrip(b" \t")
+    if trimmed.endswith(b"\\") and len(trimmed) < len(line):
+        trimmed += line[len(trimmed) : len(trimmed) + 1]
+    return trimmed
+
+
+def _size_rule(said: bytes, place: str) -> Pattern:
+    match = _SIZE.fullmatch(said)
+    if match is None:
+        shown = said.decode(errors="backslashreplace").strip()
+        message = f"{place}: {shown!r} is not a size: write for example `size > 500MB *.bin`"
+        raise Invalid("bad_rule", message)
+    number, unit, binary, glob = match.groups()
+    limit = float(number) * (1024 if binary else 1000) ** _POWER[(unit or b"").lower()]
+    about = _pattern(glob) if glob else None
+    return Pattern(about.regex if about else re.compile(rb".*", re.DOTALL), limit=int(limit))
+
+
+def _pattern(line: bytes) -> Pattern | None:
+    keep = line.startswith(b"!")
+    glob = line[1:] if keep else line
+    only_dirs = glob.endswith(b"/")
+    glob = glob.rstrip(b"/") if only_dirs else glob
+    if not glob:
+        return None
+    anchored = b"/" in glob
+    start = b"" if anchored else b"(?:.*/)?"
+    return Pattern(re.compile(start + _translate(glob.lstrip(b"/")), re.DOTALL), keep, only_dirs)
+
+
+def _translate(glob: bytes) -> bytes:
+    """A glob of slash-separated parts as a regular expression over raw bytes."""
+    out, at = b"", 0
+    while at < len(glob):
+        if glob.startswith(b"**/", at) and (at == 0 or glob[at - 1 : at] == b"/"):
+            out, at = out + b"(?:.*/)?", at + 3
+        elif glob[at:] == b"**" and (at == 0 or glob[at - 1 : at] == b"/"):
+            out, at = out + b".+", at + 2
+        elif glob[at : at + 1] == b"[":
+            part, at = _bracket(glob, at)
+            out += part
+        elif glob[at : at + 1] == b"\\" and at + 1 < len(glob):
+            out, at = out + re.escape(glob[at + 1 : at + 2]), at + 2
+        else:
+            char = glob[at : at + 1]
+            out, at = out + _WILD.get(char, re.escape(char)), at + 1
+    return out
+
+
+def _bracket(glob: bytes, at: int) -> tuple[bytes, int]:
+    """[a-z], [!a-z], []] and so on; an unclosed one matches itself."""
+    end = glob.find(b"]", at + 3 if glob[at + 1 : at + 2] in (b"!", b"^") else at + 2)
+    if end < 0:
+        return re.escape(b"["), at + 1
+    inside = glob[at + 1 : end]
+    negated = inside[:1] in (b"!", b"^")
+    inside = (inside[1:] if negated else inside).replace(b"\\", b"\\\\").replace(b"[", b"\\[")
+    inside = inside.replace(b"]", b"\\]").replace(b"^", b"\\^").replace(b"&", b"\\&")
+    part = b"(?!/)[" + (b"^" if negated else b"") + inside + b"]"
+    try:
+        re.compile(part)
+    except re.error:
+        return b"(?!)", end + 1  # such as [z-a]: matches nothing, as in git
+    return part, end + 1

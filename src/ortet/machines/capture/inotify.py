@@ -1,0 +1,215 @@
+"""inotify: which names changed since the last look. It speeds up scans; the index is the truth.
+
+No thread: the kernel queues, we drain. The scan adds a directory before it lists it: what appears
+in a new directory before the watch is found by the listing, and what appears later by an event.
+Not seen, until the next full scan: writes through memory before any other event (mapped.py), and
+writes by a hardlink that was made since the last look and is gone by this one, or is not in the
+workspace or ignored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+
+from ortet.machines.base import News
+from ortet.machines.capture.frames import Dirty
+from ortet.machines.capture.hardlinks import join
+
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_MOVE_SELF = 0x800
+_UNMOUNT, _OVERFLOW, _IGNORED, _ISDIR = 0x2000, 0x4000, 0x8000, 0x4000_0000
+_ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x0100_0000, 0x0200_0000, 0x0400_0000
+
+_INSIDE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_DIRECTORY = _INSIDE | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
+_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DONT_FOLLOW
+_RELEASED = _CLOSE_WRITE | _MOVED_FROM | _DELETE
+
+_EVENT = Struct("iIII")
+_READ = 1 << 16
+
+_LOCAL = frozenset(
+    b"bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay tmpfs vfat xfs zfs".split()
+)
+"""Where every change passes this kernel, which can therefore tell of it."""
+
+
+class Watch:
+    """The watches of one workspace. `broken`: why it does not cover everything (or empty)."""
+
+    def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
+        self._fd = fd
+        self._libc = libc
+        self._paths: dict[int, bytes] = {}
+        self._dirs: dict[bytes, int] = {}
+        self._files: dict[bytes, int] = {}
+        self._held: set[bytes] = set()
+        self._heard: Dirty | None = Dirty({})  # by `listen`; None: anything
+        self.broken = ""
+        self._pid = os.getpid()
+
+    @classmethod
+    def open(cls, root: Path) -> Watch | None:
+        """None where changes cannot be told: no inotify, or not a local file system."""
+        if not sys.platform.startswith("linux") or not is_local(root):
+            return None
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        return cls(fd, libc) if fd >= 0 else None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def add(self, fd: int, path: bytes) -> None:
+        """Watch an open directory, and know it by this path."""
+        if path not in self._dirs:
+            self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path, self._dirs)
+
+    def add_file(self, fd: int, path: bytes) -> None:
+        """Watch a file in an open directory for itself, whatever name it is changed by."""
+        name = path.rpartition(b"/")[2]
+        self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path, self._files)
+
+    def drop(self, path: bytes) -> None:
+        """The directory is not there any more, nor anything below it."""
+        below = path + b"/"
+        for known in (self._dirs, self._files):
+            for at in [at for at in known if at == path or at.startswith(below)]:
+                wd = known.pop(at)
+                if self._paths.get(wd) == at:
+                    self._libc.inotify_rm_watch(self._fd, wd)
+                    del self._paths[wd]
+        self._held = {at for at in self._held if not at.startswith(below)}
+
+    def drain(self) -> Dirty | None:
+        """What changed since the last call; None: anything may have changed."""
+        heard, self._heard = self._heard, Dirty({})
+        return _merged(heard, self._drain())
+
+    def listen(self, timeout: float, wake: int, ignored: Callable[[bytes, bool], bool]) -> News:
+        """See Machine.listen. What is heard is not lost: `drain` tells of it."""
+        poll = select.poll()
+        for fd in (self._fd, wake):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(None if timeout < 0 else timeout * 1000)}
+        if self._fd not in ready:
+            return News()
+        dirty = self._drain()
+        self._heard = _merged(self._heard, dirty)
+        if dirty is None:
+            return News(changed=True, fresh=True)
+        fresh = any(not ignored(path, True) for path in dirty.whole)
+        return News(changed=fresh or _matters(dirty, ignored), fresh=fresh)
+
+    def _drain(self) -> Dirty | None:
+        if os.getpid() != self._pid:
+            return None  # after fork(2) the queue is our parent's
+        dirty = Dirty({}, set(), self._held)
+        everything = bool(self.broken)
+        while data := self._read():
+            at = 0
+            while at < len(data):
+                wd, mask, _, length = _EVENT.unpack_from(data, at)
+                name = data[at + 16 : at + 16 + length].rstrip(b"\0")
+                at += 16 + length
+                everything |= self._event(wd, mask, name, dirty)
+        return None if everything else dirty
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, _READ)
+        except BlockingIOError:
+            return b""
+
+    def _event(self, wd: int, mask: int, name: bytes, dirty: Dirty) -> bool:
+        """Note it; True when it means that anything may have changed."""
+        if mask & (_OVERFLOW | _UNMOUNT):
+            return True
+        if mask & _IGNORED:
+            gone = self._paths.get(wd) == b""  # the directory itself
+            self._forget(wd)
+            return gone
+        path = self._paths.get(wd)
+        if path is None:
+            return False
+        if not name:  # it is about the watched thing itself
+            if not path:
+                dirty.names.setdefault(b"", set())
+                return bool(mask & _MOVE_SELF)
+            path, _, name = path.rpartition(b"/")
+        some = dirty.names.setdefault(path, set())
+        if some is not None:
+            some.add(name)
+        if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+            # perhaps with the inode number of one that was there: its number proves nothing
+            dirty.whole.add(join(path, name))
+        elif mask & _MODIFY:
+            self._held.add(join(path, name))
+        elif mask & _RELEASED:
+            self._held.discard(join(path, name))
+        return False
+
+    def _add(self, place: bytes, mask: int, path: bytes, known: dict[bytes, int]) -> None:
+        wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
+        if wd < 0:
+            code = ctypes.get_errno()
+            if code != errno.ENOENT or known is self._dirs:  # a file that is gone had an event
+                self.broken = os.strerror(code)
+            return
+        self._paths[wd] = path
+        known[path] = wd
+
+    def _forget(self, wd: int) -> None:
+        path = self._paths.pop(wd, None)
+        for known in (self._dirs, self._files):
+            if path is not None and known.get(path) == wd:
+                del known[path]
+
+
+def _merged(before: Dirty | None, after: Dirty | None) -> Dirty | None:
+    if before is None or after is None or not before.names:
+        return after if before is not None else None
+    names = dict(before.names)
+    for path, some in after.names.items():
+        known = names.get(path, some)
+        names[path] = None if known is None or some is None else known | some
+    return Dirty(names, before.whole | after.whole, after.held)
+
+
+def _matters(dirty: Dirty, ignored: Callable[[bytes, bool], bool]) -> bool:
+    """Whether something changed that is state; directories are told of by what is in them."""
+    for path, some in dirty.names.items():
+        if not some or not all(ignored(join(path, name), False) for name in some):
+            return True
+    return False
+
+
+def is_local(root: Path) -> bool:
+    """Does this kernel see every change below `root`, on all that is mounted there?"""
+    top = os.path.realpath(os.fsencode(root))
+    inside = top.rstrip(b"/") + b"/"
+    nearest, types = b"", [b""]
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split()
+        point = fields[4].decode("unicode_escape").encode("latin-1")
+        kind = fields[fields.index(b"-") + 1]
+        if point.startswith(inside):
+            types.append(kind)
+        elif inside.startswith(point.rstrip(b"/") + b"/") and len(point) >= len(nearest):
+            nearest, types[0] = point, kind
+    return _LOCAL.issuperset(types)

@@ -1,0 +1,105 @@
+"""The quick look at a known workspace: stat every name the index holds, and open nothing.
+
+A directory whose own stat is as it was holds the names it held, so it need not be listed; this and
+not opening it save a third of a scan. Nothing here is trusted but equality: a name that leads
+through a link put there meanwhile has another inode, and goes the careful way.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from itertools import accumulate
+
+from ortet.machines.capture.halves import in_halves
+from ortet.machines.capture.hardlinks import join, walk
+from ortet.machines.capture.ignore_rules import FILE
+from ortet.machines.capture.seen import MAPPED, STAT, Node, is_same, mark_of
+from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.stat_index import StatIndex
+
+Names = dict[bytes, set[bytes] | None]
+Known = tuple[bytes, Node, list[str]]
+"""A directory that was seen: path, node, names in it."""
+
+_RULES = os.fsdecode(FILE)
+_MANY = 8192  # names, from which on a second process pays
+_LONG = 3000  # with one more name a path could be too long for the kernel
+
+
+def suspects(fd: int, index: StatIndex, sieve: Sieve, *, alone: bool = False) -> Names:
+    """Names below the open root whose stat is not as it was; directories to list again are None.
+
+    `alone`: the process is ours and may fork.
+    """
+    found: Names = dict.fromkeys(index.losses)
+    if not is_same(index.root_seen, os.fstat(fd)):
+        found[b""] = None
+    ruled: list[bytes] = []
+    governed: list[tuple[bytes, Node]] = []
+    nodes = [(path, node, node.names()) for path, node in walk(index)]
+    changed = _changed_names(fd, nodes, many=_MANY if alone else 0)
+    for (path, node, names), different in zip(nodes, changed, strict=True):
+        if _RULES in names:
+            ruled.append(path)
+        if node.rules or _RULES in names:
+            governed.append((path, node))
+        for name in different:
+            raw = os.fsencode(name)
+            some = found.setdefault(path, set())
+            if some is not None:
+                some.add(raw)
+            if name in node.dirs:
+                found[join(path, raw)] = None
+    for path in sieve.reload(fd, ruled, governed):
+        found[path] = {FILE}
+    return found
+
+
+def _changed_names(fd: int, nodes: list[Known], *, many: int) -> list[list[str]]:
+    """For each directory; from `many` names on (0: never) by two processes."""
+
+    def changed(known: Known) -> list[str]:
+        path, node, names = known
+        return _changed(fd, os.fsdecode(path) + "/" if path else "", node, names)
+
+    sizes = list(accumulate(len(names) for _, _, names in nodes))
+    cut = bisect_left(sizes, sizes[-1] // 2) + 1 if 0 < many <= sizes[-1] else 0
+    return in_halves(changed, nodes, cut=cut)
+
+
+def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:
+    packed = node.packed
+    if len(prefix) > _LONG:
+        return names
+    if (
+        packed is not None
+        and not (packed.marks or packed.far)
+        and _stats(fd, prefix, names) == packed.stats
+    ):
+        return []
+    return [
+        name
+        for name, was in node.seen.items()
+        if mark_of(was) & MAPPED or not is_same(was, _stat(fd, prefix + name))
+    ]
+
+
+def _stats(fd: int, prefix: str, names: list[str]) -> bytes:
+    """As the index packs them. The loop all of an unchanged workspace goes through."""
+    stat, pack = os.stat, STAT.pack
+    parts = []
+    try:
+        for name in names:
+            st = stat(prefix + name, dir_fd=fd, follow_symlinks=False)
+            parts.append(pack(*st[:7], st.st_mtime_ns, st.st_ctime_ns))
+    except OSError:
+        return b"changed"
+    return b"".join(parts)
+
+
+def _stat(fd: int, path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path, dir_fd=fd, follow_symlinks=False)
+    except OSError:
+        return None

@@ -1,0 +1,176 @@
+"""A directory and its index -> its Entry and hardlink groups.
+
+Only what differs from the index is read, and only directories with a difference are encoded again.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ortet.errors import Invalid, NotFound
+from ortet.history.records import Entry
+from ortet.history.tree.tree import Trees
+from ortet.machines.base import Loss
+from ortet.machines.capture.frames import Dirty, Plan
+from ortet.machines.capture.hardlinks import Inode, put_links, siblings
+from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.mmap_writers import mapped_inodes
+from ortet.machines.capture.quick_check import suspects
+from ortet.machines.capture.reader import Job
+from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.capture.walk import Walk, Watching
+from ortet.objects.base import Objects
+
+
+class ScanResult(msgspec.Struct, frozen=True):
+    root: Entry
+    links: bytes
+    changed: int  # names that came, went or became something else
+    learned: int  # how much the index did not know before: see Walk
+
+
+def scan(
+    objects: Objects,
+    trees: Trees,
+    *,
+    root: Path,
+    index: StatIndex,
+    rules: Rules,
+    losses: list[Loss],
+    dirty: Dirty | None = None,
+    watch: Watching | None = None,
+    alone: bool = False,
+) -> ScanResult:
+    """The directory's Entry (name b"") and links, with `index` and `rules` brought up to date.
+
+    Full when `dirty` is None; otherwise only what it lists is looked at. `alone`: the process is
+    ours and may fork. `losses` gets all that is known to be missing. When it fails the index is
+    empty afterwards, for it would be half true.
+    """
+    work = _Scan(objects, trees, index, rules=rules, watch=watch, alone=alone)
+    try:
+        result = work.run(root, dirty)
+    except BaseException:
+        index.forget(b"")
+        raise
+    for known in index.losses.values():
+        for some in known.values():
+            losses += some
+    return result
+
+
+class _Scan:
+    """The runs that one scan needs: what changed, its other names, what is mapped."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        trees: Trees,
+        index: StatIndex,
+        *,
+        rules: Rules,
+        watch: Watching | None,
+        alone: bool,
+    ) -> None:
+        self._objects = objects
+        self._index = index
+        self._alone = alone
+        self._watched = watch is not None
+        self._sieve = Sieve(index, rules)
+        self._walk = Walk(objects, trees, index, sieve=self._sieve, watch=watch)
+
+    def run(self, root: Path, dirty: Dirty | None) -> ScanResult:
+        index, walk = self._index, self._walk
+        try:
+            with _opened(root) as fd, _uncollected(index):
+                walk.run(fd, self._first_plan(fd, dirty))
+                if dirty is not None and walk.linked:
+                    # the other names of a file that changed got no event of their own
+                    walk.run(fd, self._plan(self._others(walk.linked)))
+                if self._notice_mapped(walk.read, dirty):
+                    walk.run(fd, self._plan({}))
+        finally:
+            walk.close()
+        if index.links is None:
+            index.links = put_links(self._objects, index)
+        assert index.root.entry is not None
+        return ScanResult(index.root.entry, index.links, walk.changed, walk.learned)
+
+    def _first_plan(self, fd: int, dirty: Dirty | None) -> Plan | None:
+        if dirty is not None:
+            plan = self._plan(dirty.names)
+            for path in dirty.whole:
+                plan.at(path).whole = True
+            return plan
+        # a watcher has to be told of every directory, so then all are opened
+        if not self._watched and self._index.root.entry is not None:
+            return self._plan(suspects(fd, self._index, self._sieve, alone=self._alone))
+        return None
+
+    def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> Plan:
+        """What to look at, with what has to be looked at every time."""
+        plan = Plan()
+        plan.add(names)
+        for path, changes in self._index.pending.items():
+            # what was forgotten may have had to stay, because it holds what is no state
+            plan.add({path: [name for name, entry in changes.items() if entry is None]})
+        for path in self._index.mapped:
+            above, _, name = path.rpartition(b"/")
+            plan.add({above: (name,)})
+        return plan
+
+    def _others(self, inodes: set[Inode]) -> dict[bytes, set[bytes] | None]:
+        """Other names of these files: those we know, and all that is left out until it changes."""
+        found: dict[bytes, set[bytes] | None] = dict(siblings(self._index, inodes))
+        for path, lost in self._index.losses.items():
+            found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
+        return found
+
+    def _notice_mapped(self, read: dict[int, Job], dirty: Dirty | None) -> bool:
+        """Mark the files just read that are written through memory; True: read some again."""
+        index = self._index
+        if dirty is not None and not any(j.mapped or j.path in dirty.held for j in read.values()):
+            return False
+        inodes = mapped_inodes() if read else set()
+        turned = [job for inode, job in read.items() if (inode in inodes) != job.mapped]
+        for job in turned:
+            index.mark_mapped(job.path, not job.mapped)
+        return any(not job.mapped for job in turned)
+
+
+@contextmanager
+def _uncollected(index: StatIndex) -> Iterator[None]:
+    """A first look fills an index with what stays: the collector would go through all of it again
+    and again for nothing, a twentieth of the time."""
+    resting = index.root.entry is None and gc.isenabled()
+    if resting:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if resting:
+            gc.enable()
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    """The workspace itself may be reached through a symlink, nothing below it."""
+    try:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        message = f"no directory {root}: make it, or open the workspace at another place"
+        raise NotFound("no_directory", message) from error
+    except NotADirectoryError as error:
+        message = f"{root} is not a directory: open the workspace at another place"
+        raise Invalid("not_a_directory", message) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,195 @@
+"""What crashes left of a store on this host: homes of no workspace, half layers, sockets, and
+processes and mounts of machines that nobody has open."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ortet.machines.dirfd import STAGE, directory, remove
+from ortet.machines.live.cgroups import recorded, remove_group
+from ortet.machines.live.criu.worker_pool import left
+from ortet.machines.overlay.layers import AREA
+from ortet.machines.overlay.mount_plan import parse_mounts
+from ortet.machines.standalone.syscalls import Kernel
+
+_LOCKS = ("lock", "open", "turn")
+_VIEW = "root"
+_DYING = 5000  # milliseconds
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """Something nobody uses any more."""
+
+    what: Literal["home", "stage", "socket", "process", "group", "mount"]
+    path: str
+    pid: int = 0
+
+
+def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
+    """`machines` are the ids of all machines that the catalog knows; what is locked is in use."""
+    local = store / "local"
+    found = [
+        *_processes(local / "machines"),
+        *_mounts(local / "machines"),
+        *_homes(local / "machines", machines),
+        *_reserved(local / "bases" / AREA),
+        *_stages(local),
+        *_sockets(local / "signal"),
+        *_sockets(local / "agent", socket.SOCK_STREAM),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def clean(leftovers: Iterable[Leftover]) -> int:
+    """Remove them; returns how many are gone."""
+    done = 0
+    for leftover in leftovers:
+        path = Path(leftover.path)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if leftover.what == "process":
+                _end(leftover.pid)
+            elif leftover.what == "mount":
+                Kernel().unmount(leftover.path, lazy=True)
+            elif leftover.what == "group":
+                remove_group(path)
+            else:
+                with directory(path.parent) as at:
+                    remove(at, os.fsencode(path.name))
+        done += 1
+    return done
+
+
+def _end(pid: int) -> None:
+    """Kill, and wait until its mounts are released."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(_DYING)
+    finally:
+        os.close(fd)
+
+
+def _processes(place: Path) -> Iterator[Leftover]:
+    """Processes that live among the mounts of a machine that nobody has open.
+
+    No way is known by which they come about: all are killed with the process that had it open.
+    """
+    begin = b"upperdir=" + os.fsencode(os.path.realpath(place)) + b"/"
+    seen: dict[str, str] = {}  # a mount namespace, and the id of the machine that it is of
+    with suppress(OSError):
+        seen[os.readlink("/proc/self/ns/mnt")] = ""
+    for pid in filter(str.isdigit, os.listdir("/proc") if place.is_dir() else ()):
+        with suppress(OSError):
+            space = os.readlink(f"/proc/{pid}/ns/mnt")
+            if space not in seen:
+                _, found, rest = Path(f"/proc/{pid}/mountinfo").read_bytes().partition(begin)
+                seen[space] = os.fsdecode(rest.partition(b"/")[0]) if found else ""
+            home = place / seen[space]
+            if seen[space] and home.is_dir() and not _in_use(home):
+                yield Leftover("process", str(home), int(pid))
+
+
+def _mounts(place: Path) -> Iterator[Leftover]:
+    """Mounts of this process's namespace inside homes that nobody has open, innermost first."""
+    top = os.path.realpath(place)
+    with suppress(OSError):
+        found = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+        for at in sorted((one.at for one in found if one.at.startswith(f"{top}/")), reverse=True):
+            if not _in_use(Path(top, at[len(top) + 1 :].partition("/")[0])):
+                yield Leftover("mount", at)
+
+
+def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
+    for home in sorted(place.iterdir()) if place.is_dir() else ():
+        if not home.is_dir() or _in_use(home):
+            continue
+        pid = _supervisor(home)
+        if pid:
+            yield Leftover("process", str(home), pid)
+        for group in recorded(home):
+            if group.is_dir():
+                yield Leftover("group", str(group))
+        if home.name not in machines:
+            yield Leftover("home", str(home))
+
+
+def _reserved(area: Path) -> Iterator[Leftover]:
+    for _, groups in left(area):
+        yield from (Leftover("group", str(group)) for group in groups if group.is_dir())
+
+
+def _in_use(home: Path) -> bool:
+    """Does a process hold one of its locks?"""
+    for name in _LOCKS:
+        with suppress(FileNotFoundError), (home / name).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
+def _supervisor(home: Path) -> int:
+    """The pid of a supervisor that outlived its hub, which no way is known to come about; 0."""
+    try:
+        pid = int(os.readlink(home / _VIEW).split("/")[2])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pid if b"zygote.py" in command else 0
+
+
+def _stages(local: Path) -> Iterator[Leftover]:
+    """Directories that were being built when their process died."""
+    begin = os.fsdecode(STAGE)
+    for place in (local, local / "bases", local / "machines"):
+        for name in sorted(os.listdir(place)) if place.is_dir() else ():
+            half = place.name == "bases" and name.endswith(".new")
+            if (name.startswith((begin, "probe-")) or half) and not _built_by_someone(place):
+                yield Leftover("stage", str(place / name))
+
+
+def _built_by_someone(place: Path) -> bool:
+    lock = place / "build.lock"
+    if not lock.exists():
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _sockets(place: Path, kind: int = socket.SOCK_DGRAM) -> Iterator[Leftover]:
+    """Sockets whose listener is dead."""
+    if not place.is_dir():
+        return
+    at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield from _dead(place, at, kind)
+    finally:
+        os.close(at)
+
+
+def _dead(place: Path, at: int, kind: int) -> Iterator[Leftover]:
+    for path in sorted([*place.glob("*.sock"), *place.glob("sock")]):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            try:
+                probe.connect(f"/proc/self/fd/{at}/{path.name}")  # its own may be too long
+            except OSError as error:
+                if error.errno == errno.ECONNREFUSED:
+                    yield Leftover("socket", str(path))

@@ -1,0 +1,351 @@
+"""Run a command to its end on the host: streams, time-out, kill of all descendants."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+from ortet._util.validation import BYTES, CALL, DICT, NUMBER, TEXT, check_text, check_texts, may_be
+from ortet.errors import Invalid, NotFound
+from ortet.ids import Random
+from ortet.machines.base import Command, Output, Result
+from ortet.machines.poll import LONGEST
+from ortet.machines.standalone.process_tree import MARK, kill_run
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+LIMIT = 64 * 1024 * 1024
+"""Bytes of each stream that a Result keeps; `output` sees all of them."""
+
+_CHUNK = 1024 * 1024
+_POLL = 0.02  # where the kernel cannot tell us of an exit (no pidfd), look this often
+
+Wrap = Callable[[list[str]], Sequence[str]]
+"""argv -> the argv that is really executed (a launcher in front)."""
+
+
+def run_command(
+    command: Command,
+    *,
+    cwd: str | Path,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float | None = None,
+    stdin: bytes | None = None,
+    output: Output | None = None,
+    wrap: Wrap | None = None,
+    limit: int = LIMIT,
+    random: Random = os.urandom,
+) -> Result:
+    """Start it in a session of its own and return when it ends; children it left behind live on.
+
+    `env` is laid over this process's environment, None unsets. At the time-out, and when `output`
+    raises, the command and all its descendants are killed. A command that cannot be started gives
+    127 or 126, as a shell would; only a bad `cwd`, an empty list or a NUL byte raises.
+    """
+    argv = argv_of(command)
+    check_directory(cwd)
+    mark = random(8).hex()
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            wrap(argv) if wrap else argv,
+            cwd=cwd,
+            env=environment(env or {}, mark),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return not_started(argv[0], error, time.monotonic() - began)
+    except ValueError as error:
+        message = f"it cannot be run ({error}): correct the command or its environment"
+        raise Invalid("bad_command", message) from error
+    return attend(
+        process,
+        pidfd=_pidfd(process.pid),
+        kill=lambda: kill_run(mark, process.pid),
+        began=began,
+        timeout=timeout,
+        stdin=stdin,
+        output=output,
+        limit=limit,
+    )
+
+
+class Process(Protocol):
+    """A started command, wherever it runs: what `subprocess.Popen` and an overlay machine share."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+
+
+def attend(
+    process: Process,
+    *,
+    pidfd: int | None,
+    kill: Callable[[], None],
+    began: float,
+    timeout: float | None,
+    stdin: bytes | None,
+    output: Output | None,
+    limit: int = LIMIT,
+) -> Result:
+    """Feed a started command and read it until it ends; `kill` ends it with all it started."""
+    run = _Run(process, pidfd, output=output, limit=limit)
+    try:
+        timed_out = run.until(None if timeout is None else began + timeout, stdin)
+        if timed_out:
+            kill()
+        code = run.finish()
+    except BaseException:
+        kill()
+        run.close()
+        raise
+    stdout, stderr = run.texts()
+    return Result(124 if timed_out else code, stdout, stderr, time.monotonic() - began, timed_out)
+
+
+class _Run:
+    """The pipes of one started command, pumped by one selector."""
+
+    def __init__(
+        self, process: Process, pidfd: int | None, *, output: Output | None, limit: int
+    ) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        self._process = process
+        self._output = output
+        self._kept: dict[str, Kept] = {"stdout": Kept(limit), "stderr": Kept(limit)}
+        self._open: dict[IO[bytes], Literal["stdout", "stderr"]] = {
+            process.stdout: "stdout",
+            process.stderr: "stderr",
+        }
+        self._selector = selectors.DefaultSelector()
+        for stream in self._open:
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ)
+        self._pidfd = pidfd
+        if self._pidfd is not None:
+            self._selector.register(self._pidfd, selectors.EVENT_READ)
+
+    def until(self, deadline: float | None, stdin: bytes | None) -> bool:
+        """Pump until the command ends (False) or the deadline passes (True)."""
+        rest = memoryview(stdin or b"")
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            self._selector.register(self._process.stdin, selectors.EVENT_WRITE)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return True
+            if self._pidfd is None:
+                left = _POLL if left is None else min(left, _POLL)
+            for key, _ in self._selector.select(None if left is None else min(left, LONGEST)):
+                if key.fileobj is self._process.stdin:
+                    rest = self._feed(rest)
+                elif key.fileobj == self._pidfd:
+                    return False
+                else:
+                    self._read(key.fileobj)  # type: ignore[arg-type]
+            if self._pidfd is None and self._process.poll() is not None:
+                return False
+
+    def finish(self) -> int:
+        """Take what is still in the pipes, reap, and leave pipes that others hold to a drain."""
+        for stream in list(self._open):
+            left = _capacity(stream)
+            while left > 0 and (got := self._read(stream, left)):
+                left -= got
+        code = self._process.wait()
+        held = [os.dup(stream.fileno()) for stream in self._open]
+        self.close()
+        if held:
+            threading.Thread(target=_drain, args=(held,), daemon=True, name="ortet-drain").start()
+        return 128 - code if code < 0 else code
+
+    def texts(self) -> tuple[str, str]:
+        return self._kept["stdout"].text(), self._kept["stderr"].text()
+
+    def close(self) -> None:
+        self._selector.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        self._process.wait()
+
+    def _feed(self, rest: memoryview) -> memoryview:
+        assert self._process.stdin is not None
+        try:
+            rest = rest[os.write(self._process.stdin.fileno(), rest[:_CHUNK]) :]
+        except BlockingIOError:
+            return rest
+        except BrokenPipeError:
+            rest = rest[:0]  # the command does not want to read the rest
+        if not rest:
+            self._selector.unregister(self._process.stdin)
+            self._process.stdin.close()
+        return rest
+
+    def _read(self, stream: IO[bytes], most: int = _CHUNK) -> int:
+        """Bytes taken; 0 when nothing is there now or ever."""
+        try:
+            data = os.read(stream.fileno(), most)
+        except BlockingIOError:
+            return 0
+        name = self._open[stream]
+        if not data:
+            self._selector.unregister(stream)
+            del self._open[stream]
+            return 0
+        self._kept[name].add(data)
+        if self._output is not None:
+            self._output(name, data)
+        return len(data)
+
+
+class Kept:
+    """The beginning and the end of a stream; what does not fit is cut from the middle."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(limit // 2, 1)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._cut = 0
+
+    def add(self, data: bytes) -> None:
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._half:
+            self._trim()
+
+    def text(self) -> str:
+        self._trim()
+        marker = f"\n[... {self._cut} bytes cut ...]\n".encode() if self._cut else b""
+        return (self._head + marker + self._tail).decode("utf-8", "replace")
+
+    def _trim(self) -> None:
+        over = len(self._tail) - self._half
+        if over > 0:
+            self._cut += over
+            del self._tail[:over]
+
+
+def check_run(
+    command: Command,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str = "",
+    timeout: float | None = None,
+    stdin: bytes | str | None = None,
+    output: Output | None = None,
+    secrets: Mapping[str, str] | Sequence[str] | None = None,
+) -> None:
+    """Invalid for what no machine could run, before it is begun."""
+    for name, secret in names_of(secrets).items():
+        check_text(**{"a name in secrets": secret})
+        if not _VARIABLE.match(name):
+            raise Invalid(
+                "bad_name",
+                f"{name!r} cannot name a variable: give secrets={{'TOKEN': {name!r}}}, say",
+            )
+    argv_of(command)
+    may_be(DICT, env=env)
+    check_text(cwd=cwd)
+    may_be(NUMBER, timeout=timeout)
+    may_be(BYTES, stdin=stdin)
+    may_be(CALL, output=output)
+    for name, value in (env or {}).items():
+        check_text(**{"a name in env": name})
+        may_be(TEXT, **{f"env {name}": value})
+
+
+def names_of(secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Variable -> name in the vault, of secrets for a command; a list means both alike."""
+    if isinstance(secrets, Mapping):
+        return dict(secrets)
+    return {name: name for name in check_texts("secrets", secrets or [])}
+
+
+def argv_of(command: Command) -> list[str]:
+    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    is_list = isinstance(argv, Sequence) and not isinstance(argv, bytes)
+    if not is_list or not argv or not all(isinstance(part, str) for part in argv):
+        raise Invalid("bad_command", "give a string, or a list of strings with the program first")
+    return list(argv)
+
+
+def check_directory(cwd: str | Path) -> None:
+    if not os.path.exists(cwd):
+        raise NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")
+    if not os.path.isdir(cwd):
+        raise Invalid("not_a_directory", f"{cwd} is not a directory: give another cwd")
+    if not os.access(cwd, os.X_OK):
+        raise Invalid("closed_directory", f"{cwd} may not be entered: give another cwd")
+
+
+def without_key() -> dict[str, str]:
+    """This process's environment, but for the key of the vault: that is the hub's alone."""
+    return {name: value for name, value in os.environ.items() if name != "ORTET_VAULT_KEY"}
+
+
+def environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
+    environment = without_key()
+    outer = environment.get(MARK)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    # a run inside a run keeps the outer mark too, so that the outer time-out reaches it
+    environment[MARK] = f"{outer}:{mark}" if outer else mark
+    return environment
+
+
+def not_started(program: str, error: OSError, duration: float) -> Result:
+    """What a shell says and returns when it cannot execute something."""
+    missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    why = "command not found" if missing else (error.strerror or str(error))
+    return Result(127 if missing else 126, "", f"{program}: {why}\n", duration)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _capacity(pipe: IO[bytes]) -> int:
+    """All that an ended command can have left in a pipe; a background child may write for ever."""
+    if hasattr(fcntl, "F_GETPIPE_SZ"):
+        return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    return 64 * 1024
+
+
+def _drain(pipes: list[int]) -> None:
+    """Read and forget until every writer is gone: a closed pipe would kill a background server."""
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not os.read(key.fd, _CHUNK):
+                    selector.unregister(key.fd)
+                    os.close(key.fd)

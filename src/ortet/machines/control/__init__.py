@@ -1,0 +1,1 @@
+"""Client of the init process of a machine."""

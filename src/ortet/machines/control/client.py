@@ -1,0 +1,185 @@
+"""What a hub does with the pid 1 of a live machine: runs, shells, services, listings."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.errors import Invalid, NotFound, OrtetError
+from ortet.machines.base import Output, Result
+from ortet.machines.command import LIMIT
+from ortet.machines.control.attending import attend_inside
+from ortet.machines.control.connection import Caller
+from ortet.machines.control.jobs import (
+    Hook,
+    Job,
+    JobInfo,
+    Kind,
+    Process,
+    exit_code,
+    refused,
+    to_text,
+)
+
+
+class Indoors(Caller):
+    """Any number of threads may use it at once."""
+
+    def __init__(
+        self, pid: int, *, path: str | os.PathLike[str] | None = None, lock: str = ""
+    ) -> None:
+        super().__init__(pid, path=path, lock=lock)
+        self.busy = False
+        """Was any process but pid 1 alive after the last run or spawn, or at the last `state`?"""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        output: Output | None = None,
+        mark: str = "",
+        limit: int = LIMIT,
+    ) -> Result:
+        """Run to its end, as `command.run_command` does on the host. `env` is complete and carries
+        `mark`, by which descendants are found when the time is up."""
+
+        def start() -> int:
+            request = _program("run", argv, env=env, cwd=cwd, mark=mark)
+            request |= {"stdin": stdin is not None, "followed": True}
+            number: int = self._start(request)["id"]
+            return number
+
+        result, self.busy = attend_inside(
+            self.ask,
+            start,
+            program=argv[0],
+            timeout=timeout,
+            stdin=stdin,
+            output=output,
+            limit=limit,
+        )
+        return result
+
+    def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        kind: Kind = "service",
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+        mark: str = "",
+        declared: bool = False,
+    ) -> Job:
+        """Start what outlives this call and every connection; with `tty` at a terminal of its own.
+
+        Conflict while another of this name runs; one that ended gives way, with its output.
+        """
+        request = _program(kind, argv, env=env, cwd=cwd, mark=mark)
+        request |= {"name": name, "tty": tty, "stdin": stdin, "declared": declared}
+        try:
+            reply = self._start(request)
+        except FileNotFoundError as error:
+            message = f"{argv[0]}: command not found: install it, or give its path"
+            raise NotFound("no_program", message) from error
+        except OSError as error:
+            message = f"{argv[0]} cannot be executed ({error.strerror}): correct the command"
+            raise Invalid("not_executable", message) from error
+        self.busy = True
+        return Job(self.ask, id=reply["id"], name=name, pid=reply["pid"])
+
+    def job(self, name: str) -> Job:
+        """The running shell or service of this name, or the last one that ended."""
+        for one in reversed(self.jobs()):
+            if one.name == name:
+                return Job(self.ask, id=one.id, name=name, pid=one.pid)
+        raise refused({"error": "no_job"}, name)
+
+    def jobs(self) -> list[JobInfo]:
+        told = self.ask({"do": "ps", "processes": False})["jobs"]
+        return msgspec.convert(
+            [{**one, "code": exit_code(one["code"])} for one in told], known(list[JobInfo])
+        )
+
+    def ps(self) -> list[Process]:
+        """Every process of the machine but its pid 1."""
+        return msgspec.convert(self.ask({"do": "ps"})["processes"], known(list[Process]))
+
+    # the machine
+
+    def state(self, place: str) -> list[str]:
+        """Sets `busy`; returns the files below `place` that processes may write through memory,
+        relative to it."""
+        reply = self.ask({"do": "state", "place": place})
+        self.busy = reply["busy"]
+        mapped: list[str] = reply["mapped"]
+        return mapped
+
+    def renew(
+        self,
+        hooks: str,
+        *,
+        machine_id: str,
+        hostname: str,
+        entropy: bytes,
+        place: str,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ) -> list[Hook]:
+        """Make a copy a machine of its own, and run its "on-fork" or "on-restore" hooks, each for
+        `timeout` seconds at most. Runs of the original that were under way have no reader here."""
+        request = {
+            "do": "renew",
+            "hooks": hooks,
+            "machine_id": machine_id,
+            "hostname": hostname,
+            "entropy": to_text(entropy),
+            "place": place,
+            "env": dict(env) if env else None,
+            "timeout": timeout,
+        }
+        reply = self.ask(request, 100 * timeout)
+        if "hooks" not in reply:
+            raise refused(reply, hooks)
+        return msgspec.convert(reply["hooks"], known(list[Hook]))
+
+    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        """OSError when it cannot be executed."""
+        reply = self.ask(request)
+        if reply.get("directory"):
+            raise _wrong_directory(request["cwd"], reply["errno"], reply["error"])
+        if "errno" in reply:
+            raise OSError(reply["errno"], reply["error"])
+        if "bad" in reply:
+            message = f"it cannot be run ({reply['bad']}): correct the command or its environment"
+            raise Invalid("bad_command", message)
+        if "error" in reply:
+            raise refused(reply, request["name"])
+        return reply
+
+
+def _program(
+    kind: Kind, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, mark: str
+) -> dict[str, Any]:
+    given = {"argv": list(argv), "env": dict(env), "cwd": cwd, "mark": mark}
+    return {"do": "start", "kind": kind, **given}
+
+
+def _wrong_directory(cwd: str, number: int, why: str) -> OrtetError:
+    """In the words of `command.check_directory`."""
+    if number == errno.ENOENT:
+        return NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")
+    if number == errno.ENOTDIR:
+        return Invalid("not_a_directory", f"{cwd} is not a directory: give another cwd")
+    return Invalid("closed_directory", f"{cwd} may not be entered ({why}): give another cwd")

@@ -1,0 +1,207 @@
+"""Long-lived programs of a machine, seen from outside: shells, services, and all its processes."""
+
+from __future__ import annotations
+
+import time
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
+from signal import Signals
+from typing import Any, Literal
+
+import msgspec
+
+from ortet._util.validation import BYTES, NUMBER, may_be, must_be
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+
+Kind = Literal["run", "service", "shell"]
+Stream = Literal["stdout", "stderr", "output"]
+"""`output` is both streams of a service in the order they came; a terminal has only stdout."""
+
+Ask = Callable[[dict[str, Any], float], dict[str, Any]]
+"""A request and how long its answer may take beyond the usual."""
+
+_CHUNK = 1 << 19
+_STEP = 20.0  # seconds that one request waits; longer waits are repeated
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of a machine; pids are the machine's own."""
+
+    pid: int
+    ppid: int
+    name: str
+    cmdline: list[str]
+    state: str  # a letter, as in proc(5)
+    rss: int  # bytes
+    started: float  # seconds since 1970
+    job: int | None = None  # JobInfo.id
+
+
+class JobInfo(msgspec.Struct, frozen=True):
+    """A program that was started from outside. `code` is its exit code, None while it runs."""
+
+    id: int
+    name: str
+    kind: Kind
+    pid: int
+    argv: list[str]
+    cwd: str
+    tty: tuple[int, int] | None  # rows, columns
+    declared: bool  # as a service to be started again where processes cannot be carried
+    began: float  # seconds since 1970
+    code: int | None
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a stream. `cursor` is where the next begins; `missed` bytes before it are gone."""
+
+    data: bytes
+    cursor: int
+    missed: int
+    eof: bool  # nothing will ever come after it
+    code: int | None  # of the job, once it has ended
+
+
+class Hook(msgspec.Struct, frozen=True):
+    """How a program run in a new copy did; no code when it could not be started."""
+
+    path: str
+    code: int | None
+    output: str
+    timed_out: bool
+
+
+class Job:
+    """A shell or service. It lives until it ends, is killed, or its machine is closed."""
+
+    def __init__(self, ask: Ask, *, id: int, name: str, pid: int) -> None:
+        self.id = id
+        self.name = name
+        self.pid = pid
+        """Inside the machine."""
+        self._ask = ask
+
+    def read(
+        self,
+        cursor: int = 0,
+        wait: float = 0.0,
+        *,
+        stream: Stream = "stdout",
+        most: int | None = None,
+    ) -> Piece:
+        """What came after `cursor`; waits for it until the job ends, at most `wait` seconds.
+
+        Of output that nobody reads the last megabyte is kept.
+        """
+        must_be(NUMBER, wait=wait)
+        request = {"do": "read", "id": self.id, "stream": stream, "cursor": cursor, "most": most}
+        until = time.monotonic() + wait
+        while True:
+            reply = self._asked(request, min(max(until - time.monotonic(), 0.0), _STEP))
+            over = reply["data"] or reply["eof"] or reply["code"] is not None
+            if over or time.monotonic() >= until:
+                return Piece(
+                    a2b_base64(reply["data"]),
+                    reply["cursor"],
+                    reply["missed"],
+                    reply["eof"],
+                    exit_code(reply["code"]),
+                )
+
+    def write(self, data: bytes | str, *, eof: bool = False, wait: float = 30.0) -> None:
+        """Type or feed it; `eof` ends its input, at a terminal by control-D.
+
+        Conflict when it does not read within `wait` seconds; what it did take stays taken.
+        """
+        must_be(NUMBER, wait=wait)
+        must_be(BYTES, data=data)
+        if isinstance(data, str):
+            data = data.encode("utf-8", "surrogateescape")
+        until = time.monotonic() + wait
+        for at in range(0, len(data), _CHUNK):
+            self._feed(data[at : at + _CHUNK], until)
+        if eof:
+            self._asked({"do": "write", "id": self.id, "eof": True})
+
+    def _feed(self, rest: bytes, until: float) -> None:
+        while rest:
+            left = min(max(until - time.monotonic(), 0.0), _STEP)
+            reply = self._asked({"do": "write", "id": self.id, "data": to_text(rest)}, left)
+            rest = rest[len(rest) - reply["left"] :]
+            if rest and time.monotonic() >= until:
+                raise Conflict(
+                    "input_full",
+                    f"{self.name} does not read its input: read what it says, or kill it",
+                )
+
+    def resize(self, rows: int, columns: int) -> None:
+        self._asked({"do": "resize", "id": self.id, "rows": rows, "columns": columns})
+
+    def signal(self, number: int, *, group: bool = True) -> bool:
+        """To all its processes of the first hour, or to the first alone. False once it ended."""
+        if number not in set(Signals):
+            raise Invalid("bad_signal", f"{number!r} is no signal: give one of signal.Signals")
+        request = {"do": "signal", "id": self.id, "signal": int(number), "group": group}
+        return bool(self._asked(request)["sent"])
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Its exit code, 128 + n after signal n; None when it still runs at the time-out."""
+        may_be(NUMBER, timeout=timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _STEP if until is None else max(until - time.monotonic(), 0.0)
+            reply = self._asked({"do": "wait", "id": self.id}, min(left, _STEP))
+            if reply["code"] is not None or (until is not None and time.monotonic() >= until):
+                return exit_code(reply["code"])
+
+    def kill(self) -> None:
+        """With all that it started."""
+        self._asked({"do": "kill", "id": self.id}, _STEP)
+
+    def logs(self, last: int | None = None) -> bytes:
+        """Its last output, stdout and stderr as they came: all that is kept, or `last` bytes."""
+        return a2b_base64(self._asked({"do": "logs", "id": self.id, "last": last})["data"])
+
+    def forget(self) -> None:
+        """Let go of the output of an ended job, and of its name."""
+        self._asked({"do": "forget", "id": self.id})
+
+    def _asked(self, request: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
+        reply = self._ask({**request, "wait": wait}, wait)
+        if "bad" in reply or "error" in reply:
+            raise refused(reply, self.name)
+        return reply
+
+
+def check_port(number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 16:
+        raise Invalid("bad_port", f"{number!r} is no port: give a number from 1 to 65535")
+
+
+def exit_code(code: int | None) -> int | None:
+    """As a shell tells it."""
+    return 128 - code if code is not None and code < 0 else code
+
+
+def to_text(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode("ascii")
+
+
+def refused(reply: dict[str, Any], name: str) -> OrtetError:
+    """What the pid 1 of a machine said no to."""
+    said = reply.get("error")
+    if said == "no_job":
+        return NotFound(
+            "no_job",
+            f"there is no {name!r} in this machine: jobs() and `ortet ps` list what there is",
+        )
+    if said == "name_taken":
+        return Conflict(
+            "name_taken", f"a {name!r} is running: use it, kill it first, or take another name"
+        )
+    if said == "alive":
+        return Conflict("job_alive", f"{name!r} is running: kill it first")
+    if said == "no_input":
+        return Invalid("no_input", f"{name!r} was started without an input: start it with one")
+    why = reply.get("bad") or said
+    return Invalid("bad_request", f"{name!r}: {why}: correct what was asked")

@@ -1,0 +1,122 @@
+"""What this host can do, tried for real, and for what it cannot the one thing to change."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ortet.machines.base import Capability, Engine
+from ortet.machines.live.cgroups import Groups, probe_limits
+from ortet.machines.live.criu.binary import find_criu, probe_criu
+from ortet.machines.live.network.slirp import probe_network
+from ortet.machines.overlay.probe import probe_overlay
+from ortet.machines.overlay.supervisor_client import Zygote
+from ortet.machines.restore.clone import FICLONE
+from ortet.machines.standalone.syscalls import privileged
+
+WATCHES = 65_536
+INSTANCES = 64
+FREE = 1 << 30
+SLOW = 0.02
+SQLITE = (3, 51, 3)
+"""Older libraries can lose a write-ahead log."""
+
+_INOTIFY = Path("/proc/sys/fs/inotify")
+
+
+def examine(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> list[Capability]:
+    """One line for everything ortet can use; `store` need not be there, and is not made."""
+    engines = list(engines)
+    found = [line for engine in engines for line in engine.probe()]
+    with tempfile.TemporaryDirectory(prefix=".ortet-doctor-", dir=_existing(store)) as name:
+        place = Path(name)
+        if "overlay" not in {engine.name for engine in engines}:
+            zygote = Zygote(user=not privileged())
+            try:
+                found += probe_overlay(place, zygote)
+            finally:
+                zygote.close()
+        if "criu" not in {engine.name for engine in engines}:
+            found += probe_criu(find_criu(criu))
+        found += [*probe_limits(Groups()), *probe_network()]
+        found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
+    return found
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory that is there: the store's own, or where it would be made."""
+    path = path.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path if os.access(path, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _reflink(place: Path) -> Capability:
+    """Copies that share content until one is changed, tried on the store's own filesystem."""
+    with (place / "one").open("wb+") as one, (place / "two").open("wb") as two:
+        one.write(b"x" * 4096)
+        one.flush()
+        try:
+            fcntl.ioctl(two.fileno(), FICLONE, one.fileno())
+        except OSError as error:
+            why = f"copies cost space and time here ({error.strerror})"
+            fix = "put the store on btrfs or xfs; the overlay engine does not need it"
+            return Capability("reflink", False, why, fix)
+    return Capability("reflink", True, "copies of files share their content")
+
+
+def _sync(place: Path) -> Capability:
+    """How long the disk takes to promise something: a commit waits for it."""
+    times = []
+    with (place / "sync").open("wb") as file:
+        for _ in range(9):
+            file.write(b"x" * 4096)
+            file.flush()
+            began = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    middle = sorted(times)[len(times) // 2]
+    detail = f"{middle * 1000:.2f} ms"
+    if middle <= SLOW:
+        return Capability("fsync", True, detail)
+    return Capability("fsync", False, f"{detail} for each commit", "put the store on a local SSD")
+
+
+def _space(place: Path) -> Capability:
+    free = shutil.disk_usage(place).free
+    detail = f"{free / (1 << 30):.1f} GiB free"
+    if free >= FREE:
+        return Capability("disk", True, detail)
+    return Capability("disk", False, detail, "free some space, or run `ortet sweep`")
+
+
+def _watches() -> Capability:
+    if not _INOTIFY.is_dir():
+        why = f"{platform.system()} has no inotify"
+        return Capability("watch", False, why, "commits of a directory look at every file")
+    watches, instances = (
+        int((_INOTIFY / name).read_text()) for name in ("max_user_watches", "max_user_instances")
+    )
+    detail = f"{watches} directories, {instances} watchers"
+    if watches >= WATCHES and instances >= INSTANCES:
+        return Capability("watch", True, detail)
+    name, least = ("watches", WATCHES) if watches < WATCHES else ("instances", INSTANCES)
+    return Capability("watch", False, detail, f"sysctl fs.inotify.max_user_{name}={least}")
+
+
+def _sqlite() -> Capability:
+    import apsw  # noqa: PLC0415 - 10 ms that only this line needs
+
+    version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")) >= SQLITE:
+        return Capability("sqlite", True, version)
+    least = ".".join(map(str, SQLITE))
+    fix = f"{sys.executable} -m pip install --upgrade apsw"
+    return Capability("sqlite", False, f"{version} is older than {least}", fix)

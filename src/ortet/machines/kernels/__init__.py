@@ -1,0 +1,1 @@
+"""Forkable Python kernels inside a machine."""

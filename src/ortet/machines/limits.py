@@ -1,0 +1,67 @@
+"""How much of the host a live machine may use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ortet._util.validation import DICT, NUMBER, TIMES, must_be
+from ortet.errors import Invalid
+
+PIDS = 4096
+"""Processes and threads of a machine that was given no limit: a fork bomb ends in it."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\Z", re.IGNORECASE)
+_LEAST = {"memory": 32 << 20, "cpu": 0.01, "pids": 16}
+"""With less not even pid 1 of a machine can do its work."""
+
+_MOST = 1 << 60
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """`memory` in bytes and `cpu` in processors, 0 for as much as there is."""
+
+    memory: int = 0
+    cpu: float = 0.0
+    pids: int = PIDS
+
+    def said(self) -> dict[str, int | float]:
+        """Those there are, as they may be given."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+
+
+def parse_limits(given: Mapping[str, Any]) -> Limits:
+    """{"memory": "2G" or bytes, "cpu": 1.5, "pids": 500}; what is left out or None is as usual."""
+    must_be(DICT._replace(kind="bad_limits"), limits=given)
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _LEAST:
+            raise Invalid("bad_limits", f"limits have no {name!r}: give memory, cpu or pids")
+        if value is None:
+            continue
+        found[name] = _size(value) if name == "memory" else value
+        sort = NUMBER if name == "cpu" else TIMES
+        must_be(sort._replace(kind="bad_limits"), **{f"limits[{name!r}]": found[name]})
+        if found[name] < _LEAST[name]:
+            raise Invalid(
+                "bad_limits",
+                f"limits[{name!r}] is {value!r}: give at least {_LEAST[name]}, or leave it out",
+            )
+        if found[name] > _MOST:
+            raise Invalid("bad_limits", f"limits[{name!r}] is more than any host has: give less")
+    return Limits(**found)
+
+
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.match(value.strip())
+    if match is None:
+        raise Invalid(
+            "bad_limits", f"limits['memory'] is {value[:40]!r}: give a size as 512M or 2G"
+        )
+    return int(min(float(match[1]) * _UNITS[match[2].upper()], _MOST * 2))

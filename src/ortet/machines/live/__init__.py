@@ -1,0 +1,1 @@
+"""The process engine: machines whose processes are captured by CRIU."""

@@ -1,0 +1,1 @@
+"""Calls of CRIU: dump, restore, and what CRIU cannot do by itself."""

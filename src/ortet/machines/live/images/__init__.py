@@ -1,0 +1,1 @@
+"""Memory images of processes as objects of the store."""

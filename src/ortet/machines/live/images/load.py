@@ -1,0 +1,142 @@
+"""Directories of CRIU images back from the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from ortet._util.codec import decode
+from ortet._util.failpoints import reach
+from ortet.errors import Conflict, Invalid
+from ortet.history.records import Processes
+from ortet.history.references import references
+from ortet.ids import Oid
+from ortet.machines.live.images.extents import Extent, Held, bad_pages, read_extents
+from ortet.machines.live.images.pagemap import is_pages, read_laid
+from ortet.machines.live.images.save import Kept, make_kept
+from ortet.objects.base import Kind, Objects
+from ortet.objects.blobs import BLOCK, read_file
+from ortet.objects.tail import storage_error
+
+
+class _Content(msgspec.Struct, frozen=True):
+    data: bytes
+    size: int
+
+
+def read_processes(objects: Objects, oid: bytes) -> Processes:
+    """The record an image names; Corrupt when it is something else, or a name in it could leave its
+    directory."""
+    data = objects.get(Oid(oid))
+    references(Kind.PROCESSES, data)
+    return decode(Processes, data)
+
+
+def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
+    """Write stored images into a new directory, as they were byte for byte.
+
+    All of it is there or, after a failure, nothing: it is made beside, as NAME.part. Pages of zeros
+    are holes. The result is what the next dump of the restored processes is compared with.
+    """
+    if os.path.lexists(directory):
+        raise Conflict("exists", f"{directory} is there already: name a new directory")
+    processes = read_processes(objects, oid)
+    part = directory.with_name(f"{directory.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(0o700, parents=True)
+        extents = {name: read_extents(objects, root) for name, root in processes.memory}
+        _write_pages(objects, part, extents, processes.page_size)
+        _write_files(objects, part, processes)
+        reach("memory.written")
+        known = _known(objects, oid, processes, extents)
+        os.rename(part, directory)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise storage_error(error, f"writing process images to {directory}") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return known
+
+
+def recall(objects: Objects, oid: Oid) -> Kept:
+    """Stored images as something to compare others with: the last commit of a machine after a
+    sweep, or that of a machine that was forked from the same one.
+
+    Only what a commit or a hold still refers to: all of it must be there.
+    """
+    processes = read_processes(objects, oid)
+    extents = {name: read_extents(objects, root) for name, root in processes.memory}
+    return _known(objects, oid, processes, extents)
+
+
+def _known(
+    objects: Objects, oid: Oid, processes: Processes, extents: dict[str, list[Extent]]
+) -> Kept:
+    files = {name: _Content(data, size) for name, size, data in processes.files}
+    sizes = {name: content.size for name, content in files.items()}
+    for name, found in extents.items():
+        sizes[name] = sum(count for _, _, count in found) * processes.page_size
+    laid = read_laid(
+        lambda name: b"".join(read_file(objects, files[name])), sizes, processes.page_size
+    )
+    held = {laid[name].key: Held.of(laid[name].runs, extents[name]) for name in extents}
+    return make_kept(objects, oid, processes, held, {})
+
+
+def _write_pages(objects: Objects, part: Path, files: dict[str, list[Extent]], page: int) -> None:
+    """Each blob is read once, as it lies in the store, and written wherever it is wanted."""
+    wanted: dict[Oid, list[tuple[int, int, int, int]]] = {}
+    with ExitStack() as stack:
+        for name, extents in files.items():
+            if not is_pages(name):
+                raise Invalid("bad_images", f"{name!r} cannot be a file of memory pages")
+            fd = _create(part / name)
+            stack.callback(os.close, fd)
+            at = 0
+            for oid, first, count in extents:
+                if oid:
+                    place = (fd, at * page, first * page, count * page)
+                    wanted.setdefault(Oid(oid), []).append(place)
+                at += count
+            os.ftruncate(fd, at * page)
+        for oid, data in objects.get_many(wanted):
+            view = memoryview(data)
+            for fd, offset, start, size in wanted[oid]:
+                if start + size > len(data):
+                    raise bad_pages(oid, f"has {len(data)} bytes, a page map asks for more")
+                _write(fd, view[start : start + size], offset)
+
+
+def _write_files(objects: Objects, part: Path, processes: Processes) -> None:
+    small = {Oid(oid): size for _, size, oid in processes.files if 0 < size <= BLOCK}
+    found = dict(objects.get_many(small))
+    for name, size, oid in processes.files:
+        fd = _create(part / name)
+        try:
+            at = 0
+            pieces = (
+                [found[Oid(oid)]] if 0 < size <= BLOCK else read_file(objects, _Content(oid, size))
+            )
+            for data in pieces:
+                _write(fd, memoryview(data), at)
+                at += len(data)
+            if at != size:
+                raise bad_pages(oid, f"has {at} bytes, its file {name!r} asks for {size}")
+        finally:
+            os.close(fd)
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done

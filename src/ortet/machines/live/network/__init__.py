@@ -1,0 +1,1 @@
+"""Network of a live machine: outbound traffic and forwarded ports."""

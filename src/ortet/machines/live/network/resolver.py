@@ -1,0 +1,57 @@
+"""Where programs of a live machine ask for names: its /etc/resolv.conf while it has a way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ortet.machines.base import Network
+from ortet.machines.overlay.mount_plan import Cover, within
+
+PLACE = "/etc/resolv.conf"
+NAMES = b"# by ortet: the name server that is this machine's way out\nnameserver 10.0.2.3\n"
+"""Ours; no state of a machine. The host's may lead to its own loopback, or to nowhere here."""
+
+
+def give_names(covers: Sequence[Cover], network: Network) -> None:
+    """Put ours into the upper directory of a machine that is about to start, or take it away. One
+    that the machine has changed itself stays."""
+    holders = [cover for cover in covers if within(PLACE, (cover.at,))]
+    if not holders:
+        return
+    cover = max(holders, key=lambda cover: len(cover.at))
+    path = cover.upper / os.path.relpath(PLACE, cover.at)
+    if network == "none":
+        if is_ours(path):
+            path.unlink()
+    elif not os.path.lexists(path):
+        _directory(path.parent, cover)
+        path.write_bytes(NAMES)
+        path.chmod(0o644)
+
+
+def is_ours(path: str | bytes | os.PathLike[str]) -> bool:
+    with suppress(OSError):
+        st = os.lstat(path)
+        if stat.S_ISREG(st.st_mode) and st.st_size == len(NAMES):
+            with open(path, "rb") as file:
+                return file.read() == NAMES
+    return False
+
+
+def _directory(path: Path, cover: Cover) -> None:
+    """One in an upper directory that looks like the host's."""
+    if path.is_dir() or path == cover.upper:
+        return
+    _directory(path.parent, cover)
+    path.mkdir()
+    host = os.path.join(cover.at, path.relative_to(cover.upper))
+    with suppress(OSError):
+        st = os.stat(host)
+        shutil.copystat(host, path)
+        os.chown(path, st.st_uid, st.st_gid)
+        os.chmod(path, stat.S_IMODE(st.st_mode))

@@ -1,0 +1,1 @@
+"""The overlay engine: a private view of the files by overlayfs."""

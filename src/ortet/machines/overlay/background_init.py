@@ -1,0 +1,42 @@
+"""Programs that go on in an overlay machine: kept by an init of their own, they end with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from ortet.errors import Unavailable
+from ortet.machines.command import without_key
+from ortet.machines.control.client import Indoors
+from ortet.machines.overlay.supervisor_client import Guard, spawn
+
+_INIT = str(Path(__file__).parents[1] / "standalone" / "init.py")
+
+
+def move_in(guard: Guard) -> Indoors:
+    """Start an init among the processes of a machine, to be asked like the pid 1 of a live one."""
+    place = f"/tmp/.ortet-{os.urandom(8).hex()}"
+    program = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT, "3", f"{place}/init.sock"]
+    argv = ["/bin/sh", "-c", f"mkdir -m 700 {place} && exec 3>&1 && exec {shlex.join(program)}"]
+    process, pidfd = spawn(guard, argv, env=without_key(), cwd="/", stdin=False)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with process.stdout as told, process.stderr as errors:
+            if told.read(1) != b"\n":
+                said = errors.read(1000).decode(errors="replace").strip()
+                raise Unavailable(
+                    "no_programs",
+                    f"nothing can be kept running in this machine ({said}): try again",
+                )
+        return Indoors(_pid(pidfd), path=f"/proc/{guard.pid}/root{place}/init.sock")
+    finally:
+        os.close(pidfd)
+
+
+def _pid(pidfd: int) -> int:
+    """As this process sees it: the machine has numbers of its own."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))

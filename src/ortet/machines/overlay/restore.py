@@ -1,0 +1,112 @@
+"""A thaw through a machine's merged view: the index and rules it needs, made from trees alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ortet.history.records import Entry, Image
+from ortet.history.tree.tree import Trees
+from ortet.ids import Oid
+from ortet.machines.base import Report
+from ortet.machines.capture.hardlinks import join
+from ortet.machines.capture.ignore_rules import FILE, Rules
+from ortet.machines.capture.stat_index import StatIndex
+from ortet.machines.dirfd import Dirs, directory
+from ortet.machines.overlay.layers import Bases
+from ortet.machines.restore.plan import Plan, make_plan, select
+from ortet.machines.restore.restore import thaw
+from ortet.objects.base import Objects
+from ortet.objects.blobs import get_bytes
+
+
+def rethaw(
+    objects: Objects,
+    trees: Trees,
+    bases: Bases,
+    *,
+    view: Path,
+    current: Image,
+    target: Image,
+    stage: Path,
+    paths: Sequence[bytes] | None,
+) -> Report:
+    """Bring `view`, which was frozen as `current` just now, to `target`; see thaw.py."""
+    before, after = bases.side(current), bases.side(target)
+    if paths is not None:
+        after = select(trees, before, after, paths)
+    plan = make_plan(trees, before, after)
+    return thaw(
+        objects,
+        trees,
+        view,
+        current,
+        target,
+        index=_index(trees, view, plan),
+        stage=stage,
+        rules=_rules(objects, trees, current.root, plan),
+        paths=paths,
+    )
+
+
+def tally(trees: Trees, before: Entry, after: Entry) -> tuple[int, int]:
+    """How many names are written and how many go from one tree to another."""
+    written = removed = 0
+    stack = [(before, after)]
+    while stack:
+        old, new = stack.pop()
+        for was, now in trees.difference(Oid(old.data), Oid(new.data)):
+            if was is not None and now is not None and was.is_dir and now.is_dir:
+                written += 1
+                stack.append((was, now))
+            elif now is not None:
+                written += 1 + sum(1 for _ in trees.walk(now))
+            elif was is not None:
+                removed += 1 + sum(1 for _ in trees.walk(was))
+    return written, removed
+
+
+def _index(trees: Trees, view: Path, plan: Plan) -> StatIndex:
+    """How each file that will be replaced looks: frozen just now, it is not read again."""
+    index = StatIndex(trees)
+    with directory(view) as top, Dirs(top) as dirs:
+        for path, entry in _leaving(trees, plan):
+            with suppress(OSError):  # gone since: the thaw will say so
+                at, name = dirs.parent(path)
+                index.record(path, os.stat(name, dir_fd=at, follow_symlinks=False), entry)
+    return index
+
+
+def _leaving(trees: Trees, plan: Plan) -> Iterator[tuple[bytes, Entry]]:
+    for change in (*plan.swaps, *plan.altered):
+        if change.old is None:
+            continue
+        if change.old.is_dir:
+            yield from ((p, e) for p, e in trees.walk(change.old, change.path) if not e.is_dir)
+        else:
+            yield change.path, change.old
+
+
+def _rules(objects: Objects, trees: Trees, root: Entry, plan: Plan) -> Rules:
+    """What the ignore files say in every directory that the plan concerns, and above."""
+    rules = Rules()
+    concerned = {b""}
+    for change in plan.dirs:
+        concerned.add(change.path)
+    for change in plan.swaps:
+        if change.old is not None and change.old.is_dir:
+            concerned.add(change.path)
+            below = trees.walk(change.old, change.path)
+            concerned.update(path for path, entry in below if entry.is_dir)
+    for path in list(concerned):
+        above = path
+        while above:
+            above = above.rpartition(b"/")[0]
+            concerned.add(above)
+    for path in concerned:
+        entry = trees.resolve(root, join(path, FILE))
+        if entry is not None and entry.is_file:
+            rules.set(path, get_bytes(objects, entry.data, entry.size))
+    return rules

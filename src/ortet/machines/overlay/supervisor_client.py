@@ -1,0 +1,274 @@
+"""The hub's end: starts the zygote at first need, asks supervisors, knows when they are gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
+from ortet.machines.command import without_key
+from ortet.machines.standalone import ipc
+
+_START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+
+
+class Guard(Protocol):
+    """A machine's pid 1, seen from outside; closing it ends all its processes and mounts."""
+
+    pid: int
+
+    def ready(self) -> None: ...
+
+    def ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]: ...
+
+    def close(self) -> None: ...
+
+
+class Zygote:
+    """One helper process, started at first need; it ends with this object, or this process."""
+
+    def __init__(self, *, user: bool) -> None:
+        self._user = user
+        self.pid = 0
+        self._sock: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def start(self, plan: dict[str, Any]) -> Supervised:
+        """Begin a machine with these mounts; `Supervised.ready` says how it went."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                ipc.send(self._connect(), {}, [theirs.fileno()])
+            ipc.send(ours, plan)
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, ipc.Closed):
+                raise self._dead() from error
+            raise
+        return Supervised(ours)
+
+    def lend(self) -> Zygote:
+        """The same helper, started, for a child of this process: it does not end with the child."""
+        self._connect()
+        lent = Zygote(user=self._user)
+        lent._sock = self._sock
+        return lent
+
+    def forget(self) -> None:
+        """In a child of this process, which has no use for it: the helper goes on."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def close(self) -> None:
+        self._sock = None
+        self._end()
+
+    def _connect(self) -> socket.socket:
+        if self._sock is not None:
+            return self._sock
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            program = str(Path(__file__).parents[1] / "standalone" / "zygote.py")
+            kind = "user" if self._user else "root"
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", program, str(number), kind],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=without_key(),  # what runs in a machine can read that of its pid 1
+                start_new_session=True,
+            )
+        self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        self.pid = process.pid
+        try:
+            ours.settimeout(_START)
+            ipc.receive(ours)
+            ours.settimeout(None)
+        except (ipc.Closed, TimeoutError) as error:
+            raise self._dead() from error
+        return ours
+
+    def _dead(self) -> OrtetError:
+        self.close()
+        if self._user:
+            return Unsupported(
+                "no_user_namespace",
+                "this host lets no ordinary user make a user namespace: `ortet doctor` says which "
+                "setting to change, or use engine='folder'",
+            )
+        return Unavailable("no_zygote", "the helper process ended at its start: try again")
+
+
+def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Hang up; the zygote exits at once, and is reaped."""
+    sock.close()
+    process.wait()
+
+
+class Supervised:
+    """The Guard of an overlay machine."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pid = 0
+        self._sock = sock
+        self._pidfd = -1
+        self._ready = False
+        self._awaited = False
+        self._turn = threading.Lock()  # interpreters are used by several threads
+
+    def ready(self) -> None:
+        """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
+        self._awaited = True
+        self._sock.settimeout(_START)
+        try:
+            while not (self._ready and self.pid):
+                message, _ = ipc.receive(self._sock)
+                if "error" in message:
+                    raise _refused(message)
+                self.pid = message.get("pid", self.pid)
+                self._ready |= "ready" in message
+            self._pidfd = os.pidfd_open(self.pid)
+        except (ipc.Closed, TimeoutError, ProcessLookupError) as error:
+            raise _gone() from error
+        finally:
+            self._sock.settimeout(None)
+
+    def ask(
+        self, message: dict[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """One request, one reply."""
+        try:
+            with self._turn:
+                ipc.send(self._sock, message, fds)
+                return ipc.receive(self._sock)
+        except (ipc.Closed, OSError) as error:
+            raise _gone() from error
+
+    def close(self) -> None:
+        """Hang up and wait until its mounts are released."""
+        if not self._awaited:  # it still makes its mounts, and directories for them in its home
+            with suppress(OrtetError):
+                self.ready()
+        self._sock.close()
+        if self._pidfd >= 0:
+            readable(self._pidfd, None)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class RemoteProcess:
+    """A command inside a machine, with the face of a Popen."""
+
+    def __init__(self, machine: Guard, *, pid: int, stdin: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = FileIO(stdin, "w") if stdin >= 0 else None
+        self.stdout: IO[bytes] | None = FileIO(stdout)
+        self.stderr: IO[bytes] | None = FileIO(stderr)
+        self.busy = True
+        self._machine = machine
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def wait(self) -> int:
+        if self._code is None:
+            reply, _ = self._machine.ask({"do": "wait", "pid": self.pid})
+            self._code, self.busy = reply["code"], reply["busy"]
+        return self._code
+
+    def kill(self, mark: str) -> None:
+        """With all it started; a machine that is gone has nothing left to kill."""
+        with suppress(Unavailable):
+            self._machine.ask({"do": "kill", "pid": self.pid, "mark": mark})
+
+
+def spawn(
+    machine: Guard, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
+) -> tuple[RemoteProcess, int]:
+    """Start a command; returns it with its pidfd. OSError when it cannot be executed."""
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        ours, theirs = _pipes(stdin)
+        request = {"do": "run", "argv": list(argv), "env": env, "cwd": cwd}
+        reply, fds = machine.ask(request, theirs)
+        if "bad" in reply:
+            message = f"it cannot be run ({reply['bad']}): correct the command or its environment"
+            raise Invalid("bad_command", message)
+        if "errno" in reply:
+            raise OSError(reply["errno"], reply["error"])
+        streams = ours if stdin else [-1, *ours]
+        process = RemoteProcess(
+            machine, pid=reply["pid"], stdin=streams[0], stdout=streams[1], stderr=streams[2]
+        )
+    except BaseException:
+        _close(ours)
+        raise
+    finally:
+        _close(theirs)
+    return process, fds[0]
+
+
+def _pipes(stdin: bool) -> tuple[list[int], list[int]]:
+    """Our ends and the command's; ours begin with a stdin only when one is asked for."""
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        if stdin:
+            reader, writer = os.pipe()
+            theirs.append(reader)
+            ours.append(writer)
+        else:
+            theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(2):
+            reader, writer = os.pipe()
+            ours.append(reader)
+            theirs.append(writer)
+    except BaseException:
+        _close(ours + theirs)
+        raise
+    return ours, theirs
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def readable(fd: int, timeout: int | None) -> bool:
+    """Wait for it, at most so many milliseconds; of a pidfd: until the process has ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout))
+
+
+def _refused(message: dict[str, Any]) -> Unsupported:
+    return Unsupported(
+        "machine_refused",
+        f"the kernel did not let the machine start: {message['error']}; `ortet doctor` says what "
+        "this host can do, engine='folder' needs none of it",
+    )
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "machine_gone",
+        "the machine's processes ended unexpectedly; its files are safe: open the workspace again",
+    )

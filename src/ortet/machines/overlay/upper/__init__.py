@@ -1,0 +1,1 @@
+"""Snapshot of the upper layer of an overlay."""

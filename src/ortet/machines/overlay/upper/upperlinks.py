@@ -1,0 +1,53 @@
+"""Hardlink groups of a merged directory, from those in its upper directory and those below."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from ortet.machines.capture.hardlinks import join
+from ortet.machines.overlay.upper.uppernode import Node
+
+
+def merge_groups(
+    root: Node, linked: Mapping[bytes, int], below: Sequence[Sequence[bytes]]
+) -> list[list[bytes]]:
+    """`linked`: path -> inode of the files in the upper directory that have several names."""
+    found: dict[int, list[bytes]] = {}
+    for path, inode in linked.items():
+        found.setdefault(inode, []).append(path)
+    groups = [sorted(paths) for paths in found.values()]
+    if below:
+        moved = [node for node in root.walk() if node.marks is not None and node.marks[1]]
+        for names in below:
+            shown = (_shown(path, (root, *moved)) for path in names)
+            groups.append(sorted(path for path in shown if path is not None))
+    return sorted(group for group in groups if len(group) > 1)
+
+
+def _shown(path: bytes, starts: Sequence[Node]) -> bytes | None:
+    """Where a file of the layers below is seen; None when something covers it."""
+    for start in starts:
+        if start.origin is None or not path.startswith(start.origin):
+            continue
+        rest = path[len(start.origin) :].lstrip(b"/") if start.origin else path
+        found = _descend(start, rest)
+        if found is not None:
+            return found
+    return None
+
+
+def _descend(node: Node, rest: bytes) -> bytes | None:
+    """The path of something that lies below a directory and is covered by nothing."""
+    while True:
+        raw, _, after = rest.partition(b"/")
+        name = os.fsdecode(raw)
+        if name in node.known or name in node.gone or name in node.skipped:
+            return None
+        child = node.dirs.get(name)
+        if child is None:
+            return join(node.path, rest)
+        assert node.origin is not None
+        if child.origin != join(node.origin, raw):
+            return None
+        node, rest = child, after

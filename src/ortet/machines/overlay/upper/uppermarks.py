@@ -1,0 +1,90 @@
+"""What the kernel notes on files of an upper directory, and the ignore file a user keeps there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from msgspec.structs import replace
+
+from ortet.errors import Corrupt
+from ortet.history.records import Entry
+from ortet.machines.base import Loss
+from ortet.machines.capture.entry import open_quietly, state_time
+from ortet.machines.capture.ignore_rules import FILE, Rules
+
+_RULES_MOST = 1 << 20
+
+
+def read_marks(fd: int, prefix: str) -> tuple[bool, bytes, bool]:
+    """Of a directory: is it opaque, its redirect, and has it any xattrs at all."""
+    names = os.listxattr(fd)
+    opaque, redirect = prefix + "opaque", prefix + "redirect"
+    return (
+        opaque in names and os.getxattr(fd, opaque) == b"y",
+        os.getxattr(fd, redirect) if redirect in names else b"",
+        bool(names),
+    )
+
+
+def metacopy(place: bytes, prefix: str) -> bytes | None:
+    """Of a file without content of its own: its redirect; None: it has content."""
+    if _attribute(place, prefix + "metacopy") is None:
+        return None
+    return _attribute(place, prefix + "redirect") or b""
+
+
+def with_metadata(below: Entry | None, st: os.stat_result, *, path: bytes, xattrs: bytes) -> Entry:
+    """The content of the file below under the name and metadata of the one in the upper layer."""
+    if below is None or not below.is_file:
+        raise Corrupt(
+            "bad_layer",
+            f"{os.fsdecode(path)} rests on a file that its layers do not hold: restore a commit",
+        )
+    return replace(
+        below,
+        name=path.rpartition(b"/")[2],
+        mode=st.st_mode,
+        mtime=state_time(st),
+        uid=st.st_uid,
+        gid=st.st_gid,
+        xattrs=xattrs,
+    )
+
+
+def read_rules(fd: int, below: bytes | None) -> bytes | None:
+    """The text of a directory's ignore file; `below` is what shows where none lies here."""
+    try:
+        mode = os.stat(FILE, dir_fd=fd, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            return None
+        own = open_quietly(FILE, fd)
+    except FileNotFoundError:
+        return below
+    except OSError:
+        return None
+    try:
+        return os.read(own, _RULES_MOST)
+    finally:
+        os.close(own)
+
+
+def oversize(rules: Rules, path: bytes, st: os.stat_result) -> Loss | None:
+    """What to report of a file that a size rule leaves out."""
+    if rules.empty or not stat.S_ISREG(st.st_mode):
+        return None
+    limit = rules.limit(path)
+    if limit is None or st.st_size <= limit:
+        return None
+    why = f"its {st.st_size} bytes are more than the {limit} that {os.fsdecode(FILE)} allows"
+    return Loss(os.fsdecode(path), "size", why)
+
+
+def _attribute(place: bytes, name: str) -> bytes | None:
+    try:
+        return os.getxattr(place, name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.ENODATA:
+            return None
+        raise

@@ -1,0 +1,1 @@
+"""Restore of files: plan, conflict check, and crash-safe writing."""

@@ -1,0 +1,75 @@
+"""Share the content of unchanged files with a live directory, where the file system can."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from ortet.machines.capture.stat_index import StatIndex, seen
+from ortet.machines.dirfd import Dirs
+from ortet.machines.restore.write_tree import Item
+
+FICLONE = 0x40049409
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEVER = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
+
+
+class Reflink:
+    """Clones from the directory `source`, whose files `index` knows.
+
+    `usable` turns False when the kernel says that it cannot be done between these two places.
+    """
+
+    def __init__(self, source: Path, index: StatIndex) -> None:
+        self.usable = True
+        self._index = index
+        self._top = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._dirs = Dirs(self._top)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Reflink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dirs.close()
+        os.close(self._top)
+
+    def into(self, item: Item, fd: int) -> bool:
+        """Fill the new file `fd` from the source, if that still has the item's content."""
+        if not self.usable:
+            return False
+        try:
+            with self._lock:
+                at, name = self._dirs.parent(item.path)
+                source = os.open(name, _OPEN, dir_fd=at)
+        except OSError:
+            return False
+        try:
+            before = os.fstat(source)
+            return self._same(item, before) and self._clone(source, before, fd)
+        finally:
+            os.close(source)
+
+    def _same(self, item: Item, now: os.stat_result) -> bool:
+        with self._lock:
+            known = self._index.lookup(item.path, now)
+        want = item.entry
+        return (
+            known is not None
+            and known.is_file
+            and (known.data, known.size, known.holes) == (want.data, want.size, want.holes)
+        )
+
+    def _clone(self, source: int, before: os.stat_result, fd: int) -> bool:
+        try:
+            fcntl.ioctl(fd, FICLONE, source)
+        except OSError as error:
+            self.usable = self.usable and error.errno not in _NEVER
+            return False
+        if seen(os.fstat(source)) == seen(before):
+            return True
+        os.ftruncate(fd, 0)  # it was written to while we cloned
+        return False

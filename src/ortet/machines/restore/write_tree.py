@@ -1,0 +1,266 @@
+"""Write many entries below an open directory: directories, contents in pack order, links."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from ortet._util.failpoints import reach
+from ortet.errors import Corrupt
+from ortet.history.records import BLOCK, Entry
+from ortet.ids import Oid
+from ortet.machines.dirfd import Dirs, check_name
+from ortet.machines.restore.write_entry import Target, Writer
+from ortet.objects.base import Objects
+from ortet.objects.blobs import read_file
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) entries."""
+
+THREADS = 2
+_BATCH_ITEMS = 64
+_BATCH_BYTES = 1 << 20
+_FEW = 16
+_AHEAD = 6  # batches that are read and not yet written: it bounds memory
+
+
+class Item(NamedTuple):
+    """An entry, where it is written below the open directory, and its path in the workspace."""
+
+    place: bytes
+    entry: Entry
+    path: bytes
+
+
+class Made(NamedTuple):
+    """An item on disk, as it looks there."""
+
+    item: Item
+    stat: os.stat_result
+
+
+class Cloner(Protocol):
+    """A way to give files their content without copying. Called from several threads."""
+
+    usable: bool
+    """False: it will not work for any file, do not ask again."""
+
+    def into(self, item: Item, fd: int) -> bool:
+        """Fill the new, empty file; False, and the file still empty, when that cannot be."""
+        ...
+
+
+class Job(NamedTuple):
+    item: Item
+    data: Iterable[bytes]
+    cloner: Cloner | None = None
+
+
+def build(
+    objects: Objects,
+    top: int,
+    items: Sequence[Item],
+    groups: Sequence[Sequence[bytes]] = (),
+    *,
+    writer: Writer,
+    cloner: Cloner | None = None,
+    progress: Progress | None = None,
+) -> list[Made]:
+    """Write `items` below the open directory `top`, where nobody else writes.
+
+    `items` name each directory before what it holds; `groups` are hardlinked paths. The result
+    names directories after what they hold, and leaves out what could not be made (writer.losses).
+    """
+    folders, files = _sort(items)
+    leaders = _leaders(files, groups)
+    firsts = [item for item in files if item.path not in leaders] if leaders else files
+    with Dirs(top) as dirs:
+        for item in folders:
+            if item.place:
+                at, name = dirs.parent(item.place)
+                os.mkdir(name, item.entry.mode & 0o777 | 0o700, dir_fd=at)
+        reach("build.directories")
+        with _Pool(top, writer, progress, len(items)) as pool:
+            for batch in _batches(_jobs(objects, firsts, cloner)):
+                pool.put(batch)
+        made = pool.made
+        reach("build.files")
+        if leaders:
+            followers = [item for item in files if item.path in leaders]
+            made = _link(objects, dirs, made, followers=followers, leaders=leaders, writer=writer)
+        reach("build.links")
+        for item in reversed(folders):
+            target = Target(dirs.fd(item.place))
+            made.append(Made(item, writer.settle(target, item.entry, path=item.path)))
+    if progress is not None:
+        progress(len(items), len(items))
+    return made
+
+
+class _Pool:
+    """Threads that write batches. An error of one surfaces at the next `put` or at the end."""
+
+    def __init__(self, top: int, writer: Writer, progress: Progress | None, total: int) -> None:
+        self.made: list[Made] = []
+        self._writer = writer
+        self._progress = progress
+        self._total = total
+        self._running: set[Future[list[Made]]] = set()
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="ortet-build")
+        self._dirs: queue.SimpleQueue[Dirs] = queue.SimpleQueue()
+        for _thread in range(THREADS):
+            self._dirs.put(Dirs(top))
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        try:
+            while self._running and kind is None:
+                self._collect()
+        finally:
+            self._executor.shutdown(cancel_futures=True)
+            for _thread in range(THREADS):
+                self._dirs.get().close()
+
+    def put(self, batch: Sequence[Job]) -> None:
+        if self._total <= _FEW:  # starting a thread takes longer
+            self.made += self._write(batch)
+            return
+        while len(self._running) >= _AHEAD:
+            self._collect()
+        self._running.add(self._executor.submit(self._write, batch))
+
+    def _write(self, batch: Sequence[Job]) -> list[Made]:
+        made = []
+        dirs = self._dirs.get()
+        try:
+            for job in batch:
+                at, name = dirs.parent(job.item.place)
+                stat = _write(self._writer, at, name, job)
+                if stat is not None:
+                    made.append(Made(job.item, stat))
+        finally:
+            self._dirs.put(dirs)
+        return made
+
+    def _collect(self) -> None:
+        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            self.made += future.result()
+        if self._progress is not None:
+            self._progress(len(self.made), self._total)
+
+
+def _write(writer: Writer, at: int, name: bytes, job: Job) -> os.stat_result | None:
+    """One file or other thing that is no directory; None where it may not be made."""
+    item, data, cloner = job
+    if not item.entry.is_file:
+        return writer.node(at, name, entry=item.entry, path=item.path)
+    fill = None if cloner is None else partial(cloner.into, item)
+    return writer.file(at, name, entry=item.entry, data=data, path=item.path, fill=fill)
+
+
+def _jobs(objects: Objects, files: Sequence[Item], cloner: Cloner | None) -> Iterator[Job]:
+    """What can be cloned, then large files (read by the thread that writes them), then the rest."""
+    small: dict[Oid, list[Item]] = {}
+    for item in files:
+        entry = item.entry
+        if not entry.size or not entry.is_file:
+            yield Job(item, ())
+        elif cloner is not None and cloner.usable:
+            yield Job(item, read_file(objects, entry), cloner)
+        elif entry.size > BLOCK:
+            yield Job(item, read_file(objects, entry))
+        else:
+            small.setdefault(Oid(entry.data), []).append(item)
+    for oid, data in objects.get_many(small):
+        for item in small[oid]:
+            yield Job(item, (data,))
+
+
+def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    batch: list[Job] = []
+    weight = 0
+    for job in jobs:
+        batch.append(job)
+        weight += job.item.entry.size
+        if weight >= _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
+            yield batch
+            batch, weight = [], 0
+    if batch:
+        yield batch
+
+
+def _sort(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Directories and the rest; also the last gate before names of a store meet the file system."""
+    folders: list[Item] = []
+    files: list[Item] = []
+    for item in items:
+        if item.place:
+            check_name(item.entry.name)
+        (folders if item.entry.is_dir else files).append(item)
+    if len({item.place for item in items}) != len(items):
+        raise Corrupt("bad_tree", "a directory of the image holds a name twice: run `ortet verify`")
+    return folders, files
+
+
+def _leaders(files: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[bytes, Item]:
+    """Path of every hardlink that is made from another -> that other; groups must fit the items."""
+    paths = [path for group in groups for path in group]
+    known = dict.fromkeys(paths)
+    found = {item.path: item for item in files if item.path in known} if known else {}
+    if len(known) != len(paths) or len(found) != len(paths):
+        raise Corrupt(
+            "bad_links", "hardlinks of the image do not fit its files: run `ortet verify`"
+        )
+    leaders = {}
+    for group in groups:
+        first = found[group[0]]
+        for path in group[1:]:
+            if replace(found[path].entry, name=first.entry.name) != first.entry:
+                raise Corrupt(
+                    "bad_links",
+                    f"{os.fsdecode(path)} is a hardlink to a different file: run `ortet verify`",
+                )
+            leaders[path] = first
+    return leaders
+
+
+def _link(
+    objects: Objects,
+    dirs: Dirs,
+    made: list[Made],
+    *,
+    followers: Sequence[Item],
+    leaders: Mapping[bytes, Item],
+    writer: Writer,
+) -> list[Made]:
+    """Make the other names of files, or copies where the file system has no (more) links."""
+    there = {one.item.path: one for one in made}
+    linked: dict[bytes, Item] = {}
+    for item in followers:
+        leader = leaders[item.path]
+        if leader.path not in there:
+            writer.lose(item.path, "hardlink", f"{os.fsdecode(leader.path)} could not be made")
+            continue
+        at, name = dirs.parent(item.place)
+        source, other = dirs.parent(leader.place)
+        try:
+            os.link(other, name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
+        except OSError as error:
+            writer.lose(item.path, "hardlink", f"became a copy ({error.strerror})")
+            data = read_file(objects, item.entry) if item.entry.is_file else ()
+            _write(writer, at, name, Job(item, data))
+        linked[item.path] = item
+        linked[leader.path] = leader
+    for path, item in linked.items():  # only now: each link has moved the ctime of all the others
+        at, name = dirs.parent(item.place)
+        there[path] = Made(item, os.stat(name, dir_fd=at, follow_symlinks=False))
+    return list(there.values())

@@ -1,0 +1,1 @@
+"""Detection of secrets in variables and files before they are stored."""

@@ -1,0 +1,150 @@
+"""Search for known secrets in what is about to be stored."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ortet._util.codec import encode
+from ortet.errors import OrtetError, Refused
+from ortet.machines.live.images.pagemap import read_laid
+from ortet.machines.live.images.save import list_images
+from ortet.machines.secrets.needles import Needles, forms
+
+_WINDOW = 1 << 20
+_PROCESS = re.compile(r"(?:pagemap|core|mm)-(\d+)\.img")
+_FEW = 5
+_OUT_OF_FILES = "take it out of there (a file may be named in .ortetignore, a process ended)"
+
+
+class Known:
+    """Secrets by name. What is found is told by its name and its place, never by its value.
+
+    In files, artifacts, events and variables they are found encoded too (see needles); in the
+    memory of processes, which may be gigabytes, only as they are.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._forms = [(name, form) for name, value in values.items() for form in forms(value)]
+        plain = [(name, found[0]) for name, value in values.items() if (found := forms(value))]
+        self._plain, self._all = Needles(plain), Needles(self._forms)
+
+    def __bool__(self) -> bool:
+        return len(self._plain) > 0
+
+    def __repr__(self) -> str:
+        return f"<Known {len(self._plain)}>"
+
+    # refusing
+
+    def file(self, fd: int, size: int, path: bytes) -> None:
+        """Refused("secret_found") if the first `size` bytes of an open file hold one, or its path
+        does."""
+        where = f"file {os.fsdecode(path)}"
+        if not size:
+            self.data(path, where)
+        for number, data in enumerate(_windows(fd, size, self._all.longest - 1)):
+            self.data(data if number else b"%b\0%b" % (path, data), where)
+
+    def data(self, data: bytes, where: str | Callable[[], str], remedy: str = "") -> None:
+        """The same of bytes; `remedy` is what can be done about it."""
+        name = self._all.find(data)
+        if name:
+            place: str = self._without(where if isinstance(where, str) else where())
+            raise found(name, place, remedy)
+
+    def text(self, text: str, where: str, remedy: str = "") -> None:
+        self.data(os.fsencode(text), where, remedy)
+
+    def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None:
+        """The same of what CRIU wrote about processes; `tell` says which one has a pid."""
+        seen: dict[str, list[str]] = {}
+        for image, size in sorted(list_images(directory).items()):
+            with (directory / image).open("rb") as file:
+                parts = _windows(file.fileno(), size, self._plain.longest - 1)
+                name = next(filter(None, map(self._plain.find, parts)), "")
+            if name:
+                seen.setdefault(name, []).append(image)
+        for name, images in seen.items():
+            places = _owners(directory, images, page, tell)
+            raise found(name, ", ".join(places[:_FEW]))
+
+    # hiding
+
+    def hidden(self, value: Any) -> Any:
+        """Plain data in which names stand for secrets; what holds none is given back as it is."""
+        try:
+            data = encode(value)
+        except (OrtetError, TypeError, ValueError):  # whoever stores it says what is wrong with it
+            return value
+        return self._without(value) if self._all.find(data) else value
+
+    def bytes_without(self, data: bytes) -> bytes:
+        if self._all.find(data):
+            for name, form in self._by_length():
+                data = data.replace(form, f"[{name}]".encode())
+        return data
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for name, form in self._by_length():
+                value = value.replace(form.decode("utf-8", "surrogateescape"), f"[{name}]")
+            return value
+        if isinstance(value, dict):
+            return {self._without(key): self._without(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._without(item) for item in value]
+        return value
+
+    def _by_length(self) -> list[tuple[str, bytes]]:
+        return sorted(self._forms, key=lambda named: -len(named[1]))
+
+
+def found(name: str, where: str, remedy: str = "") -> Refused:
+    return Refused(
+        "secret_found",
+        f"secret {name!r} is in {where}, and a commit would keep it: {remedy or _OUT_OF_FILES}, or "
+        "commit with --allow-secrets (allow_secrets=True)",
+        secret=name,
+        where=where,
+    )
+
+
+def unnamed(error: OrtetError) -> OrtetError:
+    """The same for somebody who may not know which secrets there are."""
+    if error.kind != "secret_found":
+        return error
+    name = error.details["secret"]
+    message = error.message.replace(f"secret {name!r} is in", "a secret is in", 1)
+    where = error.details["where"].replace(f"[{name}]", "[...]")
+    return Refused(error.kind, message.replace(f"[{name}]", "[...]"), where=where)
+
+
+def _owners(directory: Path, images: list[str], page: int, tell: Callable[[int], str]) -> list[str]:
+    """Whose images they are: those of a process are called KIND-PID.img, its pages as its pagemap
+    says."""
+    sizes = list_images(directory)
+    laid = read_laid(lambda name: (directory / name).read_bytes(), sizes, page)
+    named = (laid[image].key if image in laid else image for image in images)
+    owners = (_PROCESS.fullmatch(name) or name for name in named)
+    told = (
+        f"what processes share ({one})"
+        if isinstance(one, str)
+        else f"the memory of {tell(int(one[1]))}"
+        for one in owners
+    )
+    return sorted(set(told))
+
+
+def _windows(fd: int, size: int, overlap: int) -> Iterator[bytes]:
+    """A file in pieces that overlap, so that nothing lies across an edge."""
+    at = 0
+    while at < size:
+        data = os.pread(fd, min(_WINDOW + overlap, size - at), at)
+        if not data:
+            return
+        yield data
+        at += _WINDOW if len(data) > _WINDOW else len(data)

@@ -1,0 +1,78 @@
+"""A copy becomes a machine of its own: identity, entropy, and hooks, before it answers.
+
+Standard library only: the pid 1 of a machine loads this file by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from binascii import a2b_base64
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortet.machines.standalone import event_loop, job_table
+else:
+    import event_loop
+    import job_table
+
+KINDS = ("on-fork", "on-restore")
+_TIMEOUT = 30.0  # seconds for one hook
+_OUTPUT = 1 << 16  # bytes of a hook's output that are told
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def renew(table: job_table.Table, request: dict[str, Any]) -> event_loop.Held:
+    """Answers when the last hook has ended, with how each one did."""
+    if os.getpid() != 1:
+        return {"bad": "this is no machine: it would rename the host"}
+    if request["hooks"] not in KINDS:
+        return {"bad": f"hooks are {' or '.join(KINDS)}"}
+    _identify(request["machine_id"], request["hostname"], a2b_base64(request["entropy"]))
+    told = []
+    for path in hooks(request["hooks"], request.get("place") or ""):
+        told.append((yield from _run(table, path, request)))
+    return {"hooks": told}
+
+
+def hooks(kind: str, place: str) -> list[str]:
+    """The system's, then the workspace's, each in the order of their names."""
+    found = []
+    for directory in (f"/etc/ortet/{kind}.d", f"{place}/.ortet-hooks/{kind}"):
+        with contextlib.suppress(OSError):
+            found += [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
+    return [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
+
+
+def _identify(machine_id: str, hostname: str, entropy: bytes) -> None:
+    with open("/etc/machine-id", "w", encoding="ascii") as file:
+        file.write(machine_id + "\n")
+    socket.sethostname(hostname)
+    with open("/dev/urandom", "wb", buffering=0) as pool:
+        pool.write(entropy)
+
+
+def _run(table: job_table.Table, path: str, request: dict[str, Any]) -> event_loop.Held:
+    told: dict[str, Any] = {"path": path, "code": None, "output": "", "timed_out": False}
+    start = {
+        "kind": "service",
+        "argv": [path],
+        "env": request.get("env") or {"PATH": _PATH},
+        "cwd": request.get("place") or "/",
+    }
+    try:
+        job = table.start(start)
+    except (OSError, ValueError) as error:
+        return {**told, "output": str(error)}
+    until = event_loop.after(request.get("timeout") or _TIMEOUT)
+    while job.alive and event_loop.now() < until:
+        yield until
+    if job.alive:
+        told["timed_out"] = True
+        for _ in table.kill(job, ""):
+            yield event_loop.now() + 0.001
+        table.reap()
+    output, _, _ = job.rings["output"].read(job.rings["output"].end - _OUTPUT, _OUTPUT)
+    table.forget(job)
+    return {**told, "code": job.code, "output": output.decode("utf-8", "replace")}

@@ -1,0 +1,337 @@
+"""A Python kernel's own end: an interpreter that runs what it is sent, and forks when told.
+
+Standard library only, for old interpreters too: it is given the text of this file, `kernelcell`,
+`kernelkept` and `wire` on its socket, so nothing of ours need be installed where it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortet.machines.standalone import ipc, kernel_cell, kernel_variables
+
+    Message = dict[str, Any]
+    Open = tuple[int, str, int, int]
+    """A descriptor below the workspace: number, path, flags, position."""
+else:
+    import _ortet_ipc as ipc
+    import _ortet_kernel_cell as kernel_cell
+    import _ortet_kernel_variables as kernel_variables
+
+_MARK = "ORTET_RUN"
+_KERNEL = ("/proc/", "/sys/", "/dev/", "/memfd:")  # what is no file of the machine
+_HIGH = 200  # descriptors from here on: out of the way of programs that close the first few
+
+
+class Guest:
+    """Answers one message at a time; forks of it go on in the same loop with another socket."""
+
+    def __init__(
+        self, sock: socket.socket, place: str, listener: socket.socket | None = None
+    ) -> None:
+        self._sock = _out_of_the_way(sock)
+        self._at: str = listener.getsockname() if listener else ""
+        self._listener = listener and _out_of_the_way(listener)
+        self._place = place
+        self._cells = kernel_cell.Cells()
+        self._running = False
+        self._children: list[int] = []
+        self._namespace = -1  # kept open, so that the mounts of this fork last
+        self._where: tuple[str, list[Open]] = (place, [])
+        signal.signal(signal.SIGINT, self._interrupted)
+
+    def serve(self) -> None:
+        """Until the hub hangs up; where it listens, until the next one comes."""
+        self._greet()
+        while True:
+            try:
+                message, fds = ipc.receive(self._sock)
+            except ipc.Closed:
+                self._await()
+                continue
+            self._reap()
+            try:
+                answer = getattr(self, "_do_" + message["do"])(message, fds)
+            except KeyboardInterrupt:  # came too late for what it was meant for
+                answer = {}
+            finally:
+                for fd in fds:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            if answer is None:  # a fork, just born: it is spoken to first
+                continue
+            reply, passed = answer if isinstance(answer, tuple) else (answer, [])
+            with contextlib.suppress(ipc.Closed):  # which the next look finds too
+                ipc.send(self._sock, reply, passed)
+            for fd in passed:
+                os.close(fd)
+            if message["do"] == "leave":
+                self._await()
+
+    def _greet(self) -> None:
+        with contextlib.suppress(ipc.Closed):
+            ipc.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
+
+    def _await(self) -> None:
+        """Nothing that leads out of the machine is open meanwhile: it can be frozen."""
+        if self._listener is None:
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (1, 2):
+            os.dup2(null, number)
+        os.close(null)
+        self._sock.close()
+        self._sock = _out_of_the_way(self._listener.accept()[0])
+        self._greet()
+
+    def _do_leave(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        _flush()
+        return {}
+
+    def _do_streams(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        for number, fd in enumerate(fds, 1):
+            os.dup2(fd, number)
+        return {}
+
+    # running
+
+    def _do_run(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        try:
+            try:
+                self._running = True
+                outcome = self._cells.run(message["code"])
+                _flush()
+            finally:
+                self._running = False
+        except KeyboardInterrupt as error:
+            outcome = {"error": kernel_cell.told(error)}
+            _flush()
+        return outcome
+
+    def _interrupted(self, *_: Any) -> None:
+        if self._running:
+            raise KeyboardInterrupt
+
+    # variables
+
+    def _do_save(self, message: Message, fds: list[int]) -> Message:
+        return kernel_variables.save(
+            self._cells.module.__dict__, message["names"], fds, message["most"]
+        )
+
+    def _do_load(self, message: Message, fds: list[int]) -> Message:
+        return kernel_variables.load(self._cells.module.__dict__, message["vars"], fds)
+
+    # forking
+
+    def _do_ready(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        """What stands in the way of a fork, or of other layers below the open files."""
+        alive = [t for t in threading.enumerate() if t is not threading.main_thread()]
+        threads = [t.name for t in alive]
+        opened, stuck = _opened(self._place, everywhere=bool(message.get("all")))
+        try:
+            cwd = os.getcwd()
+        except OSError:  # it was removed
+            cwd = self._place
+        self._where = (cwd, opened)
+        return {"threads": threads, "stuck": stuck}
+
+    def _do_follow(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        """To other layers in the same place: with descriptors below another root, and with one
+        only that of the machine itself."""
+        if fds:
+            self._settle(*fds)
+        if len(fds) == 1 and self._at:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._at)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(self._at)
+                listener.listen()
+                self._listener = _out_of_the_way(listener)
+        return {"lost": self._reopen()}
+
+    def _do_fork(self, message: Message, fds: list[int]) -> Any:
+        """Answers with the child; where it is told to `look`, first with what was found."""
+        if not hasattr(os, "pidfd_open"):
+            return {"failed": "that takes Python 3.9 or later"}
+        if message["look"]:
+            found = self._do_ready({}, [])
+            if found["stuck"] or (found["threads"] and not message["force"]):
+                return found
+            with contextlib.suppress(ipc.Closed):
+                ipc.send(self._sock, found)
+        _flush()
+        gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads: the hub has asked
+                pid = os.fork()
+        except OSError as error:
+            gc.unfreeze()
+            return {"failed": str(error)}
+        if pid == 0:
+            self._become(message, fds)
+            return None
+        gc.unfreeze()
+        self._children.append(pid)
+        return {"pid": pid}, [os.pidfd_open(pid)]
+
+    def _become(self, message: Message, fds: list[int]) -> None:
+        """In the child: another socket, a run of its own, other random numbers. Its files come
+        with the next message: they are made meanwhile."""
+        os.setsid()
+        self._sock.close()
+        self._sock = _out_of_the_way(socket.socket(fileno=os.dup(fds[0])))
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for number, fd in ((1, fds[1]), (2, fds[2])):
+            os.dup2(fd, number)
+        os.environ[_MARK] = message["mark"]
+        self._children = []
+        self._cells.forked()
+        _reseed()
+
+    def _do_files(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
+        self._settle(*fds)
+        return {"hello": os.getpid(), "lost": self._reopen()}
+
+    def _settle(self, root: int, namespace: int | None = None) -> None:
+        """Below another root; its mounts last as long as the namespace is open."""
+        os.fchdir(root)
+        os.chroot(".")
+        os.chdir("/")
+        if self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+        if namespace is not None:
+            self._namespace = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+
+    def _reopen(self) -> list[str]:
+        """The working directory and open files, by their paths as `ready` found them."""
+        cwd, opened = self._where
+        lost = []
+        try:
+            os.chdir(cwd)
+        except OSError:
+            os.chdir(self._place)
+        for fd, path, flags, at in opened:
+            try:
+                fresh = os.open(path, flags | os.O_CLOEXEC)
+            except OSError as error:
+                lost.append(f"{path}: {error.strerror}")
+                continue
+            if at >= 0:
+                os.lseek(fresh, at, os.SEEK_SET)
+            os.dup2(fresh, fd, os.get_inheritable(fd))
+            os.close(fresh)
+        return lost
+
+    def _reap(self) -> None:
+        """Forks that have ended; what a cell started is the cell's to wait for."""
+        for pid in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._children.remove(pid)
+
+
+def _opened(place: str, *, everywhere: bool = False) -> tuple[list[Open], list[str]]:
+    """Files and directories below a place that this process has open, and those that it cannot
+    open again: their names are gone, or they are written through memory. `everywhere`: also what
+    it has open elsewhere, if it can be opened again."""
+    opened: list[Open] = []
+    stuck: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        try:
+            path, now = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
+        except OSError:  # the one that listed them
+            continue
+        below = path == place or path.startswith(place + "/")
+        if not below and (not everywhere or path[:1] != "/" or path.startswith(_KERNEL)):
+            continue
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+        if path.endswith(" (deleted)"):
+            if below and flags & os.O_ACCMODE != os.O_RDONLY:
+                stuck.append(path)
+        elif stat.S_ISREG(now.st_mode):
+            opened.append((fd, path, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+        elif stat.S_ISDIR(now.st_mode):
+            opened.append((fd, path, flags, -1))
+    with open("/proc/self/maps", "rb") as file:
+        maps = file.read()
+    for line in maps.splitlines() if os.fsencode(place) + b"/" in maps else ():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[1][1:4:2] == b"ws":
+            path = os.fsdecode(fields[5])
+            if path.startswith(place + "/"):
+                stuck.append(path + " (mapped)")
+    return opened, stuck
+
+
+def _reseed() -> None:
+    """Sources of random numbers that forks would share; what a cell seeded itself stays so."""
+    loaded = sys.modules
+    for name, verb in (("random", "seed"), ("numpy.random", "seed"), ("torch", "seed")):
+        with contextlib.suppress(Exception):
+            if name in loaded:
+                getattr(loaded[name], verb)()
+    with contextlib.suppress(Exception):
+        if "ssl" in loaded:
+            loaded["ssl"].RAND_add(os.urandom(32), 32.0)
+    with contextlib.suppress(Exception):
+        if "uuid" in loaded:
+            loaded["uuid"]._last_timestamp = None  # type: ignore[attr-defined]
+
+
+def _out_of_the_way(sock: socket.socket) -> socket.socket:
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _end_with(sock: socket.socket) -> None:
+    """On the host itself nothing else ends a cell whose hub is gone."""
+
+    def look(*_: Any) -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLHUP)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            os._exit(1)
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def main(
+    sock: socket.socket, place: str, *, alone: bool, listener: socket.socket | None = None
+) -> None:
+    """Never returns."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.reconfigure(  # type: ignore[union-attr]
+                encoding="utf-8", errors="surrogateescape", line_buffering=True
+            )
+    guest = Guest(sock, place, listener)
+    if alone:
+        _end_with(guest._sock)
+    guest.serve()

@@ -1,0 +1,166 @@
+"""The processes of a pid namespace, as its /proc tells of them.
+
+Standard library only: the pid 1 of a machine loads this file by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ortet.machines.standalone import process_tree
+else:
+    import process_tree
+
+_READ = 1 << 16
+
+Birth = tuple[int, bytes]
+"""pid and start time: a pid alone may be given again."""
+
+
+class Found(NamedTuple):
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    ticks: bytes
+    """When it began, in clock ticks since boot."""
+    pages: int
+    threads: int
+
+    @property
+    def born(self) -> Birth:
+        return self.pid, self.ticks
+
+
+def found() -> list[Found]:
+    """Every process but this one, zombies too."""
+    own = str(os.getpid())
+    numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != own]
+    return [one for one in map(_look, numbers) if one is not None]
+
+
+def living() -> list[Found]:
+    """Every process but this one that can still do something."""
+    return [one for one in found() if one.state not in "ZX" or one.threads > 1]
+
+
+def unmarked(pid: int) -> bool:
+    """Does it carry no run's mark? One that does was found by its own, or belongs to another."""
+    return not marks(pid)
+
+
+def marks(pid: int) -> list[str]:
+    """The runs it says it belongs to, the outermost first."""
+    key = process_tree.MARK.encode() + b"="
+    for item in read(f"/proc/{pid}/environ").split(b"\0"):
+        if item.startswith(key):
+            return os.fsdecode(item[len(key) :]).split(":")
+    return []
+
+
+def mapped(below: str) -> list[str]:
+    """Files below a directory that some process may be storing into through memory."""
+    paths: set[str] = set()
+    key = os.fsencode(below).replace(b"\n", rb"\012")
+    for one in _at_home():
+        maps = read(f"/proc/{one.pid}/maps")
+        for line in maps.splitlines() if key in maps else ():
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[1][1:4:2] == b"ws":
+                paths.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
+    return [path[len(below) :] for path in paths if path.startswith(below)]
+
+
+def holders(place: str, but: Collection[int]) -> list[str]:
+    """Which other processes are in a directory, or have something below it open."""
+    names = []
+    mapping = b" " + os.fsencode(place) + b"/"
+    for one in _at_home(but):
+        links = [f"/proc/{one.pid}/cwd"]
+        with contextlib.suppress(OSError):
+            links += [f"/proc/{one.pid}/fd/{name}" for name in os.listdir(f"/proc/{one.pid}/fd")]
+        if mapping in read(f"/proc/{one.pid}/maps") or any(_leads(link, place) for link in links):
+            names.append(f"{one.name} (pid {one.pid})")
+    return names
+
+
+def dwellers(root: int, but: Collection[int]) -> list[str]:
+    """Which other processes have this directory, open here, as their root."""
+    there = _mount_id(root)
+    others = [one for one in living() if one.pid not in but]
+    return [
+        f"{one.name} (pid {one.pid})" for one in others if _mount(f"/proc/{one.pid}/root") == there
+    ]
+
+
+def _at_home(but: Collection[int] = ()) -> list[Found]:
+    """All but forks of kernels, and what those started: the same paths lead them elsewhere."""
+    here = _mount("/")
+    others = [one for one in living() if one.pid not in but]
+    return [one for one in others if _mount(f"/proc/{one.pid}/root") in (here, b"")]
+
+
+def _mount(path: str) -> bytes:
+    """The id of the mount a directory is on."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return _mount_id(fd)
+    finally:
+        os.close(fd)
+
+
+def _mount_id(fd: int) -> bytes:
+    lines = read(f"/proc/self/fdinfo/{fd}").splitlines()
+    return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
+
+
+def _leads(link: str, place: str) -> bool:
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return target == place or target.startswith(place + "/")
+
+
+def read(path: str) -> bytes:
+    """A file of /proc; nothing where the process is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    parts = []
+    try:
+        while part := os.read(fd, _READ):
+            parts.append(part)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def _look(number: str) -> Found | None:
+    text = read(f"/proc/{number}/stat")
+    # the command's name stands in parentheses and may itself hold spaces and parentheses
+    before, after = text.find(b"("), text.rfind(b")")
+    fields = text[after + 1 :].split()
+    if len(fields) < 22:
+        return None
+    return Found(
+        pid=int(number),
+        name=os.fsdecode(text[before + 1 : after]),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        ticks=fields[19],
+        pages=int(fields[21]),
+        threads=int(fields[17]),
+    )

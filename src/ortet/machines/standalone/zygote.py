@@ -1,0 +1,79 @@
+"""One small process a hub starts at first need; it forks a supervisor for every machine.
+
+Run as `python -I -S zygote.py FD user|root`: it may import the standard library and its neighbours
+here, nothing else. A fork of it takes a millisecond; a new interpreter would take twenty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortet.machines.standalone import ipc, overlay_supervisor, syscalls
+else:
+    # last in the search path: our abc.py must not stand in for the standard library's
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import ipc
+    import overlay_supervisor
+    import syscalls
+
+
+def main() -> None:
+    """Fork until the hub is gone."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    kernel = syscalls.Kernel()
+    if sys.argv[2] == "user":
+        _own_user_namespace(kernel)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
+    ipc.send(sock, {"ready": os.getpid()})
+    while True:
+        try:
+            _, fds = ipc.receive(sock)
+        except ipc.Closed:
+            os._exit(0)
+        machine = socket.socket(fileno=fds[0])
+        with machine, contextlib.suppress(ipc.Closed):  # the hub may have changed its mind
+            _start(kernel, sock, machine)
+
+
+def _start(kernel: syscalls.Kernel, sock: socket.socket, machine: socket.socket) -> None:
+    """Fork the pid 1 of a new machine, and tell the hub which process that is."""
+    try:
+        pid = kernel.fork_into(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
+    except OSError as error:
+        ipc.send(machine, {"error": str(error), "errno": error.errno})
+        return
+    if pid == 0:
+        sock.close()
+        overlay_supervisor.main(kernel, machine)
+    ipc.send(machine, {"pid": pid})
+
+
+def _own_user_namespace(kernel: syscalls.Kernel) -> None:
+    """Rights over mounts without rights over the host; our own user is the only one there is.
+
+    From here on the interpreter's own files may be out of reach: all imports are done.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(syscalls.CLONE_NEWUSER)
+    # else, where this interpreter was started with capabilities, its files in /proc are root's
+    kernel.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()

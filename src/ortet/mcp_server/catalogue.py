@@ -1,0 +1,36 @@
+"""The list of all tools, in the order of the list that a client shows. Names never change."""
+
+from __future__ import annotations
+
+from ortet.mcp_server.tools import conversation, effects, history, memory, navigation, workspace
+
+TOOLS = (
+    workspace.status,
+    workspace.commit,
+    history.log,
+    history.diff,
+    navigation.restore,
+    navigation.rewind,
+    navigation.undo,
+    navigation.redo,
+    workspace.fork,
+    workspace.run,
+    conversation.say,
+    conversation.think,
+    conversation.journal,
+    conversation.brief,
+    conversation.context,
+    conversation.decide,
+    conversation.plan,
+    conversation.advance,
+    conversation.note,
+    memory.learn,
+    memory.recall,
+    memory.facts,
+    memory.forget,
+    effects.artifact,
+    effects.artifacts,
+    effects.artifact_data,
+    effects.effects,
+    effects.settle,
+)

@@ -1,0 +1,123 @@
+"""log, diff: what was, and what is different now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from ortet.cli import output
+from ortet.mcp_server.answers import (
+    MOST,
+    Change,
+    Commit,
+    between,
+    change_of,
+    commit_of,
+    ends_of,
+    joined,
+    some,
+)
+from ortet.mcp_server.context import Desk
+from ortet.mcp_server.tool import READS, Answer, tool
+
+_PATCH = 8_000
+"""Characters of the changed lines of one file."""
+
+_PATCHES = 60_000
+"""The same of all files of an answer."""
+
+Ref = Annotated[
+    str,
+    Meta(
+        description="A commit: an id or 4 or more of its first digits, a branch or tag, HEAD, "
+        "HEAD~2 (two back), HEAD@{1} (where the branch was one move ago)."
+    ),
+]
+
+
+class Log(Answer, frozen=True):
+    """Newest first; `more` says whether older ones were left out."""
+
+    commits: list[Commit]
+    more: bool
+
+    def __str__(self) -> str:
+        return joined(
+            *map(str, self.commits),
+            "" if self.commits else "no commit yet",
+            "older ones: give the last id with ^ as ref" if self.more else "",
+        )
+
+
+@tool(READS)
+def log(
+    desk: Desk,
+    *,
+    ref: Ref = "HEAD",
+    limit: Annotated[int, Meta(description="At most so many.", ge=1, le=1000)] = 20,
+) -> Log:
+    """List commits, newest first: each is a state of mind and files that can be restored."""
+    desk.need_store()
+    start = desk.resolve(ref, desk.head_branch())
+    found = list(desk.hub.history.log(start, limit=limit + 1))
+    names = names_of(desk)
+    commits = [commit_of(one, names.get(one.oid, [])) for one in found[:limit]]
+    return Log(commits, len(found) > limit)
+
+
+def names_of(desk: Desk) -> dict[str, list[str]]:
+    """Commit -> the branches and tags on it."""
+    found: dict[str, list[str]] = {}
+    for head in desk.hub.refs.branches():
+        found.setdefault(head.oid.hex(), []).append(head.name)
+    for head in desk.hub.refs.tags():
+        found.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
+    return found
+
+
+class Diff(Answer, frozen=True):
+    """`new` is "" for the present files; `changed` counts all, `changes` lists the first 200."""
+
+    old: str
+    new: str
+    changed: int
+    changes: list[Change]
+
+    def __str__(self) -> str:
+        to = output.short(self.new) if self.new else "the present files"
+        patches = [one.patch for one in self.changes if one.patch]
+        return joined(
+            f"from {output.short(self.old)} to {to}: {self.changed or 'nothing'} changed",
+            *some(self.changes, self.changed),
+            *(output.safe(patch, keep="\n\t").rstrip("\n") for patch in patches),
+        )
+
+
+@tool(READS)
+def diff(
+    desk: Desk,
+    *,
+    ref: Ref = "HEAD",
+    other: Annotated[
+        str | None, Meta(description="The commit to compare with; else the present files.")
+    ] = None,
+    patch: Annotated[bool, Meta(description="Show the changed lines of text files.")] = False,
+) -> Diff:
+    """Show which files differ between a commit and the present files, or between two commits."""
+    desk.need_store()
+    branch = desk.head_branch()
+    old = desk.resolve(ref, branch).hex()
+    new = desk.resolve(other, branch).hex() if other is not None else ""
+    if new:
+        found = between(desk, old, new)
+    else:
+        with desk.files() as files:
+            found = files.diff(old) if files is not None else []
+    left, changes = _PATCHES, []
+    for one in found[:MOST]:
+        text = output.patch_text(one, desk.hub.objects) if patch and left > 0 else ""
+        text = ends_of(text, min(_PATCH, left))
+        left -= len(text)
+        changes.append(change_of(one, text))
+    return Diff(old, new, len(found), changes)

@@ -1,0 +1,204 @@
+"""How clients reach the server: standard streams of one client, or HTTP of several."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ortet.errors import Invalid, Refused, Unavailable
+from ortet.mcp_server.server import Counter
+from ortet.mcp_server.worker import Worker
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ortet.mcp_server.context import Desk
+
+_PATIENCE = 10.0
+"""Seconds for which a call that goes on is waited for when we are to end."""
+
+_GRACE = 3
+"""The same for streams of clients over HTTP."""
+
+PATH = "/mcp"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def over_stdio(desk: Desk, *, allow: bool) -> None:
+    """Serve the client that started us, until it closes our standard input, or a signal comes."""
+    anyio.run(_stdio, desk, allow)
+
+
+async def _stdio(desk: Desk, allow: bool) -> None:
+    from mcp.server.stdio import stdio_server
+
+    worker = Worker()
+    server = Counter(desk, worker, allow=allow).server()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_by_signal, desk, worker)
+        async with stdio_server() as (receiving, sending):
+            await server.run(receiving, sending, server.create_initialization_options())
+        await worker.end(_PATIENCE)
+        tasks.cancel_scope.cancel()
+
+
+async def _end_by_signal(desk: Desk, worker: Worker) -> None:
+    """A thread sits in a read of standard input, which nothing ends: so the process does."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for number in signals:
+            await worker.end(_PATIENCE)
+            desk.__exit__(None, None, None)
+            sys.stderr.flush()
+            os._exit(128 + number)
+
+
+def over_http(
+    desk: Desk, *, allow: bool, host: str, port: int, token: str, open_: bool = False
+) -> None:
+    """Serve many clients, until a signal comes. Whoever gets in can run commands as this user, and
+    loopback is open to all users of a host: without a `token` one is made and told, unless it is to
+    be `open_`."""
+    _check_way(host, token, open_)
+    shown = f"[{host}]" if ":" in host else host
+    with _listening(host, port) as listener:
+        url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
+        told = [f"ortet mcp listens on {url}"]
+        if not token and not open_:
+            token = secrets.token_hex(32)
+            told += _ready(url, token)
+        anyio.run(_http, desk, allow, listener, host, token, told)
+
+
+def _check_way(host: str, token: str, open_: bool) -> None:
+    if open_ and token:
+        raise Invalid(
+            "bad_usage", "--no-auth asks for no token, and ORTET_MCP_TOKEN is one: leave one out"
+        )
+    if host in _LOOPBACK:
+        return
+    if open_:
+        raise Invalid(
+            "no_auth_here",
+            f"--no-auth is for loopback, and {host} is not: leave it out and set ORTET_MCP_TOKEN",
+        )
+    if not token:
+        raise Refused(
+            "token_needed",
+            f"{host} can be reached by others, who could run commands as you: set ORTET_MCP_TOKEN "
+            "to a secret that clients must show, or listen on 127.0.0.1",
+        )
+
+
+def _ready(url: str, token: str) -> list[str]:
+    """What to give clients; nobody can read it again."""
+    shown = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
+    return [
+        f"clients show this token, which is valid until it ends: {token}",
+        "(set ORTET_MCP_TOKEN for one that stays, or give --no-auth to ask for none)",
+        f'claude mcp add --transport http ortet {url} --header "Authorization: Bearer {token}"',
+        json.dumps({"mcpServers": {"ortet": shown}}),
+    ]
+
+
+async def _http(  # noqa: PLR0917 - as anyio calls it
+    desk: Desk, allow: bool, listener: socket.socket, host: str, token: str, told: list[str]
+) -> None:
+    import uvicorn
+
+    worker = Worker()
+    server = Counter(desk, worker, allow=allow).server()
+    app: Any = server.streamable_http_app(
+        streamable_http_path=PATH,
+        host=host,
+        transport_security=_guard() if host in _LOOPBACK else None,
+    )
+    config = uvicorn.Config(
+        Bearer(app, token) if token else app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE,
+    )
+    sys.stderr.write("".join(f"{line}\n" for line in told))
+    sys.stderr.flush()
+    try:
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        with anyio.CancelScope(shield=True):
+            await worker.end(_PATIENCE)
+
+
+def _guard() -> Any:
+    """A web page that a browser has open must not reach us by a name that it has made mean this
+    host."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    names = ("127.0.0.1", "localhost", "[::1]")
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=[f"{name}:*" for name in names],
+        allowed_origins=[f"http://{name}:*" for name in names],
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named: an answer in two
+    # packets waits 40 ms for the client's acknowledgement
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()  # who is told of it may connect, though nobody accepts yet
+    except OverflowError:
+        listener.close()
+        raise Invalid("bad_port", f"port {port}: give one from 0 to 65535") from None
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            "port_taken",
+            f"cannot listen on {host} port {port} ({error.strerror}): give another, or 0 for any",
+        ) from error
+    return listener
+
+
+class Bearer:
+    """Lets nobody in who does not show the token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._shown(scope):
+            from starlette.responses import JSONResponse
+
+            answer = JSONResponse(
+                {"error": "refused", "kind": "bad_token", "message": _NO_TOKEN, "details": {}},
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _shown(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        kind, _, token = given[0].partition(b" ")
+        return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+
+_NO_TOKEN = (
+    "show the token that the server told when it began, or has in ORTET_MCP_TOKEN: "
+    "Authorization: Bearer TOKEN"
+)

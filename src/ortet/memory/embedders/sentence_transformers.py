@@ -1,0 +1,36 @@
+"""Any model of sentence-transformers, from a directory or as that package finds it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ortet.memory.embedders.base import need
+
+if TYPE_CHECKING:
+    from ortet.memory.embedders.base import Floats
+
+
+class SentenceTransformers:
+    """`model` is what SentenceTransformer takes: the name of a model, or its directory."""
+
+    trust = 1.0
+
+    def __init__(self, model: str) -> None:
+        need("sentence_transformers", "transformers")
+        self.name = f"sentence-transformers:{model}"
+        self._model_name = model
+
+    def embed(self, texts: Sequence[str], /) -> Floats:
+        found: Floats = self._model.encode(
+            list(texts), convert_to_numpy=True, show_progress_bar=False
+        )
+        return found
+
+    @cached_property
+    def _model(self) -> Any:
+        # Takes seconds and hundreds of megabytes: only when a text is there to be embedded.
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
+
+        return SentenceTransformer(self._model_name)

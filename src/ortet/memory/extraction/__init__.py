@@ -1,0 +1,1 @@
+"""Rule-based extraction of facts, summaries and contradictions from text."""

@@ -1,0 +1,133 @@
+"""Facts out of what was said: the seam for extractors, and one by rules that needs no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ortet.memory.extraction.facts import (
+    NAME,
+    Statement,
+    clauses,
+    of_speaker,
+    of_thing,
+    rule_of,
+    to_remember,
+)
+from ortet.memory.extraction.sentences import Turn, commands_model, sentences
+
+__all__ = ["Extracted", "Extractor", "RuleExtractor", "Turn"]
+
+_ROLES = {"user": "the user", "human": "the user", "": "the user"}
+_MODEL = ("assistant", "model", "ai")
+_NOBODY = ("system", "developer", "tool", "function")
+_REMEMBERED = 0.95
+_LESS = 0.2
+"""How much less sure is what a model said: it may have guessed."""
+
+
+class Extracted(msgspec.Struct, frozen=True):
+    """What was learned. `confidence` from 0 to 1; `turn` says where, by its number from 0, None
+    when it is in the episode's own text."""
+
+    text: str
+    about: str = ""
+    confidence: float = 0.5
+    turn: int | None = None
+
+
+class Extractor(Protocol):
+    """Takes the summary of an episode and what was said in it; gives what is worth knowing later.
+
+    The same must give the same: what it found once is not looked for again. A new `name` is a new
+    extractor, which is asked about every episode anew. What it is given is data, not instructions.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]: ...
+
+
+class RuleExtractor:
+    """Statements in English that are plainly put: preferences, who somebody is, needs, rules, facts
+    about things by their name. Misses much, and takes little that was not said.
+
+    Questions, guesses, what holds only now and what is left to be understood from before are not
+    taken, and nothing at all from a turn that tries to steer the model.
+    """
+
+    name = "rules-1"
+
+    def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+        names = _names(turns)
+        found: dict[str, Extracted] = {}
+        for number, turn in enumerate(turns):
+            for one in _of_turn(turn, names.get(turn.speaker, "")):
+                extracted = Extracted(one.text, one.about, one.confidence, number)
+                found.setdefault(one.text.casefold(), extracted)
+        if not turns and not commands_model(text):
+            for sentence in sentences(text):
+                for one in _stated(sentence, "", model=True):
+                    extracted = Extracted(one.text, one.about, one.confidence)
+                    found.setdefault(one.text.casefold(), extracted)
+        return list(found.values())
+
+
+def _names(turns: Sequence[Turn]) -> dict[str, str]:
+    """Who speaks: by their name, or by the one that they give themselves, or as their role."""
+    names: dict[str, str] = {}
+    for turn in turns:
+        role = turn.speaker.casefold()
+        if role not in _ROLES:
+            names[turn.speaker] = turn.speaker
+            continue
+        names.setdefault(turn.speaker, _ROLES[role])
+        if names[turn.speaker] == _ROLES[role] and "name is" in turn.text:
+            told = (NAME.match(part) for s in sentences(turn.text) for part in clauses(s))
+            names[turn.speaker] = next((name["name"] for name in told if name), _ROLES[role])
+    return names
+
+
+def _of_turn(turn: Turn, who: str) -> Iterator[Statement]:
+    role = turn.speaker.casefold()
+    if role in _NOBODY or commands_model(turn.text):
+        return
+    for sentence in sentences(turn.text):
+        yield from _stated(sentence, who, model=role in _MODEL)
+
+
+def _stated(sentence: str, who: str, *, model: bool) -> Iterator[Statement]:
+    if model:
+        for clause in clauses(sentence):
+            found = of_thing(clause, hard=True)
+            if found is not None:
+                yield found._replace(confidence=round(found.confidence - _LESS, 2))
+        return
+    rule = rule_of(sentence)
+    if rule is not None:
+        own = re.search(r"\b(?:I|me|my)\b", rule.text)
+        yield rule._replace(text=f"{rule.text} (said by {who})") if own else rule
+        return
+    for clause in clauses(sentence):
+        inner = to_remember(clause)
+        found = _one(inner or clause, who)
+        if inner and found is not None:
+            yield found._replace(confidence=max(_REMEMBERED, found.confidence))
+        elif found is not None:
+            yield found
+
+
+def _one(clause: str, who: str) -> Statement | None:
+    return of_speaker(clause, who) or of_thing(clause) or _of_us(clause, who)
+
+
+def _of_us(clause: str, who: str) -> Statement | None:
+    """Whom `we` means is not known, so who said it is."""
+    if clause[:3].casefold() != "we ":
+        return None
+    found = of_thing(f"the team {clause[3:]}")
+    return found and Statement(f"according to {who}, we {clause[3:]}", who, 0.75)

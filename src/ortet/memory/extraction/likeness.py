@@ -1,0 +1,162 @@
+"""Texts that say nearly the same: how alike two are, and which of many is nearest to one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from math import ceil
+
+import msgspec
+
+from ortet.memory.lexical.tokenizer import Words
+
+LEAST = 0.7
+"""How alike texts are that say nearly the same."""
+
+_SILENT = "a an the is are am was were be been do does did that which please really very just also"
+"""Words that two ways to say the same may differ in."""
+NEGATIONS = (
+    "not no never none nor neither cannot can't without nothing nobody don't doesn't didn't isn't "
+    "aren't wasn't weren't won't couldn't shouldn't wouldn't hasn't haven't hadn't mustn't needn't"
+)
+
+_INSIDE = 0.9
+"""What a text is worth that is wholly inside one that is not much longer."""
+_LONGER = 1.5
+_FEWEST = 4
+"""Words of a text that can be inside another: fewer are inside of much."""
+_ORDER = 0.25
+"""How much of the likeness is lost when no two words stand together as they do in the other."""
+_OTHERWISE = 0.5
+"""What is left of it when one of them has another number, or says no."""
+
+
+class Near(msgspec.Struct, frozen=True):
+    """A known text. `exact`: it has the same words in the same order, but for those that say
+    nothing."""
+
+    id: str
+    score: float
+    exact: bool
+
+
+class Likeness:
+    """Texts by their ids, and which of them is nearly a given one.
+
+    None that is alike enough is missed: of the words of the text asked for, so many are looked up,
+    the rarest ones, that one without any of them could not be.
+    """
+
+    def __init__(
+        self, texts: Iterable[tuple[str, str]] = (), *, words: Words | None = None
+    ) -> None:
+        self._words = words if words is not None else Words()
+        self._silent = frozenset(self._words.tokens(_SILENT))
+        self._no = frozenset(self._words.tokens(NEGATIONS))
+        self._numbers: dict[str, int] = {}  # token -> its number
+        self._hard: set[int] = set()  # those that change what is said
+        self._where: list[array[int]] = []  # texts that have a token, by its number
+        self._ids: list[str] = []
+        self._said: list[array[int]] = []
+        for id_, text in texts:
+            self.add(id_, text)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, id_: str, text: str) -> None:
+        """Know one more; the same id may have several texts."""
+        said = array("I", [self._number(token) for token in self._content(text)])
+        place = len(self._ids)
+        self._ids.append(id_)
+        self._said.append(said)
+        for token in dict.fromkeys(said):
+            self._where[token].append(place)
+
+    def nearest(self, text: str, least: float = LEAST) -> Near | None:
+        """The one most like it, of several the one known longest; None when none is alike."""
+        return next(iter(self.near(text, least)), None)
+
+    def near(self, text: str, least: float = LEAST) -> list[Near]:
+        """Those at least so alike, the most alike first."""
+        content = self._content(text)
+        # Tokens nobody has cannot be looked up, and still make the text another one.
+        strange = dict.fromkeys(token for token in content if token not in self._numbers)
+        numbers = {token: -1 - at for at, token in enumerate(strange)}
+        said = [numbers[t] if t in numbers else self._numbers[t] for t in content]
+        hard = self._hard | {number for token, number in numbers.items() if self._is_hard(token)}
+        tokens = set(said)
+        # One that is inside of the text asked for shares the fewest of its words: see _score.
+        shared = max(1, ceil(len(tokens) * min(least, least / _INSIDE / _LONGER) - 1e-9))
+        found = []
+        for place in self._candidates(tokens, shared):
+            other = self._said[place]
+            if len(tokens.intersection(other)) < shared:
+                continue  # as most are: the score is dear
+            score = _score(said, other, hard)
+            if score >= least:
+                exact = said == other.tolist()
+                found.append((-score, not exact, place, exact))
+        found.sort()
+        return [Near(self._ids[place], -score, exact) for score, _, place, exact in found]
+
+    def alike(self, one: str, other: str) -> float:
+        """How nearly two texts say the same, from 0 to 1: 1 with the same words in order."""
+        first, second = self._content(one), self._content(other)
+        hard = {token for token in (*first, *second) if self._is_hard(token)}
+        return _score(first, second, hard)
+
+    def _candidates(self, tokens: set[int], shared: int) -> set[int]:
+        """Texts with one of so many that whoever shares enough of them has one, the rarest."""
+        known = sorted(
+            (token for token in tokens if token >= 0),
+            key=lambda token: (len(self._where[token]), token),
+        )
+        places: set[int] = set()
+        for token in known[: max(0, len(known) - shared + 1)]:
+            places.update(self._where[token])
+        return places
+
+    def _content(self, text: str) -> list[str]:
+        tokens = self._words.tokens(text)
+        return [token for token in tokens if token not in self._silent] or tokens
+
+    def _number(self, token: str) -> int:
+        number = self._numbers.get(token)
+        if number is None:
+            number = self._numbers[token] = len(self._where)
+            self._where.append(array("I"))
+            if self._is_hard(token):
+                self._hard.add(number)
+        return number
+
+    def _is_hard(self, token: str) -> bool:
+        return token in self._no or any(map(str.isdigit, token))
+
+
+def alike(one: str, other: str) -> float:
+    """How nearly two texts say the same, from 0 to 1; `Likeness` for more than a few."""
+    return Likeness().alike(one, other)
+
+
+def _score(one: Sequence[object], other: Sequence[object], hard: AbstractSet[object]) -> float:
+    first, second = set(one), set(other)
+    fewer, more = sorted((len(first), len(second)))
+    if not fewer:
+        return 0.0
+    common = len(first & second)
+    score = common / (fewer + more - common)
+    if fewer >= _FEWEST and fewer * _LONGER >= more:
+        score = max(score, _INSIDE * common / fewer)
+    if hard & (first ^ second):
+        score *= _OTHERWISE
+    return score * (1 - _ORDER * (1 - _order(one, other)))
+
+
+def _order(one: Sequence[object], other: Sequence[object]) -> float:
+    """The share of neighbours that are neighbours in the other too."""
+    first, second = set(pairwise(one)), set(pairwise(other))
+    fewer = min(len(first), len(second))
+    return len(first & second) / fewer if fewer else 1.0

@@ -1,0 +1,271 @@
+"""The file of an index: opened at first use, begun anew when damaged, in memory when it must be."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from threading import RLock
+
+import apsw
+
+from ortet._util.fork_safety import close_at_fork
+from ortet.backends.sqlite.write_queue import turns_of
+from ortet.errors import Conflict, Invalid, Unavailable
+
+_SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
+    PRAGMA trusted_schema = OFF; PRAGMA cache_size = -8192"""
+_MEMORY = ":memory:"
+_TURN = 60.0
+"""Seconds that threads of this process wait for one another, all of whom get on."""
+_NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
+_DAMAGED = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
+
+
+class Lost(Conflict):
+    """The index does not hold what was asked for: fill it, from `known`, and ask again."""
+
+    name = "conflict"
+
+
+def lost(why: str) -> Lost:
+    return Lost("index_lost", f"{why}: fill the index again, then ask again")
+
+
+class IndexFile:
+    """One connection of this process under a lock, for transactions.
+
+    Whatever is in the file can be made again, so no damage is an error of the user's: the file is
+    emptied in place, under SQLite's own locks (other processes may have it open, and removing it
+    under them could mix its log with the next one's), and the caller is told by `Lost`. Where
+    nothing can be written an index in memory takes its place, for the life of this object.
+    """
+
+    def __init__(self, path: Path, *, schema: str, version: int, busy_ms: int) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._schema = schema
+        self._names = set(_NAMES.findall(schema))
+        self._version = version
+        self._busy_ms = busy_ms
+        self._turns = turns_of(self._path)
+        self._lock = RLock()
+        self._connection: apsw.Connection | None = None
+        self._in_memory = False
+        self._inode = 0
+        self._closed = False
+        close_at_fork(self)
+
+    @property
+    def in_memory(self) -> bool:
+        return self._in_memory
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[apsw.Connection]:
+        """Of one connection: what is read is of one moment. Raises Lost, Unavailable."""
+        with self._lock:
+            try:
+                connection = self._opened()
+                with self._turns.alone(_TURN) if write else nullcontext():
+                    try:
+                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        yield connection
+                        connection.execute("COMMIT")
+                    except BaseException:
+                        self._roll_back()  # while it is still our turn
+                        raise
+            except BaseException as error:
+                if isinstance(error, apsw.Error | UnicodeDecodeError | OSError):
+                    raise self._answered(error) from error
+                raise
+
+    def empty(self) -> None:
+        """Nothing of what was taken in stays in the directory. Raises Unavailable."""
+        with self._lock:
+            if self._in_memory:
+                self._drop()
+                self._in_memory = False
+            if self._connection is None and not any(os.path.exists(f) for f in self._files()):
+                return
+            try:
+                self._reset()
+            except (apsw.BusyError, apsw.LockedError) as error:
+                raise self._answered(error) from error
+            except (apsw.Error, OSError):
+                self._drop()
+                self._unlink()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+            self._closed = True
+
+    def before_fork(self) -> None:
+        """A connection to a file must not live in two processes, even if one only closes it."""
+        self._lock.acquire()
+        if not self._in_memory:
+            self._drop()
+
+    def after_fork(self) -> None:
+        self._lock.release()
+
+    def _opened(self) -> apsw.Connection:
+        if self._closed:
+            raise Invalid("closed", "the index of memories was closed: open the store again")
+        if self._connection is not None and (self._in_memory or self._inode == self._found()):
+            return self._connection
+        self._drop()
+        try:
+            self._connection = self._open()
+        except (apsw.CorruptError, apsw.NotADBError):
+            self._reset()
+        except (apsw.BusyError, apsw.LockedError):
+            raise
+        except (apsw.Error, OSError):
+            self._begin_in_memory()
+        assert self._connection is not None
+        return self._connection
+
+    def _open(self) -> apsw.Connection:
+        os.makedirs(self._path.parent, exist_ok=True)
+        connection = apsw.Connection(str(self._path))
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._inode = self._found()
+        return connection
+
+    def _prepare(self, connection: apsw.Connection) -> None:
+        connection.set_busy_timeout(self._busy_ms)
+        _to_wal(connection, self._busy_ms)
+        connection.execute(_SETTINGS)
+        if connection.execute("PRAGMA user_version").get == self._version:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").get  # another may have been faster
+        if (
+            version != self._version
+            and connection.execute("SELECT count(*) FROM sqlite_schema").get
+        ):
+            connection.execute("ROLLBACK")
+            _empty(connection)
+            self._prepare(connection)
+            return
+        if version != self._version:
+            connection.execute(self._schema)
+            connection.execute(f"PRAGMA user_version = {self._version}")
+        connection.execute("COMMIT")
+
+    def _reset(self) -> None:
+        """Empties the file, whatever is in it, and leaves it closed or as new."""
+        self._drop()
+        connection = apsw.Connection(str(self._path))
+        try:
+            connection.set_busy_timeout(self._busy_ms)
+            _empty(connection)
+        finally:
+            connection.close()
+        self._connection = self._open()
+
+    def _begin_in_memory(self) -> None:
+        self._drop()
+        connection = apsw.Connection(_MEMORY)
+        connection.execute(self._schema)
+        self._connection = connection
+        self._in_memory = True
+
+    def _answered(self, error: Exception) -> Exception:
+        """What becomes of the index after an error, and what the caller is told."""
+        if isinstance(error, apsw.BusyError | apsw.LockedError):
+            return Unavailable(
+                "index_busy", f"{self._path} is locked by another process: try again in a moment"
+            )
+        try:
+            if isinstance(error, apsw.SQLError) and self._is_sound():
+                pass
+            elif isinstance(error, _DAMAGED) and not self._in_memory:
+                self._reset()
+            else:
+                self._begin_in_memory()
+        except (apsw.Error, OSError):
+            self._begin_in_memory()
+        return lost(f"the index of memories could not be used ({error})")
+
+    def _is_sound(self) -> bool:
+        """Whether tables are missing only because another process empties the file just now: then
+        it is to be opened again, and not to be emptied once more."""
+        if self._in_memory:
+            return False
+        self._drop()
+        connection = apsw.Connection(str(self._path))
+        try:
+            connection.set_busy_timeout(self._busy_ms)
+            version = int(connection.execute("PRAGMA user_version").get)
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+        finally:
+            connection.close()
+        return not names if version == 0 else version == self._version and self._names <= names
+
+    def _found(self) -> int:
+        """The inode at the path; 0: there is none."""
+        try:
+            return os.stat(self._path).st_ino
+        except OSError:
+            return 0
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with suppress(apsw.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(apsw.Error):
+            if not self._in_memory and self._inode != self._found():
+                # The log at the path is another file's by now: closing would remove it.
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.close()
+
+    def _files(self) -> list[str]:
+        return [f"{self._path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
+
+    def _unlink(self) -> None:
+        for file in self._files():
+            try:
+                os.unlink(file)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise Unavailable(
+                    "index_kept", f"{file} cannot be removed ({error}): remove it yourself"
+                ) from error
+
+
+def _to_wal(connection: apsw.Connection, busy_ms: int) -> None:
+    """The change to WAL wants the file alone and, unlike all else, does not wait for it."""
+    deadline = time.monotonic() + busy_ms / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+
+def _empty(connection: apsw.Connection) -> None:
+    connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 1)
+    try:
+        connection.execute("VACUUM")
+    finally:
+        connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 0)
+    busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").get[0]
+    if busy:
+        raise apsw.BusyError("the log is being read")

@@ -1,0 +1,207 @@
+"""What a search reads of the index, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
+import msgspec
+
+from ortet.memory.records import TIERS, Tier
+
+if TYPE_CHECKING:
+    from ortet.memory.base import Having
+    from ortet.memory.lexical.visibility import Visible
+
+LINES = 4
+"""Lines of a timeline: one for each tier, and one to spare."""
+FIRST = 1 << 32
+"""The ids of line n are n * FIRST + 1 and so on."""
+
+BITS = 32
+"""Of the number of an event, where it stands in one number with its line."""
+_TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
+_TIMELINES = """SELECT name, no, known
+    FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
+_EXACTLY = """SELECT seq, docs.id FROM json_each(?) AS wanted
+    CROSS JOIN docs ON line IN (?, ?, ?) AND seq = wanted.value"""
+_LINE = f"(wanted.value >> {BITS}) * {LINES} + tiers.value"
+_PLACES = f"""SELECT tiers.value, wanted.value, docs.id, total
+    FROM json_each(?) AS tiers CROSS JOIN json_each(?) AS wanted CROSS JOIN docs ON line = {_LINE}
+    AND seq = (SELECT max(seq) FROM docs
+        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << BITS) - 1})"""
+_TIME = "SELECT time FROM docs WHERE id = ?"
+_SEQ = "SELECT seq FROM docs WHERE id = ?"
+_TOTAL = "SELECT total FROM docs WHERE id = ?"
+_HAVING = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
+_NEWEST = _HAVING + " DESC LIMIT ?"
+_REACHED = _HAVING + " LIMIT 1 OFFSET ?"
+_ENTRIES = """SELECT docs.id, seq, time, importance, since, until, docs.key, scope,
+    length, words, counts FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_BARE = _ENTRIES.replace("words, counts", "'', NULL")
+_CONTENTS = """SELECT docs.id, length, words, counts
+    FROM json_each(?) AS wanted JOIN docs ON docs.id = wanted.value"""
+_WORDS = "SELECT id, words FROM docs WHERE id BETWEEN ? AND ? ORDER BY id"
+_HASHES = "SELECT seq, hash FROM docs WHERE line = ? AND seq > ? AND seq <= ? ORDER BY seq"
+_ENDS = """SELECT ends.key, timeline, seq, time
+    FROM json_each(?) AS wanted JOIN ends ON ends.key = wanted.value"""
+
+
+class Place(NamedTuple):
+    """A document of a line, or its beginning; and how many tokens there are up to it."""
+
+    id: int
+    total: int
+
+
+class Entry(NamedTuple):
+    """A document as it is in the index."""
+
+    id: int
+    seq: int
+    time: int
+    importance: float
+    since: int
+    until: int
+    key: str
+    scope: str
+    length: int
+    words: str
+    counts: bytes | None
+
+
+class Ended(NamedTuple):
+    """An event that ended what `key` names."""
+
+    key: str
+    timeline: int
+    seq: int
+    time: int
+
+
+def tier_of(id_: int) -> Tier:
+    return TIERS[(id_ // FIRST) % LINES]
+
+
+def end_of(timeline: int, seq: int) -> int:
+    """An event of a timeline, by their numbers, as one."""
+    return timeline << BITS | min(seq, (1 << BITS) - 1)
+
+
+class Lookup:
+    """`abc.Reading` of a file, good while the transaction lasts that it was made in."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def timeline(self, name: str) -> tuple[int, int]:
+        """Its number, and the last event of it that was taken in; 0, 0: none."""
+        row = self._connection.execute(_TIMELINE, (name,)).get
+        return (row[0], row[1]) if row else (0, 0)
+
+    def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """The same of many; those that are not known are left out."""
+        rows = self._connection.execute(_TIMELINES, (_json(names),))
+        return {name: (no, known) for name, no, known in rows}
+
+    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+        """The last document of each tier at or before each of `end_of`, as far as there is one."""
+        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        numbers = (TIERS.index(tier) for tier in found)
+        rows = self._connection.execute(_PLACES, (_json(numbers), _json(ends)))
+        for tier, end, id_, total in rows:
+            found[TIERS[tier]][end] = Place(id_, total)
+        return found
+
+    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for timeline, seqs in wanted.items():
+            lines = (timeline * LINES + tier for tier in range(len(TIERS)))
+            rows = self._connection.execute(_EXACTLY, (_json(seqs), *lines))
+            found.update(((timeline, seq), id_) for seq, id_ in rows)
+        return found
+
+    def seqs(self, ids: Collection[int]) -> dict[int, int]:
+        return {id_: int(self._connection.execute(_SEQ, (id_,)).get) for id_ in ids}
+
+    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+        return [self._until(low, high, time) for low, high in pieces]
+
+    def _until(self, low: Place, high: Place, time: int) -> Place:
+        left, right = low.id, high.id
+        while left < right:
+            middle = (left + right + 1) // 2
+            if self._connection.execute(_TIME, (middle,)).get <= time:
+                left = middle
+            else:
+                right = middle - 1
+        if left in (low.id, high.id):
+            return low if left == low.id else high
+        return Place(left, self.totals([left])[left])
+
+    def totals(self, ids: Collection[int]) -> dict[int, int]:
+        return {id_: int(self._connection.execute(_TOTAL, (id_,)).get or 0) for id_ in ids}
+
+    def reached(self, term: str, low: int, high: int, many: int) -> int:
+        """The first of low <= id <= high by which so many documents have it; 0: fewer have."""
+        row = self._connection.execute(_REACHED, (_quoted(term), low, high, many - 1)).get
+        return int(row or 0)
+
+    def having(self, term: str, low: int, high: int) -> list[int]:
+        """Ids of those that have it, in order."""
+        return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
+
+    def newest(self, term: str, low: int, high: int, limit: int) -> list[int]:
+        """The newest of them, which come first; slower for each of them."""
+        return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
+
+    def words(self, low: int, high: int) -> list[tuple[int, str]]:
+        """(id, words) of all documents of low <= id <= high, in order."""
+        rows = self._connection.execute(_WORDS, (low, high))
+        return [(id_, words) for id_, words in rows]
+
+    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+        """In the order of the ids; `bare`: without their words."""
+        rows = self._connection.execute(_BARE if bare else _ENTRIES, (_json(ids),))
+        return {row[0]: Entry._make(row) for row in rows}
+
+    def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
+        """(id, length, words, counts) of documents."""
+        yield from self._connection.execute(_CONTENTS, (_json(ids),))
+
+    def ends(self, keys: Iterable[str]) -> list[Ended]:
+        wanted = sorted(set(keys))
+        if not wanted:
+            return []
+        rows = self._connection.execute(_ENDS, (_json(wanted),))
+        return [Ended(*row) for row in rows]
+
+    def hashes(
+        self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
+    ) -> list[tuple[int, bytes]]:
+        """(seq, hash of the text) of the documents of events after < seq <= upto."""
+        found: list[tuple[int, bytes]] = []
+        for tier in tiers:
+            line = timeline * LINES + TIERS.index(tier)
+            found += self._connection.execute(_HASHES, (line, after, upto))
+        return sorted(found)
+
+    def postings(self, visible: Visible, *, limit: int) -> Having:
+        from ortet.memory.lexical.postings import Postings  # noqa: PLC0415 - which reads with this
+
+        return Postings(self, visible, limit=limit)
+
+
+def _json(values: Iterable[int] | Iterable[str]) -> str:
+    return msgspec.json.encode(list(values)).decode()
+
+
+def _ids(got: list[int] | int | None) -> list[int]:
+    """apsw gives a row alone as itself."""
+    return got if isinstance(got, list) else [] if got is None else [got]
+
+
+def _quoted(term: str) -> str:
+    """As a string of FTS5: nothing in it is syntax."""
+    return '"' + term.replace('"', '""') + '"'

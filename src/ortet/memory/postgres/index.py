@@ -1,0 +1,196 @@
+"""The index of memories by their words in PostgreSQL: what one host has taken in all find."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+import psycopg
+
+from ortet.errors import OrtetError
+from ortet.memory.base import Page, Standing
+from ortet.memory.lexical.index import Taken, taken
+from ortet.memory.lexical.index_file import lost
+from ortet.memory.lexical.tokenizer import Words
+from ortet.memory.postgres.reader import Damaged, PostgresLookup, in_bytes
+from ortet.memory.records import TIERS, End
+
+_STANDING = """SELECT mark, name, known, gone FROM memory_marks
+    LEFT JOIN memory_lines ON name = ANY (%s::text[])"""
+_ADD = """SELECT memory_add(%(mark)s, %(names)s::text[], %(gone)s::bigint[], %(after)s::bigint[],
+    %(upto)s::bigint[], %(of)s::int[], %(seqs)s::bigint[], %(tiers)s::int[], %(times)s::bigint[],
+    %(importances)s::double precision[], %(sinces)s::bigint[], %(untils)s::bigint[],
+    %(keys)b::bytea[], %(scopes)b::bytea[], %(lengths)s::bigint[], %(words)s::text[],
+    %(often)b::bytea[], %(hashes)b::bytea[], %(ends_of)s::int[], %(end_keys)b::bytea[],
+    %(end_seqs)s::bigint[], %(end_times)s::bigint[])"""
+_VACUUM = "VACUUM (FULL) memory_docs, memory_terms, memory_ends"
+# Everything has an index for what is asked, whatever is believed of how much there is of it.
+_SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
+
+_DOCS = 2000
+_BYTES = 8 << 20
+"""Taken in at once, of as many timelines as there are: each time is a transaction."""
+_NO_TABLE = "42P01"
+
+
+class Database(Protocol):
+    """What is needed of a catalog: `backend.postgres_open.Link`."""
+
+    def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
+
+    def reading(self, settings: str = "") -> Any: ...
+
+    def own(self) -> Any: ...
+
+
+class _Mark(NamedTuple):
+    mark: UUID
+    gone: dict[str, int]
+
+
+class PostgresIndex:
+    """`abc.WordIndex` of a store that many hosts share. The database is its catalog's, who closes
+    it. Tables that are not there, or lack rows, are made anew: nothing is lost with them."""
+
+    def __init__(self, database: Database) -> None:
+        self.words = Words()
+        self._database = database
+
+    def standing(self, timelines: Iterable[str]) -> Standing:
+        rows = self._run(_STANDING, (list(timelines),))
+        if not rows:  # somebody took out the mark itself
+            self._run("INSERT INTO memory_marks VALUES (gen_random_uuid())")
+            self.forget(None)
+            raise lost("the index of memories had no mark")
+        known = {name: known for _, name, known, _ in rows if known}
+        gone = {name: gone for _, name, _, gone in rows if gone}
+        return Standing(known, _Mark(rows[0][0], gone))
+
+    def take(self, pages: Iterable[Page], mark: object) -> None:
+        assert isinstance(mark, _Mark)
+        batch = _Batch(mark)
+        for page in pages:
+            for part, docs in self._parts(page):
+                batch.add(part, docs)
+                if batch.is_full:
+                    self._add(batch)
+                    batch = _Batch(mark)
+        self._add(batch)
+
+    def _parts(self, page: Page) -> Iterator[tuple[Page, list[Taken]]]:
+        """A page may hold more than fits."""
+        after, size, docs = page.after, 0, list[Taken]()
+        for doc in sorted(page.docs, key=lambda doc: doc.seq):
+            docs.append(taken(self.words, doc))
+            size += len(docs[-1].words)
+            if size > _BYTES and doc.seq < page.upto:
+                yield page._replace(after=after, upto=doc.seq), docs
+                after, size, docs = doc.seq, 0, []
+        yield page._replace(after=after), docs
+
+    def _add(self, batch: _Batch) -> None:
+        if batch.pages:
+            ((why,),) = self._run(_ADD, batch.values())
+            if why:
+                raise lost(why)
+
+    @contextmanager
+    def reading(self) -> Iterator[PostgresLookup]:
+        try:
+            with self._database.reading(_SETTINGS) as connection:
+                lookup = PostgresLookup(connection)
+                try:
+                    yield lookup
+                except Damaged as error:
+                    damaged, why = lookup.mark(), error
+                else:
+                    return
+        except OrtetError as error:
+            raise self._answered(error) from error
+        self._run("SELECT memory_empty(%s)", (damaged,))
+        raise lost(f"the index of memories lacks rows ({why})")
+
+    def forget(self, timelines: Collection[str] | None) -> None:
+        """A row that was deleted stays in its page until the table is written anew."""
+        if timelines is None:
+            self._run("SELECT memory_empty(NULL)")
+        elif timelines:
+            self._run("SELECT memory_forget(%s::text[])", (sorted(timelines),))
+            with self._database.own() as connection:
+                connection.execute(_VACUUM)
+
+    def close(self) -> None:
+        """Nothing is its own."""
+
+    def _run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._database.run(statement, values)
+        except OrtetError as error:
+            raise self._answered(error) from error
+
+    def _answered(self, error: OrtetError) -> OrtetError:
+        """What becomes of it after an error, and what the caller is told."""
+        cause = error.__cause__
+        if not isinstance(cause, psycopg.Error):
+            return error
+        if cause.sqlstate == _NO_TABLE:
+            self._database.run("SELECT memory_make()")
+            return lost(f"the index of memories was not there ({cause})")
+        if error.kind == "database_gone":  # in the middle of it; whoever asks again waits for it
+            return lost(error.message)
+        return error
+
+
+class _Batch:
+    """Pages of several timelines; those of one follow each other."""
+
+    def __init__(self, mark: _Mark) -> None:
+        self._mark = mark
+        self.pages: dict[str, Page] = {}
+        self._docs: list[tuple[str, Taken]] = []
+        self._ends: list[tuple[str, End]] = []
+        self._size = 0
+
+    def add(self, page: Page, docs: list[Taken]) -> None:
+        before = self.pages.get(page.timeline)
+        self.pages[page.timeline] = page if before is None else before._replace(upto=page.upto)
+        self._docs += [(page.timeline, one) for one in docs]
+        self._ends += [(page.timeline, e) for e in page.ends if page.after < e.seq <= page.upto]
+        self._size += sum(len(one.words) for one in docs)
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            max(len(self._docs), len(self._ends), len(self.pages)) >= _DOCS or self._size >= _BYTES
+        )
+
+    def values(self) -> dict[str, Any]:
+        names = sorted(self.pages)
+        numbers = {name: number for number, name in enumerate(names, 1)}
+        docs = [one.doc for _, one in self._docs]
+        return {
+            "mark": self._mark.mark,
+            "names": names,
+            "gone": [self._mark.gone.get(name, 0) for name in names],
+            "after": [self.pages[name].after for name in names],
+            "upto": [self.pages[name].upto for name in names],
+            "of": [numbers[name] for name, _ in self._docs],
+            "seqs": [doc.seq for doc in docs],
+            "tiers": [TIERS.index(doc.tier) for doc in docs],
+            "times": [doc.time for doc in docs],
+            "importances": [doc.importance for doc in docs],
+            "sinces": [doc.since for doc in docs],
+            "untils": [doc.until for doc in docs],
+            "keys": [in_bytes(doc.key) for doc in docs],
+            "scopes": [in_bytes(doc.scope) for doc in docs],
+            "lengths": [one.length for _, one in self._docs],
+            "words": [one.words for _, one in self._docs],
+            "often": [one.counts for _, one in self._docs],
+            "hashes": [one.hash for _, one in self._docs],
+            "ends_of": [numbers[name] for name, _ in self._ends],
+            "end_keys": [in_bytes(end.key) for _, end in self._ends],
+            "end_seqs": [end.seq for _, end in self._ends],
+            "end_times": [end.time for _, end in self._ends],
+        }

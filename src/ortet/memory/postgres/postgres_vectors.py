@@ -1,0 +1,153 @@
+"""Vectors in PostgreSQL, by embedder and hash of text: no host embeds what another has."""
+# ruff: noqa: PLC0415 - who erases needs no numpy
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from ortet.errors import Invalid, OrtetError
+from ortet.memory.postgres.index import Database
+
+_TYPE = """SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+    WHERE attrelid = to_regclass('memory_vectors') AND attname = 'vector'
+    AND to_regclass('memory_embedders') IS NOT NULL
+    AND to_regclass('memory_vector_marks') IS NOT NULL"""
+_STATE = """SELECT mark, coalesce((SELECT size FROM memory_embedders WHERE name = %s), 0)
+    FROM memory_vector_marks"""
+_GET = """SELECT hash, {sent} FROM memory_vectors WHERE hash = ANY (%s::bytea[])
+    AND embedder = (SELECT no FROM memory_embedders WHERE name = %s)"""
+_PUT = """SELECT memory_put_vectors(%s, %s, %s::int, %b::bytea[], %s::text[], %b::bytea[])"""
+_WALKED = "; ".join(
+    f"SET LOCAL {setting} = off" for setting in ("enable_nestloop", "enable_mergejoin", "jit")
+)
+_NO_TABLE = "42P01"
+_AT_ONCE = 4096
+_HEADER = 4
+"""Bytes of a halfvec before its numbers."""
+_ROW = 64
+"""Bytes of a row beside them."""
+
+
+class PostgresVectorStore:
+    """`abc.VectorStore` of a store that many hosts share. `kind` is the type that they are kept as:
+    "bytea", or that of pgvector with its schema; tables that are not there are made."""
+
+    def __init__(self, database: Database, embedder: str) -> None:
+        self.name = embedder
+        self._database = database
+        self._kind = ""
+
+    @property
+    def kind(self) -> str:
+        if not self._kind:
+            rows = self._database.run(_TYPE)
+            if not rows:
+                self._database.run("SELECT memory_make_vectors()")
+                rows = self._database.run(_TYPE)
+            self._kind = rows[0][0]
+        return self._kind
+
+    @property
+    def schema(self) -> str:
+        """Of pgvector, with a point behind it; empty where there is none."""
+        return self.kind.removesuffix("halfvec") if self.kind != "bytea" else ""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the database itself finds what is near."""
+        return self.kind != "bytea"
+
+    def sent(self, column: str = "vector") -> str:
+        return f"{self.schema}halfvec_send({column})" if self.is_compared else column
+
+    def state(self) -> tuple[bytes, int]:
+        ((mark, size),) = self.run(_STATE, (self.name,)) or [(UUID(int=0), 0)]
+        return mark.bytes, size
+
+    def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+        wanted = list(dict.fromkeys(hashes))
+        found: dict[bytes, bytes] = {}
+        for start in range(0, len(wanted), _AT_ONCE):
+            statement = _GET.format(sent=self.sent())
+            rows = self.run(statement, (wanted[start : start + _AT_ONCE], self.name))
+            found.update((digest, self.half(raw)) for digest, raw in rows)
+        return found
+
+    def half(self, raw: bytes) -> bytes:
+        """As it came, in the bytes of a file."""
+        if not self.is_compared:
+            return raw
+        import numpy as np
+
+        return np.frombuffer(raw, ">f2", offset=_HEADER).astype(np.float16).tobytes()
+
+    def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
+        hashes = [digest for digest, _ in rows]
+        texts = [in_words(raw) for _, raw in rows] if self.is_compared else None
+        raws = None if self.is_compared else [raw for _, raw in rows]
+        values = (UUID(bytes=mark), self.name, size, hashes, texts, raws)
+        ((done,),) = self.run(_PUT, values)
+        if done is None:
+            raise Invalid(
+                "vector_size",
+                f"{self.name} gave {size} numbers a text, and {self.state()[1]} before: "
+                "a model that changed needs another name",
+            )
+        return bool(done)
+
+    def forget(self, hashes: Iterable[bytes]) -> int:
+        return self._drop(list(hashes), None)
+
+    def prune(self) -> int:
+        return self._drop(None, self.name)
+
+    def empty(self) -> None:
+        self._drop(None, None)
+
+    def _drop(self, hashes: list[bytes] | None, but: str | None) -> int:
+        if not self._database.run(_TYPE):
+            return 0
+        statement = "SELECT memory_drop_vectors(%s::bytea[], %s::text)"
+        many = int(self.run(statement, (hashes, but))[0][0])
+        if many:
+            with self._database.own() as connection:
+                connection.execute("VACUUM (FULL) memory_vectors")  # or its pages keep them
+        return many
+
+    def close(self) -> None:
+        """Nothing is its own."""
+
+    def rows(self, size: int) -> int:
+        """How many vectors of so many numbers the table may hold, by its bytes."""
+        ((bytes_,),) = self.run("SELECT pg_relation_size('memory_vectors')")
+        return int(bytes_) // (2 * size + _ROW)
+
+    def walk(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        """For a statement that joins so much that looking each up costs most."""
+        rows: list[tuple[Any, ...]]
+        with self._database.reading(_WALKED) as connection:
+            rows = connection.execute(statement, values, prepare=False, binary=True).fetchall()
+        return rows
+
+    def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        assert self.kind  # so the tables are there
+        try:
+            return self._database.run(statement, values)
+        except OrtetError as error:
+            cause = error.__cause__
+            if not isinstance(cause, psycopg.Error) or cause.sqlstate != _NO_TABLE:
+                raise
+        self._kind = ""  # somebody took them out
+        assert self.kind
+        return self._database.run(statement, values)
+
+
+def in_words(raw: bytes) -> str:
+    """As pgvector reads it, to the last digit."""
+    import numpy as np
+
+    return str(np.frombuffer(raw, np.float16).astype(np.float64).tolist())

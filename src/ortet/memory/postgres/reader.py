@@ -1,0 +1,233 @@
+"""What a search reads of the index in PostgreSQL, at one moment: few statements, however many
+timelines can be seen."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from ortet.memory.lexical.reader import BITS, FIRST, LINES, Ended, Entry, Place
+from ortet.memory.records import TIERS, Tier
+
+if TYPE_CHECKING:
+    from ortet.memory.base import Having
+    from ortet.memory.lexical.visibility import Visible
+
+_TIMELINES = (
+    "SELECT name, no, known, counts, totals FROM memory_lines WHERE name = ANY (%s::text[])"
+)
+_PLACES = """SELECT tier, "end", docs.id, total
+    FROM unnest(%s::int[]) AS tier, unnest(%s::bigint[]) AS "end", LATERAL (
+        SELECT id, total FROM memory_docs
+        WHERE line = ("end" >> 32) * 4 + tier AND seq <= ("end" & 4294967295)
+        ORDER BY seq DESC LIMIT 1) AS docs"""
+_EXACTLY = """SELECT line / 4, seq, id FROM unnest(%s::bigint[], %s::bigint[]) AS w (line, seq)
+    JOIN memory_docs USING (line, seq)"""
+_SEQS = "SELECT id, seq FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_TOTALS = "SELECT id, total FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_UNTIL = """SELECT found, coalesce(total, 0)
+    FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS w (low, high, n),
+        LATERAL memory_until(low, high, %s::bigint) AS found
+    LEFT JOIN memory_docs ON id = found ORDER BY n"""
+_ENTRIES = """SELECT id, seq, time, importance, since, until, key, scope, length, words, times
+    FROM unnest(%s::bigint[]) WITH ORDINALITY AS w (id, n) JOIN memory_docs USING (id) ORDER BY n"""
+_BARE = _ENTRIES.replace("words, times", "'', NULL")
+_CONTENTS = "SELECT id, length, words, times FROM memory_docs WHERE id = ANY (%s::bigint[])"
+_ENDS = "SELECT key, no, seq, time FROM memory_ends WHERE key = ANY (%s::bytea[])"
+_HASHES = """SELECT seq, hash FROM memory_docs
+    WHERE line = ANY (%s::bigint[]) AND seq > %s::bigint AND seq <= %s::bigint ORDER BY seq"""
+# All terms in one walk, which costs a third of joining them with what was walked over.
+_SCAN = """SELECT count(*) FILTER (WHERE part = 0){columns}
+    FROM unnest(%s::bigint[], %s::bigint[]) AS w (low, high)
+    JOIN memory_terms ON id BETWEEN low AND high"""
+_COLUMN = ", string_agg(int8send(id), ''::bytea) FILTER (WHERE words @@ %s::tsquery)"
+_COLUMNS = 64
+# `id + 0`: by the index of terms, and not by looking at all between the ids
+_FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea) FROM (
+        SELECT id FROM memory_terms
+        WHERE words @@ word::tsquery AND id + 0 BETWEEN %s::bigint AND %s::bigint
+        LIMIT %s::bigint) AS found)
+    FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n)"""
+
+
+class Damaged(Exception):
+    """The tables do not hold what they must: somebody took something out."""
+
+
+class _Tail(NamedTuple):
+    """The end of a timeline: its last event, and of each tier how many documents and tokens."""
+
+    known: int
+    counts: list[int]
+    totals: list[int]
+
+
+class PostgresLookup:
+    """`abc.Reading`, good while the transaction lasts that it was made in. Raises Damaged."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._tails: dict[int, _Tail] = {}
+
+    def mark(self) -> UUID | None:
+        rows = self._ask("SELECT mark FROM memory_marks")
+        return rows[0][0] if rows else None
+
+    def timeline(self, name: str) -> tuple[int, int]:
+        return self.timelines([name]).get(name, (0, 0))
+
+    def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        wanted = list(names)
+        rows = self._ask(_TIMELINES, wanted) if wanted else []
+        for name, no, known, counts, totals in rows:
+            if known:
+                found[name] = no, known
+                self._tails[no] = _Tail(known, counts, totals)
+        return found
+
+    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+        """Where a timeline ends has been read with its number: most are asked for to their end."""
+        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        numbers = {TIERS.index(tier): places for tier, places in found.items()}
+        rest: list[int] = []
+        for end in ends:
+            no, seq = end >> BITS, end & (FIRST - 1)
+            tail = self._tails.get(no)
+            if tail is None or 0 < seq < tail.known:
+                rest.append(end)
+            elif seq:
+                for number, places in numbers.items():
+                    if count := tail.counts[number]:
+                        id_ = (no * LINES + number) * FIRST + count
+                        places[end] = Place(id_, tail.totals[number])
+        if rest:
+            for number, end, id_, total in self._ask(_PLACES, list(numbers), rest):
+                numbers[number][end] = Place(id_, total)
+        return found
+
+    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+        pairs = [
+            (no * LINES + tier, seq)
+            for no, seqs in wanted.items()
+            for tier in range(len(TIERS))
+            for seq in seqs
+        ]
+        if not pairs:
+            return {}
+        rows = self._ask(_EXACTLY, [line for line, _ in pairs], [seq for _, seq in pairs])
+        return {(no, seq): id_ for no, seq, id_ in rows}
+
+    def seqs(self, ids: Collection[int]) -> dict[int, int]:
+        return self._whole(_SEQS, ids)
+
+    def totals(self, ids: Collection[int]) -> dict[int, int]:
+        firsts = {id_: 0 for id_ in ids if not id_ % FIRST}
+        return firsts | self._whole(_TOTALS, [id_ for id_ in ids if id_ % FIRST])
+
+    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+        if not pieces:
+            return []
+        lows, highs = [low.id for low, _ in pieces], [high.id for _, high in pieces]
+        rows = self._ask(_UNTIL, lows, highs, time)
+        return [Place(*row) for row in rows]
+
+    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+        wanted = list(ids)
+        if not wanted:
+            return {}
+        found: dict[int, Entry] = {}
+        for id_, seq, time, importance, since, until, key, scope, *rest in self._ask(
+            _BARE if bare else _ENTRIES, wanted
+        ):
+            when = id_, seq, time, importance, since, until
+            found[id_] = Entry(*when, in_text(key), in_text(scope), *rest)
+        _check(wanted, found)
+        return found
+
+    def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
+        wanted = list(ids)
+        rows = self._ask(_CONTENTS, wanted) if wanted else []
+        _check(wanted, rows)
+        yield from ((id_, length, words, times) for id_, length, words, times in rows)
+
+    def ends(self, keys: Iterable[str]) -> list[Ended]:
+        wanted = sorted({in_bytes(key) for key in keys})
+        if not wanted:
+            return []
+        rows = self._ask(_ENDS, wanted)
+        return [Ended(in_text(key), no, seq, time) for key, no, seq, time in rows]
+
+    def hashes(
+        self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
+    ) -> list[tuple[int, bytes]]:
+        lines = [timeline * LINES + TIERS.index(tier) for tier in tiers]
+        return [(seq, digest) for seq, digest in self._ask(_HASHES, lines, after, upto)]
+
+    def postings(self, visible: Visible, *, limit: int) -> Having:
+        from ortet.memory.postgres.postgres_postings import PostgresPostings  # noqa: PLC0415 - as SQLite's
+
+        return PostgresPostings(self, visible, limit=limit)
+
+    def scan(self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """Which of all documents of low <= id <= high have each term, in order of id; by looking
+        at each of them."""
+        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+        wanted = sum(high - low + 1 for low, high in ranges)
+        having: dict[str, list[int]] = {}
+        for start in range(0, len(terms), _COLUMNS):
+            some = terms[start : start + _COLUMNS]
+            statement = _SCAN.format(columns=_COLUMN * len(some))
+            quoted = [_quoted(term) for term in some]
+            ((there, *found),) = self._ask(statement, *quoted, lows, highs)
+            if there != wanted:
+                raise Damaged(f"words of {there} documents for {wanted}")
+            having |= {term: _ids(raw) for term, raw in zip(some, found, strict=True) if raw}
+        return having
+
+    def find(self, terms: Sequence[str], low: int, high: int, most: int) -> dict[str, list[int]]:
+        """The same by the index of terms; any `most` of them where there are more."""
+        rows = self._ask(_FIND, low, high, most, [_quoted(term) for term in terms])
+        return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
+
+    def _whole(self, statement: str, ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = dict(self._ask(statement, list(ids))) if ids else {}
+        _check(ids, found)
+        return found
+
+    def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        # not prepared: the plan depends on what is asked for
+        return self._connection.execute(statement, values, prepare=False, binary=True).fetchall()
+
+
+def _check(wanted: Sized, found: Sized) -> None:
+    if len(found) < len(wanted):
+        raise Damaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
+
+
+def _ids(raw: bytes) -> list[int]:
+    """In order: they come as they lie in the table, which is in order already as a rule, and then
+    sorting them here costs next to nothing."""
+    made = array("q", raw)
+    if byteorder == "little":
+        made.byteswap()
+    return sorted(made)
+
+
+def _quoted(term: str) -> str:
+    """As a tsquery: nothing in it is syntax."""
+    return "'" + term.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def in_bytes(text: str) -> bytes:
+    """PostgreSQL keeps no NUL in text."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def in_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")

@@ -1,0 +1,1 @@
+"""Index of embeddings and search in it."""

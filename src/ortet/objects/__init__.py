@@ -1,0 +1,1 @@
+"""Content-addressed objects: blobs, packs, tails, garbage collection, verification."""

@@ -1,0 +1,248 @@
+"""Contents of files: one blob, or a tree of 128 KiB blocks that knows holes."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from ortet._util.codec import Record, decode, encode
+from ortet.errors import Corrupt
+from ortet.ids import OID_BYTES, Oid
+from ortet.objects.base import Kind, Objects
+
+BLOCK = 128 * 1024
+"""Files up to this size are one blob; larger ones are Blocks of blobs of this size."""
+FAN = 256
+_LEAF = BLOCK * FAN
+_WINDOW = 64
+_LARGE = 8 * 1024 * 1024
+
+Holes = Sequence[tuple[int, int]]
+"""(start, length) of each stretch that was never written, in order, none touching the next."""
+
+
+class Blocks(Record, frozen=True):
+    """A large file: `children` is a run of 32-byte Oids, of blobs at level 0, of Blocks above."""
+
+    level: int
+    size: int
+    children: bytes
+
+
+class Content(Protocol):
+    """What an Entry says about a file's bytes."""
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def put_bytes(objects: Objects, data: bytes) -> bytes:
+    """Store a file's content; the Oid of its blob or Blocks, b"" for nothing."""
+    if len(data) <= BLOCK:
+        return objects.put(Kind.BLOB, data) if data else b""
+    return _Builder(objects, lambda start, length: data[start : start + length], ()).root(len(data))
+
+
+def put_file(objects: Objects, fd: int, size: int, holes: Holes = ()) -> bytes:
+    """Store the first `size` bytes of an open file; the Oid of its blob or Blocks, b"" for nothing.
+
+    Always exactly `size` bytes: zeros where the file ended sooner, because it was cut while being
+    read. The caller compares fstat before and after. Inside `holes` nothing is read.
+    """
+    if not size:
+        return b""
+
+    def read(start: int, length: int) -> bytes:
+        data = os.pread(fd, length, start)
+        while len(data) < length:
+            more = os.pread(fd, length - len(data), start + len(data))
+            if not more:
+                return data.ljust(length, b"\0")
+            data += more
+        return data
+
+    if size <= BLOCK:
+        return objects.put(Kind.BLOB, read(0, size))
+    return _Builder(objects, read, holes).root(size)
+
+
+class _Builder:
+    """Makes the block tree of one file, each run of zeros only once."""
+
+    def __init__(self, objects: Objects, read: Callable[[int, int], bytes], holes: Holes) -> None:
+        self._objects = objects
+        self._read = read
+        self._starts = [start for start, _ in holes]
+        self._ends = [start + length for start, length in holes]
+        self._zeros: dict[tuple[int, int], Oid] = {}
+        self._leaves: dict[int, Oid] = {}
+
+    def root(self, size: int) -> Oid:
+        level, span = 0, _LEAF
+        while span < size:
+            level, span = level + 1, span * FAN
+        if size > _LARGE:
+            self._fill_leaves(size)
+        return self._node(level, 0, size)
+
+    def _fill_leaves(self, size: int) -> None:
+        """Read and hash with two threads; both work outside the interpreter's lock."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
+
+        starts = list(self._solid_leaves(size))
+        with ThreadPoolExecutor(2, "ortet-blocks") as pool:
+            for start, oid in zip(
+                starts,
+                pool.map(lambda at: self._leaf(at, min(_LEAF, size - at)), starts),
+                strict=True,
+            ):
+                self._leaves[start] = oid
+
+    def _solid_leaves(self, size: int) -> Iterator[int]:
+        """Starts of leaves that are not all hole; jumps over holes, which may be terabytes."""
+        at = 0
+        while at < size:
+            end = self._hole_end(at)
+            if end >= min(at + _LEAF, size):
+                at = size if end >= size else end // _LEAF * _LEAF
+            else:
+                yield at
+                at += _LEAF
+
+    def _hole_end(self, start: int) -> int:
+        """Where the hole around `start` ends; `start` itself when there is none."""
+        number = bisect_right(self._starts, start) - 1
+        return max(start, self._ends[number]) if number >= 0 else start
+
+    def _node(self, level: int, start: int, size: int) -> Oid:
+        if self._hole_end(start) >= start + size:
+            return self._zero(level, size)
+        if level == 0:
+            known = self._leaves.get(start)
+            return self._leaf(start, size) if known is None else known
+        span = _LEAF * FAN ** (level - 1)
+        children = [
+            self._node(level - 1, at, min(span, start + size - at))
+            for at in range(start, start + size, span)
+        ]
+        return self._put(level, size, children)
+
+    def _leaf(self, start: int, size: int) -> Oid:
+        children: list[Oid] = []
+        for at in range(start, start + size, BLOCK):
+            length = min(BLOCK, start + size - at)
+            if self._hole_end(at) >= at + length:
+                children.append(self._zero(-1, length))
+            else:
+                children.append(self._objects.put(Kind.BLOB, self._read(at, length)))
+        return self._put(0, size, children)
+
+    def _zero(self, level: int, size: int) -> Oid:
+        """A subtree of zeros; level -1 is a blob. Whole ones of a level are all the same object."""
+        oid = self._zeros.get((level, size))
+        if oid is None:
+            if level < 0:
+                oid = self._objects.put(Kind.BLOB, bytes(size))
+            else:
+                span = BLOCK * FAN**level
+                whole, rest = divmod(size, span)
+                children = [self._zero(level - 1, span)] * whole
+                if rest:
+                    children.append(self._zero(level - 1, rest))
+                oid = self._put(level, size, children)
+            self._zeros[level, size] = oid
+        return oid
+
+    def _put(self, level: int, size: int, children: list[Oid]) -> Oid:
+        return self._objects.put(Kind.BLOCKS, encode(Blocks(level, size, b"".join(children))))
+
+
+# reading
+
+
+def get_bytes(objects: Objects, data: bytes, size: int) -> bytes:
+    """All bytes of a stored content."""
+    return b"".join(_range(objects, data, size, 0, size))
+
+
+def read_file(objects: Objects, entry: Content) -> Iterator[bytes]:
+    """The bytes of a file in order, a block at a time."""
+    return _range(objects, entry.data, entry.size, 0, entry.size)
+
+
+def read_range(objects: Objects, entry: Content, start: int, length: int) -> Iterator[bytes]:
+    """The bytes [start, start + length) of a file, short at its end; only their blocks are read."""
+    stop = min(entry.size, start + length)
+    return _range(objects, entry.data, entry.size, max(0, start), stop)
+
+
+def _range(objects: Objects, data: bytes, size: int, start: int, stop: int) -> Iterator[bytes]:
+    if start >= stop:
+        return
+    if size <= BLOCK:
+        yield _blob(objects.get(Oid(data)), size, data)[start:stop]
+        return
+    root = _blocks(objects, data, size)
+    window: list[tuple[Oid, int, int]] = []
+    for item in _blobs(objects, root, 0, start, stop):
+        window.append(item)
+        if len(window) == _WINDOW:
+            yield from _window(objects, window, start, stop)
+            window = []
+    yield from _window(objects, window, start, stop)
+
+
+def _window(
+    objects: Objects, window: list[tuple[Oid, int, int]], start: int, stop: int
+) -> Iterator[bytes]:
+    """Some blocks, fetched in pack order and given in file order."""
+    found = dict(objects.get_many(oid for oid, _, _ in window))
+    for oid, at, size in window:
+        data = _blob(found[oid], size, oid)
+        yield data if start <= at and at + size <= stop else data[max(0, start - at) : stop - at]
+
+
+def _blobs(
+    objects: Objects, node: Blocks, base: int, start: int, stop: int
+) -> Iterator[tuple[Oid, int, int]]:
+    """(oid, offset, size) of each block that touches [start, stop)."""
+    span = BLOCK * FAN**node.level
+    first = max(0, start - base) // span
+    last = min(node.size, stop - base)
+    for number in range(first, (last + span - 1) // span):
+        at = base + number * span
+        size = min(span, base + node.size - at)
+        oid = Oid(node.children[number * OID_BYTES : (number + 1) * OID_BYTES])
+        if node.level:
+            yield from _blobs(objects, _blocks(objects, oid, size), at, start, stop)
+        else:
+            yield oid, at, size
+
+
+def _blocks(objects: Objects, oid: bytes, size: int) -> Blocks:
+    node = decode(Blocks, objects.get(Oid(oid)))
+    span = BLOCK * FAN ** max(0, node.level)
+    count = -(-size // span)
+    if (
+        node.level < 0
+        or node.size != size
+        or len(node.children) != count * OID_BYTES
+        or count > FAN
+    ):
+        raise _wrong(oid, "is not the block list its parent asks for")
+    return node
+
+
+def _blob(data: bytes, size: int, oid: bytes) -> bytes:
+    if len(data) != size:
+        raise _wrong(oid, f"has {len(data)} bytes, its file asks for {size}")
+    return data
+
+
+def _wrong(oid: bytes, why: str) -> Corrupt:
+    return Corrupt("bad_blocks", f"object {oid.hex()} {why}: run `ortet verify`", oid=oid.hex())

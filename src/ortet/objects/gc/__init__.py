@@ -1,0 +1,1 @@
+"""Garbage collection of objects: reachability, deletion, verification."""

@@ -1,0 +1,127 @@
+"""Indexes over several packs, so that a search does not grow with the number of packs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ortet.errors import Corrupt
+from ortet.ids import Oid
+from ortet.objects.pack import Pack
+from ortet.objects.pack_index import Covered, Index, encode_slots, open_index, write_index
+from ortet.objects.source import Spot
+
+SUFFIX = ".grp"
+MANY = 16
+"""So many tables to search are too many."""
+FEW = 12
+"""So many become one on the way, which nobody notices."""
+
+
+class Group:
+    """One index over several packs, some of which may be gone by now."""
+
+    def __init__(self, path: Path, index: Index, packs: Mapping[str, Pack]) -> None:
+        self.path = path
+        self._index = index
+        self.packs: list[Pack | None] = []
+        self.adjust(packs)
+
+    def adjust(self, packs: Mapping[str, Pack]) -> None:
+        """Take note of which packs there are."""
+        owners: list[Pack | None] = []
+        for id_, size in self._index.packs:
+            pack = packs.get(id_)
+            owners.append(pack if pack is not None and pack.end == size else None)
+        self.packs = owners
+
+    def find(self, oid: Oid) -> Spot | None:
+        place = self._index.find(oid)
+        if place is None:
+            return None
+        pack = self.packs[place[0]]
+        return next(self.copies(oid), None) if pack is None else (pack, *place[1:])
+
+    def copies(self, oid: Oid) -> Iterator[Spot]:
+        for number, *place in self._index.find_all(oid):
+            pack = self.packs[number]
+            if pack is not None:
+                offset, start, length, kind = place
+                yield pack, offset, start, length, kind
+
+    def words(self, slot: int) -> list[int]:
+        """See Index."""
+        return self._index.words(slot)
+
+    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        return self._index.prefix(low, high)
+
+    def slots(self, numbers: Mapping[str, int]) -> Iterator[list[bytes]]:
+        renumber = [-1 if pack is None else numbers[pack.id] for pack in self.packs]
+        for slot in range(256):
+            yield list(self._index.entries(slot, renumber))
+
+
+def load_groups(
+    directory: Path, packs: Mapping[str, Pack], known: Sequence[Group]
+) -> tuple[list[Group], set[str]]:
+    """The groups to search, the largest first, and the ids of packs they cover."""
+    held = {group.path.name: group for group in known}
+    found: list[Group] = []
+    for name in os.listdir(directory):
+        if name.endswith(SUFFIX):
+            group = held.get(name)
+            with contextlib.suppress(FileNotFoundError, Corrupt):
+                if group is None:
+                    group = Group(directory / name, open_index(directory / name), packs)
+                else:
+                    group.adjust(packs)
+                found.append(group)
+    found.sort(key=lambda group: (len(group.packs), group.path.name), reverse=True)
+    used: list[Group] = []
+    covered: set[str] = set()
+    for group in found:
+        alive = {pack.id for pack in group.packs if pack is not None}
+        if not alive <= covered:
+            covered |= alive
+            used.append(group)
+    return used, covered
+
+
+def merge(path: Path, groups: Sequence[Group], singles: Sequence[Pack], *, most: int) -> None:
+    """Write one index that does the work of the `most` smallest of these, and remove the groups it
+    replaces. Whoever has them mapped goes on with them."""
+    tables: list[Group | Pack] = sorted([*groups, *singles], key=_weight)
+    tables = tables[:most]
+    members = {pack.id: pack for table in tables for pack in _members(table)}
+    numbers = {id_: number for number, id_ in enumerate(members)}
+    streams = [
+        table.slots(numbers) if isinstance(table, Group) else _slots(table, numbers[table.id])
+        for table in tables
+    ]
+    covered: list[Covered] = [(pack.id, pack.end) for pack in members.values()]
+    slots = ([entry for part in parts for entry in part] for parts in zip(*streams, strict=True))
+    write_index(path, encode_slots(covered, slots))
+    for table in tables:
+        if isinstance(table, Group):
+            with contextlib.suppress(FileNotFoundError):
+                table.path.unlink()
+
+
+def _weight(table: Group | Pack) -> tuple[int, str]:
+    """Small before large, old before new."""
+    return (len(table.packs), table.path.name) if isinstance(table, Group) else (1, table.id)
+
+
+def _members(table: Group | Pack) -> list[Pack]:
+    if isinstance(table, Pack):
+        return [table]
+    return [pack for pack in table.packs if pack is not None]
+
+
+def _slots(pack: Pack, number: int) -> Iterator[list[bytes]]:
+    index = pack.index()
+    for slot in range(256):
+        yield list(index.entries(slot, [number]))

@@ -1,0 +1,153 @@
+"""Sealed packs: read through the Bucket, found through an index that is made again when missing or
+damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ortet.backends.base import Bucket, Listing
+from ortet.errors import Corrupt, NotFound
+from ortet.ids import Oid
+from ortet.objects import frame
+from ortet.objects.pack_index import Index, Located, encode_index, open_index, write_index
+from ortet.objects.source import File, Source, Spot
+from ortet.objects.tail import pack_key, storage_error
+
+_PREFIX = "packs/"
+_SUFFIX = ".pack"
+
+
+class Pack(Source):
+    """One sealed pack. Opened at first use; NotFound when it has been swept away meanwhile."""
+
+    sealed = True
+
+    def __init__(
+        self, bucket: Bucket, id_: str, *, size: int, index_dir: Path, key_id: bytes
+    ) -> None:
+        self.id = self.key = id_
+        self.end = size
+        self.index_path = index_dir / f"{id_}.idx"
+        self._bucket = bucket
+        self._key_id = key_id
+        self._file: File | None = None
+        self._index: Index | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        file = self._file
+        if file is None:
+            # Not mapped: a pack cut short by accident must be an error here, not a SIGBUS.
+            path = self._bucket.local_path(pack_key(self.id))
+            if path is None:
+                return self._bucket.get(pack_key(self.id), offset, length)
+            try:
+                file = self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except FileNotFoundError:
+                raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
+            except OSError as error:
+                raise storage_error(error, f"opening {path}") from error
+        try:
+            return os.pread(file.fd, length, offset)
+        except OSError as error:
+            raise storage_error(error, f"reading pack {self.id}") from error
+
+    def rest(self) -> None:
+        """Give back descriptors until the next use."""
+        self._file = self._index = None
+
+    def __len__(self) -> int:
+        return (self._index or self.index()).count
+
+    def find(self, oid: Oid) -> Spot | None:
+        index = self._index
+        if index is None:
+            index = self._index = self.index()
+        try:
+            place = index.find(oid)
+        except Corrupt:
+            self._index = self.rebuild()
+            place = self._index.find(oid)
+        return None if place is None else (self, *place[1:])
+
+    def words(self, slot: int) -> list[int]:
+        """See Index."""
+        if self._index is None:
+            self._index = self.index()
+        try:
+            return self._index.words(slot)
+        except Corrupt:
+            self._index = self.rebuild()
+            return self._index.words(slot)
+
+    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        try:
+            return iter(list(self.index().prefix(low, high)))
+        except Corrupt:
+            return self.rebuild().prefix(low, high)
+
+    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+        try:
+            entries = list(self.index())
+        except Corrupt:
+            entries = list(self.rebuild())
+        return ((oid, (self, at, start, size, kind)) for oid, _, at, start, size, kind in entries)
+
+    def index(self) -> Index:
+        """The index, made from the pack when it is not there or not sound."""
+        if self._index is not None:
+            return self._index
+        try:
+            index = open_index(self.index_path)
+        except (FileNotFoundError, Corrupt):
+            return self.rebuild()
+        return index if index.packs == [(self.id, self.end)] else self.rebuild()
+
+    def rebuild(self) -> Index:
+        """Make the index again from the headers in the pack, as far as they are sound."""
+        entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
+        return self._keep_index(encode_index([(self.id, self.end)], entries))
+
+    def _keep_index(self, data: bytes) -> Index:
+        with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
+            write_index(self.index_path, data)
+        return Index(data)
+
+    def _entries(self, lead: frame.Lead) -> Iterator[Located]:
+        if lead.header.key_id != self._key_id:
+            return
+        start = 0
+        for oid, kind, length in lead.rows():
+            yield oid, 0, lead.offset, start, length, kind
+            start += length
+
+
+def sound_leads(source: Source) -> Iterator[frame.Lead]:
+    """Every frame with a sound header, going on behind damaged ones."""
+    at: int | None = 0
+    stop = source.end
+    while at is not None:
+        start = at
+        try:
+            for lead in frame.scan(source.read, start, stop):
+                yield lead
+                start = lead.offset + lead.header.size
+            return
+        except Corrupt:
+            at = frame.resync(source.read, start + 1, stop)
+
+
+def list_packs(bucket: Bucket) -> dict[str, int]:
+    """Id and size of every sealed pack."""
+    return packs_in(bucket.list(_PREFIX))
+
+
+def packs_in(listed: Iterable[Listing], suffix: str = _SUFFIX) -> dict[str, int]:
+    """The same of what was listed; or of other things that have packs' names."""
+    return {
+        item.key.removeprefix(_PREFIX).removesuffix(suffix): item.size
+        for item in listed
+        if item.key.endswith(suffix)
+    }

@@ -1,0 +1,1 @@
+"""Objects whose packs are stored in a remote bucket."""

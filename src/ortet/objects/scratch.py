@@ -1,0 +1,36 @@
+"""Objects for dry runs: what is put stays in memory, and of blobs only the hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ortet.ids import Oid
+from ortet.objects.base import Kind, Objects
+
+
+class Scratch(Objects):
+    """Reads through to `base`, writes nothing to it. A blob put here can not be read back unless
+    `base` has it: status and diff need its hash only, and a workspace does not fit into memory."""
+
+    def __init__(self, base: Objects) -> None:
+        self.hasher = base.hasher
+        self._base = base
+        self._kept: dict[Oid, bytes] = {}
+
+    def put(self, kind: Kind, data: bytes) -> Oid:
+        oid = self.hasher.oid(data)
+        if kind != Kind.BLOB:
+            self._kept[oid] = bytes(data)
+        return oid
+
+    def get(self, oid: Oid) -> bytes:
+        kept = self._kept.get(oid)
+        return self._base.get(oid) if kept is None else kept
+
+    def has(self, oid: Oid) -> bool:
+        return oid in self._kept or self._base.has(oid)
+
+    def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
+        wanted = dict.fromkeys(oids)
+        yield from [(oid, self._kept[oid]) for oid in wanted if oid in self._kept]
+        yield from self._base.get_many(oid for oid in wanted if oid not in self._kept)

@@ -1,0 +1,131 @@
+"""From a tail to a pack. What was written in haste, small frames and raw, is written anew as few
+solid ones: the next version of a page costs little beside the one before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ortet._util.codec import Compressor
+from ortet._util.failpoints import reach
+from ortet.backends.base import Bucket
+from ortet.errors import Corrupt, Unsupported
+from ortet.ids import Oid
+from ortet.objects import frame
+from ortet.objects.batch import Batches
+from ortet.objects.pack_index import Located, encode_index, write_index
+from ortet.objects.tail import PART, Tail, pack_key, storage_error
+
+_WORTH = 8
+"""One part in so many of a tail must be loose to make writing it anew worth while."""
+
+
+def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -> int:
+    """Make a tail a pack: synced, indexed, then given to the bucket whole; returns the pack's size.
+
+    One that is `solid` already is taken as it is.
+
+    What was in the tail stays readable there for those who have it open.
+    """
+    reach("seal.begin")
+    tail.sync()
+    part = tail.path.with_suffix(PART)
+    try:
+        written = None if solid else _write_solid(tail, part)
+        if written is None:
+            tail.trim()
+            path, size = tail.path, tail.end
+            entries = [(oid, 0, *spot[1:]) for oid, spot in tail.spots()]
+        else:
+            path, (size, entries) = part, written
+        write_index(index_path, encode_index([(tail.id, size)], entries))
+        reach("seal.after-index")
+        tail.published = True
+        bucket.put_file(pack_key(tail.id), path)
+        reach("seal.after-put")
+        tail.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(error, "sealing a pack") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return size
+
+
+def _write_solid(tail: Tail, path: Path) -> tuple[int, list[Located]] | None:
+    """Write all that is in the tail to a new file, synced; None when the tail is good as it is."""
+    leads = list(frame.scan(tail.read, 0, tail.end))
+    loose = sum(lead.header.size for lead in leads if _is_loose(lead.header))
+    if len(leads) < 2 or loose * _WORTH < tail.end:
+        return None
+    try:
+        # Never into a file that is there: one a killed process left may be a pack by now, too.
+        path.unlink(missing_ok=True)
+        with open(path, "xb") as file:
+            solid = _Solid(file)
+            for lead in leads:
+                solid.add(tail, lead)
+            solid.finish()
+            file.flush()
+            os.fsync(file.fileno())
+    except (Corrupt, Unsupported, OSError):
+        # A damaged frame stays as it is, for `verify` to find; on a full disk all of them do.
+        path.unlink(missing_ok=True)
+        return None
+    written = {entry[0] for entry in solid.entries}
+    if not all(oid in written for oid, _ in tail.spots()):
+        # The tail is about to go, and with it the only copy: whatever the reason, keep it.
+        path.unlink(missing_ok=True)
+        return None
+    return solid.size, solid.entries
+
+
+def _is_loose(header: frame.Header) -> bool:
+    return header.raw < frame.FRAME_BYTES // (1 if header.codec == frame.RAW else 2)
+
+
+class _Solid:
+    """Frames of a tail, on their way into a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.size = 0
+        self.entries: list[Located] = []
+        self._file = file
+        self._batches = Batches()
+        self._compressor = Compressor()
+        self._key_id = b""
+
+    def add(self, tail: Tail, lead: frame.Lead) -> None:
+        header, rows = lead.header, list(lead.rows())
+        if not _is_loose(header) or (self._key_id and header.key_id != self._key_id):
+            self._write(tail.read(lead.offset, header.size), rows)
+            return
+        self._key_id = header.key_id
+        payload = tail.read(lead.offset + header.lead, header.stored)
+        data, start = frame.unpack(header, payload, offset=lead.offset), 0
+        for oid, kind, length in rows:
+            spot = tail.find(oid)
+            if spot is None or spot[1] == lead.offset:  # not what a later frame has once more
+                full = self._batches.add((oid, kind, data[start : start + length]))
+                if full is not None:
+                    self._build(full)
+            start += length
+
+    def finish(self) -> None:
+        for items in self._batches.take(frame.FRAME_BYTES):
+            self._build(items)
+
+    def _build(self, items: Sequence[frame.Item]) -> None:
+        data = frame.build(items, self._key_id, self._compressor)
+        self._write(data, [(oid, kind, len(content)) for oid, kind, content in items])
+
+    def _write(self, data: bytes, rows: Sequence[tuple[Oid, int, int]]) -> None:
+        self._file.write(data)
+        start = 0
+        for oid, kind, length in rows:
+            self.entries.append((oid, 0, self.size, start, length, kind))
+            start += length
+        self.size += len(data)

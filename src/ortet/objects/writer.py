@@ -1,0 +1,287 @@
+"""From objects put one by one to frames in the tail: buffered, synced once. Full frames are
+compressed, in two threads; what is left at the end of a commit is not, it would take longer than
+the disk does, and the tail is packed solid when it is sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ortet._util.codec import Compressor
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable
+from ortet.ids import Oid
+from ortet.objects import frame
+from ortet.objects.base import Kind
+from ortet.objects.batch import Batches, cut
+from ortet.objects.layout import Space
+from ortet.objects.pack_set import Shelf
+from ortet.objects.source import FrameCache
+from ortet.objects.tail import Tail
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+_SMALL = 64 * 1024
+_IN_FLIGHT = 32 * 1024 * 1024
+_THREADS = 2
+_MANY_JOBS = 256
+_CLOSE_PART = 8
+"""A tail left behind at close may grow to this part of a pack: 8 MiB, 256 frames, 4096 objects."""
+
+
+class Writer:
+    """The writing half of a store handle. Thread-safe.
+
+    An object stays in `pending` until its frame is written, whatever fails in between, so a later
+    flush writes it: nothing that was put is ever silently missing from a flush that succeeds.
+    """
+
+    _packs = False
+    """Whether what is left at the end of a commit is compressed, too."""
+
+    def __init__(
+        self, shelf: Shelf, space: Space, cache: FrameCache, *, key_id: bytes, seal_at: int
+    ) -> None:
+        self.pending: dict[Oid, frame.Item] = {}
+        self._shelf = shelf
+        self._space = space
+        self._cache = cache
+        self._key_id = key_id
+        self._seal_at = seal_at
+        self._tail: Tail | None = None
+        self._owed: set[Tail] = set()
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()  # batches, jobs and counters; never held during I/O
+        self._room = threading.Condition(self._lock)
+        self._flushing = threading.Lock()
+        self._appending = threading.Lock()  # the tail
+        self._batches = Batches()
+        self._returned: list[frame.Item] = []  # by a failure, or from before a fork
+        self._compressors: list[Compressor] = []
+        self._jobs: set[Future[None]] = set()
+        self._sealing: set[Future[None]] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_flight = 0
+        self._failures = 0
+        self._told = 0  # how many of them somebody has been told
+        self._failure: Exception | None = None
+
+    def after_fork(self, parents: Sequence[Tail]) -> None:
+        """In a child: threads and locks are gone; what was pending in the parent is pending here
+        too."""
+        self._start()
+        self._tail = None
+        self._owed.update(parents)
+        self._returned = list(self.pending.values())
+
+    def rely_on(self, tail: Tail) -> None:
+        """An object in another writer's tail is taken as stored: make it durable with our next
+        flush."""
+        self._owed.add(tail)
+
+    def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
+        if len(data) > frame.MAX_RAW:
+            raise Invalid(
+                "object_too_large",
+                f"an object has {len(data)} bytes, more than {frame.MAX_RAW}: store it in blocks",
+            )
+        item = (oid, int(kind), data)
+        with self._lock:
+            if oid in self.pending:
+                return
+            self.pending[oid] = item
+            full = self._batches.add(item)
+        if full is not None:
+            self._submit(full)
+
+    # large amounts: in threads
+
+    def _submit(self, items: list[frame.Item]) -> None:
+        size = sum([len(item[2]) for item in items])
+        with self._room:
+            while self._in_flight > _IN_FLIGHT:
+                self._room.wait(1)  # not for ever: one that was woken may have been interrupted
+            self._in_flight += size
+            if len(self._jobs) > _MANY_JOBS:
+                self._jobs = {job for job in self._jobs if not job.done()}
+            self._jobs.add(self._threads().submit(self._job, items, size))
+            self._tell(self._told)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
+
+            self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
+        return self._pool
+
+    def _job(self, items: list[frame.Item], size: int) -> None:
+        try:
+            self._write_all([items], packed=True)
+        finally:
+            with self._room:
+                self._in_flight -= size
+                self._room.notify()  # one: at the end of its job it is the next one's turn
+
+    def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, packed: bool = False) -> None:
+        """Write frames of these objects; what fails is kept for the next flush."""
+        for items in frames:
+            try:
+                self._write(items, packed=packed)
+            except Exception as error:
+                with self._lock:
+                    self._failures += 1
+                    self._failure = error
+                    self._returned += items
+
+    def _tell(self, since: int) -> None:
+        """Raise the last failure if there was one after the first `since`."""
+        if self._failures > since and self._failure is not None:
+            self._told = self._failures
+            raise self._failure
+
+    # one frame
+
+    def _write(self, items: Sequence[frame.Item], *, packed: bool) -> None:
+        data = self._pack(items) if packed else frame.build(items, self._key_id, None)
+        with self._appending:
+            tail = self._tail
+            if tail is None:
+                tail = self._tail = self._shelf.take_tail()
+            self._check_room(tail, len(data))
+            roomy = len(data) < _SMALL and self._space.is_ample()
+            offset = tail.append(data, items, roomy=roomy)
+            full = tail.full(self._seal_at)
+            if full:
+                self._tail = None
+        if len(data) < _SMALL and not (packed and items[0][1] == Kind.BLOB):
+            # not contents that shrink well: a large file of them would fill the cache for nothing
+            self._cache.add((tail.key, offset), b"".join([item[2] for item in items]))
+        for item in items:
+            self.pending.pop(item[0], None)
+        if full:
+            with self._lock:
+                self._sealing = {job for job in self._sealing if not job.done()}
+                self._sealing.add(self._threads().submit(self._seal, tail))
+
+    def _check_room(self, tail: Tail, size: int) -> None:
+        """Refused when a tail must not be so many bytes longer."""
+        del tail
+        self._space.check(size)
+
+    def _pack(self, items: Sequence[frame.Item]) -> bytes:
+        try:
+            compressor = self._compressors.pop()
+        except IndexError:
+            compressor = Compressor()
+        data = frame.build(items, self._key_id, compressor)
+        self._compressors.append(compressor)
+        return data
+
+    # making durable
+
+    def flush(self, *, sync: bool = True) -> None:
+        """Write what was put before this call; with `sync`, make it durable."""
+        with self._flushing:  # else one could return while another still writes what it took over
+            with self._lock:
+                failures = self._failures
+                frames, jobs = self._batches.take(_SMALL), list(self._jobs)
+                returned, self._returned = self._returned, []
+            if returned:
+                self._write_all(cut(returned))
+            self._write_all(frames, packed=self._packs)
+            if jobs:
+                _wait(jobs)
+            with self._lock:
+                self._tell(failures)
+            if sync:
+                self._sync()
+
+    def _sync(self) -> None:
+        for tail in self._shelf.mine:
+            if tail.synced < tail.end:
+                self._sync_tail(tail)
+        while self._owed:
+            tail = self._owed.pop()
+            try:
+                tail.settle()
+            except OrtetError:
+                self._owed.add(tail)
+                raise
+
+    def _sync_tail(self, tail: Tail) -> None:
+        try:
+            tail.sync()
+        except OrtetError:
+            with self._appending, contextlib.suppress(OSError):  # then the next flush tries again
+                tail.redo()
+            raise
+
+    def abandon(self) -> None:
+        """Forget what was put and is not written; nobody else may be writing."""
+        with self._flushing:
+            with self._lock:
+                jobs = list(self._jobs)
+            _wait(jobs)
+            with self._lock:
+                self._batches, self._returned = Batches(), []
+                self._told = self._failures
+                self.pending.clear()
+
+    # sealing
+
+    def _seal(self, tail: Tail) -> None:
+        """Failing is no loss: the tail stays ours, readable and synced by flush, and is adopted
+        later."""
+        with contextlib.suppress(OrtetError, OSError):
+            self._shelf.seal(tail)
+            self._shelf.merge_tables()
+
+    def seal_now(self) -> None:
+        """Turn what we have written so far, and all tails nobody holds, into packs.
+
+        What can not be written or sealed for want of room stays as it is.
+        """
+        with contextlib.suppress(Refused, Unavailable):
+            self.flush()
+        with self._appending:
+            self._tail = None
+            tails = self._shelf.mine
+        self._wait_for_seals()
+        for tail in (*tails, *self._shelf.adopt_all()):
+            if tail in self._shelf.mine:
+                with contextlib.suppress(Unavailable):
+                    self._shelf.seal(tail)
+
+    def _wait_for_seals(self) -> None:
+        with self._lock:
+            sealing, self._sealing = list(self._sealing), set()
+        _wait(sealing)
+
+    def close(self) -> None:
+        """Write and sync what is pending, then let the tails go.
+
+        Whoever adopts a tail reads all of it first: large ones are left as packs.
+        """
+        try:
+            self.flush()
+            self._wait_for_seals()
+            for tail in self._shelf.mine:
+                if tail.full(self._seal_at, _CLOSE_PART):
+                    self._seal(tail)
+        finally:
+            self._wait_for_seals()
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+            self._shelf.release()
+            self._tail = None
+
+
+def _wait(jobs: Iterable[Future[None]]) -> None:
+    """Until all have ended, well or not."""
+    for job in jobs:
+        job.exception()

@@ -1,0 +1,1 @@
+"""Tokens, login, and which commits a token may see."""

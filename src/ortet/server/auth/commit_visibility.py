@@ -1,0 +1,93 @@
+"""Which commits a caller may read: all of its tenant, or those that sessions of its agents lead to.
+
+An id alone is no right to read what it names: it may have been seen in a log.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from ortet.errors import NotFound, OrtetError
+from ortet.history.refs import since_made
+from ortet.hub.hub import Hub
+from ortet.ids import OID_BYTES, Oid
+from ortet.server.auth.tokens import Caller
+
+_MOST = 32
+"""Kinds of callers whose commits are remembered."""
+
+
+class Sight:
+    """Remembers what was walked, so that only new commits are read."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, tuple[str, ...]], set[Oid]] = OrderedDict()
+        self._lock = Lock()
+
+    def commit(self, hub: Hub, caller: Caller, text: str) -> Oid:
+        """The commit that is meant; NotFound, in the same words, for one that is not there and one
+        that is not for this caller, who has to give a whole id."""
+        if not caller.agents:
+            return hub.refs.resolve(text)
+        try:
+            oid = Oid(bytes.fromhex(text))
+        except ValueError:
+            raise no_commit(text) from None
+        if len(oid) != OID_BYTES or not self._leads_to(hub, caller, oid):
+            raise no_commit(text)
+        return oid
+
+    @contextmanager
+    def of(self, caller: Caller, hub: Hub) -> Iterator[None]:
+        """While it works for this caller, a hub knows no other commit, by whatever name."""
+        if not caller.agents:
+            yield
+            return
+        hub.refs.sees = lambda oid: self._leads_to(hub, caller, oid)
+        try:
+            yield
+        finally:
+            hub.refs.sees = None
+
+    def _leads_to(self, hub: Hub, caller: Caller, oid: Oid) -> bool:
+        with self._lock:
+            key = caller.tenant, caller.agents
+            known = self._known.setdefault(key, set())
+            self._known.move_to_end(key)
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+            todo = [head for head in _heads(hub, caller) if head not in known]
+            while todo:
+                one = todo.pop()
+                if one not in known:
+                    known.add(one)
+                    todo += [Oid(parent) for parent in hub.history.read(one).parents]
+            return oid in known
+
+
+def _heads(hub: Hub, caller: Caller) -> set[Oid]:
+    """Where the branches of its sessions are, and were: what was restored away can be read."""
+    found: set[Oid] = set()
+    for row in hub.sessions():
+        if caller.sees(row.agent):
+            head = hub.catalog.head(f"branch:{row.branch}")
+            if head is not None:
+                found.add(head.oid)
+            for op in since_made(hub.refs.reflog(row.branch)):
+                found |= {Oid(one) for one in (op.old, op.new) if one is not None}
+    return {oid for oid in found if _is_there(hub, oid)}
+
+
+def _is_there(hub: Hub, oid: Oid) -> bool:
+    try:
+        hub.history.read(oid)
+    except OrtetError:  # swept: the reflog outlives what it names
+        return False
+    return True
+
+
+def no_commit(text: str) -> NotFound:
+    return NotFound("no_commit", f"there is no commit {text[:100]!r}: `ortet log` lists them")

@@ -1,0 +1,103 @@
+"""The log of a server: one JSON object a line, written by a thread of its own.
+
+A reader of standard error that stops reading must not stop the server: lines are then left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from threading import Event, Thread
+from typing import Any
+
+from ortet.server.errors import hidden
+from ortet.server.wire import to_json
+
+_MOST = 20_000
+_TOGETHER = 0.02
+"""Seconds for which lines are gathered."""
+
+
+class Log:
+    """`write` takes bytes, and may block. Only with `debug` are lines of that level written."""
+
+    def __init__(self, write: Callable[[bytes], object], *, debug: bool = False) -> None:
+        self._write = write
+        self._debug = debug
+        self._lines: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST)
+        self._some = Event()
+        self._stop = False
+        self._thread = Thread(target=self._run, name="ortet-log", daemon=True)
+        self._thread.start()
+
+    def say(self, level: str, what: str, **fields: Any) -> None:
+        if level == "debug" and not self._debug:
+            return
+        self._lines.append((time.time(), {"level": level, "message": what, **fields}))
+        if not self._some.is_set():
+            self._some.set()
+
+    def fault(self, what: str, error: BaseException, **fields: Any) -> None:
+        """An error with the places that it came from."""
+        where = [
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        self.say("error", what, error=type(error).__name__, said=str(error), where=where, **fields)
+
+    def close(self) -> None:
+        """All that was said is written, if somebody reads it."""
+        self._stop = True
+        self._some.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while not self._stop:
+            self._some.wait()
+            if not self._stop:
+                time.sleep(_TOGETHER)
+            self._some.clear()
+            self._drain()
+        self._drain()
+
+    def _drain(self) -> None:
+        lines = []
+        while self._lines:
+            lines.append(_line(*self._lines.popleft()))
+        if lines:
+            try:
+                self._write(hidden(b"".join(lines)))
+            except (OSError, ValueError):  # nobody is there to read
+                return
+
+
+def to_stderr(data: bytes) -> None:
+    """At once: what is said by a server that then rests, or is killed, is there."""
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
+
+
+def _line(when: float, fields: dict[str, Any]) -> bytes:
+    now = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+    return to_json({"time": now.replace("+00:00", "Z"), **fields}) + b"\n"
+
+
+class Handler(logging.Handler):
+    """What libraries log, into ours. Their words are kept, as they may hold no secret of ours."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        what = record.getMessage().strip()
+        if error is not None:
+            self._log.fault(what, error)
+        else:
+            self._log.say(record.levelname.lower(), what)

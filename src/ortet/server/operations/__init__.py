@@ -1,0 +1,1 @@
+"""The HTTP operations, one module for each noun."""

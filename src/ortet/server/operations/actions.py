@@ -1,0 +1,181 @@
+"""Actions and effects: begun before a client does them, settled after; what waits for a human."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.hub.hub import Hub
+from ortet.integrations._shared.actions import Called, actions_of, answer_approval
+from ortet.journal.state.records import Approval, Effect
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.memory import Id
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, EventInfo, Made, Words, written
+from ortet.sessions.actions.actions import Replay, Scope
+from ortet.sessions.actions.asking import all_waiting
+from ortet.sessions.actions.effects import Intent
+from ortet.sessions.reader import View
+from ortet.sessions.recollect import unsettled_of
+from ortet.sessions.session import Session
+
+State = Literal["begun", "done", "failed", "unsettled"]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+Key = Annotated[
+    str,
+    msgspec.Meta(max_length=1000, description="One for each deed: under it, it is done once."),
+]
+
+
+class ListEffects(Paged, frozen=True):
+    """`open`: only those whose outcome is not known, of this session."""
+
+    state: State | None = None
+    name: str | None = None
+    key: str | None = None
+    open: bool = False
+
+
+@operation("GET", "/sessions/{session}/effects")
+def effects(view: View, ask: ListEffects) -> Page[Effect]:
+    """Every deed of a session and of those it shares a family with, restored away or not."""
+    found = [
+        one
+        for one in (unsettled_of(view) if ask.open else view.effects())
+        if ask.state in (None, one.state)
+        and ask.name in (None, one.name)
+        and ask.key in (None, one.key)
+    ]
+    return page_of(found, ask, lambda one: one.id)
+
+
+class ListActions(Paged, frozen=True):
+    state: State | None = None
+    name: str | None = None
+
+
+@operation("GET", "/sessions/{session}/actions")
+def actions(view: View, ask: ListActions) -> Page[Called]:
+    """The actions of a session as it is now: what was called, and what came of it."""
+    found = [
+        one
+        for one in actions_of(view)
+        if ask.state in (None, one.effect.state) and ask.name in (None, one.effect.name)
+    ]
+    return page_of(found, ask, lambda one: one.effect.id)
+
+
+class Act(Ask, frozen=True):
+    """`replay`: pure (to be done again freely), recorded, idempotent (again with the same key), or
+    once. `scope` of the key: family (all forks) or timeline. `approve`: the reason to show a
+    human, who has to allow it first."""
+
+    name: Label
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    why: str = ""
+    replay: Replay = "recorded"
+    key: Key = ""
+    scope: Scope = "family"
+    approve: Words | None = None
+
+
+@operation("POST", "/sessions/{session}/actions", status=201)
+def act(session: Session, ask: Act) -> Intent:
+    """Say what you are about to do outside. When the answer comes, the intent is durable: do it,
+    then settle the effect. With `done` it was done under this key before: do not do it again. A
+    deed that was begun under the key and never settled is a conflict, with its intent."""
+    return session.intend(
+        ask.name,
+        ask.args,
+        ask.kwargs,
+        why=ask.why,
+        replay=ask.replay,
+        key=ask.key,
+        scope=ask.scope,
+        approve=ask.approve,
+    )
+
+
+class Settle(Ask, frozen=True):
+    """What it returned; or that it `failed`, with an `error` that says how."""
+
+    effect: Id
+    outcome: Any = None
+    failed: bool = False
+    error: str = ""
+
+
+@operation("POST", "/sessions/{session}/effects/{effect}/settle")
+def settle(session: Session, ask: Settle) -> EventInfo:
+    """Say what became of an effect: one that you began, or one whose outcome is not known."""
+    if (ask.failed or ask.error) and ask.outcome is not None:
+        raise Invalid("bad_request", "what was not done has no outcome: give outcome or error")
+    event = session.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
+    return written(session, event)
+
+
+class ListApprovals(Paged, frozen=True):
+    state: Literal["asked", "given", "denied"] | None = None
+
+
+@operation("GET", "/sessions/{session}/approvals")
+def approvals(view: View, ask: ListApprovals) -> Page[Approval]:
+    """What humans were asked to allow, and their answers."""
+    found = [one for one in view.approvals() if ask.state in (None, one.state)]
+    return page_of(found, ask, lambda one: one.id)
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Which session asks."""
+
+    session: str
+    name: str
+    agent: str
+    approval: Approval
+
+
+@operation("GET", "/approvals", filtered=True)
+def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
+    """What waits for a human in the sessions that the token may see."""
+    found = [
+        Waiting(row.id, row.name, row.agent, one) for row, one in all_waiting(hub, caller.sees)
+    ]
+    return page_of(found, ask, lambda one: f"{one.session}/{one.approval.id}")
+
+
+class RequestApproval(Ask, frozen=True):
+    what: Words
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/approvals", status=201)
+def request_approval(session: Session, ask: RequestApproval) -> Made:
+    """Ask a human to allow something."""
+    return Made(session.request_approval(ask.what, why=ask.why))
+
+
+class AnswerApproval(Ask, frozen=True):
+    """`by` is whose answer it is, if not that of the one who asks."""
+
+    approval: Id
+    by: str = ""
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/approvals/{approval}/approve", needs="admin")
+def approve(view: View, ask: AnswerApproval, caller: Caller) -> Approval:
+    """Allow what a session asked for, whoever writes to it; the first answer counts. An agent's
+    own token, which may write, cannot."""
+    by = ask.by or caller.name
+    return answer_approval(view.hub, view.id, ask.approval, by=by, ok=True, why=ask.why)
+
+
+@operation("POST", "/sessions/{session}/approvals/{approval}/deny", needs="admin")
+def deny(view: View, ask: AnswerApproval, caller: Caller) -> Approval:
+    """Forbid it; the reason is told to whoever asked."""
+    by = ask.by or caller.name
+    return answer_approval(view.hub, view.id, ask.approval, by=by, ok=False, why=ask.why)

@@ -1,0 +1,80 @@
+"""Artifacts by name and version, and what led to them; their bytes go by stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.journal.state.records import Artifact
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask
+from ortet.sessions.actions.artifacts import Lineage, Orphans
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+ArtifactName = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+
+
+class ListArtifacts(Paged, frozen=True):
+    """The last version of each, or all `versions`; of one `name`, of one `kind`."""
+
+    name: str | None = None
+    kind: str | None = None
+    versions: bool = False
+
+
+@operation("GET", "/sessions/{session}/artifacts")
+def list_artifacts(view: View, ask: ListArtifacts) -> Page[Artifact]:
+    """What a session made, by name: files, texts, links."""
+    found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
+    if not ask.versions:
+        found = list({one.name: one for one in found}.values())
+    chosen = [one for one in found if ask.name in (None, one.name) and ask.kind in (None, one.kind)]
+    return page_of(chosen, ask, lambda one: f"{one.name}@{one.version}")
+
+
+class KeepArtifact(Ask, frozen=True):
+    """A `link` to it, its `data` as text, or neither: then it is the file of this name in the
+    workspace."""
+
+    name: ArtifactName
+    link: str = ""
+    data: str | None = None
+    kind: str = ""
+    media: str = ""
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/artifacts", status=201)
+def artifact(session: Session, ask: KeepArtifact) -> Artifact:
+    """Keep a thing that was made; the same name again is the next version. PUT sends bytes."""
+    if ask.link and ask.data is not None:
+        raise Invalid("bad_request", "link or data? give one of them")
+    if not ask.link and ask.data is None and not session.row.has_files:
+        raise Invalid("no_workspace", f"the session has no file {ask.name!r}: give link or data")
+    return session.artifact(
+        ask.name, link=ask.link, data=ask.data, kind=ask.kind, media=ask.media, why=ask.why
+    )
+
+
+class AskLineage(Ask, frozen=True):
+    """`version`: the last without it."""
+
+    name: ArtifactName
+    version: Version | None = None
+
+
+@operation("GET", "/sessions/{session}/lineage")
+def lineage(view: View, ask: AskLineage) -> Lineage:
+    """What led to an artifact: the action that was being done, and the reason."""
+    return view.lineage(ask.name, ask.version)
+
+
+@operation("POST", "/sessions/{session}/orphans")
+def orphans(session: Session) -> Orphans:
+    """Look for artifacts whose content is lost, and files that no event accounts for."""
+    return session.orphans()

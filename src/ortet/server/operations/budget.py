@@ -1,0 +1,190 @@
+"""Money: what was spent, what may be, the bill, and calls of models with what they cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from ortet.errors import Invalid, NotFound, Refused
+from ortet.hub.hub import Hub
+from ortet.journal.events import Event
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.operations.sessions import Amount
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, EventInfo, Number, When, moment, written
+from ortet.sessions.actions.artifacts import Content
+from ortet.sessions.actions.bill import Bill, By, bill
+from ortet.sessions.actions.budget import levels
+from ortet.sessions.actions.model_calls import ModelCall
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+_Amount = TypeVar("_Amount", float, float | None)
+Counter = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class BudgetInfo(msgspec.Struct, frozen=True):
+    """By counter, of the whole family: what may be spent at most (`limits`), what is warned of
+    (`soft`), what was `spent`, what is `left`, here or where this session works for another."""
+
+    limits: dict[str, float]
+    soft: dict[str, float]
+    spent: dict[str, float]
+    left: dict[str, float]
+
+
+def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
+    """Named as the verbs of a session can be given them."""
+    taken = sorted({"self", "soft", "model"} & amounts.keys())
+    if taken:
+        raise Invalid("bad_budget", f"{taken[0]!r} cannot be a counter: give it another name")
+    return amounts
+
+
+def _budget(view: View) -> BudgetInfo:
+    account = levels(view.hub.catalog, view.row)[0].account
+    return BudgetInfo(view.limits(), account.soft, view.spent(), view.budget_left())
+
+
+@operation("GET", "/sessions/{session}/budget")
+def show_budget(view: View) -> BudgetInfo:
+    """What may be spent, and what was: no restore refunds anything."""
+    return _budget(view)
+
+
+class SetBudget(Ask, frozen=True):
+    """Null takes a limit away; those that are not given stay. Hard ones pause the session when they
+    are overrun, `soft` ones record a warning once."""
+
+    limits: dict[Counter, Amount | None] = {}
+    soft: dict[Counter, Amount | None] = {}
+
+
+@operation("PUT", "/sessions/{session}/budget")
+def budget(session: Session, ask: SetBudget) -> BudgetInfo:
+    """Set limits for a session and its forks."""
+    session.budget(soft=ask.soft, **_counters(ask.limits))
+    return _budget(session)
+
+
+class Spend(Ask, frozen=True):
+    """As {"tokens": 1200, "usd": 0.01}: any counter."""
+
+    amounts: Annotated[dict[Counter, Amount], msgspec.Meta(min_length=1, max_length=100)]
+    model: str = ""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """It is recorded in any case. `stopped`: it was too much, so the session is paused, and does
+    nothing before a limit was raised."""
+
+    event: EventInfo
+    left: dict[str, float]
+    stopped: str | None = None
+
+
+@operation("POST", "/sessions/{session}/spend", status=201)
+def spend(session: Session, ask: Spend) -> Spent:
+    """Say that some of the budget was used up."""
+    before, stopped = session.line.tip().seq, None
+    try:
+        event = session.spend(model=ask.model, **_counters(ask.amounts))
+    except Refused as error:
+        event, stopped = _recorded(session, before, "spend", error), str(error)
+    return Spent(written(session, event), session.budget_left(), stopped)
+
+
+def _recorded(session: Session, after: int, kind: str, error: Refused) -> Event:
+    """What was recorded although it was too much; else the error stands."""
+    if error.kind == "budget_spent":
+        for event in session.events(after):
+            if event.kind == kind:
+                return event
+    raise error
+
+
+class CallModel(Ask, frozen=True):
+    """A call that was made. Each number in `usage` is spent, and `tokens` if it only says parts.
+    `request` and `response` are text or any JSON; they are stored apart."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    provider: str = ""
+    params: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
+    request: Any = None
+    response: Any = None
+
+
+@operation("POST", "/sessions/{session}/model-calls", status=201)
+def model_call(session: Session, ask: CallModel) -> Spent:
+    """Record a call of a model, and spend its usage."""
+    before, stopped = session.line.tip().seq, None
+    given = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
+    try:
+        event = session.model_call(*given)
+    except Refused as error:
+        event, stopped = _recorded(session, before, "model", error), str(error)
+    return Spent(written(session, event), session.budget_left(), stopped)
+
+
+class ListCalls(Paged, frozen=True):
+    model: str | None = None
+    provider: str | None = None
+
+
+@operation("GET", "/sessions/{session}/model-calls")
+def model_calls(view: View, ask: ListCalls) -> Page[ModelCall]:
+    """Calls of models, in order; requests and responses by their size and hash."""
+    found = [
+        one
+        for one in view.model_calls()
+        if ask.model in (None, one.model) and ask.provider in (None, one.provider)
+    ]
+    return page_of(found, ask, lambda one: one.seq)
+
+
+class OneCall(Ask, frozen=True):
+    seq: Number
+
+
+class WholeCall(msgspec.Struct, frozen=True):
+    """With what was asked and answered, as text; null where it was not kept."""
+
+    call: ModelCall
+    request: str | None
+    response: str | None
+
+
+@operation("GET", "/sessions/{session}/model-calls/{seq:int}")
+def show_model_call(view: View, ask: OneCall) -> WholeCall:
+    """One call by the number of its event, with its request and response."""
+    found = next((one for one in view.model_calls() if one.seq == ask.seq), None)
+    if found is None:
+        raise NotFound("no_call", f"event {ask.seq} is no call of a model: list them")
+    return WholeCall(found, _text(view, found.request), _text(view, found.response))
+
+
+def _text(view: View, content: Content) -> str | None:
+    if not content.oid and not content.size:
+        return None
+    return view.content(content).decode("utf-8", "replace")
+
+
+class AskBill(Ask, frozen=True):
+    """Totals `by` session, agent, model or day."""
+
+    since: When | None = None
+    by: By = "session"
+
+
+class Bills(msgspec.Struct, frozen=True):
+    items: list[Bill]
+
+
+@operation("GET", "/bill", filtered=True)
+def show_bill(hub: Hub, ask: AskBill, caller: Caller) -> Bills:
+    """What was spent by the agents that the token may see; it outlives sessions."""
+    since = moment(hub, "since", ask.since)
+    return Bills(bill(hub.catalog, since, ask.by, sees=caller.sees))

@@ -1,0 +1,235 @@
+"""What is kept, how long, and for whom: audit, holds, retention, erasure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated
+
+import msgspec
+
+from ortet.errors import NotFound
+from ortet.hub.governance.audit import AuditLine
+from ortet.hub.governance.holds import Hold, hold_of
+from ortet.hub.governance.retention import Policy, RetainReport, policies, policy_of
+from ortet.hub.governance.tombstones import Erased, Receipt, receipts
+from ortet.hub.hub import Hub
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.operations.sessions import Agent
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, Number, Why, check_agent_seen, seen_rows
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.reader import View
+from ortet.sessions.table import SessionRow
+
+Days = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+User = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Audit(Ask, frozen=True):
+    """Only the lines of events from `since` on, `limit` of them; all of the chain is checked."""
+
+    since: Number = 0
+    limit: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1000
+
+
+class AuditInfo(msgspec.Struct, frozen=True):
+    """`head` is the hash of the last event: kept elsewhere, it proves later that nothing before it
+    was changed. `sealed` events are in a commit, too. `next` is the `since` of the lines that
+    follow; null: there are none."""
+
+    session: str
+    name: str
+    agent: str
+    status: str
+    events: int
+    erased: int
+    sealed: int
+    head: str
+    lines: list[AuditLine]
+    next: int | None
+    erasures: list[ReceiptInfo]
+
+
+class ReceiptInfo(msgspec.Struct, frozen=True):
+    """What an erasure destroyed. Not `complete`: another process still holds a copy of the objects
+    that are `left`; ask again when it has ended. `replaced`: objects, and what stands for each; the
+    signature is the store's own, in base64."""
+
+    id: str
+    time: int
+    by: str
+    session: str
+    events: list[Erased]
+    replaced: dict[str, str]
+    left: list[str]
+    signature: bytes
+    complete: bool
+
+
+def _told(receipt: Receipt) -> ReceiptInfo:
+    told = {**msgspec.structs.asdict(receipt), "replaced": dict(receipt.replaced)}
+    return ReceiptInfo(**told, complete=receipt.complete)
+
+
+@operation("GET", "/sessions/{session}/audit")
+def audit(view: View, ask: Audit) -> AuditInfo:
+    """Check every link and every seal of a session; who did what, when and why."""
+    found = view.hub.audit(view.id)
+    behind = [line for line in found.lines if line.seq >= ask.since]
+    lines = behind[: ask.limit]
+    return AuditInfo(
+        session=found.session,
+        name=found.name,
+        agent=found.agent,
+        status=found.status,
+        events=found.events,
+        erased=found.erased,
+        sealed=found.sealed,
+        head=found.head,
+        lines=lines,
+        next=behind[len(lines)].seq if len(behind) > len(lines) else None,
+        erasures=list(map(_told, found.erasures)),
+    )
+
+
+class HoldInfo(Hold, frozen=True):
+    """`name` is the session's."""
+
+    name: str
+
+
+@operation("GET", "/holds", filtered=True)
+def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
+    """Sessions of which nothing may go."""
+    found = [
+        HoldInfo(**msgspec.structs.asdict(held), name=row.name)
+        for row in seen_rows(hub, caller)
+        if (held := hold_of(hub, row.id)) is not None
+    ]
+    return page_of(found, ask, lambda one: one.session)
+
+
+@operation("PUT", "/sessions/{session}/hold", needs="admin")
+def hold(view: View, ask: Why) -> Hold:
+    """Let nothing of a session go, whatever a policy or an erasure says."""
+    return view.hub.hold(view.id, ask.why)
+
+
+@operation("DELETE", "/sessions/{session}/hold", needs="admin")
+def release(view: View) -> Hold:
+    """End a hold."""
+    held = hold_of(view.hub, view.id)
+    if held is None:
+        raise NotFound("no_hold", f"{view.name} is not on hold: GET /holds lists what is")
+    view.hub.release(view.id)
+    return held
+
+
+class PolicyInfo(Policy, frozen=True):
+    """How many days an agent's messages are kept, and after how many idle ones its sessions are
+    archived; null: for ever, never."""
+
+    agent: str = ""
+
+
+@operation("GET", "/retention", filtered=True)
+def list_retention(hub: Hub, ask: Paged, caller: Caller) -> Page[PolicyInfo]:
+    """The policies of agents that have one."""
+    found = [
+        PolicyInfo(policy.keep_messages, policy.archive_after, agent)
+        for agent, policy in policies(hub).items()
+        if caller.sees(agent)
+    ]
+    return page_of(found, ask, lambda one: one.agent)
+
+
+class OfAgent(Ask, frozen=True):
+    agent: Agent
+
+
+@operation("GET", "/retention/{agent}", filtered=True)
+def show_retention(hub: Hub, ask: OfAgent, caller: Caller) -> PolicyInfo:
+    """The policy of one agent; without one, all is kept for ever."""
+    found = policy_of(hub, check_agent_seen(caller, ask.agent))
+    return PolicyInfo(found.keep_messages, found.archive_after, ask.agent)
+
+
+class SetRetention(OfAgent, frozen=True):
+    """In days; what is left out is for ever, or never."""
+
+    keep_messages: Days | None = None
+    archive_after: Days | None = None
+
+
+@operation("PUT", "/retention/{agent}", needs="admin", filtered=True)
+def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
+    """Set the policy of an agent; `retain` applies it."""
+    check_agent_seen(caller, ask.agent)
+    made = hub.retention(
+        ask.agent, keep_messages=ask.keep_messages, archive_after=ask.archive_after
+    )
+    return PolicyInfo(made.keep_messages, made.archive_after, ask.agent)
+
+
+class Retain(Ask, frozen=True):
+    """`dry_run`: only tell what would be done."""
+
+    dry_run: bool = False
+
+
+@operation("POST", "/retain", needs="admin")
+def retain(hub: Hub, ask: Retain) -> RetainReport:
+    """Apply all policies: erase, archive, trim. A session in use is left alone."""
+    return hub.retain(dry_run=ask.dry_run)
+
+
+class EraseOf(Ask, frozen=True):
+    """All that a session did itself, or these events, or what a `user` did and said in it."""
+
+    session: str
+    seqs: Annotated[list[Number], msgspec.Meta(min_length=1, max_length=100_000)] | None = None
+    user: User | None = None
+
+
+@operation("POST", "/sessions/{session}/erase", needs="admin", filtered=True)
+def erase(rooms: Rooms, ask: EraseOf, caller: Caller) -> ReceiptInfo:
+    """Destroy what events say, in rows, objects and archives; that they happened stays recorded.
+    Forks lose what they share."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.hub() as hub:
+        family = [one for one in hub.sessions() if one.family == row.family]
+    with _nobody_in(rooms, family) as hub:
+        return _told(hub.erase(row.id, seqs=ask.seqs, user=ask.user))
+
+
+class EraseUser(Ask, frozen=True):
+    user: User
+
+
+@operation("POST", "/erase", needs="admin")
+def erase_user(rooms: Rooms, ask: EraseUser) -> ReceiptInfo:
+    """Destroy what a user did and said, in all sessions."""
+    with rooms.hub() as hub:
+        rows = hub.sessions()
+    with _nobody_in(rooms, rows) as hub:
+        return _told(hub.erase(user=ask.user))
+
+
+@operation("GET", "/erasures", needs="admin")
+def list_erasures(hub: Hub, ask: Paged) -> Page[ReceiptInfo]:
+    """The receipts of all erasures, the oldest first."""
+    return page_of(list(receipts(hub.catalog)), ask, lambda one: one.id).told(_told)
+
+
+@contextmanager
+def _nobody_in(rooms: Rooms, rows: Iterable[SessionRow]) -> Iterator[Hub]:
+    """A hub, while those of these sessions that were open here are not: an erasure is refused where
+    one of them is in use."""
+    with ExitStack() as held:
+        hub = held.enter_context(rooms.hub())
+        for row in sorted(rows, key=lambda one: one.id):
+            if hub.is_open(row.id):
+                held.enter_context(rooms.aside(row))
+        yield hub

@@ -1,0 +1,281 @@
+"""History: commits, what led to each of them, and what differs between two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+
+from ortet.history.commits import CommitInfo
+from ortet.history.diff.tree_diff import Change
+from ortet.hub.hub import Hub
+from ortet.ids import Oid, to_hex
+from ortet.journal.state.records import Decision, Episode, Fact
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, cursor, parts_of
+from ortet.server.schemas import Ask, ChangeInfo, Ref, change_of
+from ortet.sessions.history.compare import (
+    Compared,
+    PlanThen,
+    Reason,
+    Said,
+    compare,
+    compare_now,
+    files_now,
+    led_to,
+)
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+_PATCHES = 1 << 20
+"""Characters of the changed lines of all files of an answer; of the rest, only names are told."""
+
+Files = Annotated[int, msgspec.Meta(ge=0, le=10_000, description="So many files at most.")]
+Most = Annotated[int, msgspec.Meta(ge=0, le=1000, description="So many at most.")]
+
+
+class Named(CommitInfo, frozen=True):
+    """A commit, and the branches and tags that are on it; a tag as tag:NAME."""
+
+    refs: list[str]
+
+
+class FileChanges(msgspec.Struct, frozen=True):
+    """What happened to files: how many of each kind, and the first of them by path."""
+
+    counts: dict[str, int]
+    total: int
+    changes: list[ChangeInfo]
+
+
+class CommitPage(msgspec.Struct, frozen=True):
+    """A commit, and what led from its first parent to it. `sessions` work on branches that are on
+    it. Its events are those from `first` to `last`, so many of each kind; `reasons` are the newest
+    of them, in order; `more`: there were others."""
+
+    commit: Named
+    sessions: list[str]
+    first: int
+    last: int
+    kinds: dict[str, int]
+    reasons: list[Reason]
+    more: bool
+    learned: list[Fact]
+    given_up: list[Fact]
+    files: FileChanges
+
+
+class ListCommits(Paged, frozen=True):
+    """`ref`: where to begin; `first_parent`: only along first parents, not into what was merged."""
+
+    ref: Ref = "HEAD"
+    first_parent: bool = False
+
+
+@operation("GET", "/sessions/{session}/commits")
+def list_commits(view: View, ask: ListCommits, caller: Caller) -> Page[Named]:
+    """The commits of a session's branch, or of another `ref`, the newest first."""
+    head = view.head
+    if head is None and ask.ref in ("HEAD", "@"):
+        return Page([])
+    return log_page(view.hub, ask, caller, branch=view.row.branch)
+
+
+class ListAll(ListCommits, frozen=True):
+    """`ref`: a branch, a tag or an id; without it, the only branch that there is."""
+
+
+@operation("GET", "/commits", filtered=True)
+def list_all_commits(hub: Hub, ask: ListAll, caller: Caller) -> Page[Named]:
+    """The commits that lead to a `ref`, the newest first."""
+    return log_page(hub, ask, caller)
+
+
+def log_page(
+    hub: Hub, ask: ListCommits, caller: Caller, *, branch: str | None = None
+) -> Page[Named]:
+    """The cursor holds where the list began, so that a head that moves changes nothing in it."""
+    if ask.after is None:
+        start, last = hub.refs.resolve(ask.ref, default_branch=branch), None
+    else:
+        begun, last = parts_of(ask.after, 2)
+        start = hub.refs.resolve(begun)
+    found = iter(hub.history.log(start, first_parent=ask.first_parent))
+    if last is not None:
+        while (passed := next(found, None)) is not None and passed.oid != last:
+            pass
+    page = list(islice(found, ask.limit + 1))
+    names = names_of(hub, caller)
+    items = [with_names(one, names) for one in page[: ask.limit]]
+    more = len(page) > ask.limit
+    return Page(items, cursor(to_hex(start), items[-1].oid) if more else None)
+
+
+class ShowCommit(Ask, frozen=True):
+    """`reasons` and `files`: so many at most; `patch`: with changed lines."""
+
+    commit: Ref
+    reasons: Most = 200
+    files: Files = 200
+    patch: bool = False
+
+
+@operation("GET", "/commits/{commit}", filtered=True)
+def show_commit(hub: Hub, ask: ShowCommit, caller: Caller) -> CommitPage:
+    """One commit: its message, the reasoning that led to it, facts learned, files changed."""
+    return commit_page(hub, hub.refs.resolve(ask.commit), ask, caller)
+
+
+@operation("GET", "/sessions/{session}/commits/{commit}")
+def show_own_commit(view: View, ask: ShowCommit, caller: Caller) -> CommitPage:
+    """The same, where HEAD is the session's own."""
+    return commit_page(view.hub, resolved(view, ask.commit), ask, caller)
+
+
+def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
+    found = led_to(hub, oid, limit=max(ask.reasons, 1))
+    commit = with_names(found.commit, names_of(hub, caller))
+    working = (hub._minds().roll.of_branch(name) for name in commit.refs)
+    return CommitPage(
+        commit=commit,
+        sessions=[row.id for row in working if row is not None],
+        first=found.first,
+        last=found.last,
+        kinds=found.kinds,
+        reasons=found.reasons[: ask.reasons],
+        more=found.more,
+        learned=found.learned,
+        given_up=found.given_up,
+        files=file_changes(hub, found.files, limit=ask.files, patch=ask.patch),
+    )
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """From one commit to another, or (`new` is null) to the present. `left` was said on the way to
+    the old one only, `come` on the way to the new one."""
+
+    old: str
+    new: str | None
+    files: FileChanges
+    learned: list[Fact]
+    given_up: list[Fact]
+    episodes: list[Episode]
+    decisions: list[Decision]
+    before: PlanThen
+    after: PlanThen
+    left: Said
+    come: Said
+
+
+class DiffWith(Ask, frozen=True):
+    """`patch`: with changed lines, as far as they are no more than a few thousand; `messages`: so
+    many at most of each side."""
+
+    old: Ref
+    new: Ref
+    files: Files = 1000
+    patch: bool = False
+    messages: Most = 200
+
+
+@operation("GET", "/diff", filtered=True)
+def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
+    """What differs between two commits: files, facts, plan, messages."""
+    del caller  # no other commit than theirs is known to the hub
+    old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
+    found = compare(hub, old, new, limit=max(ask.messages, 1))
+    return _difference(hub, old, new, found, ask)
+
+
+class DiffOwn(DiffWith, frozen=True):
+    """HEAD is the session's own: by default, what its newest commit changed."""
+
+    old: Ref = "HEAD^"
+    new: Ref = "HEAD"
+
+
+@operation("GET", "/sessions/{session}/diff")
+def diff_own(view: View, ask: DiffOwn) -> Difference:
+    """The same, where HEAD is the session's own."""
+    old, new = resolved(view, ask.old), resolved(view, ask.new)
+    found = compare(view.hub, old, new, limit=max(ask.messages, 1))
+    return _difference(view.hub, old, new, found, ask)
+
+
+class DiffPresent(Ask, frozen=True):
+    old: Ref = "HEAD"
+    files: Files = 1000
+    patch: bool = False
+    messages: Most = 200
+
+
+@operation("GET", "/sessions/{session}/present", needs="write")
+def diff_present(session: Session, ask: DiffPresent) -> Difference:
+    """What differs between a commit and the session as it is now, committed or not. Its files are
+    looked at, for which its machine is started."""
+    old, machine = resolved(session, ask.old), files_now(session)
+    found = compare_now(session, old, machine, limit=max(ask.messages, 1))
+    return _difference(session.hub, old, None, found, ask)
+
+
+def _difference(
+    hub: Hub, old: Oid, new: Oid | None, found: Compared, ask: DiffWith | DiffPresent
+) -> Difference:
+    memory = found.memory
+    return Difference(
+        old=to_hex(old),
+        new=to_hex(new) if new is not None else None,
+        files=file_changes(hub, found.files, limit=ask.files, patch=ask.patch),
+        learned=memory.learned,
+        given_up=memory.given_up,
+        episodes=memory.episodes,
+        decisions=memory.decisions,
+        before=found.before,
+        after=found.after,
+        left=Said(found.left.count, found.left.messages[: ask.messages]),
+        come=Said(found.come.count, found.come.messages[: ask.messages]),
+    )
+
+
+def file_changes(
+    hub: Hub, found: Sequence[Change], *, limit: int, patch: bool = False
+) -> FileChanges:
+    """The first `limit` of them; lines, as long as there is room for them."""
+    told, room = list[ChangeInfo](), _PATCHES
+    for change in found[:limit]:
+        one = change_of(change, hub.objects, patch=patch and room > 0)
+        text = one.patch or ""
+        if len(text) > room:
+            one, text = msgspec.structs.replace(one, patch=None), ""
+            room = 0
+        room -= len(text)
+        told.append(one)
+    return FileChanges(dict(Counter(one.kind for one in found)), len(found), told)
+
+
+def resolved(view: View, ref: str) -> Oid:
+    """A commit, where HEAD is that of the session."""
+    return view.hub.refs.resolve(ref, default_branch=view.row.branch)
+
+
+def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
+    """Commit -> the branches and tags on it that the caller may know of."""
+    sees, theirs = hub.refs.sees, set[str]()
+    if caller.agents:
+        theirs = {row.branch for row in hub.sessions() if caller.sees(row.agent)}
+    found: dict[str, list[str]] = {}
+    for head in hub.refs.branches():
+        if not caller.agents or head.name in theirs:
+            found.setdefault(to_hex(head.oid), []).append(head.name)
+    for head in hub.refs.tags():
+        if sees is None or sees(head.oid):
+            found.setdefault(to_hex(head.oid), []).append(f"tag:{head.name}")
+    return found
+
+
+def with_names(info: CommitInfo, names: dict[str, list[str]]) -> Named:
+    return Named(**msgspec.structs.asdict(info), refs=names.get(info.oid, []))

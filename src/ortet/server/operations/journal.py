@@ -1,0 +1,276 @@
+"""The journal: what happened, what was said, thought, noted, asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from ortet.errors import NotFound
+from ortet.journal.conversation.compaction import Compaction
+from ortet.journal.events import Event
+from ortet.journal.state.records import Message, Question
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, cursor, number_of, page_of, parts_of
+from ortet.server.schemas import Ask, EventInfo, Made, Number, Words, event_of, written
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+_STEP = 256
+Role = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+class ListEvents(Paged, frozen=True):
+    """`kind` may be given several times; `since` and `upto` are numbers of events; `newest`: the
+    newest first."""
+
+    kind: list[str] = []
+    since: Number = 0
+    upto: Number | None = None
+    newest: bool = False
+
+
+@operation("GET", "/sessions/{session}/events")
+def list_events(view: View, ask: ListEvents) -> Page[EventInfo]:
+    """The journal, in order, or the newest first. What came in beside the writer and waits to be
+    taken in stands at the end of the last page, without a number."""
+    found = _backwards(view, ask) if ask.newest else _forwards(view, ask)
+    items: list[Event] = []
+    for event in found:
+        if ask.kind and event.kind not in ask.kind:
+            continue
+        if len(items) == ask.limit:
+            # what waits goes with the page before it: it has no number to go on from
+            last = next((one for one in reversed(items) if not one.waiting), None)
+            if last is not None and not event.waiting:
+                return Page([event_of(one) for one in items], cursor("event", last.seq))
+        items.append(event)
+    return Page([event_of(one) for one in items])
+
+
+def _at(ask: ListEvents) -> int | None:
+    if ask.after is None:
+        return None
+    return number_of(parts_of(ask.after, 2)[1])
+
+
+def _forwards(view: View, ask: ListEvents) -> Iterator[Event]:
+    at = _at(ask)
+    return view.events(max(ask.since - 1, 0) if at is None else at, ask.upto)
+
+
+def _backwards(view: View, ask: ListEvents) -> Iterator[Event]:
+    """The line is read forwards only: a stretch at a time, from its end."""
+    at = _at(ask)
+    tip = view.line.tip().seq
+    if at is None and ask.upto is None:
+        yield from [event for event in view.events(tip) if event.waiting]
+    upto = min(tip, at - 1 if at is not None else tip, tip if ask.upto is None else ask.upto)
+    least = max(ask.since - 1, 0)
+    while upto > least:
+        start = max(upto - _STEP, least)
+        yield from reversed(list(view.events(start, upto)))
+        upto = start
+
+
+class OneEvent(Ask, frozen=True):
+    seq: Number
+
+
+@operation("GET", "/sessions/{session}/events/{seq:int}")
+def show_event(view: View, ask: OneEvent) -> EventInfo:
+    """One event by its number."""
+    found = next(iter(view.events(max(ask.seq - 1, 0), ask.seq)), None)
+    if found is None or found.seq != ask.seq:
+        raise NotFound("no_event", f"{view.name} has no event {ask.seq}: list them to see what is")
+    return event_of(found)
+
+
+class ListMessages(Paged, frozen=True):
+    """`last`: only so many of the newest, in one page."""
+
+    last: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+
+
+@operation("GET", "/sessions/{session}/messages")
+def list_messages(view: View, ask: ListMessages) -> Page[Message]:
+    """The conversation as it is in context, in order."""
+    if ask.last is not None:
+        return Page(view.messages(ask.last))
+    return page_of(view.messages(), ask, lambda one: one.seq)
+
+
+class Say(Ask, frozen=True):
+    """`content` is text, or the parts a model API takes; `extra` are keys of your own, as
+    tool_calls."""
+
+    role: Role
+    content: Any
+    extra: dict[str, Any] = {}
+
+
+@operation("POST", "/sessions/{session}/messages", status=201)
+def say(session: Session, ask: Say) -> EventInfo:
+    """Add a message."""
+    return written(session, session.say_all([as_message(ask)])[0])
+
+
+class SayAll(Ask, frozen=True):
+    messages: Annotated[list[Say], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Events(msgspec.Struct, frozen=True):
+    items: list[EventInfo]
+
+
+@operation("POST", "/sessions/{session}/messages/batch", status=201)
+def say_all(session: Session, ask: SayAll) -> Events:
+    """Add messages that belong together: all of them or none."""
+    return Events(
+        [written(session, one) for one in session.say_all(list(map(as_message, ask.messages)))]
+    )
+
+
+def as_message(said: Say) -> dict[str, Any]:
+    return {**said.extra, "role": said.role, "content": said.content}
+
+
+class Text(Ask, frozen=True):
+    text: Words
+
+
+@operation("POST", "/sessions/{session}/thoughts", status=201)
+def think(session: Session, ask: Text) -> EventInfo:
+    """Record a thought."""
+    return written(session, session.think(ask.text))
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """Those whose time has not run out, by key."""
+
+    notes: dict[str, Any]
+
+
+@operation("GET", "/sessions/{session}/notes")
+def notes(view: View) -> Notes:
+    """Scratch, by key."""
+    return Notes(view.notes())
+
+
+class Note(Ask, frozen=True):
+    """`ttl` is in seconds; a value of null ends the note."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    value: Any = None
+    ttl: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+
+
+@operation("POST", "/sessions/{session}/notes", status=201)
+def note(session: Session, ask: Note) -> EventInfo:
+    """Keep scratch under a key."""
+    return written(session, session.note(ask.key, ask.value, ttl=ask.ttl))
+
+
+@operation("GET", "/sessions/{session}/questions")
+def questions(view: View, ask: Paged) -> Page[Question]:
+    """Questions that are open."""
+    return page_of(view.questions(), ask, lambda one: one.id)
+
+
+@operation("POST", "/sessions/{session}/questions", status=201)
+def ask_question(session: Session, ask: Text) -> Made:
+    """A question that stays open until it is answered."""
+    return Made(session.ask(ask.text))
+
+
+class Answer(Ask, frozen=True):
+    question: str
+    answer: Any = None
+
+
+@operation("POST", "/sessions/{session}/questions/{question}/answer")
+def answer(session: Session, ask: Answer) -> EventInfo:
+    """Answer a question."""
+    return written(session, session.answer(ask.question, ask.answer))
+
+
+class ListRecords(Paged, frozen=True):
+    kind: str | None = None
+
+
+@operation("GET", "/sessions/{session}/records")
+def records(view: View, ask: ListRecords) -> Page[EventInfo]:
+    """Events of programs' own kinds, or of one of them."""
+    return page_of(view.records(ask.kind), ask, lambda one: one.seq).told(event_of)
+
+
+class Record(Ask, frozen=True):
+    """`kind` is your own, as myapp.ticket; `version` is that of the schema of `data`."""
+
+    kind: Annotated[str, msgspec.Meta(min_length=3, max_length=200)]
+    data: dict[str, Any]
+    version: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+
+@operation("POST", "/sessions/{session}/records", status=201)
+def record(session: Session, ask: Record) -> EventInfo:
+    """Record an event of your program's own kind."""
+    return written(session, session.record(ask.kind, ask.data, version=ask.version))
+
+
+@operation("GET", "/sessions/{session}/comments")
+def comments(view: View, ask: Paged) -> Page[EventInfo]:
+    """What people said beside the conversation."""
+    return page_of(view.comments(), ask, lambda one: (one.seq, one.time)).told(event_of)
+
+
+class Comment(Ask, frozen=True):
+    """`by` is who says it, if not the one who asks."""
+
+    text: Words
+    by: str = ""
+
+
+@operation("POST", "/sessions/{session}/comments", status=201)
+def comment(view: View, ask: Comment) -> EventInfo:
+    """Say something to a session, whoever writes to it: it never conflicts."""
+    return event_of(view.hub.comment(view.id, ask.text, by=ask.by))
+
+
+@operation("GET", "/sessions/{session}/compactions")
+def compactions(view: View, ask: Paged) -> Page[Compaction]:
+    """What was left out of context so far, the latest first."""
+    return page_of(view.compactions(), ask, lambda one: one.seq)
+
+
+class ListDropped(Paged, frozen=True):
+    """`compaction` is the event of one of them; 0: of all."""
+
+    compaction: Number = 0
+
+
+@operation("GET", "/sessions/{session}/dropped")
+def dropped(view: View, ask: ListDropped) -> Page[Message]:
+    """Messages that compactions left out, in order."""
+    return page_of(view.dropped(ask.compaction), ask, lambda one: one.seq)
+
+
+class Compact(Ask, frozen=True):
+    """Without a `summary`, a plain extract is made."""
+
+    keep_last: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20
+    summary: str | None = None
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """Null: there was nothing to leave out."""
+
+    compaction: Compaction | None
+
+
+@operation("POST", "/sessions/{session}/compact")
+def compact(session: Session, ask: Compact) -> Compacted:
+    """Put a summary in the place of all but the newest messages; nothing is deleted."""
+    text = ask.summary
+    return Compacted(session.compact(ask.keep_last, None if text is None else lambda _: text))

@@ -1,0 +1,220 @@
+"""The machine of a session: commands, ports, what it is; and all machines that live here."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ortet.cli import machines
+from ortet.errors import OrtetError
+from ortet.machines.base import Network, Result
+from ortet.machines.limits import Limits
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, Words
+from ortet.server.session_pool.machine_access import asked, opened
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.session import Session
+from ortet.sessions.table import SessionRow
+from ortet.vault.redaction import redacted
+from ortet.workspaces.table import WorkspaceRow
+from ortet.workspaces.workspace import Workspace
+
+Argv = Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)]
+Command = Words | Argv
+Env = dict[str, str | None]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Run(Ask, frozen=True):
+    """A `command` that is text goes to sh -c, a list is executed as it is. `cwd` is a directory of
+    the workspace. `env`: null unsets. After `timeout` seconds it is killed with all it started.
+    With a `key` it runs once in all forks of the session. `secrets`: names in the vault to give it
+    as variables, or variable: name; they are not told in what it prints."""
+
+    command: Command
+    why: str = ""
+    cwd: str = ""
+    env: Env = {}
+    stdin: str | None = None
+    timeout: Seconds | None = None
+    key: str | None = None
+    scope: Literal["family", "timeline"] | None = None
+    secrets: list[str] | dict[str, str] = []
+
+
+@operation("POST", "/sessions/{session}/run", runs=True)
+def run(session: Session, ask: Run) -> Result:
+    """Run a command in the machine to its end, recorded with its reason and its outcome. A time-out
+    is exit code 124, a signal 128 and its number."""
+    named = ("cwd", "env", "stdin", "timeout", "secrets")
+    options: dict[str, Any] = {name: getattr(ask, name) for name in named if getattr(ask, name)}
+    hidden = session.machine.secrets_of(ask.secrets) if ask.secrets else {}
+    done = session.run(ask.command, why=ask.why, key=ask.key, scope=ask.scope, **options)
+    return redacted(done, hidden)
+
+
+class Exposed(msgspec.Struct, frozen=True):
+    """Connections to port `at` of the server's loopback lead to `port` in the machine."""
+
+    port: int
+    at: int
+
+
+class MachineInfo(msgspec.Struct, frozen=True):
+    """`live`: it is open in this server; the next command opens it where it is not. `files`: in
+    place, private, or "" while the session has none. `memory` is in bytes, of all its processes.
+    `pid` is that of whoever keeps its programs, on the host."""
+
+    session: str
+    engine: str
+    files: str
+    live: bool
+    workspace: str = ""
+    directory: str = ""
+    network: Network = "none"
+    limits: Limits = Limits()
+    ports: list[Exposed] = []
+    pid: int | None = None
+    programs: int = 0
+    processes: int = 0
+    memory: int = 0
+
+
+class Named(Ask, frozen=True):
+    session: str
+
+
+@operation("GET", "/sessions/{session}/machine", filtered=True)
+def show_machine(rooms: Rooms, ask: Named, caller: Caller) -> MachineInfo:
+    """What the machine of a session is, whether it lives in this server, and what it uses."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.hub() as hub:
+        files = hub.registry.get(row.branch) if row.has_files else None
+    _, machine = opened(rooms, row.id)
+    found = _info(row, files, machine)
+    if machine is None:
+        return found
+    with suppress(OrtetError):  # it keeps no programs, or was just let go
+        pid = rooms.machine_door(row).pid
+        jobs, processes = asked(rooms, row, lambda inside: (inside.jobs(), inside.ps()))
+        return msgspec.structs.replace(
+            found,
+            pid=pid,
+            programs=sum(1 for job in jobs if job.name and job.code is None),
+            processes=len(processes),
+            memory=sum(one.rss for one in processes),
+        )
+    return found
+
+
+@operation("POST", "/sessions/{session}/machine/start", runs=True)
+def start_machine(session: Session) -> MachineInfo:
+    """Open the machine of a session, with what ran in it at its last commit where it can."""
+    machine = session.machine
+    return _info(session.row, machine.row, machine)
+
+
+def _info(row: SessionRow, files: WorkspaceRow | None, machine: Workspace | None) -> MachineInfo:
+    if files is None:
+        return MachineInfo(row.id, row.engine, "", live=machine is not None)
+    ports = machine.exposed() if machine is not None else {}
+    return MachineInfo(
+        session=row.id,
+        engine=files.engine,
+        files=files.files,
+        live=machine is not None,
+        workspace=files.name,
+        directory=str(files.directory),
+        network=files.network,
+        limits=files.limits,
+        ports=[Exposed(port, at) for port, at in sorted(ports.items())],
+    )
+
+
+class Expose(Ask, frozen=True):
+    """`at`: the port of the server's loopback; 0: any that is free."""
+
+    port: Port
+    at: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+
+
+@operation("POST", "/sessions/{session}/ports", status=201, runs=True)
+def expose(session: Session, ask: Expose) -> Exposed:
+    """Let connections to a loopback port of the server's host into a port of the machine, until it
+    is closed."""
+    return Exposed(ask.port, session.expose(ask.port, at=ask.at))
+
+
+class Unexpose(Ask, frozen=True):
+    port: Port
+
+
+class Unexposed(msgspec.Struct, frozen=True):
+    """`closed` is false when nothing led there."""
+
+    port: int
+    closed: bool
+
+
+@operation("DELETE", "/sessions/{session}/ports/{port}", runs=True)
+def unexpose(session: Session, ask: Unexpose) -> Unexposed:
+    """Close such a port, and the connections through it."""
+    return Unexposed(ask.port, closed=session.unexpose(ask.port))
+
+
+class HostMachine(msgspec.Struct, frozen=True):
+    """A machine that lives on the server's host. `held`: by this server, for a session, or by the
+    host agent, for the command line. `since` is in seconds since 1970, 0 where it is not known."""
+
+    workspace: str
+    held: Literal["server", "agent"]
+    engine: str
+    directory: str
+    session: str = ""
+    name: str = ""
+    pid: int | None = None
+    since: float = 0.0
+
+
+@operation("GET", "/machines", needs="admin", runs=True)
+def list_machines(rooms: Rooms, ask: Paged) -> Page[HostMachine]:
+    """Machines of this store that live on the server's host."""
+    found = [*_of_sessions(rooms)]
+    found += [
+        HostMachine(
+            workspace=one.name,
+            held="agent",
+            engine=one.engine,
+            directory=one.directory,
+            pid=one.pid,
+            since=one.since,
+        )
+        for one in machines.living(rooms.door.root).values()
+    ]
+    found.sort(key=lambda one: (one.workspace, one.held))
+    return page_of(found, ask, lambda one: (one.workspace, one.held))
+
+
+def _of_sessions(rooms: Rooms) -> list[HostMachine]:
+    found = []
+    for room in rooms.opened():
+        row, files = room.row, room.files
+        if row is None or files is None:
+            continue
+        found.append(
+            HostMachine(
+                workspace=files.name,
+                held="server",
+                engine=files.engine,
+                directory=str(files.row.directory),
+                session=row.id,
+                name=row.name,
+                pid=room.door.pid if room.door is not None else None,
+            )
+        )
+    return found

@@ -1,0 +1,192 @@
+"""Facts: learned, listed, given up; what contradicts, and what is shared with whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ortet.hub.hub import Hub
+from ortet.journal.state.merge import Contradiction
+from ortet.journal.state.records import Fact
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, Number, Ref, When, Words, check_memory_seen, moment
+from ortet.sessions.memory.report import MemoryDiff, markdown
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+MemoryScope = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=300,
+        description="Who knows it: session, agent, user:NAME or project:NAME.",
+    ),
+]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class ListFacts(Paged, frozen=True):
+    """`at`: what was believed then, ended since or not; `on`: what holds at that moment; `past`:
+    what was given up, too; `lesson`: only what failures taught, or only what they did not."""
+
+    scope: MemoryScope | None = None
+    about: str | None = None
+    at: When | None = None
+    on: When | None = None
+    past: bool = False
+    lesson: bool | None = None
+
+
+@operation("GET", "/sessions/{session}/facts")
+def list_facts(view: View, ask: ListFacts) -> Page[Fact]:
+    """What is believed, the oldest first."""
+    found = view.facts(
+        scope=ask.scope,
+        about=ask.about,
+        at=moment(view.hub, "at", ask.at),
+        on=moment(view.hub, "on", ask.on),
+        past=ask.past,
+    )
+    chosen = [one for one in found if ask.lesson in (None, one.lesson)]
+    return page_of(chosen, ask, lambda one: one.id)
+
+
+class Learn(Ask, frozen=True):
+    """`scope` is who is to know it, when it is committed. `since` and `until` say when it holds,
+    `source` is the event that it comes from, `supersedes` the fact that it replaces."""
+
+    text: Words
+    about: str = ""
+    scope: MemoryScope | None = None
+    confidence: Share = 1.0
+    since: When | None = None
+    until: When | None = None
+    source: Number | None = None
+    supersedes: Id | None = None
+
+
+@operation("POST", "/sessions/{session}/facts", status=201)
+def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
+    """Remember a fact."""
+    made = session.learn(
+        ask.text,
+        about=ask.about,
+        scope=check_memory_seen(caller, ask.scope, session.row.scopes),
+        confidence=ask.confidence,
+        since=moment(session.hub, "since", ask.since),
+        until=moment(session.hub, "until", ask.until, ahead=True),
+        source=ask.source,
+        supersedes=ask.supersedes,
+    )
+    return session.fact(made)
+
+
+class Lesson(Ask, frozen=True):
+    text: Words
+    about: str = ""
+    scope: MemoryScope | None = None
+
+
+@operation("POST", "/sessions/{session}/lessons", status=201)
+def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
+    """Remember what a failure taught."""
+    scope = check_memory_seen(caller, ask.scope, session.row.scopes)
+    return session.fact(session.lesson(ask.text, about=ask.about, scope=scope))
+
+
+class OneFact(Ask, frozen=True):
+    fact: Id
+
+
+@operation("GET", "/sessions/{session}/facts/{fact}")
+def show_fact(view: View, ask: OneFact) -> Fact:
+    """One by its id, believed or given up."""
+    return view.fact(ask.fact)
+
+
+class FactHistory(msgspec.Struct, frozen=True):
+    """The oldest first."""
+
+    items: list[Fact]
+
+
+@operation("GET", "/sessions/{session}/facts/{fact}/history")
+def fact_history(view: View, ask: OneFact) -> FactHistory:
+    """A fact with all that it superseded and that superseded it."""
+    return FactHistory(view.fact_history(ask.fact))
+
+
+class Forget(Ask, frozen=True):
+    fact: Id
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/facts/{fact}/forget")
+def forget(session: Session, ask: Forget) -> Fact:
+    """Believe a fact no longer; that it was believed, and why no more, stays recorded."""
+    session.forget(ask.fact, why=ask.why)
+    return session.fact(ask.fact)
+
+
+@operation("GET", "/sessions/{session}/contradictions")
+def contradictions(view: View, ask: Paged) -> Page[Contradiction]:
+    """Facts that are believed and cannot both be true; `ours` is the older."""
+    return page_of(view.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
+
+
+class SharedMemory(msgspec.Struct, frozen=True):
+    """`name` is whose memory it is; `events`: how much of it the session knows."""
+
+    name: str
+    events: int
+
+
+class SharedMemories(msgspec.Struct, frozen=True):
+    items: list[SharedMemory]
+
+
+@operation("GET", "/sessions/{session}/memory/shared")
+def shared(view: View) -> SharedMemories:
+    """The memories that a session shares with others, as far as it knows them."""
+    return SharedMemories([SharedMemory(one.name, one.tip.seq) for one in view.shared()])
+
+
+@operation("POST", "/sessions/{session}/memory/refresh")
+def refresh(session: Session) -> SharedMemories:
+    """Believe what the memories that it shares say now, also where it was restored to earlier."""
+    session.refresh()
+    return shared(session)
+
+
+class AskMemory(Ask, frozen=True):
+    form: Literal["markdown"] = "markdown"
+
+
+class MemoryText(msgspec.Struct, frozen=True):
+    markdown: str
+
+
+@operation("GET", "/sessions/{session}/memory")
+def memory(view: View, ask: AskMemory) -> MemoryText:
+    """All that a session knows, decided and has been through, for people to read."""
+    del ask
+    return MemoryText(markdown(view))
+
+
+class DiffMemory(Ask, frozen=True):
+    """From one commit to another."""
+
+    old: Ref
+    new: Ref
+
+
+@operation("GET", "/memory/diff", filtered=True)
+def memory_diff(hub: Hub, ask: DiffMemory, caller: Caller) -> MemoryDiff:
+    """What is believed at one commit and not at another, and what happened and was decided since.
+    A token for some agents names commits of their sessions."""
+    del caller  # the hub knows only the commits that it may see
+    return hub.memory_diff(ask.old, ask.new)

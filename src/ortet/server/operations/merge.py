@@ -1,0 +1,146 @@
+"""Sessions brought together again: merge, adopt, land; and what would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ortet.errors import Invalid, NotFound
+from ortet.history.commits import CommitInfo
+from ortet.history.merge.tree_merge import FileConflict
+from ortet.ids import to_hex
+from ortet.journal.state.merge import Contradiction
+from ortet.journal.state.records import Artifact, Decision, Fact
+from ortet.machines.base import Report
+from ortet.server.auth.host_access import COPIES, need_here
+from ortet.server.auth.tokens import Caller
+from ortet.server.moved import Gone, gone
+from ortet.server.operations.history import resolved
+from ortet.server.operations.navigation import Times
+from ortet.server.operations.registry import operation
+from ortet.server.operations.sessions import Listed, listed
+from ortet.server.schemas import Ask, Ref
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
+
+Favor = Literal["ours", "theirs"]
+
+
+class Merge(Ask, frozen=True):
+    """`other`: a session, by id or name, a branch or a commit. `favor`: who wins where both changed
+    the same; without it, a conflict changes nothing."""
+
+    other: Ref
+    message: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
+    favor: Favor | None = None
+
+
+class MergedInfo(msgspec.Struct, frozen=True):
+    """One commit of both. `contradictions`: both facts are known now. `conflicts` are those that
+    `favor` settled. `up_to_date`: all was here already."""
+
+    commit: CommitInfo
+    up_to_date: bool
+    facts: list[Fact]
+    lessons: list[Fact]
+    decisions: list[Decision]
+    artifacts: list[Artifact]
+    contradictions: list[Contradiction]
+    conflicts: list[FileConflict]
+    files: Report
+
+
+@operation("POST", "/sessions/{session}/merge", moves=True)
+def merge(session: Session, ask: Merge, caller: Caller, rooms: Rooms) -> MergedInfo:
+    """Bring in what another session, branch or commit knows and changed."""
+    need_here(caller, session.row, hub=session.hub, parts=("files",))
+    with _other(session, ask.other, caller, rooms) as other:
+        found = session.merge(other, message=ask.message, favor=ask.favor)
+    return MergedInfo(
+        **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
+    )
+
+
+class Adopt(Ask, frozen=True):
+    """`other`: a session, by id or name, a branch or a commit."""
+
+    other: Ref
+
+
+@operation("POST", "/sessions/{session}/adopt", moves=True)
+def adopt(session: Session, ask: Adopt, caller: Caller, rooms: Rooms) -> Gone:
+    """Take the state of another, mind and files; what was here stays in the reflog."""
+    need_here(caller, session.row, hub=session.hub)
+    with _other(session, ask.other, caller, rooms) as other:
+        return gone(session, session.adopt(other))
+
+
+class Land(Ask, frozen=True):
+    favor: Favor | None = None
+
+
+@operation("POST", "/sessions/{session}/land")
+def land(session: Session, ask: Land, caller: Caller) -> Report:
+    """Apply what a session with private files changed to the directory that it is of, on the
+    server's host: all or nothing."""
+    caller.need_host()
+    return session.land(favor=ask.favor)
+
+
+class WhatIf(Ask, frozen=True):
+    """`at` is the number of an event; one change: another content of that `message`, or another
+    `result` or `error` of that action."""
+
+    session: str
+    at: Times
+    message: Any = msgspec.UNSET
+    result: Any = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    machine: bool = True
+
+
+@operation("POST", "/sessions/{session}/whatif", status=201, filtered=True)
+def whatif(rooms: Rooms, ask: WhatIf, caller: Caller) -> Listed:
+    """A fork at one event, as if that had been another; the session itself is left alone."""
+    row = rooms.row(ask.session, caller.sees)
+    given = {"message": ask.message, "result": ask.result, "error": ask.error}
+    change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    with rooms.hub() as hub:
+        if ask.machine:
+            need_here(caller, row, hub=hub, parts=COPIES)
+        return listed(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
+
+
+# inside
+
+
+@contextmanager
+def _other(session: Session, text: str, caller: Caller, rooms: Rooms) -> Iterator[View | str]:
+    """The session that is meant, ours alone meanwhile, or a commit."""
+    row = _meant(session, text, caller, rooms)
+    if row is None:
+        yield to_hex(resolved(session, text)) if caller.agents else text
+    elif row.status in (CLOSED, ARCHIVED):  # nobody has it open
+        yield session.hub.get(row.id)
+    else:
+        with rooms.enter(row) as other:
+            yield other
+
+
+def _meant(session: Session, text: str, caller: Caller, rooms: Rooms) -> SessionRow | None:
+    """By its branch, id or name; None for what is no session. One of an agent that the caller may
+    not see is none, whatever it is called."""
+    row = session.hub._minds().roll.of_branch(text)
+    if row is None or not caller.sees(row.agent):
+        try:
+            row = rooms.row(text, caller.sees)
+        except NotFound:
+            return None
+    if row.id == session.id:
+        raise Invalid("bad_ref", f"{text!r} is this session: give another, or a commit")
+    return row

@@ -1,0 +1,202 @@
+"""Names of commits: branches, tags, and where each has been."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ortet.backends.base import Head, Op
+from ortet.errors import Conflict, NotFound
+from ortet.history.refs import RefKind
+from ortet.hub.hub import Hub
+from ortet.ids import Oid, to_hex
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask, Ref
+from ortet.sessions.reader import View
+from ortet.workspaces import branches
+
+RefName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class RefInfo(msgspec.Struct, frozen=True):
+    """A name, the commit that it is on, and of that the time in ns and the message."""
+
+    name: str
+    oid: str
+    time: int
+    message: str
+
+
+class BranchInfo(RefInfo, frozen=True):
+    """`session` works on it, if one does. `engine`, `files` and `directory` are those of its
+    workspace; null: it has none."""
+
+    session: str | None
+    engine: str | None
+    files: str | None
+    directory: str | None
+
+
+class ListRefs(Paged, frozen=True):
+    """Those whose names begin with `prefix`."""
+
+    prefix: str = ""
+
+
+@operation("GET", "/branches", filtered=True)
+def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
+    """Branches by name, each with its newest commit."""
+    rows = {row.branch: row for row in hub.sessions() if caller.sees(row.agent)}
+    heads = [
+        head
+        for head in hub.refs.branches()
+        if head.name.startswith(ask.prefix) and (not caller.agents or head.name in rows)
+    ]
+
+    def told(head: Head) -> BranchInfo:
+        place, row = hub.registry.get(head.name), rows.get(head.name)
+        return BranchInfo(
+            **msgspec.structs.asdict(_ref(hub, head)),
+            session=row.id if row is not None else None,
+            engine=place.engine if place is not None else None,
+            files=place.files if place is not None else None,
+            directory=str(place.directory) if place is not None else None,
+        )
+
+    return page_of(heads, ask, lambda head: head.name).told(told)
+
+
+class MakeRef(Ask, frozen=True):
+    """`name` it, at the commit `ref`."""
+
+    name: RefName
+    ref: Ref
+
+
+@operation("POST", "/branches", status=201)
+def make_branch(hub: Hub, ask: MakeRef) -> RefInfo:
+    """A branch that no session works on."""
+    return _made(hub, ask, "branch")
+
+
+class OneRef(Ask, frozen=True):
+    name: RefName
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """The commit that it was on stays in the reflog."""
+
+    name: str
+    oid: str
+
+
+@operation("DELETE", "/branches/{name}", needs="admin")
+def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
+    """Delete a branch that no workspace and no session works on."""
+    return Deleted(ask.name, to_hex(branches.delete(hub, ask.name)))
+
+
+@operation("GET", "/tags", filtered=True)
+def list_tags(hub: Hub, ask: ListRefs, caller: Caller) -> Page[RefInfo]:
+    """Tags by name, each with its commit. They are for all sessions."""
+    del caller  # no other commit than theirs is known to the hub
+    heads = [
+        head
+        for head in hub.refs.tags()
+        if head.name.startswith(ask.prefix) and _is_seen(hub, head.oid)
+    ]
+    return page_of(heads, ask, lambda head: head.name).told(lambda head: _ref(hub, head))
+
+
+@operation("POST", "/tags", status=201, filtered=True)
+def make_tag(hub: Hub, ask: MakeRef, caller: Caller) -> RefInfo:
+    """A name for a commit, which does not move."""
+    del caller
+    return _made(hub, ask, "tag")
+
+
+@operation("DELETE", "/tags/{name}", filtered=True)
+def delete_tag(hub: Hub, ask: OneRef, caller: Caller) -> Deleted:
+    """Delete a tag."""
+    del caller
+    head = hub.refs.get(ask.name, kind="tag")
+    if head is None or not _is_seen(hub, head.oid):
+        raise NotFound("no_ref", f"no tag is called {ask.name!r}: list them to see what there is")
+    oid = hub.refs.delete(ask.name, kind="tag", expect=head.oid, actor=hub.author)
+    return Deleted(ask.name, to_hex(oid))
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """One move of a branch: to `oid`, from `was`; null: it was not there. `ref` leads there."""
+
+    ref: str
+    oid: str | None
+    was: str | None
+    verb: str
+    time: int
+    actor: str
+    detail: str
+
+
+@operation("GET", "/sessions/{session}/reflog")
+def session_reflog(view: View, ask: Paged) -> Page[Moved]:
+    """Where a session has been, the newest first; HEAD@{n} leads to each."""
+    ops = list(enumerate(view.hub.refs.reflog(view.row.branch)))
+    return page_of(ops, ask, lambda one: one[1].seq).told(lambda one: _moved("HEAD", *one))
+
+
+class Reflog(Paged, frozen=True, kw_only=True):
+    """Of a branch, or of a tag; also of one that was deleted."""
+
+    name: RefName
+
+
+@operation("GET", "/reflog")
+def reflog(hub: Hub, ask: Reflog) -> Page[Moved]:
+    """Where a branch or tag has been, the newest first."""
+    found = hub.refs.reflog(ask.name) or hub.refs.reflog(ask.name, kind="tag")
+    if not found:
+        hub.refs.resolve(ask.name)  # says what there is instead
+    ops = list(enumerate(found))
+    return page_of(ops, ask, lambda one: one[1].seq).told(lambda one: _moved(ask.name, *one))
+
+
+# inside
+
+
+def _is_seen(hub: Hub, oid: Oid) -> bool:
+    return hub.refs.sees is None or hub.refs.sees(oid)
+
+
+def _ref(hub: Hub, head: Head) -> RefInfo:
+    return _info(hub, head.name, head.oid)
+
+
+def _info(hub: Hub, name: str, oid: Oid) -> RefInfo:
+    commit = hub.history.read(oid)
+    return RefInfo(name, to_hex(oid), commit.time, commit.message)
+
+
+def _made(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
+    oid = hub.refs.resolve(ask.ref)
+    try:
+        hub.refs.create(ask.name, oid, kind=kind, actor=hub.author)
+    except Conflict as error:
+        # where the other is may not be theirs to know
+        raise Conflict("name_taken", error.message) from None
+    return _info(hub, ask.name, oid)
+
+
+def _moved(name: str, number: int, op: Op) -> Moved:
+    return Moved(
+        ref=f"{name}@{{{number}}}",
+        oid=to_hex(op.new) if op.new is not None else None,
+        was=to_hex(op.old) if op.old is not None else None,
+        verb=op.verb,
+        time=op.time,
+        actor=op.actor,
+        detail=op.detail,
+    )

@@ -1,0 +1,159 @@
+"""What can be asked over HTTP: one table, from which routes, the document and checks are made.
+
+An operation is a plain function. The type of its first parameter says what it works on: a `Hub`, a
+`View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
+`Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
+path come from there, the others from the query of a GET or DELETE, else from the JSON body.
+`caller` is who asks, `rooms` where other sessions are. An operation that takes the `key` of the
+request sees to it by itself that the same is not done twice: for what must be told apart even when
+a server was killed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
+
+import msgspec
+
+from ortet.hub.hub import Hub
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+Needs = Literal["read", "write", "admin"]
+NEEDS: tuple[Needs, ...] = ("read", "write", "admin")
+"""What a token must allow; each includes those before it."""
+
+MODULES = {
+    "sessions": "sessions",
+    "journal": "journal",
+    "plan": "plan",
+    "memory": "memory",
+    "recall": "recall",
+    "actions": "deeds",
+    "budget": "money",
+    "artifacts": "artifacts",
+    "external_state": "around",
+    "secrets": "secrets",
+    "runs": "runs",
+    "turns": "turns",
+    "machine": "machine",
+    "jobs": "job",
+    "kernels": "kernel",
+    "swarms": "swarm",
+    "history": "history",
+    "refs": "refs",
+    "navigation": "moving",
+    "merge": "joining",
+    "store": "store",
+    "governance": "keeping",
+}
+"""Module of operations -> the tag of its operations in the OpenAPI document, which clients know."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Operation(NamedTuple):
+    """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
+    session, so that `If-Match` holds it to the head that the caller has seen; `filtered`: it works
+    on all sessions, and shows a caller who may see some agents only what is theirs; `runs`: it is
+    for those who may run commands on the server's host; `tells`: what is done on a View instead,
+    when `dry_run` is asked for."""
+
+    name: str
+    method: str
+    path: str
+    needs: Needs
+    on: type[Hub | View | Session | Rooms]
+    ask: type[msgspec.Struct] | None
+    gives: Any
+    do: Callable[..., Any]
+    status: int
+    moves: bool
+    wants_caller: bool
+    wants_rooms: bool
+    wants_key: bool
+    filtered: bool
+    runs: bool
+    tells: Callable[..., Any] | None
+    noun: str
+    text: str
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def in_query(self) -> bool:
+        """What is asked stands in the query, not in a body."""
+        return self.method in ("GET", "DELETE")
+
+
+_TABLE: list[Operation] = []
+
+
+def operation(
+    method: str,
+    path: str,
+    *,
+    needs: Needs | None = None,
+    status: int = 200,
+    moves: bool = False,
+    filtered: bool = False,
+    runs: bool = False,
+    tells: Callable[..., Any] | None = None,
+) -> Callable[[_Function], _Function]:
+    """Puts a function into the table. Without `needs`, a GET needs read and all else write.
+
+    What works on a `Hub` or on `Rooms` is refused to a token that is for some agents, unless it is
+    `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches. With `runs`, a
+    token that may run nothing on this host is refused, once it is known that it sees the session.
+    A dry run of one that has `tells` opens nothing: that is called with a View and what is asked.
+    """
+
+    def add(function: _Function) -> _Function:
+        hints = get_type_hints(function)
+        first, *others = inspect.signature(function).parameters
+        if filtered and "caller" not in others:
+            raise TypeError(f"{function.__name__} cannot filter without its caller")
+        _TABLE.append(
+            Operation(
+                name=function.__name__.rstrip("_"),
+                method=method,
+                path=path,
+                needs=needs or ("read" if method == "GET" else "write"),
+                on=hints[first],
+                ask=hints.get("ask"),
+                gives=hints["return"],
+                do=function,
+                status=status,
+                moves=moves,
+                wants_caller="caller" in others,
+                wants_rooms="rooms" in others,
+                wants_key="key" in others,
+                filtered=filtered,
+                runs=runs,
+                tells=tells,
+                noun=MODULES[function.__module__.rpartition(".")[2]],
+                text=inspect.getdoc(function) or "",
+            )
+        )
+        return function
+
+    return add
+
+
+def operations() -> list[Operation]:
+    """All of them."""
+    for name in MODULES:
+        import_module(f"ortet.server.operations.{name}")
+    return list(_TABLE)
+
+
+def named_in(path: str) -> Iterator[str]:
+    """The parameters that a path names."""
+    for part in path.split("{")[1:]:
+        yield part.partition("}")[0].partition(":")[0]

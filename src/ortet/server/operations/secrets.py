@@ -1,0 +1,58 @@
+"""Secrets of the vault: put, listed by name, destroyed. No answer holds a value."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ortet.hub.hub import Hub
+from ortet.server.operations.registry import operation
+from ortet.server.paging import Page, Paged, page_of
+from ortet.server.schemas import Ask
+
+SecretName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class SecretInfo(msgspec.Struct, frozen=True):
+    """`expires` is in ns since 1970, 0 for never."""
+
+    name: str
+    expires: int
+
+
+@operation("GET", "/secrets", needs="admin")
+def list_secrets(hub: Hub, ask: Paged) -> Page[SecretInfo]:
+    """Names of secrets, sorted."""
+    names = page_of(hub.vault.names(), ask, lambda name: name)
+    return names.told(lambda name: SecretInfo(name, hub.vault.expires(name)))
+
+
+class PutSecret(Ask, frozen=True):
+    """`expires`: a date, or from now on, as 90d."""
+
+    name: SecretName
+    value: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
+    expires: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+
+
+@operation("PUT", "/secrets/{name:path}", needs="admin")
+def put_secret(hub: Hub, ask: PutSecret) -> SecretInfo:
+    """Keep a secret, encrypted and outside of every commit; it replaces the one of this name."""
+    hub.vault.put(ask.name, ask.value, expires=ask.expires)
+    return SecretInfo(ask.name, hub.vault.expires(ask.name))
+
+
+class OneSecret(Ask, frozen=True):
+    name: SecretName
+
+
+class Gone(msgspec.Struct, frozen=True):
+    removed: str
+
+
+@operation("DELETE", "/secrets/{name:path}", needs="admin")
+def forget_secret(hub: Hub, ask: OneSecret) -> Gone:
+    """Destroy a secret, also what the database still holds of it."""
+    hub.vault.forget(ask.name)
+    return Gone(ask.name)

@@ -1,0 +1,285 @@
+"""Sessions: begun, listed, read, ended, put away."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ortet.errors import Conflict
+from ortet.history.commits import CommitInfo
+from ortet.hub.governance.archive import Archived
+from ortet.hub.governance.holds import hold_of
+from ortet.hub.hub import Hub
+from ortet.server.auth.host_access import need_here
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.registry import operation
+from ortet.server.pagination import Sort, in_line
+from ortet.server.paging import Page, Paged
+from ortet.server.schemas import Ask, Why, check_agent_seen, check_memory_seen, seen_rows
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+from ortet.sessions.table import SessionRow
+
+Status = Literal["open", "active", "paused", "closed", "archived"]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*(/[A-Za-z0-9][A-Za-z0-9._@+-]*)*$",
+    ),
+]
+Agent = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$")
+]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class Me(msgspec.Struct, frozen=True):
+    """Who asks. `allows`: read, write or admin, each including those before it. `agents`: only
+    sessions of these; none: of all."""
+
+    name: str
+    allows: str
+    tenant: str
+    agents: list[str]
+
+
+@operation("GET", "/me", filtered=True)
+def me(hub: Hub, caller: Caller) -> Me:
+    """Whose token this is, and what it may do."""
+    del hub
+    return Me(caller.name, caller.allows, caller.tenant, list(caller.agents))
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A session in a list: what its row says."""
+
+    id: str
+    name: str
+    agent: str
+    status: str
+    created: int
+    branch: str
+    family: str
+    parent: str
+
+
+class SessionInfo(Listed, frozen=True):
+    """A session as it is now. `head` is its newest commit; times are in ns since 1970."""
+
+    goal: str
+    head: CommitInfo | None
+    workspace: str
+    engine: str
+    profile: str
+    scopes: list[str]
+    events: int
+    hold: str | None
+
+
+def listed(row: SessionRow) -> Listed:
+    return Listed(
+        row.id, row.name, row.agent, row.status, row.created, row.branch, row.family, row.parent
+    )
+
+
+def info_of(view: View) -> SessionInfo:
+    row, held = view.row, hold_of(view.hub, view.id)
+    return SessionInfo(
+        id=row.id,
+        name=row.name,
+        agent=row.agent,
+        status=view.status,
+        created=row.created,
+        branch=row.branch,
+        family=row.family,
+        parent=row.parent,
+        goal=view.goal,
+        head=view.head,
+        workspace=row.path,
+        engine=row.engine,
+        profile=row.profile,
+        scopes=row.scopes,
+        events=view.line.tip().seq,
+        hold=held.why if held else None,
+    )
+
+
+class ListSessions(Paged, frozen=True):
+    """Only those of which all that is given is true; `search` is a part of the name. `sort`: the
+    newest first (`created`), those first that last did something (`activity`), or by `name`. Who
+    reads all pages takes `created`: by `activity`, one that does something meanwhile is on the
+    first page again, and not on a later one."""
+
+    agent: str | None = None
+    name: str | None = None
+    status: Status | None = None
+    family: str | None = None
+    parent: str | None = None
+    search: str = ""
+    sort: Sort = "created"
+
+
+@operation("GET", "/sessions", filtered=True)
+def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
+    """Sessions that the token may see, the newest first unless `sort` says otherwise."""
+    found = [
+        row
+        for row in seen_rows(hub, caller)
+        if ask.agent in (None, row.agent)
+        and ask.name in (None, row.name)
+        and ask.status in (None, row.status)
+        and ask.family in (None, row.family)
+        and ask.parent in (None, row.parent)
+        and ask.search.lower() in row.name.lower()
+    ]
+    line = in_line(hub.catalog, found, ask.sort)
+    start = line.behind(ask.after) if ask.after is not None else 0
+    end = min(start + ask.limit, len(line.rows))
+    more = line.cursor(end - 1) if start < end < len(line.rows) else None
+    return Page([listed(row) for row in line.rows[start:end]], more)
+
+
+class Begin(Ask, frozen=True):
+    """As `hub.session` takes it. `budget` and `parent` are for a new one. `commit`: manual, action,
+    milestone, {"minutes": 5} or {"cost": 3}; it, `durability`, `handover` and `environment` hold
+    until the session is let go, and go before its `profile`, which stays."""
+
+    name: Name
+    agent: Agent = "default"
+    goal: str = ""
+    workspace: str | None = None
+    files: Literal["inplace", "private"] | None = None
+    engine: Literal["auto", "folder", "overlay", "criu"] = "auto"
+    budget: dict[str, Amount] | None = None
+    durability: Literal["event", "group", "commit"] | None = None
+    commit: str | dict[str, Amount] | None = None
+    profile: Literal["chatbot", "assistant", "worker", "enterprise"] | None = None
+    parent: str | None = None
+    handover: str | None = None
+    environment: Literal["asked", "ends", "commit"] | None = None
+    limits: dict[str, Any] | None = None
+    network: Literal["none", "outbound", "host"] | None = None
+    scopes: list[str] | None = None
+
+
+@operation("POST", "/sessions", filtered=True)
+def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
+    """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
+    server's host, and needs an admin's token; a `network` is that host's, and needs one that may
+    run commands there."""
+    check_agent_seen(caller, ask.agent)
+    for scope in ask.scopes or ():
+        check_memory_seen(caller, scope)
+    if ask.workspace is not None:
+        caller.need("admin")
+        caller.need_host()
+    if ask.network not in (None, "none"):
+        caller.need_host()
+    if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
+        with rooms.hub() as hub:  # what a commit then writes to its directory, or looks at there
+            row = hub._minds().roll.find(ask.agent, ask.name)
+            if row is not None:
+                need_here(caller, row, hub=hub)
+    if ask.parent is not None:
+        rooms.row(ask.parent, caller.sees)
+    options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
+    name = options.pop("name")
+    with rooms.begin(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
+        return info_of(session)
+
+
+@operation("GET", "/sessions/{session}")
+def show_session(view: View) -> SessionInfo:
+    """One session, with its newest commit. It is named by its id, by its name where that is one
+    agent's, or as AGENT/NAME, each slash as %2F."""
+    return info_of(view)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    status: str
+
+
+@operation("POST", "/sessions/{session}/pause")
+def pause(session: Session, ask: Why) -> Ended:
+    """Let go of it: another process may go on."""
+    session.pause(ask.why)
+    return Ended(session.id, session.name, session.status)
+
+
+@operation("POST", "/sessions/{session}/close")
+def close(session: Session, ask: Why) -> Ended:
+    """It is done: its name stays taken, and it can be read and archived."""
+    session.close(ask.why)
+    return Ended(session.id, session.name, session.status)
+
+
+class Named(Ask, frozen=True):
+    """Which session: by its id, or its name."""
+
+    session: str
+
+
+@operation("POST", "/sessions/{session}/resume", filtered=True)
+def resume(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+    """Make it ready to go on: an archived one is brought back, what a crash cut is closed."""
+    row = rooms.row(ask.session, caller.sees)
+    if row.status == "closed":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is closed: begin another, or read this one",
+            status=row.status,
+        )
+    if row.status == "archived":
+        with rooms.aside(row) as hub:
+            hub.unarchive(row.id)
+    else:
+        with rooms.enter(row) as session:
+            return info_of(session)
+    with rooms.view(row.id) as view:
+        return info_of(view)
+
+
+class Put(Ask, frozen=True):
+    """`why` it is put away."""
+
+    session: str
+    why: str = ""
+
+
+@operation("POST", "/sessions/{session}/archive", filtered=True)
+def archive(rooms: Rooms, ask: Put, caller: Caller) -> Archived:
+    """Put it away as one verified bundle in the store. It can still be read."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.aside(row) as hub:
+        return hub.archive(row.id, ask.why)
+
+
+@operation("POST", "/sessions/{session}/unarchive", filtered=True)
+def unarchive(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+    """Bring an archived one back: paused, or closed as it was."""
+    row = rooms.row(ask.session, caller.sees)
+    if row.status != "archived":
+        raise Conflict(
+            "illegal_move",
+            f"session {row.name!r} is {row.status}, not archived: go on with it",
+            status=row.status,
+        )
+    with rooms.aside(row) as hub:
+        hub.unarchive(row.id)
+    with rooms.view(row.id) as view:
+        return info_of(view)
+
+
+@operation("DELETE", "/sessions/{session}", needs="admin", filtered=True)
+def remove(rooms: Rooms, ask: Named, caller: Caller) -> Ended:
+    """Take it and its events out of the store; its commits stay until the reflog lets go."""
+    row = rooms.row(ask.session, caller.sees)
+    with rooms.aside(row) as hub:
+        hub.remove(row.id)
+    return Ended(row.id, row.name, "removed")

@@ -1,0 +1,124 @@
+"""Turns of a conversation: messages in, recorded, context out. No server has to be asked twice:
+the state is in the store, or carried by the client, so any number of them can stand together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.history.commits import CommitInfo
+from ortet.journal.conversation.context import Context
+from ortet.journal.reports.briefing import Briefing
+from ortet.server.auth.tokens import Caller
+from ortet.server.operations.journal import Say, as_message
+from ortet.server.operations.registry import operation
+from ortet.server.operations.sessions import Agent, Name
+from ortet.server.schemas import Ask, EventInfo, check_agent_seen, event_of, written
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.portable.carry_token import Carried, check_fresh, read_carry
+from ortet.sessions.session import Session
+from ortet.sessions.writing.idempotent_turns import is_said
+
+
+class Turn(Ask, frozen=True):
+    """What is said now, in order: all of it or none. `context` and `briefing` are how many tokens
+    of each come back, 0 for none; `query` is what the context is for. `commit`: all that the
+    session knows then is one hash."""
+
+    messages: Annotated[list[Say], msgspec.Meta(min_length=1, max_length=1000)]
+    query: str = ""
+    context: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 8000
+    briefing: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    commit: bool = True
+
+
+class Turned(msgspec.Struct, frozen=True):
+    """`again`: this was said before, under the same key, and was not said once more. `head` is the
+    newest commit."""
+
+    session: str
+    name: str
+    again: bool
+    events: list[EventInfo]
+    context: Context | None
+    briefing: Briefing | None
+    head: CommitInfo | None
+
+
+class CarriedTurn(Turn, frozen=True):
+    """`carry` is what the turn before gave. Without it, a session is begun or gone on with, by its
+    `session` (a name) and `agent`, with a `goal` if it is new."""
+
+    carry: str | None = None
+    session: Name | None = None
+    agent: Agent = "default"
+    goal: str = ""
+
+
+class CarriedOn(Turned, frozen=True):
+    """`carry` is for the next turn."""
+
+    carry: str
+
+
+def _turn(session: Session, ask: Turn, key: str) -> Turned:
+    messages = [as_message(one) for one in ask.messages]
+    before = session.line.tip().seq
+    events = session.say_all(messages, key=key)
+    again = events[0].seq <= before
+    if ask.commit:
+        session.commit("turn")
+    return Turned(
+        session=session.id,
+        name=session.name,
+        again=again,
+        events=[event_of(one) if again else written(session, one) for one in events],
+        context=session.context(ask.query, ask.context) if ask.context else None,
+        briefing=session.briefing(ask.briefing) if ask.briefing else None,
+        head=session.head,
+    )
+
+
+@operation("POST", "/sessions/{session}/turns", status=201)
+def take_turn(session: Session, ask: Turn, key: str) -> Turned:
+    """One turn of a session that the servers keep. With an Idempotency-Key it is said once, also
+    when a server was killed in the middle: ask again, whichever server answers."""
+    return _turn(session, ask, key)
+
+
+@operation("POST", "/turn", status=201, filtered=True)
+def turn(rooms: Rooms, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
+    """One turn of a session that the client carries. The same request again is answered again and
+    said once; another, with a carry that is not the newest, is a conflict."""
+    if ask.carry is None:
+        if ask.session is None:
+            raise Invalid("bad_request", "which session? give its name, or what you carry")
+        name, agent = ask.session, check_agent_seen(caller, ask.agent)
+        goal = ask.goal
+        with rooms.begin(
+            agent, name, lambda hub: hub.session(name, agent=agent, goal=goal), anew=False
+        ) as session:
+            return _carried(session, ask, key)
+    if ask.session is not None or ask.goal:
+        raise Invalid("bad_request", "what you carry says which session it is: leave that out")
+    with rooms.hub() as hub:
+        held = read_carry(hub._minds(), ask.carry)
+    with rooms.enter(rooms.row(held.session, caller.sees)) as session:
+        try:
+            # one turn goes on from one place: that names it
+            return _carried(session, ask, key or f"carried-{held.hash.hex()}", held)
+        except Invalid as error:
+            if error.kind == "key_reused" and not key:
+                check_fresh(session, held)  # another turn was taken from there
+            raise
+
+
+def _carried(
+    session: Session, ask: CarriedTurn, key: str, held: Carried | None = None
+) -> CarriedOn:
+    if held is not None and not is_said(session, key):
+        check_fresh(session, held)
+    done = _turn(session, ask, key)
+    return CarriedOn(**msgspec.structs.asdict(done), carry=session.carry())

@@ -1,0 +1,88 @@
+"""Sessions in the order that is wanted, a part at a time: what changes places meanwhile is neither
+told twice behind a cursor, nor does it make that wrong."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
+
+from ortet.backends.base import Catalog
+from ortet.errors import Invalid
+from ortet.server.paging import cursor, number_of, parts_of
+from ortet.sessions.activity import last_active
+from ortet.sessions.table import SessionRow
+
+Sort = Literal["activity", "created", "name"]
+"""The last that did something first, the newest first, or by name."""
+
+_SECOND = 1_000_000_000
+
+
+Key = tuple[int, int, str, str]
+"""What a list is ordered by: the time, less for later; those of one moment by the length of their
+name, then by it and by id. Plain: there may be tens of thousands."""
+
+
+class Line(NamedTuple):
+    """Sessions in order; `times` are what they are ordered by, unless that is their name, and where
+    it is activity, `touched` says of each when it last did something."""
+
+    sort: Sort
+    rows: list[SessionRow]
+    times: dict[str, int]
+
+    @property
+    def touched(self) -> dict[str, int]:
+        return self.times if self.sort == "activity" else {}
+
+    def key(self, row: SessionRow) -> Key:
+        if self.sort == "name":
+            return 0, 0, row.name.casefold(), row.id
+        return -self.times[row.id], len(row.name), row.name, row.id
+
+    def only(self, ids: Collection[str]) -> Line:
+        return self._replace(rows=[row for row in self.rows if row.id in ids])
+
+    def behind(self, place: str) -> int:
+        """The index of what follows a cursor."""
+        return bisect_right(self.rows, _key_of(place, self.sort), key=self.key)
+
+    def before(self, place: str) -> int:
+        """The index of the first that a cursor does not precede."""
+        return bisect_left(self.rows, _key_of(place, self.sort), key=self.key)
+
+    def cursor(self, index: int) -> str:
+        """Of the session at an index."""
+        time, length, name, id_ = self.key(self.rows[index])
+        return cursor(self.sort, *divmod(-time, _SECOND), length, id_, name)
+
+
+def in_line(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> Line:
+    if sort == "name":
+        line = Line(sort, list(rows), {})
+        line.rows.sort(key=line.key)
+        return line
+    active = sort == "activity"
+    times = last_active(catalog, rows) if active else {row.id: row.created for row in rows}
+    line = Line(sort, sorted(rows, key=lambda row: -times[row.id]), times)
+    _sort_moments(line)
+    return line
+
+
+def _sort_moments(line: Line) -> None:
+    """Those of one moment by the rest of the key, which of most is never made."""
+    rows, times, start = line.rows, line.times, 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or times[rows[end].id] != times[rows[start].id]:
+            if end - start > 1:
+                rows[start:end] = sorted(rows[start:end], key=line.key)
+            start = end
+
+
+def _key_of(place: str, sort: Sort) -> Key:
+    kind, seconds, rest, length, id_, name = parts_of(place, 6)
+    if kind != sort:
+        raise Invalid("bad_cursor", f"this cursor is not of a list by {sort}: begin without it")
+    time = number_of(seconds) * _SECOND + number_of(rest)
+    return -time, number_of(length), name, id_

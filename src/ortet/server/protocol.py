@@ -1,0 +1,117 @@
+"""A connection of uvicorn's with the limits that it lacks: how long a head may take, how large it
+may be, how many requests may be sent ahead, how many connections there are."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ortet.config.settings import Serve
+
+_AHEAD = 16
+"""Requests that a client may send before it has the answer to the first."""
+
+
+def limited(settings: Serve) -> type[HttpToolsProtocol]:
+    """The class of connections of a server with these settings."""
+    return type("Limited", (_Limited,), {"limits": settings})
+
+
+class _Limited(HttpToolsProtocol):
+    limits: Serve
+    _timer: asyncio.TimerHandle | None = None
+    _head = 0  # bytes of the head that is being read
+    _inside = False  # of a head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(503, "too many connections")
+            return
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._done()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._inside:  # what came together with its beginning is little
+            self._head += len(data)
+        super().data_received(data)
+        if not self._inside:
+            return
+        if self._head > self.limits.headers << 10:
+            self._refuse(431, "the head of the request is too large")
+        elif self._timer is None:  # most heads come whole: they need none
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._inside, self._head = True, 0
+        self._done()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._inside:  # behind a body in chunks
+            self._head += len(name) + len(value)
+            if self._head > self.limits.headers << 10:
+                raise ValueError("too much behind the body")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._done()
+        self._inside, self._head = False, 0
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self.transport.is_closing():
+            return
+        if size > self.limits.headers << 10:
+            self._refuse(431, "the head of the request is too large")
+        elif len(self.pipeline) >= _AHEAD:
+            self.transport.abort()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _wait(self) -> None:
+        self._done()
+        self._timer = self.loop.call_later(self.limits.header_seconds, self._late)
+
+    def _done(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not self._inside:  # it never asked for anything
+            self.transport.close()
+        elif not busy:
+            self._refuse(408, "the head of the request did not come in time")
+        else:  # of a request that was sent ahead: nobody can be told
+            self.transport.abort()
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Told in the shape of all errors, and the connection ends."""
+        if self.transport.is_closing():
+            return
+        kinds = {408: "too_slow", 431: "too_large", 503: "too_busy"}
+        names = {408: "invalid", 431: "invalid", 503: "unavailable"}
+        body = (
+            f'{{"error":"{names[status]}","kind":"{kinds[status]}",'
+            f'"message":"{why}: ask again, with less at once","details":{{}}}}'
+        ).encode()
+        head = (
+            f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,1 @@
+"""The store itself over HTTP, for remote hubs."""

@@ -1,0 +1,178 @@
+"""A store's bucket as remote hubs see it. Writers on the server's own host keep what they wrote in
+tails, outside the bucket, and indexes beside it: both are shown as keys beside the packs.
+
+    packs/ID.pack   as it lies in the bucket
+    packs/ID.tail   the open end of a writer of the server's host; it only grows, until it is a pack
+    packs/ID.idx    the index of a pack, made when it is asked for
+    packs/ID.grp    an index over several packs: whoever comes new to the store needs only few
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ortet.backends.base import Bucket, Listing
+from ortet.backends.errors import no_key
+from ortet.backends.keys import check_key, check_prefix
+from ortet.errors import Corrupt, Invalid, NotFound, OrtetError, Refused, Unsupported
+from ortet.objects import frame
+from ortet.objects.group import MANY
+from ortet.objects.group import SUFFIX as GROUP
+from ortet.objects.pack import Pack
+from ortet.objects.store import LocalObjects
+from ortet.objects.tail import SUFFIX as TAIL
+from ortet.objects.tail import storage_error
+
+PACKS = "packs/"
+_PACK, _INDEX = ".pack", ".idx"
+
+
+class View:
+    """Reading and writing for others, who are not trusted to keep the store whole: what they put is
+    checked, and packs they cannot delete."""
+
+    def __init__(self, bucket: Bucket, objects: LocalObjects) -> None:
+        self._bucket = bucket
+        self._objects = objects
+
+    def list(self, prefix: str) -> Iterator[Listing]:
+        check_prefix(prefix)
+        if not prefix.startswith(PACKS):
+            yield from self._bucket.list(prefix)
+            return
+        shelf = self._objects.shelf
+        shelf.refresh()
+        self._merge()
+        found: dict[str, int] = {}
+        for tail in (*shelf.mine, *shelf.others):
+            end = tail.end
+            tail.settle()  # whoever reads it there may rely on it
+            if end:
+                found[f"{PACKS}{tail.id}{TAIL}"] = end
+        # after the tails, so that one sealed in between is seen twice, not never
+        found.update((item.key, item.size) for item in self._bucket.list(PACKS))
+        for group in shelf.groups():
+            with contextlib.suppress(FileNotFoundError):
+                found[f"{PACKS}{group.path.name}"] = group.path.stat().st_size
+        yield from (
+            Listing(key, size) for key, size in sorted(found.items()) if key.startswith(prefix)
+        )
+
+    def _merge(self) -> None:
+        """Small packs come with every commit of a remote hub: one that comes new must not have to
+        ask for the index of each."""
+        shelf = self._objects.shelf
+        with contextlib.suppress(OrtetError, OSError):
+            for _ in range(len(shelf.tables)):
+                if len(shelf.tables) < MANY:
+                    break
+                shelf.merge_tables()
+
+    def size(self, key: str) -> int:
+        path = self._beside(check_key(key))
+        if path is None:
+            return self._bucket.size(key)
+        with _translated(key):
+            return path.stat().st_size
+
+    def get(self, key: str, start: int, length: int) -> bytes:
+        path = self._beside(check_key(key))
+        if path is None:
+            return self._bucket.get(key, start, length)
+        with _translated(key), open(path, "rb") as file:
+            left = max(0, os.fstat(file.fileno()).st_size - start)
+            return os.pread(file.fileno(), min(length, left), start)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._check_room(key, len(data))
+        if key.startswith(PACKS):
+            _check_pack(lambda at, size: data[at : at + size], len(data), self._objects)
+        self._bucket.put(key, data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        size = path.stat().st_size
+        self._check_room(key, size)
+        if key.startswith(PACKS):
+            with open(path, "rb") as file:
+                _check_pack(lambda at, n: os.pread(file.fileno(), n, at), size, self._objects)
+        self._bucket.put_file(key, path)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if check_key(key).startswith(PACKS):
+                raise Refused(
+                    "pack_kept",
+                    "only a sweep deletes packs, and it runs at the server: `ortet sweep` there",
+                )
+        self._bucket.delete(keys)
+
+    def _check_room(self, key: str, size: int) -> None:
+        if check_key(key).startswith(PACKS) and not key.endswith(_PACK):
+            raise Refused("reserved_key", f"{key!r} is made by the server: choose another key")
+        self._objects.space.check(size)
+
+    def _beside(self, key: str) -> Path | None:
+        """The file of a key that is not in the bucket."""
+        root = self._objects.root
+        name = key.removeprefix(PACKS)
+        if name == key or "/" in name or name.endswith(_PACK):
+            return None
+        if name.endswith(TAIL):
+            return root.tails / name
+        if name.endswith(GROUP):
+            return root.index / name
+        if name.endswith(_INDEX):
+            return self._index(key, name.removesuffix(_INDEX))
+        return None
+
+    def _index(self, key: str, id_: str) -> Path:
+        pack_key = f"{PACKS}{id_}{_PACK}"
+        try:
+            size = self._bucket.size(pack_key)
+        except NotFound:
+            raise no_key(key) from None
+        objects = self._objects
+        pack = Pack(
+            self._bucket,
+            id_,
+            size=size,
+            index_dir=objects.root.index,
+            key_id=objects.hasher.key_id,
+        )
+        pack.index()  # made, if it is not there or not sound
+        return pack.index_path
+
+
+@contextlib.contextmanager
+def _translated(key: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise no_key(key) from None
+    except OSError as error:
+        raise storage_error(error, f"reading {key}") from error
+
+
+def _check_pack(read: frame.Read, size: int, objects: LocalObjects) -> None:
+    """Invalid unless every object in it is what its id says: others will rely on them."""
+    end = 0
+    try:
+        for lead in frame.scan(read, 0, size):
+            if lead.header.key_id != objects.hasher.key_id:
+                raise Invalid("bad_pack", "the pack was made with another key: give the store's")
+            start = lead.offset + lead.header.lead
+            payload = read(start, lead.header.stored)
+            data = memoryview(frame.unpack(lead.header, payload, offset=lead.offset))
+            at = 0
+            for oid, _, length in lead.rows():
+                if objects.hasher.oid(data[at : at + length]) != oid:
+                    raise Invalid("bad_pack", f"object {oid.hex()} does not match its hash")
+                at += length
+            end = lead.offset + lead.header.size
+    except (Corrupt, Unsupported) as error:
+        raise Invalid("bad_pack", f"this is no pack ({error.message})") from error
+    if end != size or not size:
+        raise Invalid("bad_pack", "this is no pack: it ends within a frame; send it again")

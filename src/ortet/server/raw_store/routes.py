@@ -1,0 +1,183 @@
+"""The store itself over HTTP, for remote hubs: `ortet.open("http://…")`. One route a method.
+
+The caller gives `raw_routes` a function that says who asks. What it lets through sees the whole
+store of its tenant, erased and unreachable objects that no sweep has taken yet included: a token
+that is restricted to some agents must not get here.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ortet._util.codec import FORMAT_VERSION
+from ortet.backends.base import Signal
+from ortet.backends.remote.protocol import (
+    AGAIN,
+    DONE,
+    EPOCH,
+    KIND,
+    NOTED,
+    READS,
+    REQUEST,
+    TIME,
+    VERSION,
+    WRITES,
+    Hello,
+    Mark,
+    Topics,
+    Waiting,
+    method,
+    pack,
+)
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+from ortet.server.dispatch import SLOWEST
+from ortet.server.raw_store import write_once
+from ortet.server.raw_store.bucket import bucket_routes
+from ortet.server.raw_store.rawaccess import Access, Grant, answering, body_of, failed, parsed
+
+_WAITERS = 256
+"""Questions that may wait for a signal at once; beyond, the answer is "not yet" at once."""
+
+
+def raw_routes(access: Grant, slowest: float = SLOWEST) -> list[Route]:
+    """Routes below /raw, for the application's list. `slowest`: seconds in which something of a
+    body must come."""
+    raw = _Raw(access, slowest)
+    return [
+        Route("/raw/hello", raw.hello, methods=["GET"]),
+        Route("/raw/catalog/{method}", raw.catalog, methods=["POST"]),
+        Route("/raw/signal/{verb}", raw.signal, methods=["POST"]),
+        *bucket_routes(access, slowest),
+    ]
+
+
+class _Raw:
+    def __init__(self, access: Grant, slowest: float) -> None:
+        self._access = access
+        self._slowest = slowest
+        self._boot = write_once.new_boot()
+        self._waiters: anyio.CapacityLimiter | None = None
+
+    async def hello(self, request: Request) -> Response:
+        def work() -> Response:
+            access = self._access(request, "read")
+            objects = access.objects
+            said = Hello(
+                version=VERSION,
+                store=write_once.store_id(access.catalog),
+                format=FORMAT_VERSION,
+                key_id=objects.hasher.key_id,
+                epoch=objects.gate.epoch(),
+                boot=self._boot,
+            )
+            return Response(pack(said), media_type=KIND)
+
+        return await answering(work)
+
+    # rows
+
+    async def catalog(self, request: Request) -> Response:
+        try:
+            body = await body_of(request, self._access, self._slowest)
+        except OrtetError as error:
+            return failed(error)
+        return await answering(partial(self._catalog, request, body))
+
+    def _catalog(self, request: Request, body: bytes) -> Response:
+        name = request.path_params["method"]
+        access = self._access(request, "write" if name in WRITES else "read")
+        if name not in READS and name not in WRITES:
+            raise NotFound("no_method", f"a catalog has no {name!r}: upgrade the server")
+        args = parsed(method(name).args, body)
+        values = {field: getattr(args, field) for field in args.__struct_fields__}
+        if name in NOTED:
+            answer = _write(access, name, values, request)
+        else:
+            try:
+                answer = getattr(access.catalog, name)(**values)
+            except OverflowError as error:
+                raise Invalid(
+                    "bad_call", "a number is larger than a store can hold: give a smaller one"
+                ) from error
+        headers = {
+            EPOCH: str(access.objects.gate.epoch()),
+            TIME: str(access.clock.now_ns()),
+        }
+        return Response(pack(answer), media_type=KIND, headers=headers)
+
+    # signals
+
+    async def signal(self, request: Request) -> Response:
+        verb = request.path_params["verb"]
+        try:
+            body = await body_of(request, self._access, self._slowest)
+            if verb == "wait":
+                signal = (await run_sync(self._access, request, "read")).signal
+                return await self._wait(signal, parsed(Waiting, body))
+        except OrtetError as error:
+            return failed(error)
+        return await answering(partial(self._signal, request, verb, body))
+
+    def _signal(self, request: Request, verb: str, body: bytes) -> Response:
+        signal = self._access(request, "write" if verb == "notify" else "read").signal
+        if verb not in ("notify", "token"):
+            raise NotFound("no_method", f"a signal has no {verb!r}: upgrade the server")
+        topics = parsed(Topics, body).topics
+        if verb == "token":
+            if len(topics) != 1:
+                raise Invalid("bad_call", "a token is that of one topic: give one")
+            return Response(pack(Mark(self._boot, signal.token(topics[0]))), media_type=KIND)
+        for topic in topics:
+            signal.notify(topic)
+        return Response(pack(None), media_type=KIND)
+
+    async def _wait(self, signal: Signal, asked: Waiting) -> Response:
+        """In threads of its own: who waits must not keep others waiting."""
+        if self._waiters is None:
+            self._waiters = anyio.CapacityLimiter(_WAITERS)
+        timeout = asked.timeout if asked.timeout > 0 else 0.0  # also of what is no number
+        if asked.mark.boot != self._boot:
+            came = (
+                True  # given by a process that is gone, or by another: anything may have happened
+            )
+        elif self._waiters.available_tokens < 1:
+            await anyio.sleep(min(timeout, 1.0))
+            came = False
+        else:
+            wait = partial(signal.wait, asked.topic, asked.mark.token, min(timeout, 60.0))
+            came = await run_sync(wait, limiter=self._waiters)
+        return Response(pack(came), media_type=KIND)
+
+
+def _write(access: Access, name: str, values: dict[str, Any], request: Request) -> Any:
+    """Once, and only if no sweep has begun since the writer looked at what is stored."""
+    headers = request.headers
+    shown = headers.get(EPOCH)
+    gate = access.objects.gate
+    once = write_once.Once(
+        request=headers.get(REQUEST, ""),
+        again=headers.get(AGAIN) == "1",
+        done=[one for one in headers.get(DONE, "").split(",") if one],
+        now=access.clock.now_ns(),
+    )
+    if shown is None:
+        return write_once.write(access.catalog, name, values, once)
+    pid, epoch = os.getpid(), gate.enter()
+    try:
+        if shown != str(epoch) and not write_once.was_done(access.catalog, name, values, once):
+            raise Conflict(
+                "swept",
+                "the store was swept while this was being written: nothing was, repeat the call",
+                epoch=epoch,
+            )
+        return write_once.write(access.catalog, name, values, once)
+    finally:
+        gate.leave(pid)

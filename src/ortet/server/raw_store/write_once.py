@@ -1,0 +1,173 @@
+"""Writes to a catalog that a client may send twice, because an answer was lost, and that are done
+once.
+
+An append is known by its events: they are chained and salted, so the same ones are the same
+append. All else is noted as a row in the same transaction, by the id that the client gave it; the
+client says with its next write which notes are needed no longer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet.backends.base import Catalog, Lease, Row, RowChange
+from ortet.backends.keys import check_name
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+
+KIND = "request"
+_STORE = ("store", "id")
+_OLD_NS = 3600 * 10**9
+"""Age at which a note may go: its client, if it lives, has given up long ago."""
+_PAGE = 200
+_TRIES = 100
+
+
+class Note(msgspec.Struct, frozen=True):
+    """That a request was done."""
+
+    time: int
+
+
+class Once(msgspec.Struct, frozen=True):
+    """A request, whether it may have come before, and those that are settled."""
+
+    request: str
+    again: bool
+    done: list[str]
+    now: int
+
+
+def new_boot() -> str:
+    return os.urandom(8).hex()
+
+
+def store_id(catalog: Catalog) -> str:
+    """An id of the store, made when it is first asked for."""
+    row = catalog.row(*_STORE)
+    if row is None:
+        try:
+            row = catalog.put_row(*_STORE, os.urandom(16).hex().encode(), expect=0)
+        except Conflict:  # another server was faster
+            return store_id(catalog)
+    return row.value.decode()
+
+
+def was_done(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> bool:
+    """Whether this very write has been done."""
+    if not once.again:
+        return False
+    if name == "append" and values["events"]:
+        return _has_events(catalog, values)
+    return catalog.row(KIND, once.request) is not None
+
+
+def write(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> Any:
+    """Do it, unless it was done; the answer is the same."""
+    if name != "append" or not values["events"]:
+        check_name(once.request)
+    if was_done(catalog, name, values, once):
+        return _answer(catalog, name, values)
+    try:
+        return _do(catalog, name, values, once)
+    except OrtetError:
+        # the first of the two may have been on its way still
+        if not was_done(catalog, name, values, once):
+            raise
+        return _answer(catalog, name, values)
+
+
+def _do(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> Any:
+    if name == "append":
+        # without a note where it is known by its events: alone they are one statement
+        rows = values["rows"] if values["events"] else [*values["rows"], *_notes(once)]
+        return catalog.append(**{**values, "rows": rows})
+    if name == "move":
+        return catalog.move(**{**values, "rows": [*values["rows"], *_notes(once)]})
+    if name == "drop_row":
+        gone = RowChange(check_name(values["kind"]), check_name(values["key"]), None)
+        catalog.move([], verb="drop", rows=[gone, *_notes(once)])
+        return None
+    return _put_row(catalog, once, **values)
+
+
+def _put_row(
+    catalog: Catalog, once: Once, *, kind: str, key: str, value: bytes, expect: int | None
+) -> Row:
+    for _ in range(_TRIES):
+        version = expect
+        if version is None:
+            found = catalog.row(kind, key)
+            version = found.version if found else 0
+        change = RowChange(kind, key, value, version)
+        try:
+            catalog.move([], verb="put", rows=[change, *_notes(once)])
+        except Conflict as error:
+            if error.kind != "row_moved" or expect is not None:
+                raise
+        else:
+            return (
+                Row(kind, key, value, version + 1) if version else _made(catalog, kind, key, value)
+            )
+    raise Conflict("row_moved", f"{kind} {key} is written by many at once: repeat the call")
+
+
+def _made(catalog: Catalog, kind: str, key: str, value: bytes) -> Row:
+    """A new row's version is the catalog's choice. Where another has written since, one below its
+    own is as good: it is not the newest any more."""
+    found = catalog.row(kind, key)
+    if found is None:
+        return Row(kind, key, value, 1)
+    return found if found.value == value else Row(kind, key, value, found.version - 1)
+
+
+def _answer(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
+    """What the one who did it would have been told."""
+    if name == "move":
+        found = [catalog.lease(claim.name) for claim in values["claims"]]
+        owners = [claim.owner for claim in values["claims"]]
+        return [
+            lease if lease is not None and lease.owner == owner else Lease(claim.name, owner, 0, 0)
+            for lease, owner, claim in zip(found, owners, values["claims"], strict=True)
+        ]
+    if name == "put_row":
+        return _made(catalog, values["kind"], values["key"], values["value"])
+    return None
+
+
+def _has_events(catalog: Catalog, values: dict[str, Any]) -> bool:
+    events = values["events"]
+    try:
+        found = catalog.events(values["timeline"], events[0].seq - 1, len(events))
+    except (NotFound, Invalid):
+        return False
+    return [(e.seq, e.head) for e in found] == [(e.seq, e.head) for e in events]
+
+
+def _notes(once: Once) -> list[RowChange]:
+    return [_note(once), *_forget(once)]
+
+
+def _note(once: Once) -> RowChange:
+    return RowChange(KIND, once.request, encode(Note(once.now)), expect=0)
+
+
+def _forget(once: Once) -> list[RowChange]:
+    return [RowChange(KIND, request, None) for request in once.done]
+
+
+def drop_old(catalog: Catalog, now: int) -> int:
+    """Notes that dead clients have left; returns how many went."""
+    dropped = 0
+    after = ""
+    while page := catalog.rows(KIND, after, _PAGE):
+        old = [row for row in page if decode(Note, row.value).time < now - _OLD_NS]
+        if old:
+            gone = [RowChange(KIND, row.key, None) for row in old]
+            catalog.move([], verb="forget", rows=gone)
+            dropped += len(old)
+        after = page[-1].key
+    return dropped

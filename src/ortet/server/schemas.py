@@ -1,0 +1,151 @@
+"""What requests and answers of several operations have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
+
+from ortet.cli import output
+from ortet.cli.times import moment_at
+from ortet.errors import Refused
+from ortet.history.diff.tree_diff import Change
+from ortet.hub.hub import Hub
+from ortet.journal.events import Event
+from ortet.objects.base import Objects
+from ortet.server.auth.tokens import Caller
+from ortet.sessions.memory.shared_scopes import check_scope
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+from ortet.sessions.table import SessionRow, no_session
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A whole number from 0.")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
+Ref = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=1000,
+        description="A commit: its id or the first digits of it, a branch, a tag, HEAD~2, x@{1}.",
+    ),
+]
+When = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=64, description="A date, a time in ISO 8601, seconds since 1970, or 7d ago."
+    ),
+]
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what requests say: a key that is not known is an error."""
+
+
+class Nothing(Ask, frozen=True):
+    """No more is to be said."""
+
+
+class Why(Ask, frozen=True):
+    why: str = ""
+
+
+class EventInfo(msgspec.Struct, frozen=True):
+    """One thing that happened. `data` is empty when it was erased; `waiting`: it came in beside the
+    writer and has no number yet. `hash` binds it to all before it. Times are in ns since 1970."""
+
+    seq: int
+    kind: str
+    time: int
+    actor: str
+    data: dict[str, Any]
+    hash: str
+    timeline: str
+    refs: list[str]
+    version: int
+    erased: bool
+    waiting: bool
+
+
+class ChangeInfo(msgspec.Struct, frozen=True):
+    """A path that differs. `kind`: added, removed, modified, metadata, renamed. `patch` is there
+    where it was asked for."""
+
+    path: str
+    kind: str
+    old_path: str | None
+    content_changed: bool
+    fields: list[str]
+    old_size: int | None
+    new_size: int | None
+    patch: str | None = None
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What was made, by its id."""
+
+    id: str
+
+
+def event_of(event: Event) -> EventInfo:
+    return EventInfo(
+        seq=event.seq,
+        kind=event.kind,
+        time=event.time,
+        actor=event.actor,
+        data=event.data,
+        hash=event.hash.hex(),
+        timeline=event.timeline,
+        refs=[bytes(oid).hex() for oid, _ in event.refs],
+        version=event.version,
+        erased=event.erased,
+        waiting=event.waiting,
+    )
+
+
+def written(session: Session, event: Event) -> EventInfo:
+    """One that was just recorded: only its reader knows the timeline by itself."""
+    return msgspec.structs.replace(event_of(event), timeline=session.row.timeline)
+
+
+def change_of(change: Change, objects: Objects, *, patch: bool = False) -> ChangeInfo:
+    return ChangeInfo(**output.change(change, objects, patch=patch))
+
+
+def moment(hub: Hub, name: str, text: str | None, *, ahead: bool = False) -> str | None:
+    """As the library takes it; Invalid for what is none."""
+    return moment_at(hub.clock.now_ns(), name, text, ahead=ahead)
+
+
+def check_agent_seen(caller: Caller, agent: str) -> str:
+    """Refused for an agent that the token is not for."""
+    if not caller.sees(agent):
+        raise Refused("token_agent", f"this token is not for agent {agent!r}: use another")
+    return agent
+
+
+def check_memory_seen(caller: Caller, scope: str | None, own: Collection[str] = ()) -> str | None:
+    """A memory of a user or a project is that of all agents: Refused to a token for some of them,
+    but for those that a session has of its `own`."""
+    named = scope is not None and ":" in (check_scope(scope) or "")
+    if caller.agents and named and scope not in own:
+        raise Refused(
+            "token_memory",
+            f"this token is for some agents, and {scope!r} is not for them alone: use a session "
+            "that was begun with it, or another token",
+        )
+    return scope
+
+
+def seen_rows(hub: Hub, caller: Caller) -> list[SessionRow]:
+    """The sessions that a token may see, the oldest first."""
+    return [row for row in hub.sessions() if caller.sees(row.agent)]
+
+
+def seen_view(hub: Hub, caller: Caller, session: str) -> View:
+    """A session to read; NotFound also for one that the token may not see."""
+    view = hub.get(session)
+    if not caller.sees(view.agent):
+        raise no_session(session)
+    return view

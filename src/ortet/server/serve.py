@@ -1,0 +1,142 @@
+"""uvicorn with our application: bound before it is said, and stopped with grace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ortet.config.settings import Serve
+from ortet.errors import Unavailable
+from ortet.server.observability.logs import Handler
+from ortet.server.protocol import limited
+
+DEAF = 60
+"""Seconds in which a client must have taken what it was sent, else its connection ends."""
+_FILES = 65_536
+"""Descriptors: a connection needs one, an open session some."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # with its protocol: asyncio turns Nagle's delay off only where it is said
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have it from their listener
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF * 1000)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise Unavailable(
+            "port_taken", f"cannot listen on {host}:{port} ({error}): give another --port"
+        ) from error
+    return bound
+
+
+def serve(
+    app: Starlette,
+    bound: socket.socket,
+    started: Callable[[], None],
+    *,
+    settings: Serve,
+    behind: Sequence[str] = (),
+) -> None:
+    """Until SIGINT or SIGTERM; a second one ends the process at once. `behind`: addresses of
+    proxies, whose word about who asks is taken."""
+    _more_files()
+    log = app.state.desk.log
+    with _logging(Handler(log)):
+        config = uvicorn.Config(
+            app.state.entry,
+            http=limited(settings),
+            ws="websockets-sansio",
+            ws_max_size=settings.frame << 20,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(behind),
+            forwarded_allow_ips=list(behind),
+            timeout_graceful_shutdown=max(1, round(settings.grace)),
+            timeout_keep_alive=max(1, round(settings.idle_seconds)),
+        )
+        server = _Server(config, started, lambda: _stopping(app))
+        server.run(sockets=[bound])
+    log.say("info", "stopped")
+    log.close()
+    if app.state.desk.threads.working or app.state.health.looking:
+        # Something still runs, for an hour perhaps; what it held is free when the process is gone.
+        os._exit(0)
+
+
+def _stopping(app: Starlette) -> None:
+    app.state.health.stopping = True
+    app.state.streams.stop()  # which do not end by themselves
+
+
+@contextmanager
+def _logging(handler: logging.Handler) -> Iterator[None]:
+    """What uvicorn and asyncio say goes to our log."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "websockets")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+
+def _more_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], stopping: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._told = started
+        self._stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._told()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's raises the signal again at the end: a server that was asked to stop, and has,
+        did not fail."""
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del frame
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Sessions that the server holds open, and their hand-over between servers."""

@@ -1,0 +1,1 @@
+"""Streams: events, output of commands, terminals."""

@@ -1,0 +1,1 @@
+"""Upload and download of files, bundles and bodies."""

@@ -1,0 +1,130 @@
+"""Artifacts over HTTP: put by stream, read by stream."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.errors import Invalid
+from ortet.journal.state.records import Artifact
+from ortet.objects.blobs import read_range
+from ortet.server import wire
+from ortet.server.auth.tokens import Caller
+from ortet.server.middleware.idempotency import Answered, once
+from ortet.server.session_pool.pool import Rooms
+from ortet.server.streaming.streams import Streams
+from ortet.server.transfers.content import Content, Stored
+from ortet.server.transfers.uploads import Upload, received
+from ortet.sessions.actions.artifacts import content_of, find, guess_media
+from ortet.sessions.table import SessionRow
+
+_UNTOLD = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+"""What clients say that do not know."""
+
+
+class PutArtifact(msgspec.Struct, frozen=True):
+    """`media` goes before the header Content-Type, and what the name ends with stands in for
+    both. One that holds a secret that is known is refused, unless `allow_secrets`."""
+
+    kind: str = ""
+    media: str = ""
+    why: str = ""
+    allow_secrets: bool = False
+
+
+class GetArtifact(msgspec.Struct, frozen=True):
+    """`version`: the last without it. `download`: for a file, not to be shown."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
+    download: bool = False
+
+
+async def put_artifact(streams: Streams, request: Request, ask: PutArtifact) -> Response:
+    """Keep what the body holds under a name; the same name again is the next version."""
+    rooms, caller = streams.rooms(request), request.state.caller
+    row = await streams.row(request, request.path_params["session"])
+    if ask.allow_secrets:
+        caller.need("admin")
+    async with received(streams, request, rooms.scratch) as upload:
+        put = _Put(rooms, row, caller, request, ask, upload)
+        done: Answered = await streams.desk.in_thread(put.answer)
+    headers = {"etag": done.etag}
+    return Response(done.body, done.status, headers=headers, media_type="application/json")
+
+
+class _Put:
+    """One upload, once it is here; works in a thread."""
+
+    def __init__(  # noqa: PLR0917 - in the order it is looked at
+        self,
+        rooms: Rooms,
+        row: SessionRow,
+        caller: Caller,
+        request: Request,
+        ask: PutArtifact,
+        upload: Upload,
+    ) -> None:
+        self._rooms = rooms
+        self._row = row
+        self._caller = caller
+        self._request = request
+        self._ask = ask
+        self._upload = upload
+
+    def answer(self) -> Answered:
+        key = self._request.headers.get("idempotency-key")
+        if key is None:
+            return self._done()
+        url = self._request.url
+        asked = f"PUT {url.path}?{url.query}\n".encode() + self._upload.digest
+        with self._rooms.hub() as hub:
+            return once(hub, key, self._caller.token, asked, self._done)[0]
+
+    def _done(self) -> Answered:
+        ask, name = self._ask, self._request.path_params["name"]
+        said = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = ask.media or ("" if said in _UNTOLD else said)
+        with self._rooms.enter(self._row) as session:
+            made = session.artifact(
+                name,
+                kind=ask.kind,
+                data=self._upload.file,
+                media=media,
+                why=ask.why,
+                allow_secrets=ask.allow_secrets,
+            )
+        return Answered(201, wire.to_json(made), f'"{made.oid}"')
+
+
+async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> Response:
+    """The content of an artifact, or a part of it (Range)."""
+    row = await streams.row(request, request.path_params["session"])
+    rooms, name = streams.rooms(request), request.path_params["name"]
+    artifact: Artifact = await streams.in_thread(partial(_find, rooms, row.id, name, ask.version))
+    content = content_of(artifact)
+
+    def read(at: int, size: int) -> bytes:
+        with rooms.hub() as hub:
+            return b"".join(read_range(hub.objects, content, at, size))
+
+    stored = Stored(
+        size=artifact.size,
+        tag=artifact.oid or "empty",
+        media=artifact.media or guess_media(artifact.name, None),
+        name=artifact.name,
+        read=read,
+    )
+    answer = Content(streams, request, stored, download=ask.download)
+    answer.headers["ortet-version"] = str(artifact.version)
+    return answer
+
+
+def _find(rooms: Rooms, session: str, name: str, version: int | None) -> Artifact:
+    if "\0" in name:
+        raise Invalid("bad_name", "an artifact's name has no NUL: give the name that it has")
+    with rooms.view(session) as view:
+        return find(view.mind.artifacts, name, version)

@@ -1,0 +1,96 @@
+"""Bundles over HTTP: commits with all they need as one file, out and in, by stream."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.errors import Invalid, OrtetError
+from ortet.ids import to_hex
+from ortet.server import wire
+from ortet.server.auth.tokens import Caller
+from ortet.server.middleware.idempotency import Answered, once
+from ortet.server.session_pool.pool import Rooms
+from ortet.server.streaming.streams import Streams
+from ortet.server.transfers.content import Content, Stored
+from ortet.server.transfers.uploads import named_place, received
+
+MEDIA = "application/vnd.ortet.bundle"
+
+
+class ReadBundle(msgspec.Struct, frozen=True):
+    """`ref`: a commit, a branch or a tag; several may be given."""
+
+    ref: list[str] = []
+
+
+class SendBundle(msgspec.Struct, frozen=True):
+    """`name` is what the log of each branch will say it came from."""
+
+    name: str = "upload"
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Branches, and the commit of each."""
+
+    branches: dict[str, str]
+
+
+async def read_bundle(streams: Streams, request: Request, ask: ReadBundle) -> Response:
+    """Commits, with all they need, in one file that `ortet import` and POST /bundles take."""
+    if not ask.ref:
+        raise Invalid("no_refs", "a bundle needs a commit: give ref=, a branch, a tag or an id")
+    make = partial(_exported, streams, request.state.caller, streams.rooms(request), ask.ref)
+    stored: Stored = await streams.desk.in_thread(make)
+    return Content(streams, request, stored, download=True)
+
+
+def _exported(streams: Streams, caller: Caller, rooms: Rooms, refs: list[str]) -> Stored:
+    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    with named_place(rooms.scratch) as place:
+        with rooms.hub() as hub:
+            oids = [streams.sight.commit(hub, caller, ref) for ref in refs]
+            named = refs if not caller.agents else [to_hex(oid) for oid in oids]
+            report = hub.export(named, place / "bundle")
+        fd = os.open(place / "bundle", os.O_RDONLY | os.O_CLOEXEC)
+    return Stored(
+        size=report.size,
+        tag="-".join(to_hex(oid) for oid in oids)[:400],
+        media=MEDIA,
+        name=f"{to_hex(oids[0])[:12]}.bundle",
+        read=lambda at, size: os.pread(fd, size, at),
+        done=lambda: os.close(fd),
+    )
+
+
+async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Response:
+    """Take a bundle in: all of it is proved before a branch is made."""
+    if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
+        raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
+    rooms, caller = streams.rooms(request), request.state.caller
+    async with received(streams, request, rooms.scratch) as upload:
+        asked = f"POST {request.url.path}?{request.url.query}\n".encode() + upload.digest
+
+        def take() -> Answered:
+            with named_place(rooms.scratch) as place, rooms.hub() as hub:
+                (place / ask.name).symlink_to(upload.path)
+                try:
+                    branches = hub.import_(place / ask.name)
+                except OrtetError as error:  # what is on this host is not for its clients
+                    told = error.message.replace(f"{place}/", "")
+                    raise type(error)(error.kind, told) from error
+            return Answered(201, wire.to_json(Imported(branches)))
+
+        def answer() -> Answered:
+            key = request.headers.get("idempotency-key")
+            if key is None:
+                return take()
+            with rooms.hub() as hub:
+                return once(hub, key, caller.token, asked, take)[0]
+
+        done: Answered = await streams.desk.in_thread(answer)
+    return Response(done.body, done.status, media_type="application/json")

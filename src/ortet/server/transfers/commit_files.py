@@ -1,0 +1,157 @@
+"""Files at a commit, read by stream. A path is looked up in the tree of the commit, never on this
+host: whatever it says, it leads nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from stat import filemode
+from typing import Annotated
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.errors import Invalid, NotFound
+from ortet.history.records import Entry
+from ortet.hub.hub import Hub
+from ortet.ids import Oid, to_hex
+from ortet.objects.blobs import read_range
+from ortet.server import wire
+from ortet.server.auth.tokens import Caller
+from ortet.server.streaming.streams import Streams
+from ortet.server.transfers.content import Content, Stored
+from ortet.sessions.actions.artifacts import guess_media
+
+_RAW = re.compile(rb"/(?:commits|sessions)/[^/]+/files(?:/(.*))?\Z", re.DOTALL)
+
+
+class ReadFile(msgspec.Struct, frozen=True):
+    """`info`: what it is, and not its bytes. Of a directory, `limit` names behind `after`, which is
+    the `href` of one. `download`: for a file, not to be shown."""
+
+    info: bool = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    after: str = ""
+    download: bool = False
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """One name. `href` is its path below the directory it is in, as an address writes it: names are
+    bytes, and not all are text. `target` is where a link leads, as it says; nobody follows it."""
+
+    name: str
+    href: str
+    kind: str  # "file", "directory", "link", "other"
+    mode: str
+    size: int
+    mtime: int
+    target: str | None = None
+    content: str = ""  # id of a file's bytes
+
+
+class FileList(msgspec.Struct, frozen=True):
+    """A directory, or what else is no file. `next` is the `after` of the page that follows."""
+
+    commit: str
+    path: str
+    entry: FileInfo
+    entries: list[FileInfo] = []
+    next: str | None = None
+
+
+async def list_files(streams: Streams, request: Request, ask: ReadFile) -> Response:
+    """What lies at the top of a commit's workspace, as JSON."""
+    return await read_file(streams, request, ask)
+
+
+async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Response:
+    """A file of a commit as bytes, or a part of it (Range); a directory or a link as JSON."""
+    path = path_of(request)
+    look = partial(_look, streams, request, path, ask)
+    found: FileList | tuple[Oid, Entry] = await streams.in_thread(look)
+    if isinstance(found, FileList):
+        headers = {"x-content-type-options": "nosniff", "ortet-kind": found.entry.kind}
+        return Response(wire.to_json(found), headers=headers, media_type="application/json")
+    entry, rooms = found[1], streams.rooms(request)
+
+    def read(at: int, size: int) -> bytes:
+        with rooms.hub() as hub:
+            return b"".join(read_range(hub.objects, entry, at, size))
+
+    name = os.fsdecode(entry.name)
+    media = guess_media(name, None)
+    stored = Stored(entry.size, entry.data.hex() or "empty", media, name, read)
+    answer = Content(streams, request, stored, download=ask.download)
+    answer.headers["ortet-kind"] = "file"
+    return answer
+
+
+def path_of(request: Request) -> bytes:
+    """Below the workspace, exactly as it was asked for: what a path has been decoded to may have
+    lost bytes that are no text."""
+    found = _RAW.match(request.scope["raw_path"].partition(b"?")[0])
+    path = unquote_to_bytes(found[1] or b"") if found else b"/"
+    parts = path.removesuffix(b"/").split(b"/") if path else []
+    if b"\0" in path or len(path) > 4096 or any(part in (b"", b".", b"..") for part in parts):
+        raise _bad_path(path)
+    return b"/".join(parts)
+
+
+def _bad_path(path: bytes) -> Invalid:
+    shown = path[:200].decode("utf-8", "backslashreplace")
+    return Invalid("bad_path", f"{shown!r} is no path below a workspace: give a plain one")
+
+
+def _look(
+    streams: Streams, request: Request, path: bytes, ask: ReadFile
+) -> FileList | tuple[Oid, Entry]:
+    caller: Caller = request.state.caller
+    with streams.rooms(request).hub() as hub:
+        oid = streams.sight.commit(hub, caller, request.path_params["commit"])
+        root = hub.read_image(hub.image_oid(oid)).root
+        entry = hub.trees.resolve(root, path)
+        if entry is None:
+            shown = os.fsdecode(path)
+            raise NotFound("no_file", f"commit {to_hex(oid)[:12]} has no {shown!r}: list above it")
+        if entry.is_file and not ask.info:
+            return oid, entry
+        return _listed(hub, oid, path, entry, ask)
+
+
+def _listed(hub: Hub, oid: Oid, path: bytes, entry: Entry, ask: ReadFile) -> FileList:
+    found = FileList(to_hex(oid), os.fsdecode(path), info_of(entry))
+    if not entry.is_dir or ask.info:
+        return found
+    after = unquote_to_bytes(ask.after)
+    page = list(islice(_entries(hub, Oid(entry.data), after), ask.limit + 1))
+    some = [info_of(one) for one in page[: ask.limit]]
+    rest = some[-1].href if len(page) > ask.limit else None
+    return msgspec.structs.replace(found, entries=some, next=rest)
+
+
+def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[Entry]:
+    return (entry for entry in hub.trees.entries(tree) if not after or entry.name > after)
+
+
+def info_of(entry: Entry) -> FileInfo:
+    if entry.is_dir:
+        kind = "directory"
+    elif entry.is_link:
+        kind = "link"
+    else:
+        kind = "file" if entry.is_file else "other"
+    return FileInfo(
+        name=os.fsdecode(entry.name),
+        href=quote_from_bytes(entry.name, safe=""),
+        kind=kind,
+        mode=filemode(entry.mode),
+        size=entry.size,
+        mtime=entry.mtime,
+        target=os.fsdecode(entry.data) if entry.is_link else None,
+        content=entry.data.hex() if entry.is_file else "",
+    )

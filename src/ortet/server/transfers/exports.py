@@ -1,0 +1,97 @@
+"""A journal as JSONL, one JSON object a line, and what was said in it for others to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
+from typing import BinaryIO, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ortet.hub.hub import Hub
+from ortet.integrations.otel_export import spans_of
+from ortet.server import wire
+from ortet.server.schemas import Number, event_of
+from ortet.server.session_pool.pool import Rooms
+from ortet.server.streaming.streams import Streams
+from ortet.server.transfers.content import Content, Stored
+from ortet.server.transfers.uploads import named_place
+from ortet.sessions.table import SessionRow
+
+MEDIA = "application/x-ndjson"
+JSON = "application/json"
+Format = Literal["openai", "openai-responses", "anthropic", "otel"]
+
+
+class ReadJournal(msgspec.Struct, frozen=True):
+    """Only events with these numbers."""
+
+    since: Number = 0
+    upto: Number | None = None
+
+
+class ExportSession(msgspec.Struct, frozen=True):
+    """`whole`: also what was compacted. `content`: spans also say what was said."""
+
+    format: Format
+    whole: bool = False
+    content: bool = False
+
+
+async def export_session(streams: Streams, request: Request, ask: ExportSession) -> Response:
+    """What was said in a session, as messages that a model API takes, fit to be sent, or as spans
+    of OpenTelemetry (OTLP)."""
+    row = await streams.row(request, request.path_params["session"])
+    made = partial(_exported, row, ask)
+    make = partial(_stored, streams.rooms(request), f"{row.id}.json", made, JSON)
+    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+
+
+def _exported(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[bytes]:
+    view = hub.get(row.id)
+    if ask.format == "otel":
+        yield msgspec.json.encode(spans_of(view, content=ask.content))
+    else:
+        yield msgspec.json.encode(view.export_messages(ask.format, whole=ask.whole))
+
+
+async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:
+    """A session's journal, an event a line, as GET …/events tells it."""
+    row = await streams.row(request, request.path_params["session"])
+    make = partial(_stored, streams.rooms(request), f"{row.id}.jsonl", partial(_events, row, ask))
+    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+
+
+def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
+    for event in hub.get(row.id).events(max(ask.since - 1, 0), ask.upto):
+        yield wire.to_json(event_of(event)) + b"\n"
+
+
+def _stored(
+    rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]], media: str = MEDIA
+) -> Stored:
+    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    with named_place(rooms.scratch) as place:
+        with rooms.hub() as hub, (place / "lines").open("wb") as file:
+            size, tag = _write(file, made(hub))
+        fd = os.open(place / "lines", os.O_RDONLY | os.O_CLOEXEC)
+    return Stored(
+        size=size,
+        tag=tag,
+        media=media,
+        name=name,
+        read=lambda at, count: os.pread(fd, count, at),
+        done=lambda: os.close(fd),
+    )
+
+
+def _write(file: BinaryIO, pieces: Iterable[bytes]) -> tuple[int, str]:
+    size, sum_ = 0, sha256()
+    for piece in pieces:
+        size += file.write(piece)
+        sum_.update(piece)
+    return size, sum_.hexdigest()

@@ -1,0 +1,146 @@
+"""Bodies of any size: to a file of the store's own place, which has no name, and checked there.
+
+A file without a name is gone with whoever has it open, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from hashlib import sha256, sha512
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+
+from ortet.errors import Invalid
+from ortet.server.errors import TooLarge, TooSlow, revoked
+from ortet.server.streaming.streams import Streams
+
+LARGEST = 16 << 30
+"""Bytes of an upload."""
+SPARE = 256 << 20
+"""Bytes of the disk that no upload takes."""
+_PIECE = 1 << 20
+_DIGESTS: dict[str, Any] = {"sha-256": sha256, "sha-512": sha512}
+_DIGEST = re.compile(r"\s*(sha-256|sha-512)=:?([A-Za-z0-9+/]{1,100}={0,2}):?\s*\Z", re.IGNORECASE)
+
+
+class Upload:
+    """A body on the disk. `digest` is the SHA-256 of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = 0
+        self._sums = {name: made() for name, made in _DIGESTS.items()}
+
+    @property
+    def digest(self) -> bytes:
+        found: bytes = self._sums["sha-256"].digest()
+        return found
+
+    @property
+    def path(self) -> Path:
+        """Where this process can open it again."""
+        return Path(f"/proc/self/fd/{self.file.fileno()}")
+
+    def take(self, data: bytes) -> None:
+        self.file.write(data)
+        self.size += len(data)
+        for one in self._sums.values():
+            one.update(data)
+
+    def check(self, request: Request) -> None:
+        """What the client says that it sent, if it does (RFC 9530, and RFC 3230 before it)."""
+        for header in ("content-digest", "repr-digest", "digest"):
+            for said in filter(None, request.headers.get(header, "").split(",")):
+                found = _DIGEST.match(said)
+                if found is None:
+                    continue  # of an algorithm that we do not know: to be ignored
+                name = found[1].lower()
+                if b64decode(found[2]) != self._sums[name].digest():
+                    raise Invalid(
+                        "bad_digest", f"the body does not have the {name} of {header}: send it anew"
+                    )
+
+
+@asynccontextmanager
+async def received(
+    streams: Streams, request: Request, directory: Path, largest: int = LARGEST
+) -> AsyncIterator[Upload]:
+    """All of the body, checked; nothing is left of it behind the block."""
+    said = request.headers.get("content-length", "")
+    if said.isdigit():
+        _check_room(int(said), directory, largest)
+    with await streams.in_thread(partial(scratch_file, directory)) as file:
+        upload = Upload(file)
+        try:
+            await _fill(streams, request, upload, directory, largest)
+        except ClientDisconnect:
+            raise Invalid("cut_off", "the body ended too soon: send it anew") from None
+        upload.check(request)
+        if not await streams.may(request):
+            raise revoked()
+        yield upload
+
+
+def scratch_file(directory: Path) -> BinaryIO:
+    """One without a name."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
+
+
+async def _fill(
+    streams: Streams, request: Request, upload: Upload, directory: Path, largest: int
+) -> None:
+    parts: list[bytes] = []
+    held = 0
+    body, slowest = request.stream().__aiter__(), streams.desk.limits.settings.body_seconds
+    while True:
+        try:
+            with anyio.fail_after(slowest):
+                part = await anext(body, None)
+        except TimeoutError:
+            raise TooSlow(
+                "too_slow", f"nothing came of the body for {slowest:g} s: send it anew"
+            ) from None
+        if part:
+            parts.append(part)
+            held += len(part)
+        if held >= _PIECE or part is None:
+            data, parts, held = b"".join(parts), [], 0
+            _check_room(upload.size + len(data), directory, largest, beside=upload.size)
+            await streams.in_thread(partial(upload.take, data))
+        if part is None:
+            await streams.in_thread(upload.file.flush)
+            return
+
+
+@contextmanager
+def named_place(directory: Path) -> Iterator[Path]:
+    """A directory for what needs a name, gone behind the block; those of the killed go too."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for left in directory.glob("*.*.*"):
+        if not Path(f"/proc/{left.name.split('.')[1]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=f"place.{os.getpid()}.", dir=directory))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _check_room(size: int, directory: Path, largest: int, beside: int = 0) -> None:
+    if size > largest:
+        raise TooLarge("too_large", f"the body has more than {largest} bytes: send less at once")
+    free = shutil.disk_usage(directory if directory.exists() else directory.parent).free + beside
+    # once here, once in the store
+    if 2 * size + SPARE > free and size > _PIECE:
+        raise TooLarge("no_room", f"there is no room for {size} bytes: free some of the disk")

@@ -1,0 +1,176 @@
+"""Files below a directory that somebody else may change meanwhile: no name leads out of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from ortet.errors import Conflict, Invalid, NotFound, OrtetError
+from ortet.machines.dirfd import failure
+
+_WALK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = 1 << 20
+_LISTED = 10_000
+Kind = Literal["file", "directory", "link", "other"]
+_KINDS: dict[int, Kind] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+}
+
+
+class Present(msgspec.Struct, frozen=True):
+    """One name. Of a directory, `names` are those in it, the first 10 000."""
+
+    path: str
+    kind: Kind
+    mode: str
+    size: int
+    mtime: int
+    target: str | None = None
+    names: list[str] = []
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """What was written; `replaced`: another was there."""
+
+    path: str
+    size: int
+    mode: str
+    replaced: bool
+
+
+@contextmanager
+def walked(root: Path, path: bytes) -> Iterator[int]:
+    """A descriptor of what is there, which can be looked at and not read; no link is followed."""
+    with _told(path):
+        *above, name = path.split(b"/")
+        with _directory(root, above) as at:
+            fd = os.open(name, _WALK, dir_fd=at) if name else os.dup(at)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def look(fd: int, path: bytes) -> Present:
+    """What a name is, and a directory holds."""
+    about = os.fstat(fd)
+    kind: Kind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
+    target, names = None, list[str]()
+    if kind == "link":
+        target = os.fsdecode(os.readlink(b"", dir_fd=fd))
+    elif kind == "directory":
+        names = sorted(os.listdir(f"/proc/self/fd/{fd}"))[:_LISTED]
+    return Present(
+        os.fsdecode(path),
+        kind,
+        stat.filemode(about.st_mode),
+        about.st_size,
+        about.st_mtime_ns,
+        target,
+        names,
+    )
+
+
+def place(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: bool) -> Placed:
+    """Write a file: whole, or not at all. What is there keeps its owner, a new one has that of its
+    directory."""
+    *above, name = path.split(b"/")
+    if not name:
+        raise Conflict("is_directory", "the workspace is a directory: give the path of a file")
+    with _told(path), _directory(root, above, make=parents) as at:
+        before = _before(name, at)
+        if before is not None and stat.S_ISDIR(before.st_mode):
+            raise Conflict(
+                "is_directory", f"{os.fsdecode(path)!r} is a directory: give the path of a file"
+            )
+        kept = before is not None and stat.S_ISREG(before.st_mode)
+        bits = mode_of(mode) or (stat.S_IMODE(before.st_mode) if before and kept else 0o644)
+        owner = before if before and kept else os.fstat(at)
+        part = f".ortet-{secrets.token_hex(8)}".encode()
+        fd = os.open(part, _NEW, 0o600, dir_fd=at)
+        try:
+            with open(fd, "wb") as file:
+                shutil.copyfileobj(data, file, _PIECE)
+                size = file.tell()
+                with suppress(PermissionError):
+                    os.fchown(fd, owner.st_uid, owner.st_gid)
+                os.fchmod(fd, bits)  # behind the owner, who would take some bits away
+            os.rename(part, name, src_dir_fd=at, dst_dir_fd=at)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=at)
+            raise
+    return Placed(os.fsdecode(path), size, f"{bits:o}", replaced=before is not None)
+
+
+def mode_of(text: str) -> int:
+    """0 for none."""
+    if not text:
+        return 0
+    if len(text) > 4 or not all(one in "01234567" for one in text) or not int(text, 8) & 0o777:
+        raise Invalid("bad_mode", f"{text[:20]!r} is no mode: give octal digits as 644 or 755")
+    return int(text, 8) & 0o777
+
+
+def _before(name: bytes, at: int) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return os.stat(name, dir_fd=at, follow_symlinks=False)
+    return None
+
+
+@contextmanager
+def _directory(root: Path, names: Sequence[bytes], *, make: bool = False) -> Iterator[int]:
+    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names:
+            try:
+                below = os.open(name, _WALK | os.O_DIRECTORY, dir_fd=at)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                below = _made(name, at)
+            os.close(at)
+            at = below
+        yield at
+    finally:
+        os.close(at)
+
+
+def _made(name: bytes, at: int) -> int:
+    above = os.fstat(at)
+    with suppress(FileExistsError):  # by somebody else, just now
+        os.mkdir(name, 0o755, dir_fd=at)
+        with suppress(PermissionError):
+            os.chown(name, above.st_uid, above.st_gid, dir_fd=at, follow_symlinks=False)
+    return os.open(name, _WALK | os.O_DIRECTORY, dir_fd=at)
+
+
+@contextmanager
+def _told(path: bytes) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _failure(error, path) from error
+
+
+def _failure(error: OSError, path: bytes) -> OrtetError:
+    shown = path.decode("utf-8", "backslashreplace")[:200]
+    if error.errno == errno.ENOENT:
+        return NotFound("no_file", f"there is no {shown!r} now: list above it")
+    if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL):
+        return Invalid(
+            "bad_path", f"{shown!r} leads over a link, or what is no directory: give a plain path"
+        )
+    return failure(error, shown)

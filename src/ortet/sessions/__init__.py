@@ -1,0 +1,1 @@
+"""Sessions: one agent with its journal, memory, files and budget."""

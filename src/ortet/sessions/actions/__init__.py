@@ -1,0 +1,1 @@
+"""Actions, effects, approvals, budget and artifacts of a session."""

@@ -1,0 +1,210 @@
+"""Actions: the intent is durable before the deed, the outcome after it, no deed is done twice."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from ortet._util.codec import encode
+from ortet._util.validation import TEXT, check_text, may_be
+from ortet.errors import Conflict, Invalid, NotFound, Unsettled
+from ortet.journal.events import check_plain
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Replay = Literal["pure", "recorded", "idempotent", "once"]
+Scope = Literal["family", "timeline"]
+REPLAYS = ("pure", "recorded", "idempotent", "once")
+_MARK = "__ortet_action__"
+_LARGEST = 256 * 1024
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What its author says of a function that agents call.
+
+    `pure`: run it again freely. `recorded`: give back what was recorded. `idempotent`: run it again
+    with the same key. `once`: never again, whatever happened.
+    """
+
+    name: str
+    replay: Replay = "recorded"
+    key: str = ""
+    scope: Scope = "family"
+
+
+@overload
+def action(name: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def action(
+    name: str = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def action(
+    name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+) -> Any:
+    """Mark a function: `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`, whose
+    key has the argument `to` in it. Calling the function stays as it was."""
+    check_text(key=key, replay=replay, scope=scope)
+    _check(replay, scope)
+    if not callable(name):
+        check_text(name=name)
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        setattr(function, _MARK, Action(said or _name_of(function), replay, key, scope))
+        return function
+
+    said = name if isinstance(name, str) else ""
+    return mark(name) if callable(name) else mark
+
+
+def describe(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str | None = None,
+    replay: Replay | None = None,
+    key: str | None = None,
+    scope: Scope | None = None,
+) -> Action:
+    """What is known of a function, with what this call says about it."""
+    if not callable(function):
+        raise Invalid(
+            "bad_action", f"{function!r} cannot be called: give a function, then its args"
+        )
+    if is_async(function):
+        raise Invalid(
+            "async_action",
+            f"{_name_of(function)} is async: call `await ortet.integrations.aio.act(session, …)`",
+        )
+    may_be(TEXT, key=key, name=name, replay=replay, scope=scope)
+    said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
+    own = key or _filled(said, function, args, kwargs)
+    return checked(Action(name or said.name, replay or said.replay, own, scope or said.scope))
+
+
+def checked(chosen: Action) -> Action:
+    """What is said of an action, if that can be."""
+    check_text(name=chosen.name, key=chosen.key, replay=chosen.replay, scope=chosen.scope)
+    _check(chosen.replay, chosen.scope)
+    if chosen.replay == "idempotent" and not chosen.key:
+        raise Invalid(
+            "no_key", f"action {chosen.name!r} is idempotent by its key: give key='…', one per deed"
+        )
+    return chosen
+
+
+def _filled(
+    said: Action, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """The key that its author gave a function, with the arguments of this call in it."""
+    if not isinstance(said.key, str) or "{" not in said.key:
+        return said.key
+    try:
+        call = inspect.signature(function).bind(*args, **kwargs)
+        call.apply_defaults()
+        return said.key.format(**call.arguments)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise Invalid(
+            "bad_key",
+            f"key {said.key!r} of action {said.name!r} cannot be filled from its arguments "
+            f"({error}): name parameters of the function in it, as in key='mail-{{to}}'",
+        ) from error
+
+
+def key_taken(action: Action, other: str) -> Conflict:
+    return Conflict(
+        "key_taken",
+        f"key {action.key!r} belongs to action {other!r}, which was done or begun: give "
+        f"{action.name!r} a key of its own",
+        key=action.key,
+    )
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """As plain data; what is none is shown as text, and marked."""
+    return {
+        "args": [plain(arg) for arg in args],
+        "kwargs": {k: plain(v) for k, v in kwargs.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Plain data as it is, records and the like as such, anything else as what it prints."""
+    try:
+        built = msgspec.to_builtins(value, str_keys=True)
+        check_plain(built)
+        if len(encode(built)) <= _LARGEST:
+            return built
+    except Exception:  # whatever it is: a deed that was done has to be recorded as done
+        pass
+    return {"opaque": printed(value)}
+
+
+def printed(value: Any) -> str:
+    """What a value prints, as far as that can be had and stored."""
+    try:
+        text = repr(value)[:2000]
+    except Exception:
+        text = f"<{type(value).__name__} that cannot be printed>"
+    return text.encode("utf-8", "replace").decode()
+
+
+def is_opaque(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"opaque"}
+
+
+def digest(hasher: Callable[[bytes], bytes], name: str, said: dict[str, Any]) -> str:
+    """Tells calls apart: the same name and arguments always have the same."""
+    return hasher(encode([name, said])).hex()[:32]
+
+
+def unsettled(effect: dict[str, Any]) -> Unsettled:
+    return Unsettled(
+        "unsettled",
+        f"action {effect['name']!r} ({effect['id']}) was begun and its outcome is not known: find "
+        f"out whether it was done, then s.settle({effect['id']!r}, outcome), or failed=True if not",
+        **effect,
+    )
+
+
+def in_flight(key: str, session: str) -> Conflict:
+    return Conflict(
+        "in_flight",
+        f"the deed {key!r} is being done by session {session}: wait for it, then repeat the call",
+        key=key,
+        session=session,
+    )
+
+
+def no_effect(id_: str) -> NotFound:
+    return NotFound("no_effect", f"no action {id_!r} was begun here: s.effects() lists them")
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function)
+
+
+def _check(replay: str, scope: str) -> None:
+    if replay not in REPLAYS:
+        raise Invalid("bad_action", f"replay={replay!r}: give one of {', '.join(REPLAYS)}")
+    if scope not in ("family", "timeline"):
+        raise Invalid("bad_action", f"scope={scope!r}: give 'family' or 'timeline'")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__).rpartition(".<locals>.")[
+        2
+    ]

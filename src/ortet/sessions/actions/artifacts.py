@@ -1,0 +1,239 @@
+"""Artifacts: what a session made, by content, name and version, and what led to it."""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from ortet._util.validation import COUNT, PATH, check_text, may_be, must_be
+from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
+from ortet.history.diff.tree_diff import diff_images
+from ortet.ids import Oid
+from ortet.journal.events import Ref
+from ortet.journal.state.records import Artifact, Effect
+from ortet.journal.state.state import Table
+from ortet.objects.base import Kind, Objects
+from ortet.objects.blobs import BLOCK, get_bytes, put_bytes, put_file
+
+if TYPE_CHECKING:
+    from ortet.workspaces.workspace import Workspace
+
+_LONGEST = 1000
+_MEDIA = {
+    ".jsonl": "application/jsonl",
+    ".md": "text/markdown",
+    ".parquet": "application/vnd.apache.parquet",
+    ".toml": "application/toml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+"""What agents make and Python's own table has only in later releases, or not."""
+
+
+class Content(msgspec.Struct, frozen=True):
+    """Stored bytes: `oid` in hex, "" for none or nothing."""
+
+    oid: str
+    size: int
+
+    @property
+    def data(self) -> bytes:
+        """The same id as bytes: what `store.blobs` reads by."""
+        return bytes.fromhex(self.oid)
+
+    @property
+    def refs(self) -> list[Ref]:
+        """For the event that names it."""
+        if not self.oid:
+            return []
+        kind = Kind.BLOB if self.size <= BLOCK else Kind.BLOCKS
+        return [(Oid(bytes.fromhex(self.oid)), kind)]
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """Where an artifact comes from: the action that was being done, if any, and the reason."""
+
+    artifact: Artifact
+    action: Effect | None
+    why: str
+
+
+class Orphans(msgspec.Struct, frozen=True):
+    """`missing`: artifacts ("name@version") whose content is not in the store. `files`: paths of
+    the workspace that were not there at the first commit, and that no artifact is named after."""
+
+    missing: list[str]
+    files: list[str]
+
+
+def store(objects: Objects, data: bytes) -> Content:
+    """Within hub.writing(), before the event that names it; flush before that is appended."""
+    return Content(put_bytes(objects, data).hex(), len(data))
+
+
+def store_file(objects: Objects, path: Path, name: str) -> Content:
+    """The same with the bytes of a file, as one moment saw it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise NotFound(
+            "no_file", f"there is no file {path}: write it first, or give data=… or link=…"
+        ) from None
+    except OSError as error:
+        raise Unavailable("unreadable", f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return store_open(objects, fd, name, str(path))
+    finally:
+        os.close(fd)
+
+
+def descriptor(data: BinaryIO, name: str) -> int:
+    """Of an open file; Invalid for what only looks like one."""
+    try:
+        return data.fileno()
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            "not_a_file", f"what {name} is made of is no open file: give one, or its bytes"
+        ) from error
+
+
+def store_open(objects: Objects, fd: int, name: str, said: str) -> Content:
+    """The same with an open file, from its first byte."""
+    before = os.fstat(fd)
+    if not stat.S_ISREG(before.st_mode):
+        raise Invalid("not_a_file", f"{said} is no regular file: give one, or data=…")
+    if objects.search is not None:
+        objects.search.file(fd, before.st_size, os.fsencode(name))
+    oid = put_file(objects, fd, before.st_size)
+    after = os.fstat(fd)
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise Unavailable("file_changed", f"{said} was written to meanwhile: repeat the call")
+    return Content(oid.hex(), before.st_size)
+
+
+def load(objects: Objects, content: Content) -> bytes:
+    return get_bytes(objects, content.data, content.size)
+
+
+def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
+    """The name of an artifact that is a file, and where it lies: below `root`, if there is one.
+
+    A link that leads out of the workspace is not followed: what lies there is not the agent's.
+    """
+    if root is None:
+        path = Path(name)
+        return (path.name if path.is_absolute() else path.as_posix()), path
+    base = Path(os.path.realpath(root))
+    path = Path(os.path.realpath(base / name))
+    if not path.is_relative_to(base):
+        raise Invalid(
+            "outside_workspace",
+            f"{name} is not in the workspace: give a path below it, or the content as data=…",
+        )
+    given = Path(os.path.normpath(base / name))
+    return (given if given.is_relative_to(base) else path).relative_to(base).as_posix(), path
+
+
+def check_name(name: str | os.PathLike[str]) -> str:
+    if not isinstance(name, str):
+        must_be(PATH._replace(kind="bad_name"), name=name)
+    name = os.fspath(name)
+    if name and len(name) <= _LONGEST and name.isprintable():
+        return name
+    odd = next((one for one in name if not one.isprintable()), "")
+    why = f"it has {odd!r} in it; give" if odd else f"it has {len(name)} characters; give"
+    raise Invalid(
+        "bad_name",
+        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_LONGEST} that can be printed",
+    )
+
+
+def guess_media(name: str, data: bytes | str | BinaryIO | None) -> str:
+    """By the name's ending; the same on every host."""
+    known = _MEDIA.get(Path(name).suffix.lower())
+    guessed = known or mimetypes.MimeTypes().guess_type(name)[0]
+    if guessed:
+        return guessed
+    return "text/plain" if isinstance(data, str) else "application/octet-stream"
+
+
+def key_of(name: str, version: int) -> str:
+    return f"{name}\0{version:08d}"
+
+
+def last_version(table: Table[Artifact], name: str) -> int:
+    """0 when there is none. Versions have no gaps, so a few looks are enough."""
+    high = 1
+    while table.get(key_of(name, high)) is not None:
+        high *= 2
+    low = high // 2  # is there, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        if table.get(key_of(name, middle)) is None:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def find(table: Table[Artifact], name: str, version: int | None) -> Artifact:
+    check_text(name=name)
+    may_be(COUNT, version=version)
+    last = last_version(table, name)
+    wanted = last if version is None else version
+    found = table.get(key_of(name, wanted)) if 0 < wanted <= last else None
+    if found is None:
+        what = name if version is None else f"{name} version {version}"
+        raise NotFound("no_artifact", f"there is no artifact {what}: s.artifacts() lists them")
+    return found
+
+
+def data_of(objects: Objects, artifact: Artifact) -> bytes:
+    return load(objects, content_of(artifact))
+
+
+def content_of(artifact: Artifact) -> Content:
+    """NotFound for one that is only a link."""
+    if artifact.link and not artifact.oid:
+        raise NotFound(
+            "no_content", f"artifact {artifact.name} is a link, its content is at {artifact.link}"
+        )
+    return Content(artifact.oid, artifact.size)
+
+
+def missing(objects: Objects, artifacts: Iterable[Artifact]) -> list[str]:
+    """Those whose content cannot be read."""
+    found = []
+    for artifact in artifacts:
+        if artifact.oid:
+            try:
+                data_of(objects, artifact)
+            except OrtetError:
+                found.append(f"{artifact.name}@{artifact.version}")
+    return found
+
+
+def unaccounted(files: Workspace, artifacts: Iterable[Artifact]) -> list[str]:
+    """Files that came since the first commit and that no artifact is named after."""
+    before = None
+    head = files.head
+    with suppress(NotFound):  # the first commits may hold a mind only
+        for commit in files.hub.history.line(Oid(bytes.fromhex(head.oid))) if head else ():
+            before = files.image_at(commit)
+    names = {artifact.name for artifact in artifacts}
+    changes: list[Any] = diff_images(files.hub.trees, before, files.image())
+    return sorted(
+        change.path
+        for change in changes
+        if change.new is not None
+        and change.new.is_file
+        and change.kind in ("added", "renamed")
+        and change.path not in names
+    )

@@ -1,0 +1,174 @@
+"""What was spent, by whom, on which model, in which second: one row a minute, kept for good.
+
+The rows are written with the spend events and outlive them: what was erased was still paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from typing import Literal, get_args
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet.backends.base import Catalog, RowChange
+from ortet.errors import Invalid
+from ortet.sessions.actions.budget_math import Amounts, add
+from ortet.sessions.table import SessionRow
+
+By = Literal["agent", "session", "model", "day"]
+Since = int | str | date | datetime | None
+_KIND = "bill"
+_MINUTE = "%Y-%m-%dT%H:%M"
+_TO_MINUTE = len("2026-01-31T23:59")
+_SECOND = "%Y-%m-%dT%H:%M:%S"
+
+
+class Bill(msgspec.Struct, frozen=True):
+    """One line of a bill: all that was spent by one agent, session, on one model or day.
+
+    `name` is what people call it; `key` of a session is its id.
+    """
+
+    key: str
+    name: str
+    amounts: dict[str, float]
+    spends: int
+
+
+class Second(msgspec.Struct, frozen=True):
+    """A part of a minute: its second, what was spent in it, and how often."""
+
+    at: int
+    amounts: dict[str, float]
+    spends: int
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What one session spent on one model in one second, `time` in ns since 1970."""
+
+    time: int
+    session: str
+    model: str
+    amounts: dict[str, float]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What one session spent on one model in one minute; rows of an earlier release are of one
+    hour, and have no `seconds`."""
+
+    agent: str
+    session: str
+    name: str
+    model: str = ""
+    amounts: dict[str, float] = {}
+    spends: int = 0
+    seconds: list[Second] = []
+
+    def plus(self, at: int, amounts: Amounts) -> Span:
+        parts = {part.at: part for part in self.seconds}
+        old = parts.get(at, Second(at, {}, 0))
+        parts[at] = Second(at, add(old.amounts, amounts), old.spends + 1)
+        return msgspec.structs.replace(
+            self,
+            amounts=add(self.amounts, amounts),
+            spends=self.spends + 1,
+            seconds=[parts[second] for second in sorted(parts)],
+        )
+
+    def since(self, second: int) -> Span:
+        """Without what was spent before a second of its minute."""
+        kept = [part for part in self.seconds if part.at >= second]
+        amounts: Amounts = {}
+        for part in kept:
+            amounts = add(amounts, part.amounts)
+        spends = sum(part.spends for part in kept)
+        return msgspec.structs.replace(self, amounts=amounts, spends=spends, seconds=kept)
+
+
+def charged(
+    catalog: Catalog, row: SessionRow, amounts: Amounts, model: str, now_ns: int
+) -> RowChange:
+    """The row that counts one more spend. Only the session's own writer changes it."""
+    now = _moment(now_ns)
+    key = f"{now.strftime(_MINUTE)}/{row.id}/{model}"
+    found = catalog.row(_KIND, key)
+    old = decode(Span, found.value) if found else Span(row.agent, row.id, row.name, model)
+    new = encode(old.plus(now.second, amounts))
+    return RowChange(_KIND, key, new, expect=found.version if found else 0)
+
+
+def bill(
+    catalog: Catalog, since: Since, by: By, *, sees: Callable[[str], bool] = lambda _: True
+) -> list[Bill]:
+    """Totals in order of their keys, of the agents that one `sees`. `since` counts from the
+    beginning of its second, UTC."""
+    if by not in get_args(By):
+        raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(By))}")
+    lines: dict[str, Bill] = {}
+    for when, part in _spans(catalog, _start(since)):
+        if not sees(part.agent):
+            continue
+        key = {"agent": part.agent, "session": part.session, "model": part.model}.get(by, when[:10])
+        name = part.name if by == "session" else key
+        old = lines.get(key) or Bill(key, name, {}, 0)
+        lines[key] = Bill(key, name, add(old.amounts, part.amounts), old.spends + part.spends)
+    return [lines[key] for key in sorted(lines)]
+
+
+def spends(catalog: Catalog, since: Since) -> Iterator[Spent]:
+    """One after the other, in order of their minutes; rows that know no seconds are one spend."""
+    for when, part in _spans(catalog, _start(since)):
+        minute = int(datetime.fromisoformat(_whole(when)).timestamp())
+        for one in part.seconds or [Second(0, part.amounts, part.spends)]:
+            at = (minute + one.at) * 10**9
+            yield Spent(at, part.session, part.model, one.amounts)
+
+
+def _whole(when: str) -> str:
+    """A minute, or an hour of an earlier release, as a time."""
+    return f"{when}+00:00" if len(when) == _TO_MINUTE else f"{when}:00+00:00"
+
+
+def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, Span]]:
+    """From a second on. A minute is less than all keys of it: each has a slash behind it."""
+    after, second = start[:_TO_MINUTE], int(start[_TO_MINUTE + 1 :] or 0)
+    first = after
+    while page := catalog.rows(_KIND, after):
+        for row in page:
+            when, span = row.key.partition("/")[0], decode(Span, row.value)
+            if second and when == first:
+                span = span.since(second)
+            if span.spends:
+                yield when, span
+        after = page[-1].key
+
+
+def _start(since: Since) -> str:
+    """A time, or as much of it as was said."""
+    if since is None:
+        return ""
+    if isinstance(since, str):
+        try:
+            since = datetime.fromisoformat(since)
+        except ValueError:
+            raise _bad_time(since) from None
+    if isinstance(since, datetime):
+        moment = since if since.tzinfo else since.replace(tzinfo=UTC)
+        return moment.astimezone(UTC).strftime(_SECOND)
+    if isinstance(since, date):
+        return since.isoformat()
+    if isinstance(since, bool) or not isinstance(since, int):
+        raise _bad_time(since)
+    return _moment(since).strftime(_SECOND)
+
+
+def _moment(ns: int) -> datetime:
+    return datetime.fromtimestamp(ns // 10**9, UTC)
+
+
+def _bad_time(since: object) -> Invalid:
+    return Invalid(
+        "bad_time", f"since={since!r}: give a date, a datetime, '2026-01-31', or ns since 1970"
+    )

@@ -1,0 +1,92 @@
+"""Calls of a model: who was asked what, what came back, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ortet._util.codec import to_json
+from ortet._util.structs import known
+from ortet._util.validation import check_text
+from ortet.errors import Invalid
+from ortet.journal.events import Event, check_plain
+from ortet.sessions.actions.artifacts import Content
+
+_INPUT = ("input_tokens", "prompt_tokens")
+_OUTPUT = ("output_tokens", "completion_tokens")
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """One call. Request and response lie in the store: `s.content(call.request)` reads them."""
+
+    seq: int
+    time: int
+    provider: str
+    model: str
+    params: dict[str, Any]
+    usage: dict[str, Any]
+    request: Content
+    response: Content
+
+
+def amounts_of(usage: Mapping[str, Any]) -> dict[str, float]:
+    """What a usage report spends: every number in it, and `tokens` if it only says the parts."""
+    found = {
+        name: value
+        for name, value in usage.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    if "tokens" not in found:
+        parts = [found[name] for name in (*_INPUT, *_OUTPUT) if name in found]
+        if "total_tokens" in found:
+            found["tokens"] = found["total_tokens"]
+        elif parts:
+            found["tokens"] = sum(parts)
+    return found
+
+
+def as_bytes(value: Any) -> bytes:
+    """Bytes and text as they are, anything else as JSON."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    check_plain(value)
+    return to_json(value).encode()
+
+
+def described(
+    provider: str, model: str, params: Mapping[str, Any], usage: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The event's data but for its contents."""
+    if not isinstance(model, str) or not model:
+        raise Invalid("bad_model", f"model {model!r}: say which model was called")
+    check_text(provider=provider)
+    return {
+        "provider": provider,
+        "model": model,
+        "params": dict(params),
+        "usage": dict(usage),
+    }
+
+
+def calls_of(events: Iterable[Event]) -> Iterator[ModelCall]:
+    for event in events:
+        if event.kind == "model" and not event.erased:
+            data = event.data
+            yield ModelCall(
+                seq=event.seq,
+                time=event.time,
+                provider=data.get("provider", ""),
+                model=data.get("model", ""),
+                params=data.get("params", {}),
+                usage=data.get("usage", {}),
+                request=_content(data.get("request")),
+                response=_content(data.get("response")),
+            )
+
+
+def _content(data: Any) -> Content:
+    return msgspec.convert(data, known(Content)) if data else Content("", 0)

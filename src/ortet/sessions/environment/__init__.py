@@ -1,0 +1,1 @@
+"""The environment of a session: variables, git state, external state, handover."""

@@ -1,0 +1,261 @@
+"""What a session says of the world around it: work with others, rate limits, tokens, a browser.
+
+The mind goes back with a restore; the world does not. So what is true of the world is a row beside
+the commits too, written with the event, and readers are given the later of both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet.backends.base import Catalog, RowChange
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.journal.state.around import (
+    BROWSER,
+    DONE,
+    DRAFT,
+    WITHDRAWN,
+    Browsing,
+    Collaboration,
+    Token,
+    Window,
+)
+from ortet.journal.state.records import Effect
+from ortet.sessions.actions.actions import no_effect
+from ortet.vault.vault import Secret
+
+if TYPE_CHECKING:
+    from ortet.sessions.reader import View
+
+LEGAL = {
+    DRAFT: (DRAFT, DONE, WITHDRAWN),
+    DONE: (DONE, WITHDRAWN),
+    WITHDRAWN: (),
+}
+"""From each status to which."""
+
+WINDOW = "window"
+_LONGEST_TEXT = 64 << 10
+_LONGEST_NAME = 200
+_LONGEST_URL = 8 << 10
+_MOST_URLS = 1000
+_LATEST = 9e9  # seconds: as ns it still is a number of 64 bits
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A row about a rate limit, and on which timeline it was learned."""
+
+    window: Window
+    timeline: str
+
+
+class Browser(msgspec.Struct, frozen=True):
+    """What a browser had open, and its storage state, None when none was kept. The state is full of
+    secrets: it is not printed."""
+
+    urls: list[str]
+    storage: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        kept = "with" if self.storage is not None else "without"
+        return f"<Browser of {len(self.urls)} URLs, {kept} storage>"
+
+
+# work with others
+
+
+def collaboration_rows(session: str) -> str:
+    """The kind of rows about what a session did where others see it."""
+    return f"collaboration/{session}"
+
+
+def collaborations_of(view: View) -> list[Collaboration]:
+    """By name. What an effect made is there, whether the mind was restored to before it or not."""
+    found = {one.name: one for one in view.mind.collaborations}
+    for real in [] if view.replaying else _real(view):
+        known = found.get(real.name)
+        if known is None or known.time <= real.time:
+            text = known.text if known is not None else ""
+            found[real.name] = msgspec.structs.replace(real, text=text)
+    return [found[name] for name in sorted(found)]
+
+
+def staying(view: View, deeds: Sequence[Effect]) -> list[Collaboration]:
+    """What these deeds made where others see it."""
+    ids = {effect.id for effect in deeds}
+    return [one for one in _real(view) if one.effect in ids]
+
+
+def _real(view: View) -> list[Collaboration]:
+    rows = all_rows(view.hub.catalog, collaboration_rows(view.id))
+    return [decode(Collaboration, value) for _, value in rows]
+
+
+def check_collaboration(view: View, old: Collaboration | None, data: dict[str, Any]) -> None:
+    for field in ("kind", "link", "status", "text", "effect"):
+        if not isinstance(data.get(field, ""), str):
+            raise Invalid("bad_record", f"{field}={data[field]!r}: give text")
+    if len(data.get("text", "")) > _LONGEST_TEXT:
+        raise Invalid(
+            "payload_too_large",
+            f"a text of more than {_LONGEST_TEXT} characters: keep it as an artifact and give its "
+            "name",
+        )
+    status = data.get("status", DRAFT)
+    if status not in LEGAL:
+        raise Invalid("bad_status", f"status={status!r}: give one of {', '.join(LEGAL)}")
+    if old is not None:
+        legal = LEGAL[old.status]
+        if data.get("status", old.status) not in legal:
+            ways = f"it can be {' or '.join(legal)}" if legal else "that is final: give a new name"
+            raise Conflict(
+                "illegal_move",
+                f"{old.name!r} is {old.status} and cannot become {data.get('status', 'another')}: "
+                f"{ways}",
+                status=old.status,
+            )
+    effect = data.get("effect")
+    if effect and effect not in {one.id for one in view.effects()}:
+        raise no_effect(effect)
+
+
+# rate limits
+
+
+def windows_of(view: View) -> list[Window]:
+    """The latest that is known of each service, by this mind or by any session of its agent."""
+    now = view.hub.clock.now_ns()
+    found = {window.service: window for window in view.mind.windows}
+    prefix = f"{view.agent}/"
+    rows = [] if view.replaying else all_rows(view.hub.catalog, WINDOW, prefix)
+    for key, value in rows:
+        real = decode(Known, value).window
+        service = key.removeprefix(prefix)
+        if service not in found or found[service].time <= real.time:
+            found[service] = real
+    return [_at(found[service], now) for service in sorted(found)]
+
+
+def _at(window: Window, now: int) -> Window:
+    if window.reset > now:
+        return window
+    return msgspec.structs.replace(window, remaining=window.limit, full=True)
+
+
+def window_data(
+    service: str, remaining: float, reset: datetime | float, limit: float | None
+) -> dict[str, Any]:
+    data = {"service": check_label(service, "a service"), "remaining": _count(remaining)}
+    if limit is not None:
+        if _count(limit) < remaining:
+            raise Invalid("bad_window", f"{remaining:g} of {limit:g} are left: give limit or less")
+        data["limit"] = limit
+    return {**data, "reset": _ns(reset)}
+
+
+def _count(number: Any) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e15:
+        raise Invalid("bad_window", f"{number!r} calls: give a number from 0")
+    return number
+
+
+def _ns(time: Any) -> int:
+    if isinstance(time, datetime) and time.tzinfo is not None:
+        seconds = time.timestamp()
+        if 0 < seconds < _LATEST:
+            return int(seconds * 1e9)
+    if isinstance(time, int | float) and not isinstance(time, bool) and 0 < time < _LATEST:
+        return int(time * 1_000_000_000)
+    raise Invalid(
+        "bad_window",
+        f"reset={time!r}: give seconds since 1970, or a datetime that has a time zone",
+    )
+
+
+# tokens and browsers
+
+
+def token_of(view: View, service: str) -> Secret:
+    found: Token | None = view.mind.tokens.get(check_label(service, "a service"))
+    if found is None:
+        raise NotFound(
+            "no_token",
+            f"no token for {service!r} was named: s.token({service!r}, 'name in the vault')",
+        )
+    return view.hub.vault.get(found.vault)
+
+
+def browser_of(view: View, *, current: bool) -> Browser:
+    """As this mind knows it, or with `current` as the session saved it last."""
+    found = view.mind.browsers.get(BROWSER)
+    if current and (row := view.hub.catalog.row(BROWSER, view.id)) is not None:
+        found = decode(Browsing, row.value)
+    if found is None:
+        return Browser([])
+    if not found.storage:
+        return Browser(found.urls)
+    return Browser(found.urls, msgspec.json.decode(view.hub.vault.get(found.storage).encode()))
+
+
+def storage_text(storage: Any) -> str:
+    """A storage state as JSON; what is wrong with it must not show it."""
+    if isinstance(storage, str | os.PathLike):
+        try:
+            storage = msgspec.json.decode(Path(storage).read_bytes())
+        except (OSError, msgspec.DecodeError, ValueError):
+            raise Invalid("bad_storage", f"{storage} is no readable JSON file") from None
+    if not isinstance(storage, dict):
+        raise Invalid("bad_storage", "give a storage state as a dict, or the path of one")
+    try:
+        return msgspec.json.encode(storage, order="sorted").decode()
+    except (TypeError, ValueError, RecursionError):
+        raise Invalid("bad_storage", "the storage state is no plain JSON") from None
+
+
+def check_urls(urls: Sequence[str]) -> list[str]:
+    found = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else [""]
+    if len(found) > _MOST_URLS:
+        raise Invalid("bad_url", f"{len(found)} URLs: give at most {_MOST_URLS}")
+    for url in found:
+        if not isinstance(url, str) or not 0 < len(url) <= _LONGEST_URL:
+            raise Invalid("bad_url", f"give each URL as text of 1 to {_LONGEST_URL} characters")
+        try:
+            secret = urlsplit(url).password
+        except ValueError:
+            secret = None
+        if secret:
+            raise Invalid("secret_in_url", "a URL holds a password: put that into the vault")
+    return found
+
+
+# both
+
+
+def check_label(name: Any, what: str) -> str:
+    if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
+        return name
+    raise Invalid("bad_name", f"give {what} a name of 1 to {_LONGEST_NAME} printable characters")
+
+
+def all_rows(catalog: Catalog, kind: str, prefix: str = "") -> list[tuple[str, bytes]]:
+    """Keys and values of the rows whose keys begin so."""
+    found: list[tuple[str, bytes]] = []
+    after = prefix
+    while page := catalog.rows(kind, after):
+        found += [(row.key, row.value) for row in page if row.key.startswith(prefix)]
+        after = page[-1].key
+        if not after.startswith(prefix):
+            break
+    return found
+
+
+def kept(kind: str, key: str, record: msgspec.Struct) -> RowChange:
+    return RowChange(kind, key, encode(record))

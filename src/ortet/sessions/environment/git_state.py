@@ -1,0 +1,187 @@
+"""The state of a git repository, read without trusting it: its configuration may name programs.
+
+In a directory of the host, git is run upon a git directory of our own making, which has the
+repository's refs, objects and index but none of its configuration. In a machine it is run there,
+where whoever wrote the configuration can run anything anyway. Without git, its files are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ortet.journal.environment import Git
+from ortet.sessions.environment.rooted import Rooted, Run, Seen
+
+_PATIENCE = 10.0
+"""Seconds git may take: a repository of a million files, not a hang."""
+_SHOWN = 100
+_OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
+_REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,400}\Z")
+_STATUS = (
+    *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.untrackedCache=false", "status", "--porcelain=v2", "-z"),
+    *("--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames"),
+)
+_CALM = {
+    "GIT_OPTIONAL_LOCKS": "0",  # it never writes the index
+    "GIT_ALLOW_PROTOCOL": "none",  # nor fetches what a partial clone lacks
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "LC_ALL": "C",
+}
+_KEPT = re.compile(
+    r"(?:core\.(?:repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol|safecrlf"
+    r"|precomposeunicode|sparsecheckout|sparsecheckoutcone)"
+    r"|extensions\.(?:objectformat|refstorage))\Z"
+)
+"""Settings that change what counts as a change, and name no program, file or place."""
+_PLAIN = re.compile(r"[A-Za-z0-9]{0,20}\Z")
+
+
+def look_at(machine: Rooted, seen: Seen, environ: Mapping[str, str]) -> Git | None:
+    """The repository whose top the workspace is; None when it is none."""
+    work, status = seen.work, list(_STATUS)
+    if seen.left_out:
+        status += ["--", ".", f":(exclude,literal){seen.left_out}"]
+    place = _git_dir(machine, work)
+    if place is None:
+        return None
+    head, branch = _head(machine, place)
+    if seen.run is not None:
+        changed = _in_machine(seen.run, status)
+    else:
+        changed = _on_host(machine, place, work, status=status, environ=environ)
+    log = machine.read(f"{_common(machine, place)}/logs/refs/stash", most=16 << 20) or b""
+    return Git(
+        head=head,
+        branch=branch,
+        dirty=-1 if changed is None else len(changed),
+        changed=(changed or [])[:_SHOWN],
+        stashes=log.count(b"\n"),
+    )
+
+
+def _git_dir(machine: Rooted, work: str) -> str | None:
+    """Where its files are: .git, or what a file of that name (a worktree's) says."""
+    place = f"{work}/.git"
+    said = machine.text(place)
+    if said.startswith("gitdir: "):
+        place = _from(work, said.removeprefix("gitdir: ").strip())
+    return place if machine.read(f"{place}/HEAD", most=1000) is not None else None
+
+
+def _common(machine: Rooted, place: str) -> str:
+    """What the worktrees of a repository share."""
+    said = machine.text(f"{place}/commondir").strip()
+    return _from(place, said) if said else place
+
+
+def _from(base: str, path: str) -> str:
+    return path if path.startswith("/") else f"{base}/{path}"
+
+
+def _head(machine: Rooted, place: str) -> tuple[str, str]:
+    """The commit, "" before the first, and the branch, "" when it is on none."""
+    said = (machine.read(f"{place}/HEAD", most=1000) or b"").decode("utf-8", "replace").strip()
+    if not said.startswith("ref: "):
+        return (said if _OID.match(said) else ""), ""
+    ref = said.removeprefix("ref: ").strip()
+    if not _REF.match(ref) or ".." in ref:
+        return "", ""
+    common = _common(machine, place)
+    oid = machine.text(f"{common}/{ref}").strip()
+    if not _OID.match(oid):
+        packed = machine.text(f"{common}/packed-refs").splitlines()
+        oid = next((line.split(" ")[0] for line in packed if line.endswith(f" {ref}")), "")
+    return (oid if _OID.match(oid) else ""), ref.removeprefix("refs/heads/")
+
+
+def _in_machine(run: Run, status: Sequence[str]) -> list[str] | None:
+    result = run(["git", *status], env=_CALM, timeout=_PATIENCE)
+    return _changed(result.stdout) if result.exit_code == 0 else None
+
+
+def _on_host(
+    machine: Rooted, place: str, work: str, *, status: Sequence[str], environ: Mapping[str, str]
+) -> list[str] | None:
+    """None where git is not there, or does not know the answer."""
+    head = machine.read(f"{place}/HEAD", most=1000) or b""
+    config = machine.text(f"{_common(machine, place)}/config")
+    program = shutil.which("git", path=environ.get("PATH", os.defpath))
+    git, common = machine.resolve(place), machine.resolve(_common(machine, place))
+    if program is None or git is None or common is None:
+        return None
+    known = {name: environ[name] for name in ("HOME", "XDG_CONFIG_HOME") if name in environ}
+    env = {"PATH": environ.get("PATH", os.defpath), **known, **_CALM}
+    with TemporaryDirectory(prefix="ortet-git-") as own:
+        try:
+            _imitate(Path(own), git, common, head=head, config=config)
+            index = f"{git}/index"
+            found = subprocess.run(
+                [program, f"--git-dir={own}", f"--work-tree={work}", *status],
+                cwd=work,
+                env={**env, "GIT_OBJECT_DIRECTORY": f"{common}/objects", "GIT_INDEX_FILE": index},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PATIENCE,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return _changed(found.stdout.decode("utf-8", "backslashreplace"))
+
+
+def _imitate(own: Path, git: str, common: str, *, head: bytes, config: str) -> None:
+    """A git directory that leads to another's refs and excludes, with harmless settings."""
+    (own / "info").mkdir()
+    (own / "objects").mkdir()
+    (own / "HEAD").write_bytes(head)
+    shared = ("refs", "packed-refs", "reftable", "shallow", "info/exclude")
+    for name in shared:
+        if os.path.lexists(f"{common}/{name}"):
+            (own / name).symlink_to(f"{common}/{name}")
+    if not (own / "refs").exists():
+        (own / "refs").mkdir()
+    sparse = Path(git, "info/sparse-checkout")
+    if sparse.exists():
+        (own / "info/sparse-checkout").symlink_to(sparse)
+    for piece in Path(git).glob("sharedindex.*"):  # of an index that is split
+        (own / piece.name).symlink_to(piece)
+    (own / "config").write_text(_harmless(config))
+
+
+def _harmless(config: str) -> str:
+    """The settings of a repository that may be kept, as a configuration. Read here, not by git:
+    a line we do not understand is one we do not need."""
+    lines, section = ["[core]\n\trepositoryformatversion = 0\n"], ""
+    for line in config.splitlines():
+        text = line.strip()
+        if found := re.match(r"\[([A-Za-z]+)\]", text):
+            section = found.group(1).lower()
+            text = text[found.end() :].strip()
+        elif text.startswith("["):
+            section = ""
+        key, sign, value = (word.strip() for word in text.partition("="))
+        if _KEPT.match(f"{section}.{key.lower()}") and _PLAIN.match(value):
+            lines.append(f"[{section}]\n\t{key} = {value if sign else 'true'}\n")
+    return "".join(lines)
+
+
+def _changed(porcelain: str) -> list[str]:
+    """The lines of `git status --porcelain=v2 -z`, as "XY path"."""
+    found = []
+    for item in porcelain.split("\0"):
+        kind, _, rest = item.partition(" ")
+        if kind == "1":
+            found.append(f"{rest[:2]} {rest.split(' ', 7)[7]}")
+        elif kind == "u":
+            found.append(f"{rest[:2]} {rest.split(' ', 9)[9]}")
+        elif kind == "?":
+            found.append(f"?? {rest}")
+    return found

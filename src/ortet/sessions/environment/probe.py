@@ -1,0 +1,122 @@
+"""Looks at what surrounds a workspace: packages, variables, hosts, resolver and repository, as its
+machine sees them. Some milliseconds: not for every commit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from ortet.journal.environment import Debian, Environment, Python
+from ortet.sessions.environment.git_state import look_at
+from ortet.sessions.environment.rooted import Rooted, Seen
+from ortet.sessions.environment.variables import variables
+
+_LOCKS = ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "yarn.lock", "bun.lock")
+_LOCAL = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "localhost4",
+        "localhost4.localdomain4",
+        "localhost6",
+        "localhost6.localdomain6",
+        "ip6-localhost",
+        "ip6-loopback",
+        "ip6-localnet",
+        "ip6-mcastprefix",
+        "ip6-allnodes",
+        "ip6-allrouters",
+        "ip6-allhosts",
+        "broadcasthost",
+    }
+)
+_FEW, _MANY = 200, 5000
+_LONG = 1000
+_DIST = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
+
+
+def surroundings(
+    seen: Seen,
+    environ: Mapping[str, str],
+    opening: Mapping[str, str],
+    *,
+    names: Iterable[str] = (),
+    own: Mapping[str, str] | None = None,
+) -> Environment:
+    """As they are now, for commands that see `environ`. Of the variables those that differ from the
+    opening environment, and those of these `names`.
+
+    `own` is this process's environment, when that is another: what runs on the host, to look, is
+    found and set up by it alone, since a record may be anybody's.
+    """
+    machine, work = Rooted(seen.root), seen.work
+    return Environment(
+        python=_python(machine, work, environ.get("VIRTUAL_ENV", "")),
+        npm=_npm(machine, work) if work else "",
+        debian=_debian(machine),
+        variables=variables(environ, opening, names),
+        hosts=_hosts(machine),
+        resolver=_resolver(machine),
+        git=look_at(machine, seen, environ if own is None else own) if work else None,
+    )
+
+
+def _python(machine: Rooted, work: str, active: str) -> Python | None:
+    """The environment in the workspace, else the active one."""
+    for place in (f"{work}/.venv" if work else "", active):
+        config = machine.text(f"{place}/pyvenv.cfg") if place else ""
+        if config:
+            break
+    else:
+        return None
+    version = re.search(r"^version(?:_info)?\s*=\s*(\S+)", config, re.MULTILINE)
+    packages: dict[str, str] = {}
+    for lib in machine.names(f"{place}/lib"):
+        if lib.startswith(("python", "pypy")):
+            for name in machine.names(f"{place}/lib/{lib}/site-packages"):
+                if dist := _DIST.match(name):
+                    normal = re.sub(r"[-_.]+", "-", dist["name"]).lower()
+                    packages[_storable(normal)] = _storable(dist["version"])
+    few = dict(sorted(packages.items())[:_MANY])
+    return Python(version.group(1) if version else "", few)
+
+
+def _npm(machine: Rooted, work: str) -> str:
+    for name in _LOCKS:
+        content = machine.read(f"{work}/{name}", most=64 << 20)
+        if content is not None:
+            return hashlib.sha256(content).hexdigest()
+    return ""
+
+
+def _debian(machine: Rooted) -> Debian | None:
+    content = machine.read("/var/lib/dpkg/status", most=64 << 20)
+    if content is None:
+        return None
+    count = content.count(b"\nPackage: ") + content.startswith(b"Package: ")
+    return Debian(hashlib.sha256(content).hexdigest(), count)
+
+
+def _hosts(machine: Rooted) -> list[str]:
+    """What somebody added: names that are neither local by custom nor this host's own."""
+    own = os.uname().nodename.lower()
+    found = []
+    for line in machine.text("/etc/hosts").splitlines():
+        words = line.partition("#")[0].split()
+        names = {name.lower() for name in words[1:]}
+        ours = {name for name in names if name == own or name.partition(".")[0] == own}
+        if names - _LOCAL - ours:
+            found.append(" ".join(words)[:_LONG])
+    return found[:_FEW]
+
+
+def _resolver(machine: Rooted) -> list[str]:
+    lines = (" ".join(line.split()) for line in machine.text("/etc/resolv.conf").splitlines())
+    return [line[:_LONG] for line in lines if line.startswith(("nameserver ", "search "))][:_FEW]
+
+
+def _storable(text: str) -> str:
+    """As text that can be stored: names and values of the system may be any bytes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,131 @@
+"""Rows that sessions leave beside their journals about the world around: which go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet._util.codec import decode
+from ortet.backends.base import Catalog, RowChange
+from ortet.errors import Conflict
+from ortet.history.records import Header
+from ortet.hub.governance.rewrite_objects import journals
+from ortet.journal.events import Event
+from ortet.journal.segments import segments, unseal
+from ortet.journal.state.around import BROWSER, Browsing
+from ortet.sessions.environment.external_state import WINDOW, Known, all_rows, collaboration_rows
+from ortet.sessions.swarm_api import attempt_rows, swarm_rows
+from ortet.sessions.table import ARCHIVED, SessionRow
+from ortet.sessions.writing.idempotent_turns import KIND as TURNS
+from ortet.vault.vault import BROWSERS
+from ortet.vault.vault import KIND as VAULT
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+
+DERIVED = "derived"
+"""Rows of this kind, by the id of a session, hold what an adapter can make again of its journal:
+where to look, nothing of what was said."""
+
+
+def beside(timeline: str) -> str:
+    """The kind of rows whose keys are the kinds of rows that an adapter keeps for a timeline, made
+    of its events: those go with it."""
+    return f"beside/{timeline}"
+
+
+def drop_beside(catalog: Catalog, timeline: str) -> None:
+    while kinds := catalog.rows(beside(timeline)):
+        for one in kinds:
+            while page := catalog.rows(one.key):
+                gone = [RowChange(one.key, row.key, None) for row in page]
+                catalog.move([], verb="index", actor="", rows=gone)
+            catalog.drop_row(one.kind, one.key)
+
+
+def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[tuple[str, str]]:
+    """(kind, key) of rows, and of the entry of the vault, that repeat what an event of a session
+    said; its forks, which share it, have such rows too."""
+    data, catalog = event.data, sessions.hub.catalog
+    if event.erased or event.kind not in ("collaboration", "window", "browser"):
+        return
+    if event.kind == "window":
+        key = f"{row.agent}/{data['service']}"
+        known = catalog.row(WINDOW, key)
+        if known is not None and decode(Known, known.value).timeline == event.timeline:
+            yield WINDOW, key
+        return
+    for one in sessions.all():
+        if one.family == row.family and event.kind == "browser":
+            yield BROWSER, one.id
+        elif one.family == row.family:
+            yield collaboration_rows(one.id), data["name"]
+    if data.get("storage"):
+        yield VAULT, data["storage"]
+
+
+def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
+    """What goes with a session that is removed. Rate limits are its agent's, and stay; so do states
+    of browsers that a fork still knows."""
+    hub = sessions.hub
+    kind = collaboration_rows(row.id)
+    gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
+    gone += [RowChange(kind, row.id, None) for kind in (BROWSER, TURNS, DERIVED)]
+    states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
+    if states:
+        states -= set(_shared(sessions, row))
+    for name, swarm in all_rows(hub.catalog, swarm_rows(row.id)):
+        kind = attempt_rows(msgspec.msgpack.decode(swarm)["id"])
+        gone += [RowChange(kind, key, None) for key, _ in all_rows(hub.catalog, kind)]
+        gone.append(RowChange(swarm_rows(row.id), name, None))
+    return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
+
+
+def free_states(sessions: Sessions) -> None:
+    """Forget states of browsers that no event of a commit in reach, the reflog or a session names.
+    Not those of a family that has a session in an archive: its events are there."""
+    catalog = sessions.hub.catalog
+    states = {row.key: row.version for row in sessions.hub.vault.entries(BROWSERS)}
+    used = set(_named(sessions)) if states else set[str]()
+    away = {row.family for row in sessions.all() if row.status == ARCHIVED}
+    kept = {row.id for row in sessions.all() if row.family in away}
+    gone = [
+        RowChange(VAULT, name, None, expect=version)
+        for name, version in states.items()
+        if name not in used and name.split("/")[1] not in kept
+    ]
+    if gone:
+        with suppress(Conflict):  # one was put again meanwhile: the next sweep looks again
+            catalog.move([], verb="vault", detail="sweep", rows=gone)
+            catalog.scrub()
+
+
+def _named(sessions: Sessions) -> Iterator[str]:
+    """States that events name."""
+    hub, seen = sessions.hub, set[bytes]()
+    for journal in journals(hub):
+        for oid, segment in segments(hub.objects, journal.segment):
+            if oid in seen:
+                break
+            seen.add(oid)
+            if any(decode(Header, head).kind == "browser" for head in segment.heads):
+                for row in unseal(hub.objects, segment):
+                    event = sessions.chain.read(row, segment.timeline.hex())
+                    yield event.data.get("storage", "")
+    for one in sessions.all():
+        if one.status != ARCHIVED:
+            line = sessions.standing(one).line
+            yield from (e.data.get("storage", "") for e in line.events(line.base.seq))
+        if (now := hub.catalog.row(BROWSER, one.id)) is not None:
+            yield decode(Browsing, now.value).storage
+
+
+def _shared(sessions: Sessions, row: SessionRow) -> Iterator[str]:
+    for other in sessions.all():
+        if other.family == row.family and other.id != row.id:
+            for event in sessions.standing(other).line.events():
+                if event.kind == "browser":
+                    yield event.data.get("storage", "")

@@ -1,0 +1,1 @@
+"""Commit, restore, fork, merge, compare and replay of a session."""

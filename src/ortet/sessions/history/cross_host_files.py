@@ -1,0 +1,134 @@
+"""Private files that go on at another host of a shared store: what one leaves for the others, and
+how a machine is made of it where it arrives."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ortet._util.codec import decode, encode
+from ortet._util.failpoints import reach
+from ortet.backends.base import RowChange
+from ortet.errors import Conflict, OrtetError, Unsupported
+from ortet.history.diff.tree_diff import diff_images
+from ortet.ids import Oid
+from ortet.sessions.writing.lease_handover import is_across
+from ortet.workspaces.table import Left, WorkspaceRow
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.sessions.session import Session
+    from ortet.workspaces.workspace import Workspace
+
+_LEFT = "let go on this host"
+_FOUND = "found on a host where it was not committed"
+_TRIES = 5
+
+
+def leave_ready(session: Session) -> None:
+    """What only this host has of a session that is let go is committed: its files, and programs
+    that run. Where that is refused they stay here, and are found when it comes back."""
+    files = session._files
+    if files is not None and files.row.files == "private" and is_across(session.hub):
+        with suppress(OrtetError):
+            session.commit(_LEFT)
+
+
+def leave_here(session: Session) -> None:
+    """The same where other processes of this host have worked in its machine, and this one has
+    not; what cannot be committed is told."""
+    hub, row = session.hub, session.row
+    known = hub.registry.get(row.branch) if row.has_files and is_across(hub) else None
+    if known is not None and known.files == "private" and hub.is_here(known.host):
+        session.commit(_LEFT)
+
+
+def arrived(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
+    """The row of a private workspace that another host had: from now on this one has it, in a new
+    machine, with an engine that is usable here."""
+    if not _is_elsewhere(hub, row):
+        return row
+    for _ in range(_TRIES):
+        found = hub.catalog.row("workspace", row.name)
+        if found is None:
+            return row  # dropped meanwhile, which is told by whoever starts it
+        known = decode(WorkspaceRow, found.value)
+        if not _is_elsewhere(hub, known):
+            return known
+        head = hub.catalog.head(f"branch:{row.name}")
+        left = Left(known.machine, known.engine, head.oid if head else b"")
+        new = replace(
+            known,
+            host=hub._parts.host,
+            machine=hub.new_id(),
+            engine=_engine(hub, known),
+            left={**known.left, known.host: left},
+        )
+        rows = [RowChange("workspace", row.name, encode(new), expect=found.version)]
+        if not new.parent and hub.catalog.row("place", new.place) is None:
+            rows += [RowChange("place", new.place, row.name.encode(), expect=0)]
+            rows += [RowChange("place", known.place, None)]
+        with suppress(Conflict):  # another process was faster
+            hub.catalog.move([], verb="relocate", rows=rows)
+            reach("arrive.after-row")
+            return new
+    raise Conflict(
+        "workspace_moving", f"other hosts are opening {row.name!r}, too: try again in a moment"
+    )
+
+
+def _is_elsewhere(hub: Hub, row: WorkspaceRow) -> bool:
+    return row.files == "private" and is_across(hub) and not hub.is_here(row.host)
+
+
+def _engine(hub: Hub, row: WorkspaceRow) -> str:
+    """The one it had; where this host has that not, or it was given up on the way, another."""
+    had = [row.engine, *(left.engine for left in row.left.values())]
+    for engine in ("criu", row.engine):
+        if engine in had:
+            with suppress(Unsupported):
+                hub.check_engine(engine)
+                return engine
+    _, engine = hub.how("auto", "private")
+    hub.check_engine(engine)
+    if engine == "folder":
+        raise Unsupported(
+            "engine_unusable",
+            f"{row.name!r} has private files, and this host has no engine for such: `ortet doctor` "
+            "says why; hub.restore(commit, to=DIR) writes its files into a directory",
+        )
+    return engine
+
+
+def bring_home(workspace: Workspace) -> None:
+    """It was on this host before: what was not committed here then is kept in the reflog, and its
+    machine of that time goes."""
+    hub, row = workspace.hub, workspace.row
+    left = row.left.get(hub._parts.host)
+    if left is None or not is_across(hub):
+        return
+    then = replace(row, machine=left.machine, engine=left.engine)
+    if hub._machines.exists(then):
+        try:
+            _keep(workspace, then, left)
+        except OrtetError:
+            return  # it stays, and is looked for at the next time
+        hub._machines.remove(then)
+    rest = {host: one for host, one in row.left.items() if one != left}
+    workspace.row = replace(row, left=rest)
+    hub.catalog.put_row("workspace", row.name, encode(workspace.row))
+
+
+def _keep(workspace: Workspace, then: WorkspaceRow, left: Left) -> None:
+    hub = workspace.hub
+    live = hub._machines.open(then, lambda: None)
+    try:
+        with workspace.moving():
+            image = live.machine.look()
+            known = workspace.image_oid(Oid(left.head)) if left.head else Oid(then.base)
+            if diff_images(hub.trees, hub.read_image(known), hub.read_image(image)):
+                workspace.keep_found(image, Oid(left.head) if left.head else None, _FOUND)
+    finally:
+        live.close()

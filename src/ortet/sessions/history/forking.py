@@ -1,0 +1,261 @@
+"""Forks: sessions that go on from a commit of another, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ortet.backends.base import Append, Claim, Lease, Move, RowChange
+from ortet.errors import Conflict, Invalid
+from ortet.history.records import State
+from ortet.ids import Oid, from_hex
+from ortet.journal.events import Draft, Tip
+from ortet.sessions.actions.asking import inherited
+from ortet.sessions.history.participants import beginning, fresh, start_of
+from ortet.sessions.profiles import Profile, find_profile
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+from ortet.sessions.table import ACTIVE, ROOM, Roll, SessionRow, check_session
+from ortet.store.lease import TTL_NS
+from ortet.store.pin_commit import rely_on
+from ortet.store.sweep_retry import anew
+from ortet.workspaces.commit_participant import Together
+from ortet.workspaces.table import fork_taken
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+
+_TRIES = 100
+"""How often names that another process was faster to take are replaced by the next."""
+
+
+class Named(NamedTuple):
+    """Forks whose names are chosen, and what is written with them: asked anew when another process
+    was faster, to be given up by an error."""
+
+    tails: Sequence[str]
+    rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
+
+
+def fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
+    """Forks of a session at a commit, whoever has it open, with these names: Conflict("name_taken")
+    when there is one of them already. They have files if it has."""
+    return _fork_named(sessions, parent, point, named)
+
+
+@anew
+def _fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
+    fork = fork_files if parent.row.has_files else fork_minds
+    with sessions.hub.writing():
+        _rely_on(parent, point)
+        return fork(sessions, parent, point, len(named.tails), named=named)
+
+
+def fork_at(
+    parent: Session, at: Oid | None, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
+) -> list[Session]:
+    """As `parent.fork`, from the commit `at` (None: from here), and with these `names`, or n."""
+    if len(set(names)) < len(names):
+        raise Invalid("bad_name", "two forks cannot have one name: give each its own")
+    parent._live()
+    parent._take_in()
+    forks = _fork_at(parent, at, n=n, names=names, machine=machine)
+    for one in forks:
+        one.take_after(parent)
+    return forks
+
+
+@anew
+def _fork_at(
+    parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
+) -> list[Session]:
+    sessions = parent.hub._minds()
+    with sessions.hub.writing():  # the commit may be one that only its id leads to
+        point = from_hex(parent.commit("fork point").oid) if at is None else at
+        _rely_on(parent, point)
+        parent._budget.give_back()  # so that the forks find it
+        named, count = Named(names, lambda _: ()) if names else None, len(names) or n
+        if machine and parent.row.has_files:
+            return fork_files(sessions, parent, point, count, named=named, present=False)
+        return fork_minds(sessions, parent, point, count, named=named)
+
+
+def _rely_on(parent: View, point: Oid) -> None:
+    branch = parent.row.branch
+    head = parent.hub.catalog.head(f"branch:{branch}") if parent.hub.objects.remote else None
+    rely_on(parent.hub, point, of=head.oid if head else None, branch=branch)
+
+
+def fork_minds(
+    sessions: Sessions,
+    parent: View,
+    point: Oid,
+    n: int,
+    *,
+    first: tuple[Tip, Draft] | None = None,
+    named: Named | None = None,
+) -> list[Session]:
+    """n sessions, minds only, on timelines of their own that begin at a commit.
+
+    `first`: where that commit ends, and the event that follows it in each of them.
+    """
+    state = sessions.hub.history.state(point)
+    for number in range(_TRIES):
+        rows = [
+            msgspec.structs.replace(_child(sessions, parent.row, name, state), path="", files="")
+            for name in _names(sessions, parent, n, named=named, anew=number > 0)
+        ]
+        together = _together(sessions, parent, rows, first, named)
+        try:
+            leases = _begin(sessions, parent, rows, point, together)
+            break
+        except Conflict as error:
+            if error.kind == "swept":
+                raise
+            taken = error
+    else:
+        raise taken
+    pairs, profile = zip(rows, leases, strict=True), _profile(parent)
+    if first is not None:
+        return [sessions.resume(row, lease, profile) for row, lease in pairs]
+    began, machine = beginning(sessions, state.journal), state.machine
+    return [
+        sessions.resume(row, lease, profile, where=fresh(sessions, row, began, machine), head=point)
+        for row, lease in pairs
+    ]
+
+
+def fork_as(parent: Session, name: str, point: Oid) -> Session:
+    """A session with a name of its own, mind only, that goes on from a commit of another;
+    Conflict("name_taken")."""
+    sessions = parent.hub._minds()
+    if sessions.roll.is_taken(parent.agent, check_session(name)):
+        raise fork_taken(name)
+    state = sessions.hub.history.state(point)
+    child = _child(sessions, parent.row, name, state)
+    row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
+    together = _together(sessions, parent, [row], None, None)
+    (lease,) = _begin(sessions, parent, [row], point, together)
+    return sessions.resume(row, lease, _profile(parent))
+
+
+def _begin(
+    sessions: Sessions, parent: View, rows: list[SessionRow], point: Oid, together: Together
+) -> list[Lease]:
+    """All of them or none, each on a branch of its own at `point`."""
+    return sessions.hub.catalog.move(
+        [Move(f"branch:{row.branch}", None, point) for row in rows],
+        verb="fork",
+        actor=sessions.hub.author,
+        detail=parent.name,
+        lease=together.lease,
+        timelines=together.timelines,
+        rows=together.rows,
+        claims=together.claims,
+        appends=together.appends,
+    )
+
+
+def fork_files(
+    sessions: Sessions,
+    parent: View,
+    point: Oid,
+    n: int,
+    *,
+    first: tuple[Tip, Draft] | None = None,
+    named: Named | None = None,
+    present: bool = True,
+) -> list[Session]:
+    """The same with files and processes of their own. `present`: the commit was just made."""
+    rows: list[SessionRow] = []
+    files = "private" if parent.row.path else ROOM
+    state = sessions.hub.history.state(point)
+
+    def minds(branches: Sequence[str]) -> Together:
+        names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
+        rows[:] = [
+            msgspec.structs.replace(_child(sessions, parent.row, name, state), files=files)
+            for name in names
+        ]
+        if named is not None:
+            _check_free(sessions, parent, names)
+        return _together(sessions, parent, rows, first, named)
+
+    if present and isinstance(parent, Session) and first is None and named is None:
+        made, leases = parent.machine.fork_at(point, n, minds=minds)
+    else:  # at a commit that is not the present of its machine
+        known = sessions.hub.registry.need(parent.row.branch)
+        tails = named.tails if named is not None else ()
+        made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds, tails=tails)
+    made_of = []
+    for row, lease, copy in zip(rows, leases, made, strict=True):
+        session = sessions.resume(row, lease, _profile(parent))
+        session.use(copy)
+        made_of.append(session)
+    return made_of
+
+
+def _names(
+    sessions: Sessions, parent: View, n: int, *, named: Named | None, anew: bool
+) -> list[str]:
+    if named is None:
+        return sessions.roll.free_forks(parent.row, n, anew=anew)
+    names = [f"{parent.name}/{tail}" for tail in named.tails]
+    sessions.hub.registry.free_forks(parent.row.branch, n, named.tails)
+    _check_free(sessions, parent, names)
+    return names
+
+
+def _check_free(sessions: Sessions, parent: View, names: Sequence[str]) -> None:
+    for name in names:
+        if sessions.roll.is_taken(parent.agent, name):
+            raise fork_taken(name)
+
+
+def _together(
+    sessions: Sessions,
+    parent: View,
+    rows: Sequence[SessionRow],
+    first: tuple[Tip, Draft] | None,
+    named: Named | None,
+) -> Together:
+    """What makes these forks, to be written in one transaction."""
+    start = start_of(sessions, rows[0], parent.row.timeline)
+    appends = []
+    if first is not None:
+        event, _ = sessions.chain.make(*first, sessions.hub.clock.now_ns())
+        appends = [Append(row.timeline, [event]) for row in rows]
+    return Together(
+        lease=parent.holding.lease if isinstance(parent, Session) else None,
+        appends=appends,
+        rows=[
+            *(change for row in rows for change in Roll.added(row)),
+            *inherited(rows, beginning(sessions, rows[0].sealed).fold),
+            *(named.rows(rows) if named is not None else ()),
+        ],
+        timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
+        claims=[Claim(f"session:{row.id}", sessions.owner(), TTL_NS) for row in rows],
+    )
+
+
+def _child(sessions: Sessions, parent: SessionRow, name: str, state: State) -> SessionRow:
+    return msgspec.structs.replace(
+        parent,
+        id=sessions.new_id(),
+        name=name,
+        timeline=sessions.new_id(),
+        branch=parent.branch + name.removeprefix(parent.name),
+        status=ACTIVE,
+        created=sessions.hub.clock.now_ns(),
+        parent=parent.id,
+        sealed=state.journal,
+        beliefs=state.memory,
+        version=0,
+    )
+
+
+def _profile(parent: View) -> Profile:
+    """The policies of its forks."""
+    return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

@@ -1,0 +1,81 @@
+"""Going back to before an event, with other events instead: another timeline, in one write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ortet.backends.base import Append
+from ortet.errors import NotFound
+from ortet.ids import Oid
+from ortet.journal.events import Draft, Event, Tip
+from ortet.objects.base import Kind
+from ortet.sessions.history.participants import elsewhere, start_of
+from ortet.sessions.history.rewind import commit_at
+from ortet.store.sweep_retry import anew
+
+if TYPE_CHECKING:
+    from ortet.sessions.session import Session
+
+_STAYS = frozenset(
+    {
+        *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
+        *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
+    }
+)
+"""Kinds of events that hold on when a message before them is taken back. Deeds and money are the
+family's, which forgets neither."""
+
+
+@anew
+def go_before(
+    session: Session, seq: int, instead: Callable[[], Sequence[Draft]] = lambda: ()
+) -> None:
+    """Go to before event `seq`, which is not the first, and add the events of `instead`, which is
+    called within hub.writing(). Messages from there on are left; facts, decisions and records of
+    others hold on. The way back is the commit that is made first. NotFound("no_event")."""
+    sessions, hub, host = session._sessions, session.hub, session._host
+    if not 1 < seq <= session._ledger.tip.seq:
+        raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")
+    later = [event for event in session.events(seq) if event.kind in _STAYS or "." in event.kind]
+    with hub.writing():
+        session.commit("before messages were taken back")
+        point = commit_at(sessions, session.row, session.line, seq - 1)
+        before = next(iter(session.line.rows(seq - 2, seq - 1)))
+        given = instead()
+        timeline = start_of(sessions, elsewhere(sessions, session.row, point))
+        tip, rows = sessions.chain.tip(before), []
+        for draft in [*given, *_again(later, seq + len(given))]:
+            row, event = sessions.chain.make(tip, session._ledger.hidden(draft), session._now())
+            tip = Tip(event.seq, event.hash, event.time)
+            rows.append(row)
+        with host.ahead(timeline, Append(timeline.id, rows)):
+            together = host.leaving(point)
+        hub.catalog.move(
+            [],
+            verb="rewind",
+            actor=hub.author,
+            lease=together.lease,
+            rows=together.rows,
+            timelines=together.timelines,
+            appends=together.appends if rows else [],
+        )
+        closing, host._moved = host._moved, session._moved
+        try:
+            host.arrived()  # a call whose result was taken back stays open: another may come
+        finally:
+            host._moved = closing
+        host.dirty = True
+
+
+def _again(events: Sequence[Event], seq: int) -> list[Draft]:
+    """The same events, at other numbers, from `seq` on."""
+    moved = {event.seq: seq + at for at, event in enumerate(events)}
+    drafts = []
+    for event in events:
+        data = event.data
+        if event.kind == "compaction":
+            data = {**data, "before": moved.get(data["before"], data["before"])}
+        refs = [(Oid(oid), Kind(kind)) for oid, kind in event.refs]
+        drafts.append(Draft(event.kind, data, event.actor, refs, event.version))
+    return drafts

@@ -1,0 +1,104 @@
+"""Forks at one event of a session: as it was behind it, or as if it had been another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ortet.errors import Invalid, NotFound
+from ortet.journal.events import Draft, Event
+from ortet.sessions.history.forking import fork_at, fork_files, fork_minds
+from ortet.sessions.history.rewind import commit_at
+from ortet.sessions.reader import View
+from ortet.sessions.table import ROOM
+from ortet.store.sweep_retry import anew
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+    from ortet.sessions.session import Session
+
+
+@anew
+def whatif(
+    sessions: Sessions, view: View, at: int, *, machine: bool = True, **change: Any
+) -> Session:
+    """A session that goes on as if event `at` had been another: its first own event, marked.
+
+    One change: `message`, another content; `result`, another outcome of an action; or `error`, its
+    failure. Files are those of the last commit before. The session itself is left alone.
+    """
+    event, draft = _changed(view, at, change)
+    hub = sessions.hub
+    with hub.writing():
+        point = commit_at(sessions, view.row, view.line, event.seq - 1)
+        before = next(iter(view.line.rows(event.seq - 2, event.seq - 1)))
+        has_files = view.row.has_files and (
+            view.row.files == ROOM or bool(hub.history.state(point).machine)
+        )
+        fork = fork_files if machine and has_files else fork_minds
+        (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
+    session.tie_up()
+    return session
+
+
+@anew
+def fork_behind(
+    parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
+) -> list[Session]:
+    """As `parent.fork`, from right behind one of its events; its files are those of the last commit
+    before that."""
+    hub = parent.hub
+    parent._settle()
+    with hub.writing():
+        point = commit_at(hub._minds(), parent.row, parent.line, seq)
+        files = parent.row.files == ROOM or bool(hub.history.state(point).machine)
+        return fork_at(parent, point, n=n, names=names, machine=machine and files)
+
+
+def _changed(view: View, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
+    """The event that is replaced, and what replaces it."""
+    if len(change) != 1 or not set(change) <= {"message", "result", "error"}:
+        given = ", ".join(sorted(change)) or "nothing"
+        raise Invalid(
+            "bad_change", f"one change is needed: message=, result= or error=, not {given}"
+        )
+    ((what, value),) = change.items()
+    if isinstance(at, bool) or not isinstance(at, int) or at < 1:
+        raise Invalid("bad_seq", f"event {at!r}: give the number of an event, from 1")
+    event = _event(view, at) if what == "message" else _end_of(view, _event(view, at))
+    data = {**event.data, "whatif": {"session": view.id, "seq": event.seq}}
+    if what == "message":
+        if event.kind != "message":
+            raise _no_such(event, "message")
+        return event, Draft("message", {**data, "content": value}, event.actor)
+    for key in ("outcome", "error", "code", "synthetic"):
+        data.pop(key, None)
+    if what == "error":
+        return event, Draft("ended", {**data, "state": "failed", "error": str(value)}, event.actor)
+    return event, Draft("ended", {**data, "state": "done", "outcome": value}, event.actor)
+
+
+def _event(view: View, at: int) -> Event:
+    for event in view.line.events(at - 1, at):
+        if event.erased:
+            raise NotFound("no_event", f"event {at} was erased: there is nothing to change")
+        return event
+    raise NotFound("no_event", f"session {view.name!r} has no event {at}: s.events() has all")
+
+
+def _end_of(view: View, event: Event) -> Event:
+    """The end of an action, by its begin or by itself."""
+    if event.kind == "ended":
+        return event
+    if event.kind != "begun":
+        raise _no_such(event, "action")
+    for later in view.line.events(event.seq):
+        if later.kind == "ended" and later.data.get("id") == event.data["id"]:
+            return later
+    raise NotFound("no_event", f"the action begun by event {event.seq} has not ended")
+
+
+def _no_such(event: Event, kind: str) -> Invalid:
+    return Invalid(
+        "bad_change", f"event {event.seq} is no {kind} but a {event.kind}: choose another"
+    )

@@ -1,0 +1,1 @@
+"""Programs and kernels in the machine of a session."""

@@ -1,0 +1,309 @@
+"""The Python kernels of a session: what they run is journaled, and declared variables stay."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet._util.validation import (
+    CALL,
+    FLAG,
+    NUMBER,
+    TIMES,
+    check_text,
+    check_texts,
+    may_be,
+    must_be,
+)
+from ortet.errors import Corrupt, Invalid, NotFound
+from ortet.machines.base import Output
+from ortet.machines.kernels.kernel import Kernel
+from ortet.machines.kernels.ran import Ran, Var
+from ortet.sessions.results import ends_of
+
+if TYPE_CHECKING:
+    from ortet.sessions.actions.actions import Replay, Scope
+    from ortet.workspaces.workspace import Workspace
+
+_KEPT = "kernel/"  # names of the artifacts that hold variables
+_SHOWN = 32 * 1024
+
+
+class Interpreters:
+    """`act` journals a call, `machine` is asked at first need, `find` and `store` read and write
+    artifacts."""
+
+    def __init__(
+        self,
+        act: Callable[..., Any],
+        machine: Callable[[], Workspace],
+        find: Callable[[str], bytes | None],
+        store: Callable[[str, bytes, str], None],
+    ) -> None:
+        self.act = act
+        self._machine = machine
+        self._find = find
+        self._store = store
+        self._known: dict[str, SessionKernel] = {}
+        self._forks: dict[str, SessionKernel] = {}
+
+    def all(self) -> list[SessionKernel]:
+        """Those that live, forks behind the others; a fork that was kept is one of the others."""
+        both = {id(one): one for one in (*self._known.values(), *self._forks.values())}
+        return [one for one in both.values() if one.alive]
+
+    def born(self, fork: SessionKernel) -> None:
+        self._forks = {name: one for name, one in self._forks.items() if one.alive}
+        self._forks[fork.name] = fork
+
+    def get(
+        self,
+        name: str,
+        *,
+        python: str | None,
+        env: Mapping[str, str | None] | None,
+        keep: Sequence[str] | None,
+    ) -> SessionKernel:
+        check_text(name=name)
+        if not name or "/" in name or "\0" in name:
+            raise Invalid("bad_name", f"{name!r} is no name for a kernel: give one without '/'")
+        declared = None if keep is None else _names(keep)
+        kernel = self._known.get(name)
+        if kernel is None or kernel.ended:
+            kernel = SessionKernel(self, name, python=python, env=env)
+            self._known[name] = kernel
+        if declared is not None:
+            kernel.declare(declared)
+        return kernel
+
+    def start(self, kernel: SessionKernel) -> Kernel:
+        """The interpreter itself, with the variables that were kept for one of its name."""
+        live, new = self._machine().start_kernel(kernel.name, python=kernel.python, env=kernel.env)
+        self._load(kernel, live, new=new)
+        return live
+
+    def replaced(self, old: SessionKernel, by: SessionKernel) -> None:
+        self._known[old.name] = by
+
+    def save(self) -> None:
+        """Before a commit: the declared variables of each kernel that ran something since."""
+        for kernel in self._known.values():
+            live = kernel.live
+            if live is None or not live.alive or not live.keeping:
+                continue
+            mark = (live.link.pid, live.runs, *live.keeping)
+            if mark == kernel.saved:
+                continue
+            file, variables, lost = live.save()
+            with file:
+                file.seek(0)
+                head = {"vars": variables, "lost": [[v.name, v.type, v.why] for v in lost]}
+                data = json.dumps(head).encode() + b"\n" + file.read()
+            kernel.saved, kernel.lost = mark, lost
+            if data != self._find(_KEPT + kernel.name):
+                self._store(_KEPT + kernel.name, data, told(kernel.name, lost))
+
+    def close(self, why: str) -> None:
+        for kernel in (*self._known.values(), *self._forks.values()):
+            kernel.leave(why)
+        self._known, self._forks = {}, {}
+
+    def _load(self, kernel: SessionKernel, live: Kernel, *, new: bool) -> None:
+        """One that came with the machine's processes has them, and is told their names only."""
+        data = self._find(_KEPT + kernel.name)
+        names: list[str] = []
+        kernel.lost = []
+        if data is not None:
+            head, _, body = data.partition(b"\n")
+            try:
+                said = json.loads(head)
+                variables, missing = said["vars"], [Var(*one) for one in said["lost"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise Corrupt(
+                    "bad_kernel", f"the kept variables of {kernel.name!r} cannot be read: {error}"
+                ) from error
+            if new:
+                with tempfile.TemporaryFile() as file:
+                    file.write(body)
+                    file.seek(0)
+                    kernel.lost = [*missing, *live.load(file, variables)]
+            names = [one["name"] for one in variables] + [var.name for var in missing]
+        live.keeping = list(kernel.declared if kernel.declared is not None else names)
+        if new and (kernel.declared is None or set(kernel.declared) == set(names)):
+            kernel.saved = (live.link.pid, live.runs, *live.keeping)
+
+
+class SessionKernel:
+    """A kernel whose runs are actions of a session; see Kernel. It starts at its first run."""
+
+    def __init__(
+        self,
+        interpreters: Interpreters,
+        name: str,
+        *,
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+        live: Kernel | None = None,
+        fork: bool = False,
+    ) -> None:
+        self.name = name
+        self.python = python
+        self.env = env
+        self.live = live
+        self.declared: list[str] | None = None
+        self.lost: list[Var] = []
+        self.saved: tuple[object, ...] = ()
+        self._interpreters = interpreters
+        self._fork = fork
+        self._left = ""
+
+    def __repr__(self) -> str:
+        return f"<SessionKernel {self.name!r} ({'alive' if self.alive else 'not running'})>"
+
+    @property
+    def alive(self) -> bool:
+        return self.live is not None and self.live.alive
+
+    @property
+    def ended(self) -> bool:
+        """It was used, and is gone: the next of its name is another."""
+        return bool(self._left) or (self.live is not None and not self.live.alive)
+
+    def run(
+        self,
+        code: str,
+        *,
+        why: str = "",
+        timeout: float | None = None,
+        output: Output | None = None,
+        replay: Replay | None = None,
+        key: str | None = None,
+        scope: Scope | None = None,
+    ) -> Ran:
+        """As Kernel.run; what came of it is the action's outcome."""
+        check_text(code=code)
+        may_be(NUMBER, timeout=timeout)
+        may_be(CALL, output=output)
+
+        def run_here(_name: str, text: str) -> Ran:
+            return self._here().run(text, timeout=timeout, output=output)
+
+        ran: Ran = self._interpreters.act(
+            run_here,
+            self.name,
+            code,
+            why=why,
+            replay=replay,
+            key=key,
+            scope=scope,
+            name="kernel.run",
+            record=recorded,
+            recall=recalled,
+        )
+        return ran
+
+    def fork(self, n: int = 1, *, why: str = "", force: bool = False) -> list[SessionKernel]:
+        """As Kernel.fork; the copies' runs are journaled too."""
+        must_be(TIMES, n=n)
+        must_be(FLAG, force=force)
+        made: list[Kernel] = []
+
+        def fork_here(_name: str, count: int) -> list[str]:
+            made.extend(self._here().fork(count, force=force))
+            return [kernel.name for kernel in made]
+
+        names = self._interpreters.act(fork_here, self.name, n, why=why, name="kernel.fork")
+        living = {kernel.name: kernel for kernel in made}  # none, when this is a replay
+        forks = [
+            SessionKernel(self._interpreters, name, live=living.get(name), fork=True)
+            for name in names
+        ]
+        for fork in forks:
+            self._interpreters.born(fork)
+        return forks
+
+    def keep(self, fork: SessionKernel, *, why: str = "") -> SessionKernel:
+        """As Kernel.keep: this fork goes on in its place."""
+        if not isinstance(fork, SessionKernel) or not fork._fork:
+            raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
+
+        def keep_here(_name: str, _fork: str) -> None:
+            self._here().keep(fork._here())
+
+        self._interpreters.act(keep_here, self.name, fork.name, why=why, name="kernel.keep")
+        fork.name, fork._fork, fork.declared = self.name, self._fork, self.declared
+        if not self._fork:
+            self._interpreters.replaced(self, fork)
+        return fork
+
+    def vars(self, *names: str) -> list[Var]:
+        """As Kernel.vars: these are part of each commit from now on."""
+        found = self._here().vars(*names)
+        self.declared = [*self._here().keeping]
+        return found
+
+    def declare(self, names: list[str]) -> None:
+        self.declared = names
+        if self.live is not None and self.live.alive:
+            self.live.keeping = list(names)
+
+    def interrupt(self) -> None:
+        if self.live is not None:
+            self.live.interrupt()
+
+    def close(self) -> None:
+        self.leave(f"kernel {self.name!r} is closed: kernel() starts a new one")
+
+    def leave(self, why: str) -> None:
+        self._left = self._left or why
+        if self.live is not None:
+            self.live.end(why)
+
+    def _here(self) -> Kernel:
+        """Started at first need; a fork that a replay told of was never there."""
+        if self._left:
+            raise Invalid("closed", self._left)
+        if self.live is None and self._fork:
+            raise NotFound("no_kernel", f"fork {self.name!r} was only replayed: fork again")
+        if self.live is None:
+            self.live = self._interpreters.start(self)
+        return self.live
+
+
+def recorded(ran: Ran) -> dict[str, Any]:
+    """What is recorded of a run: the ends of long texts."""
+    told: dict[str, Any] = {
+        "value": ran.value if len(json.dumps(ran.value)) <= _SHOWN else None,
+        "repr": ends_of(ran.repr),
+        "stdout": ends_of(ran.stdout),
+        "stderr": ends_of(ran.stderr),
+    }
+    if ran.error is not None:
+        error = msgspec.to_builtins(ran.error)
+        told["error"] = {**error, "text": ends_of(ran.error.text)}
+    if ran.timed_out:
+        told["timed_out"] = True
+    return told
+
+
+def recalled(outcome: dict[str, Any]) -> Ran:
+    """The reverse; how long it took was not recorded."""
+    return msgspec.convert(outcome, known(Ran))
+
+
+def told(name: str, lost: Iterable[Var]) -> str:
+    parts = [f"{var.name} ({var.type}): {var.why}" if var.type else var.name for var in lost]
+    return f"variables of kernel {name!r} are not kept: {'; '.join(parts)}" if parts else ""
+
+
+def _names(keep: Any) -> list[str]:
+    names = check_texts("keep", keep)
+    for name in names:
+        if not name.isidentifier():
+            raise Invalid("bad_name", f"{name!r} is no name of a variable: as keep=['df']")
+    return list(dict.fromkeys(names))

@@ -1,0 +1,1 @@
+"""Facts, episodes, recall and shared memory of a session."""

@@ -1,0 +1,48 @@
+"""Facts that are believed together and cannot all be true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ortet.journal.state.merge import Contradiction
+from ortet.journal.state.records import Fact
+from ortet.memory.extraction.contradictions import Claim, Detector, RuleDetector
+from ortet.memory.extraction.likeness import Likeness
+
+_LOOSELY = 0.2
+"""How alike facts without a subject must be to be compared: all with all would take too long."""
+_MOST = 500
+"""Older facts on a subject that a new one is compared with, the newest of them."""
+
+
+def contradictions(facts: Sequence[Fact], detector: Detector | None = None) -> list[Contradiction]:
+    """Each fact against those before it that are about the same."""
+    detect = detector if detector is not None else RuleDetector()
+    known = {fact.id: fact for fact in facts if not fact.lesson}
+    found = []
+    for new, others in _pairs(list(known.values())):
+        before = [_claim(other) for other in others]
+        for id_ in detect(_claim(new), before) if before else ():
+            if id_ in known:
+                found.append(Contradiction(new.about or known[id_].about, known[id_], new))
+    return found
+
+
+def _pairs(facts: Sequence[Fact]) -> Iterator[tuple[Fact, list[Fact]]]:
+    about: dict[str, list[Fact]] = {}
+    alike = Likeness()
+    known: dict[str, Fact] = {}
+    for fact in facts:
+        subject = fact.about.casefold().strip()
+        if subject:
+            others = about.setdefault(subject, [])
+            yield fact, others[-_MOST:]
+            others.append(fact)
+        else:
+            yield fact, [known[near.id] for near in alike.near(fact.text, _LOOSELY)[:_MOST]]
+            alike.add(fact.id, fact.text)
+            known[fact.id] = fact
+
+
+def _claim(fact: Fact) -> Claim:
+    return Claim(fact.id, fact.text, fact.about, fact.since, fact.until)

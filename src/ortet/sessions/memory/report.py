@@ -1,0 +1,191 @@
+"""Memory as people look at it: as Markdown, and what changed between two commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet.errors import NotFound
+from ortet.ids import Oid
+from ortet.journal.conversation.text import one_line
+from ortet.journal.events import Event
+from ortet.journal.state.records import Decision, Episode, Fact, Origin
+from ortet.journal.state.state import Mind
+from ortet.sessions.history.merge import journal_of
+from ortet.sessions.memory.believing import episodes_of, facts_of
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+    from ortet.sessions.memory.shared_scopes import Known
+    from ortet.sessions.reader import View
+
+_LONG = 10_000
+
+
+class MemoryDiff(msgspec.Struct, frozen=True):
+    """From one commit to another: what is believed only there, what no more, and why."""
+
+    learned: list[Fact]
+    given_up: list[Fact]
+    episodes: list[Episode]
+    decisions: list[Decision]
+
+    @property
+    def same(self) -> bool:
+        return not (self.learned or self.given_up or self.episodes or self.decisions)
+
+
+class Believed(msgspec.Struct, frozen=True):
+    """What is known at one moment, by id; `all` has what was given up, too."""
+
+    facts: dict[str, Fact] = {}
+    all: dict[str, Fact] = {}
+    episodes: dict[str, Episode] = {}
+    decisions: dict[str, Decision] = {}
+
+
+def memory_diff(sessions: Sessions, old: Oid, new: Oid) -> MemoryDiff:
+    """See Hub.memory_diff."""
+    return memory_between(believed_at(sessions, old), believed_at(sessions, new))
+
+
+def memory_between(before: Believed, after: Believed) -> MemoryDiff:
+    gone = []
+    for id_, fact in before.facts.items():
+        if id_ not in after.facts:
+            ended = after.all.get(id_)  # it says why, where it was given up on the way there
+            gone.append(ended if ended is not None else fact)
+    return MemoryDiff(
+        learned=_by_time(fact for id_, fact in after.facts.items() if id_ not in before.facts),
+        given_up=_by_time(gone),
+        episodes=sorted(
+            (one for id_, one in after.episodes.items() if id_ not in before.episodes),
+            key=lambda one: one.time,
+        ),
+        decisions=sorted(
+            (one for id_, one in after.decisions.items() if id_ not in before.decisions),
+            key=lambda one: one.seq,
+        ),
+    )
+
+
+def believed_at(sessions: Sessions, commit: Oid) -> Believed:
+    hub = sessions.hub
+    state = hub.history.state(commit)
+    mind = Mind.load(sessions.maps, hub.objects, journal_of(sessions, state).fold)
+    return _believed(mind, sessions.scopes.then(state.memory))
+
+
+def believed_by(view: View) -> Believed:
+    """What a session knows now."""
+    return _believed(view.mind, view.shared())
+
+
+def _believed(mind: Mind, shared: list[Known]) -> Believed:
+    return Believed(
+        facts=facts_of(mind, shared),
+        all=facts_of(mind, shared, past=True),
+        episodes=episodes_of(mind, shared),
+        decisions={one.id: one for one in mind.decisions},
+    )
+
+
+def _by_time(facts: Iterable[Fact]) -> list[Fact]:
+    return sorted(facts, key=lambda fact: (fact.time, fact.id))
+
+
+def origin_of(view: View, fact: Fact) -> Origin | None:
+    """The event that a fact was learned from, else the one that tells it."""
+    if fact.source is not None:
+        return fact.source
+    own = view.mind.facts.get(fact.id) or view.mind.past.get(fact.id)
+    if own is not None and own.text:
+        for event in view.events(own.seq - 1, own.seq):
+            return Origin(event.timeline, event.seq, view.id)
+    return None
+
+
+def event_at(view: View, origin: Origin) -> Event | None:
+    """What is there, wherever that session is now; None when it was removed, or is another
+    store's."""
+    hub = view.hub
+    for row in hub.catalog.events(origin.timeline, origin.seq - 1, 1):
+        if row.seq == origin.seq:  # also when its session was restored away from it
+            return hub._minds().chain.read(row, origin.timeline)
+    readers = [view]
+    if origin.session not in ("", view.id):
+        with suppress(NotFound):
+            readers.append(hub.get(origin.session))
+    for reader in readers:  # trimmed rows are in commits
+        for event in reader.events(origin.seq - 1, origin.seq):
+            if event.timeline == origin.timeline:
+                return event
+    return None
+
+
+def markdown(view: View) -> str:
+    """All that a session knows and has been through, for people to read."""
+    facts = view.facts()
+    lines = [f"# Memory of {view.name} ({view.agent})", ""]
+    if view.goal:
+        lines += [f"Goal: {one_line(view.goal, _LONG)}", ""]
+    scopes = sorted({fact.scope for fact in facts})
+    for scope in scopes:
+        lines += [f"## What {_who(scope)}", ""]
+        chosen = [fact for fact in facts if fact.scope == scope]
+        for about in sorted({fact.about for fact in chosen}):
+            lines += [f"### {one_line(about, 200)}", ""] if about else []
+            lines += [_fact(fact) for fact in chosen if fact.about == about]
+            lines.append("")
+    if decisions := view.decisions():
+        lines += ["## Decisions", ""]
+        for made in sorted(decisions, key=lambda one: one.seq):
+            why = f", because {one_line(made.why, _LONG)}" if made.why else ""
+            lines.append(f"- {one_line(made.text, _LONG)}{why}")
+        lines.append("")
+    if episodes := view.episodes():
+        lines += ["## What happened", ""]
+        for one in episodes:
+            outcome = f", {one_line(one.outcome, 200)}" if one.outcome else ""
+            lines += [
+                f"### {day(one.time)} {one.session or view.name}{outcome}",
+                "",
+                *(f"> {line}" for line in one.summary.splitlines()),
+                "",
+            ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _who(scope: str) -> str:
+    if not scope:
+        return "this session knows"
+    kind, _, name = scope.partition(":")
+    return f"everyone of {kind} {name} knows" if name else f"every session of the {kind} knows"
+
+
+def _fact(fact: Fact) -> str:
+    marks = []
+    if fact.lesson:
+        marks.append("lesson")
+    if fact.confidence != 1.0:
+        marks.append(f"confidence {fact.confidence:g}")
+    if fact.since:
+        marks.append(f"since {day(fact.since)}")
+    if fact.until:
+        marks.append(f"until {day(fact.until)}")
+    if fact.supersedes:
+        marks.append("corrected")
+    said = f" ({', '.join(marks)})" if marks else ""
+    return f"- {one_line(fact.text, _LONG)}{said} `{fact.id[-8:]}`"
+
+
+def day(ns: int) -> str:
+    """A moment in UTC, to the minute."""
+    try:
+        return datetime.fromtimestamp(ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return f"{ns} ns"

@@ -1,0 +1,357 @@
+"""Shared memories: what an agent, a user or a project knows, each on a timeline of its own that
+many sessions read, and that grows when what one of them learned is published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet._util.failpoints import reach
+from ortet._util.validation import check_texts
+from ortet.backends.base import Append, Catalog, EventRow, Lease, RowChange, Timeline
+from ortet.errors import Conflict, Invalid
+from ortet.history.records import Journal, Memory
+from ortet.ids import Oid
+from ortet.journal.event_log import NOTHING, Line, Span
+from ortet.journal.events import Draft, Event, Tip
+from ortet.journal.segments import first_seq, segments, unseal
+from ortet.journal.state.reducers import fold
+from ortet.journal.state.state import Mind
+from ortet.objects.base import Kind, Link
+from ortet.sessions.table import SessionRow
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+
+SCOPE = "scope"
+"""Rows of this kind, by name, are shared memories."""
+
+AGENT = "agent"
+_TRIES = 100
+_KEEP = 1000
+_NAMED = re.compile(
+    r"(?:user|project):(?![:/])[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z"  # what can be a name
+)
+
+
+class ScopeRow(msgspec.Struct, frozen=True):
+    """Where a shared memory is. `sealed` is a Journal of it that commits hold."""
+
+    timeline: str
+    sealed: bytes = b""
+
+
+class Known(msgspec.Struct):
+    """A shared memory as far as somebody knows it: brought forward, never back."""
+
+    name: str
+    mind: Mind
+    tip: Tip
+    journal: bytes = b""  # Oid of the Journal that ends at `tip`, where one is stored
+    line: Line | None = None  # None: as a commit has it
+
+    def spans(self, sessions: Sessions) -> list[Span]:
+        """The timelines it is made of, the oldest first."""
+        if self.line is not None:
+            path, base = self.line.path(), self.line.base
+            return [*sealed_spans(sessions, base, path[0].after), *path] if path else []
+        return sealed_spans(sessions, self._read(sessions), self.tip.seq)
+
+    def events(
+        self, sessions: Sessions, after: int = 0, upto: int | None = None
+    ) -> Iterator[Event]:
+        if self.line is not None:
+            yield from self.line.events(after, upto)
+            return
+        last = self.tip.seq if upto is None else upto
+        chosen = []
+        for _, segment in segments(sessions.hub.objects, self._read(sessions).segment):
+            chosen.append(segment)
+            if first_seq(segment) <= after + 1:
+                break
+        for segment in reversed(chosen):
+            for row in unseal(sessions.hub.objects, segment):
+                if after < row.seq <= last:
+                    yield sessions.chain.read(row, segment.timeline.hex())
+
+    def _read(self, sessions: Sessions) -> Journal:
+        return decode(Journal, sessions.hub.objects.get(Oid(self.journal)))
+
+
+def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
+    """The timelines of events up to `upto` that are in segments, and were made on other hosts."""
+    if upto <= 0 or not journal.segment:
+        return []
+    known = sessions.scopes.strange.get((journal.segment, upto))
+    if known is not None:
+        return known
+    found: list[Span] = []
+    end = journal.seq
+    for _, segment in segments(sessions.hub.objects, journal.segment):
+        first, timeline = first_seq(segment), segment.timeline.hex()
+        if first <= upto:
+            last = min(end, upto)
+            if found and found[0].timeline == timeline:
+                found[0] = Span(timeline, first - 1, found[0].upto)
+            else:
+                found.insert(0, Span(timeline, first - 1, last))
+        end = first - 1
+    if len(sessions.scopes.strange) >= _KEEP:
+        sessions.scopes.strange.clear()
+    sessions.scopes.strange[journal.segment, upto] = found
+    return found
+
+
+def scope_rows(catalog: Catalog) -> Iterator[tuple[str, ScopeRow]]:
+    """All shared memories of a store, by name."""
+    after = ""
+    while page := catalog.rows(SCOPE, after):
+        for row in page:
+            yield row.key, decode(ScopeRow, row.value)
+        after = page[-1].key
+
+
+def sealed_scopes(catalog: Catalog) -> Iterator[Link]:
+    """What a sweep must leave, of those that no commit may hold any more."""
+    for _, row in scope_rows(catalog):
+        if row.sealed:
+            yield Link(Oid(row.sealed), Kind.JOURNAL)
+
+
+def check_scope(scope: str | None) -> str:
+    """As facts name it: "" for the session's own."""
+    if scope in (None, "", "session"):
+        return ""
+    if scope == AGENT or (isinstance(scope, str) and _NAMED.match(scope)):
+        return str(scope)
+    raise Invalid(
+        "bad_scope",
+        f"scope={scope!r}: give 'session', 'agent', 'user:NAME' or 'project:NAME'",
+    )
+
+
+def check_scopes(scopes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Several, as a session is opened with; its own and its agent's need no word."""
+    if scopes is None:
+        return None
+    found = (check_scope(scope) for scope in check_texts("scopes", scopes))
+    return tuple(sorted({scope for scope in found if scope not in ("", AGENT)}))
+
+
+def name_of(agent: str, scope: str) -> str:
+    """The shared memory that a session of this agent means."""
+    return f"{AGENT}:{agent}" if scope == AGENT else scope
+
+
+def users_of(row: SessionRow) -> list[str]:
+    """The users that a session was opened with."""
+    return [scope for scope in row.scopes if scope.startswith("user:")]
+
+
+def is_main(row: SessionRow) -> bool:
+    """Whether it is the first of its family: what its forks learn stays theirs until adopted."""
+    return row.family == row.id
+
+
+class Scopes:
+    """The shared memories of one store, as this process has read them."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._known: dict[str, Known] = {}
+        self._then: dict[bytes, list[Known]] = {}
+        self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
+        self._sealing: dict[str, bytes] = {}  # by name: put, and in no commit that is there yet
+        self._epoch = (0, 0)
+
+    def forget(self) -> None:
+        """What was read: something of it was erased, or could not be stored."""
+        self._known, self._then, self._sealing = {}, {}, {}
+
+    def _look(self) -> None:
+        """Another process may have erased something of it."""
+        objects = self._sessions.hub.objects
+        epoch = (objects.gate.epoch(), objects.epoch)
+        if epoch != self._epoch:
+            self.forget()
+            self._epoch = epoch
+
+    def row(self, name: str) -> tuple[ScopeRow | None, int]:
+        found = self._sessions.hub.catalog.row(SCOPE, name)
+        return (decode(ScopeRow, found.value), found.version) if found else (None, 0)
+
+    def all(self) -> list[Known]:
+        """Each as it is now."""
+        found = (self.now(name) for name, _ in scope_rows(self._sessions.hub.catalog))
+        return [one for one in found if one is not None]
+
+    def now(self, name: str) -> Known | None:
+        """With all that was published; None where nothing was."""
+        self._look()
+        row, _ = self.row(name)
+        if row is None:
+            return None
+        known = self._known.get(name)
+        if known is None or known.line is None or known.line.timeline != row.timeline:
+            known = self._known[name] = self._load(name, row)
+        assert known.line is not None
+        if self._sessions.hub.catalog.last_seq(row.timeline) > known.tip.seq:
+            for event in known.line.events(known.tip.seq):
+                fold(known.mind, [event])
+                known.tip = Tip(event.seq, event.hash, event.time)
+            known.journal = b""
+        return known
+
+    def line(self, row: ScopeRow) -> Line:
+        sessions, hub = self._sessions, self._sessions.hub
+        base = decode(Journal, hub.objects.get(Oid(row.sealed))) if row.sealed else NOTHING
+        return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=base)
+
+    def _load(self, name: str, row: ScopeRow) -> Known:
+        line = self.line(row)
+        base = line.base
+        mind = Mind.load(self._sessions.maps, self._sessions.hub.objects, base.fold)
+        time = next((event.time for event in line.newest(1)), 0) if base.seq else 0
+        return Known(name, mind, Tip(base.seq, base.hash, time), row.sealed, line)
+
+    def then(self, memory: bytes) -> list[Known]:
+        """As a commit knew them."""
+        if not memory:
+            return []
+        self._look()
+        if memory not in self._then:
+            hub = self._sessions.hub
+            found = []
+            for name, oid in decode(Memory, hub.objects.get(Oid(memory))).scopes:
+                journal = decode(Journal, hub.objects.get(Oid(oid)))
+                mind = Mind.load(self._sessions.maps, hub.objects, journal.fold)
+                found.append(Known(name, mind, Tip(journal.seq, journal.hash), oid))
+            self._then = {memory: found}
+        return self._then[memory]
+
+    # into commits
+
+    def seal(self, names: Iterable[str]) -> bytes:
+        """The Memory for a commit that is about to be made."""
+        if self._sealing:  # the last one failed, and took with it what was put for it
+            self.forget()
+        scopes = []
+        for name in sorted(set(names)):
+            known = self.now(name)
+            if known is not None and known.tip.seq:
+                scopes.append((name, known.journal or self._seal(known)))
+        if not scopes:
+            return b""
+        return self._sessions.hub.objects.put(Kind.MEMORY, encode(Memory(scopes)))
+
+    def _seal(self, known: Known) -> bytes:
+        assert known.line is not None
+        objects, tip = self._sessions.hub.objects, known.tip
+        # not looked through for secrets: who told it has committed it, and one that was not known
+        # as such then would keep every session of this memory from ever committing again
+        search, objects.search = objects.search, None
+        try:
+            segment = known.line.seal(tip)
+        finally:
+            objects.search = search
+        journal = Journal(segment, tip.seq, tip.hash, known.mind.save(objects))
+        oid = objects.put(Kind.JOURNAL, encode(journal))
+        self._sealing[known.name] = oid
+        return oid
+
+    def recorded(self) -> None:
+        """That commit is there."""
+        for name, oid in self._sealing.items():
+            known = self._known.get(name)
+            if known is not None and known.line is not None:
+                base = decode(Journal, self._sessions.hub.objects.get(Oid(oid)))
+                known.line.base = base
+                known.mind.saved()
+                known.journal = oid if base.seq == known.tip.seq else b""
+        self._sealing = {}
+
+    # from sessions
+
+    def publish(
+        self,
+        name: str,
+        drafts: Iterable[Draft],
+        *,
+        lease: Lease | None,
+        rows: Iterable[RowChange],
+        begin: bytes = b"",
+    ) -> None:
+        """Append what is not known there yet, and write these rows, in one transaction. A scope
+        that this store has not goes on from `begin`, a Journal that a commit holds."""
+        for _ in range(_TRIES):
+            known, (row, version) = self.now(name), self.row(name)
+            try:
+                if known is None or row is None:
+                    self._begin(name, list(drafts), lease=lease, rows=list(rows), begin=begin)
+                else:
+                    new, _ = self._made(known.tip, self._news(known.mind, drafts))
+                    held = [*rows]
+                    if known.journal and known.journal != row.sealed:
+                        value = msgspec.structs.replace(row, sealed=known.journal)
+                        held.append(RowChange(SCOPE, name, encode(value), expect=version))
+                    reach("publish.before-append")
+                    catalog = self._sessions.hub.catalog
+                    appends = [Append(row.timeline, new)] if new else []
+                    catalog.move([], verb="publish", lease=lease, rows=held, appends=appends)
+                reach("publish.after-append")
+                return
+            except Conflict as error:  # another session was faster
+                if error.kind not in ("seq_taken", "row_moved", "timeline_exists"):
+                    raise
+                taken = error
+        raise taken
+
+    def _begin(
+        self,
+        name: str,
+        drafts: list[Draft],
+        *,
+        lease: Lease | None,
+        rows: list[RowChange],
+        begin: bytes,
+    ) -> None:
+        sessions, hub = self._sessions, self._sessions.hub
+        base = decode(Journal, hub.objects.get(Oid(begin))) if begin else NOTHING
+        mind = Mind.load(sessions.maps, hub.objects, base.fold)
+        new, _ = self._made(Tip(base.seq, base.hash), self._news(mind, drafts))
+        row = ScopeRow(sessions.new_id(), begin)
+        hub.catalog.move(
+            [],
+            verb="publish",
+            lease=lease,
+            rows=[*rows, RowChange(SCOPE, name, encode(row), expect=0)],
+            timelines=[Timeline(row.timeline, "", base.seq)],
+            appends=[Append(row.timeline, new)] if new else [],
+        )
+
+    def _made(self, tip: Tip, drafts: Iterable[Draft]) -> tuple[list[EventRow], Tip]:
+        made: list[EventRow] = []
+        for draft in drafts:
+            row, event = self._sessions.chain.make(tip, draft, self._sessions.hub.clock.now_ns())
+            tip = Tip(event.seq, event.hash, event.time)
+            made.append(row)
+        return made, tip
+
+    @staticmethod
+    def _news(mind: Mind, drafts: Iterable[Draft]) -> Iterator[Draft]:
+        """What the shared memory does not know: the same is told there once."""
+        told: set[tuple[str, bool]] = set()
+        for draft in drafts:
+            id_, gone = str(draft.data["id"]), bool(draft.data.get("gone"))
+            if draft.kind == "episode":
+                known = mind.episodes.get(id_) is not None
+            else:
+                believed = mind.facts.get(id_) is not None or (id_, False) in told
+                known = not believed if gone else believed or mind.past.get(id_) is not None
+            if not known and (id_, gone) not in told:
+                told.add((id_, gone))
+                yield draft

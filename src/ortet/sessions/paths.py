@@ -1,0 +1,57 @@
+"""Which timelines lead to the ends of others, told of many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ortet._util.codec import decode
+from ortet.backends.base import Catalog, Timeline
+from ortet.errors import Corrupt
+from ortet.history.records import Header
+from ortet.journal.event_log import Span
+
+_PAGE = 1000
+
+
+class Paths:
+    """As `Line.path` tells of one. Where a timeline begins never changes, and is asked for once."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[str, Timeline] = {}
+
+    def to_ends(self, timelines: Sequence[str]) -> Iterator[list[Span]]:
+        for start in range(0, len(timelines), _PAGE):
+            page = timelines[start : start + _PAGE]
+            self._learn(page)
+            for timeline, head in zip(page, self._catalog.last_heads(page), strict=True):
+                yield self._to(timeline, self._end(timeline, head))
+
+    def _learn(self, timelines: Sequence[str]) -> None:
+        """Where they begin, and those that they began on."""
+        wanted = {one for one in timelines if one not in self._known}
+        while wanted:
+            found = self._catalog.timelines(sorted(wanted))
+            self._known.update((line.id, line) for line in found)
+            wanted = {line.parent for line in found if line.parent} - self._known.keys()
+
+    def _end(self, timeline: str, head: bytes) -> int:
+        try:
+            found = decode(Header, head).seq if head else 0
+        except Corrupt:  # which is told when it is read
+            found = 0
+        if not found:  # without events of its own, or removed
+            self._known.pop(timeline, None)
+            found = self._catalog.last_seq(timeline)
+        return found
+
+    def _to(self, timeline: str, upto: int) -> list[Span]:
+        found: list[Span] = []
+        while timeline:
+            line = self._known.get(timeline) or self._catalog.timeline(timeline)
+            if line is None:  # another host's: its events are in segments
+                break
+            self._known[timeline] = line
+            found.append(Span(timeline, line.at, upto))
+            timeline, upto = line.parent, line.at
+        return found[::-1]

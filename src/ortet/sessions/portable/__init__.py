@@ -1,0 +1,1 @@
+"""Portable forms of a session: carry token and checkpoint."""

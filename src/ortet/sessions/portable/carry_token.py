@@ -1,0 +1,167 @@
+"""A session that no process holds: one turn at a time, or carried by the client as signed text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.codec import Compressor, decode, decompress, encode
+from ortet._util.validation import check_text
+from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
+from ortet.hub.governance.tombstones import signer
+from ortet.journal.events import check_plain
+from ortet.journal.state.records import Message
+from ortet.sessions.history.participants import is_quiet
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+    from ortet.sessions.reader import View
+    from ortet.sessions.session import Session
+
+VERSION = 1
+_MARK_BYTES = 32
+_SIZE_BYTES = 4
+_LARGEST = 64 << 20
+_BESIDE = frozenset({"comment", "given"})
+"""What people say beside a session changes nothing that a client carries."""
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """The mind a client keeps between turns. A map, so that later releases may add keys."""
+
+    version: int
+    session: str
+    name: str
+    agent: str
+    seq: int
+    hash: bytes  # of the last event: what came after makes the record stale
+    goal: str
+    plan: list[str]
+    step: int
+    messages: list[Message]
+    facts: list[str]
+    notes: dict[str, Any]
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+def turn(
+    sessions: Sessions,
+    name: str,
+    message: Any,
+    *,
+    role: str,
+    agent: str,
+    reply: Callable[[Session], Any] | None,
+) -> list[Message]:
+    """See Hub.turn."""
+    check_text(role=role)
+    check_plain(message)
+    with sessions.open(name, agent=agent) as session:
+        said = [session.say(role, message)]
+        if reply is not None:
+            answer = reply(session)
+            if answer is None:
+                raise Invalid("no_reply", "reply gave None: return what the assistant says")
+            said.append(session.say("assistant", answer))
+        session.commit("turn")
+        return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
+
+
+def carry(view: View, sessions: Sessions) -> str:
+    """See View.carry."""
+    messages = view.messages()  # which makes durable what waits
+    tip = view.line.tip()
+    record = Carried(
+        version=VERSION,
+        session=view.id,
+        name=view.name,
+        agent=view.agent,
+        seq=tip.seq,
+        hash=tip.hash,
+        goal=view.goal,
+        plan=view.steps,
+        step=view.step,
+        messages=messages,
+        facts=[fact.text for fact in view.facts()],
+        notes=view.notes(),
+    )
+    plain = encode(record)
+    if len(plain) > _LARGEST:
+        raise Invalid(
+            "carry_too_large",
+            f"{len(plain)} bytes are too many for a client to carry: compact the session, or use "
+            "hub.turn",
+        )
+    packed = len(plain).to_bytes(_SIZE_BYTES, "big") + Compressor().compress(plain)
+    mark = signer(sessions.hub).sign(b"carry" + packed)
+    return base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode()
+
+
+def read_carry(sessions: Sessions, text: str) -> Carried:
+    """What the text holds, if this store has signed it."""
+    check_text(text=text)
+    try:
+        raw = base64.b64decode(
+            text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True
+        )
+    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+        raise _bad() from error
+    mark, packed = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
+    if mark != signer(sessions.hub).sign(b"carry" + packed):
+        raise _bad()
+    size = int.from_bytes(packed[:_SIZE_BYTES], "big")
+    try:
+        plain = decompress(packed[_SIZE_BYTES:], size)
+        if (version := decode(_Version, plain).version) > VERSION:
+            raise Unsupported(
+                "newer_carry",
+                f"this record is of format {version}, known here is {VERSION}: upgrade ortet",
+            )
+        return decode(Carried, plain)
+    except Corrupt as error:
+        raise _bad() from error
+
+
+def from_carry(sessions: Sessions, text: str) -> Session:
+    """See Hub.from_carry."""
+    record = read_carry(sessions, text)
+    try:
+        sessions.roll.get(record.session)
+    except NotFound as error:
+        raise NotFound(
+            "no_session",
+            f"session {record.name!r} is no more in this store: begin another",
+        ) from error
+    check_fresh(sessions.get(record.session), record)
+    session = sessions.open(record.name, agent=record.agent)
+    try:
+        check_fresh(session, record)
+    except BaseException:
+        session.pause()
+        raise
+    return session
+
+
+def check_fresh(session: View, record: Carried) -> None:
+    """Since then, nothing has happened that the record would have to know."""
+    at = next(iter(session.events(record.seq - 1, record.seq)), None)
+    news = (event for event in session.events(record.seq) if not is_quiet(event))
+    since = [event for event in news if event.kind not in _BESIDE]
+    if session.id != record.session or at is None or at.hash != record.hash or since:
+        raise Conflict(
+            "stale_carry",
+            f"session {record.name!r} has gone on since this was written: take a new record "
+            "from it",
+            seq=record.seq,
+        )
+
+
+def _bad() -> Refused:
+    return Refused("bad_carry", "this record was changed, or another store made it: take a new one")

@@ -1,0 +1,208 @@
+"""Checkpoints of sessions, both ways: a portable record of one, and a session made of a record."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.ids import from_hex
+from ortet.journal.conversation.compaction import Compaction, data_of
+from ortet.journal.events import Draft, Ref
+from ortet.journal.reports.checkpoint import (
+    AgentCheckpoint,
+    Outcome,
+    ResumePoint,
+    Said,
+    Spending,
+    check,
+)
+from ortet.journal.state.around import told
+from ortet.journal.state.merge import said as told_of
+from ortet.journal.state.records import Artifact, Effect
+from ortet.objects.base import Kind
+from ortet.sessions.actions.asking import asks
+from ortet.sessions.actions.effects import Deed, carried, deeds_of
+from ortet.sessions.recollect import last_compaction, rules_of, unsettled_of
+from ortet.sessions.starting import Start
+from ortet.sessions.table import SessionRow, check_agent, check_session
+
+if TYPE_CHECKING:
+    from ortet.sessions.manager import Sessions
+    from ortet.sessions.reader import View
+    from ortet.sessions.session import Session
+
+
+def checkpoint_of(view: View) -> AgentCheckpoint:
+    """See View.checkpoint."""
+    mind, core, past = view.mind, view.mind.core, last_compaction(view)
+    head, kept = view.head, view.notes()
+    deeds = deeds_of(view.hub.catalog, view.row.family)
+    return AgentCheckpoint(
+        session_id=view.id,
+        timestamp=datetime.fromtimestamp(view.hub.clock.now_ns() / 1e9, UTC),
+        goal=core.goal,
+        plan=core.plan,
+        current_step=core.step,
+        context=kept,
+        messages=[
+            Said(message.role, message.content, message.time, message.extra)
+            for message in [*rules_of(view), *view.messages()]
+        ],
+        artifacts=sorted(mind.artifacts, key=lambda artifact: artifact.seq),
+        resume_point=ResumePoint(
+            commit=head.oid if head else "",
+            event=core.events,
+            step=core.step,
+            unsettled=unsettled_of(view),
+            done=[Outcome(deed.effect, deed.outcome) for deed in deeds if _binds(deed, view)],
+        ),
+        facts=view.facts(),
+        decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
+        budget=Spending(view.limits() or core.limits, core.soft, view.spent()),
+        questions=sorted(view.questions(), key=lambda question: question.seq),
+        summary=past.summary if past else "",
+        name=view.name,
+        agent=view.agent,
+        collaborations=view.collaborations(),
+        windows=[window for window in view.windows() if not window.full],
+        tokens=view.tokens(),
+        expires={
+            note.key: note.expires for note in mind.notes if note.expires and note.key in kept
+        },
+        approvals=[a for a in view.approvals() if a.state == "asked"],
+    )
+
+
+def _binds(deed: Deed, view: View) -> bool:
+    """Whether the session may not do this again."""
+    effect = deed.effect
+    mine = effect.scope != "timeline" or deed.session == view.id
+    return bool(effect.key) and effect.state == "done" and mine
+
+
+def from_checkpoint(
+    sessions: Sessions, given: AgentCheckpoint | str | bytes, name: str, agent: str
+) -> Session:
+    """See Hub.from_checkpoint. Everything is written in one transaction."""
+    if isinstance(given, str | bytes):
+        given = AgentCheckpoint.from_json(given)
+    elif not isinstance(given, AgentCheckpoint):
+        raise Invalid("bad_checkpoint", "give an AgentCheckpoint, or its JSON", path="$")
+    record = check(given)
+    name = check_session(name or record.name)
+    agent = check_agent(agent or record.agent or "default")
+    known = _known(sessions, record.session_id)
+    away = [] if known else _away(record.resume_point)
+    hub = sessions.hub
+    with hub.writing():  # no sweep takes the content of artifacts meanwhile
+        start = Start(
+            drafts=[Draft(*draft, hub.author) for draft in _said(record, known is not None)]
+            + [_artifact(sessions, artifact) for artifact in record.artifacts]
+            + [Draft(*draft, hub.author) for deed in away for draft in _deed(deed)],
+            rows=lambda row: [*carried(row, away), asks(row.id)],
+            family=known.family if known else "",
+            parent=known.id if known else "",
+            spent={} if known else record.budget.spent,
+        )
+        try:
+            return sessions.begin(
+                name,
+                agent,
+                goal=record.goal,
+                # what a family may spend is set already
+                budget=None if known else {**record.budget.limits, "soft": record.budget.soft},
+                start=start,
+            )
+        except Conflict as error:
+            if error.kind == "row_moved" and sessions.roll.find(agent, name) is not None:
+                raise Conflict(
+                    "name_taken",
+                    f"there is a session {name!r} already: give another name=…",
+                    name=name,
+                ) from error
+            raise
+
+
+def _known(sessions: Sessions, id_: str) -> SessionRow | None:
+    """The session a checkpoint is of, if it lives in this store: then deeds are its family's."""
+    try:
+        return sessions.roll.get(id_)
+    except NotFound:
+        return None
+
+
+def _away(point: ResumePoint) -> list[Deed]:
+    """Deeds of another store."""
+    begun = [replace(effect, state="unsettled") for effect in point.unsettled]
+    done = [Deed(replace(x.effect, state="done"), "", x.outcome) for x in point.done]
+    return [*(Deed(effect, "") for effect in begun), *done]
+
+
+def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str, Any]]]:
+    """What happened, told again in short."""
+    origin = {"session": record.session_id, "event": record.resume_point.event}
+    found: list[tuple[str, dict[str, Any]]] = [
+        ("record", {"what": "checkpoint", **origin, "commit": record.resume_point.commit})
+    ]
+    budget = record.budget
+    if in_family and (budget.limits or budget.soft):
+        found.append(("budget", {"limits": budget.limits, "soft": budget.soft}))
+    if budget.spent:
+        found.append(("spend", {"amounts": budget.spent, "carried": True}))
+    if record.plan:
+        found.append(("plan", {"steps": record.plan}))
+        found.append(("step", {"step": record.current_step}))
+    for key, value in record.context.items():
+        note = {"key": key, "value": value}
+        if until := record.expires.get(key):
+            note["expires"] = until
+        found.append(("note", note))
+    for asked in record.approvals:
+        data = {"id": asked.id, "what": asked.what, "why": asked.why}
+        found.append(("asked", {**data, "digest": asked.digest} if asked.digest else data))
+    for fact in record.facts:
+        # what others share is this session's own here: a record that anyone can write tells nobody
+        own = replace(fact, scope="")
+        found.append(("lesson" if fact.lesson else "fact", told_of(own)))
+    for made in record.decisions:
+        data = {"id": made.id, "text": made.text, "why": made.why}
+        found.append(("decision", {**data, "instead_of": made.instead_of}))
+    found += [("question", {"id": q.id, "text": q.text}) for q in record.questions]
+    found += told(record.collaborations, record.windows, record.tokens)
+    if record.summary:  # messages behind the first event are in context
+        past = Compaction(first=1, last=1, count=0, digest="", summary=record.summary)
+        found.append(("compaction", data_of(past)))
+    for message in record.messages:
+        said = {"role": message.role, "content": message.content}
+        found.append(("message", {**said, "extra": message.extra} if message.extra else said))
+    return found
+
+
+def _artifact(sessions: Sessions, artifact: Artifact) -> Draft:
+    """Its content is kept with it, if it is in this store."""
+    data: dict[str, Any] = msgspec.to_builtins(artifact)
+    objects = sessions.hub.objects
+    refs: list[Ref] = []
+    if artifact.oid and objects.has(from_hex(artifact.oid)):
+        refs = [ref for ref in objects.find(artifact.oid) if ref[1] in (Kind.BLOB, Kind.BLOCKS)]
+    return Draft("artifact", data, sessions.hub.author, refs)
+
+
+def _deed(deed: Deed) -> list[tuple[str, dict[str, Any]]]:
+    effect: Effect = deed.effect
+    begun: dict[str, Any] = {
+        "id": effect.id,
+        "name": effect.name,
+        "replay": effect.replay,
+        "key": effect.key,
+    }
+    begun |= {"scope": effect.scope, "why": effect.why, "digest": effect.digest}
+    begun |= {"args": [], "kwargs": {}, "carried": True}
+    ended: dict[str, Any] = {"id": effect.id, "state": effect.state, "carried": True}
+    if deed.outcome is not None:
+        ended["outcome"] = deed.outcome
+    return [("begun", begun), ("ended", ended)]

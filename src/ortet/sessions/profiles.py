@@ -1,0 +1,94 @@
+"""Profiles: named sets of policies, so that a session can say what it is for. docs/profiles.md has
+what each costs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from ortet.errors import Invalid
+from ortet.sessions.environment.handover import check_directory
+from ortet.sessions.writing.auto_commit import CommitPolicy, parse
+from ortet.sessions.writing.event_writer import Durability
+
+_DAY = 24 * 3600.0
+
+
+Look = Literal["asked", "ends", "commit"]
+"""When a session looks at what surrounds its workspace: by `s.environment()` only; also when it is
+opened and let go; also at each commit."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a session is for, as policies. What its opener says goes before it."""
+
+    name: str = ""
+    durability: Durability = "event"
+    commit: CommitPolicy = CommitPolicy()
+    note_ttl: float | None = None  # seconds a note lives that is given no time of its own
+    briefing: bool = False  # handover files are written at each commit
+    handover: str = "handover"  # where, in the workspace
+    environment: Look = "ends"
+    audit: bool = False  # its chain is verified when it is closed
+    hold: bool = False  # retention removes nothing of it
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How its opener wants a session; None: as its profile says."""
+
+    durability: Durability | None = None
+    commit: Any = None
+    profile: str | None = None  # None: the one it has
+    parent: str = ""  # id of the session it works for
+    replay: bool | str = False  # True, or "live"
+    handover: str | None = None  # "": none
+    environment: str | None = None
+    scopes: tuple[str, ...] | None = None  # memories it shares beside its agent's; None: as it has
+
+    def over(self, known: str) -> Profile:
+        """The policies of a session whose profile is `known`; Invalid when there are none such."""
+        if not isinstance(self.replay, bool) and self.replay != "live":
+            raise Invalid("bad_replay", f"replay={self.replay!r}: give True, False or 'live'")
+        found = find_profile(known if self.profile is None else self.profile)
+        if self.commit is not None:
+            found = replace(found, commit=parse(self.commit))
+        if self.durability is not None:
+            if self.durability not in get_args(Durability):
+                raise Invalid(
+                    "bad_policy",
+                    f"durability={self.durability!r}: give one of {get_args(Durability)}",
+                )
+            found = replace(found, durability=self.durability)
+        if self.handover is not None:
+            place = check_directory(self.handover, inside=True) if self.handover else ""
+            found = replace(found, briefing=bool(place), handover=place or found.handover)
+        if self.environment is not None:
+            if self.environment not in get_args(Look):
+                raise Invalid(
+                    "bad_policy", f"environment={self.environment!r}: give one of {get_args(Look)}"
+                )
+            found = replace(found, environment=self.environment)
+        return found
+
+
+USUAL = Manner()
+
+_PROFILES = (
+    Profile("chatbot", durability="commit"),
+    Profile("assistant", durability="group", commit=CommitPolicy("milestone"), note_ttl=_DAY),
+    Profile("worker", commit=CommitPolicy("cost", 3.0), briefing=True, environment="commit"),
+    Profile("enterprise", commit=CommitPolicy("action"), audit=True, hold=True),
+)
+
+
+def find_profile(name: str) -> Profile:
+    """The profile of this name; "" is none: every event durable, commits by hand."""
+    if not name:
+        return Profile()
+    for profile in _PROFILES:
+        if profile.name == name:
+            return profile
+    names = ", ".join(profile.name for profile in _PROFILES)
+    raise Invalid("bad_profile", f"profile={name!r}: give one of {names}")

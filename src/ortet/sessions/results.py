@@ -1,0 +1,113 @@
+"""What verbs of a session give back, and what of it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from ortet.errors import Invalid
+from ortet.journal.environment import Difference
+from ortet.journal.state.around import Collaboration
+from ortet.journal.state.records import Effect
+from ortet.machines.base import Report, Result
+from ortet.vault.expiry import shown
+
+_KEPT = 32 * 1024
+"""Characters of an output that are recorded from each of its ends."""
+
+_FEW = 5
+
+Parts = frozenset[str]
+PARTS: Parts = frozenset({"files", "mind", "processes"})
+MACHINE = frozenset({"files", "processes"})
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """Where a session went. `deeds` happened after that point and stay done; `environment` is what
+    surrounds it now and did not then."""
+
+    to: str
+    files: Report
+    deeds: list[Effect]
+    collaborations: list[Collaboration] = []  # which those deeds made
+    environment: list[Difference] = []
+    secrets: list[Lapsed] = []  # which it refers to, and which cannot be had here now
+
+    def __str__(self) -> str:
+        told = f"at {self.to[:12]}"
+        if self.files.started:
+            told += f"; running: {', '.join(self.files.started)}"
+        for loss in self.files.losses:
+            told += f"; not back: {loss.path or loss.what} ({loss.why})"
+        if self.deeds:
+            names = ", ".join(sorted({deed.name for deed in self.deeds}))
+            told += f"; {len(self.deeds)} deeds happened later and stay done: {names}"
+        if self.collaborations:
+            told += f"; others still see {'; '.join(map(_shown, self.collaborations))}"
+        if self.secrets:
+            told += f"; {'; '.join(map(str, self.secrets))}"
+        if self.environment:
+            more = len(self.environment) - _FEW
+            told += f"; around it: {'; '.join(map(str, self.environment[:_FEW]))}"
+            told += f" and {more} more" if more > 0 else ""
+        return told
+
+
+class Lapsed(msgspec.Struct, frozen=True):
+    """A secret that something of a commit needs and that this host cannot give. `state`: "missing",
+    "expired" (at `expired`, ns since 1970), or "no_key": it was sealed with another host's key.
+    `used`: by what, as "run", "token github", "variable API_KEY"."""
+
+    name: str
+    state: str
+    used: list[str]
+    expired: int = 0
+
+    def __str__(self) -> str:
+        why = {
+            "expired": f"expired at {shown(self.expired)}",
+            "no_key": "was sealed with a key that is not here",
+        }.get(self.state, "is missing")
+        if all(one.startswith("variable ") for one in self.used):
+            return f"secret {self.name} {why}: set that variable, for {', '.join(self.used)}"
+        again = f"`ortet secret set {self.name}`"
+        return f"secret {self.name} {why}: set it again with {again}, for {', '.join(self.used)}"
+
+
+def _shown(one: Collaboration) -> str:
+    kind = f"{one.kind} " if one.kind else ""
+    link = f", {one.link}" if one.link else ""
+    return f"{kind}{one.name!r} ({one.status}{link})"
+
+
+def check_parts(only: Collection[str] | None) -> frozenset[str]:
+    given: Collection[str] = [only] if isinstance(only, str) else PARTS if only is None else only
+    named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
+    chosen = frozenset(given) if named else frozenset()
+    if not chosen or not chosen <= PARTS:
+        raise Invalid("bad_parts", f"only={only!r}: give some of 'files', 'mind', 'processes'")
+    return chosen
+
+
+def recorded(result: Result) -> dict[str, Any]:
+    """What is recorded of a command: the ends of a long output."""
+    told = {
+        "exit_code": result.exit_code,
+        "stdout": ends_of(result.stdout),
+        "stderr": ends_of(result.stderr),
+    }
+    return {**told, "oom": True} if result.oom else told
+
+
+def recalled(outcome: dict[str, Any]) -> Result:
+    """The reverse; how long it took was not recorded."""
+    told = outcome["exit_code"], outcome["stdout"], outcome["stderr"]
+    return Result(*told, duration=0.0, oom=outcome.get("oom", False))
+
+
+def ends_of(text: str) -> str:
+    if len(text) <= 2 * _KEPT:
+        return text
+    return f"{text[:_KEPT]}\n[{len(text) - 2 * _KEPT} characters are not recorded]\n{text[-_KEPT:]}"

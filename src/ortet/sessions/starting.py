@@ -1,0 +1,139 @@
+"""What a session begins with, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet.backends.base import RowChange
+from ortet.errors import Conflict
+from ortet.journal.events import Draft
+from ortet.machines.limits import parse_limits
+from ortet.sessions.table import ARCHIVED, CLOSED, Roll, SessionRow
+from ortet.workspaces.table import Files, Registry, check_live, usable_network
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.workspaces.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a session has its files: nowhere, or in a directory."""
+
+    path: str = ""
+    engine: str = "auto"
+    files: Files | None = None
+    limits: dict[str, Any] | None = None
+    network: str | None = None
+
+    def check(self, hub: Hub) -> None:
+        """Unsupported before there is a session whose machine this host cannot start."""
+        if self.engine == "criu":
+            hub.check_engine(self.engine)
+
+    def taken_by(self, other: SessionRow) -> Conflict:
+        return Conflict(
+            "workspace_taken",
+            f"{self.path} belongs to session {other.name!r}: go on with that one, or give another "
+            "directory",
+            session=other.id,
+        )
+
+
+NOWHERE = Place()
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a session begins with. `rows` are written with it; `family`: the one it belongs to;
+    `spent`: what it has used up of its budget elsewhere."""
+
+    drafts: Sequence[Draft] = ()
+    rows: Callable[[SessionRow], Sequence[RowChange]] = lambda _: ()
+    family: str = ""
+    parent: str = ""
+    spent: dict[str, float] = {}
+
+
+FRESH = Start()
+
+
+def check_fits(row: SessionRow, place: Place, parent: str) -> None:
+    """Conflict unless a session can be gone on with, there and for that parent."""
+    if row.status in (CLOSED, ARCHIVED):
+        back = "bring it back with hub.unarchive or `ortet unarchive`, "
+        raise Conflict(
+            "session_closed",
+            f"session {row.name!r} is {row.status}: {back if row.status == ARCHIVED else ''}take "
+            f"another name, or read it with hub.get({row.id!r})",
+            status=row.status,
+        )
+    if place.path and place.path != row.path:
+        raise Conflict(
+            "workspace_differs",
+            f"session {row.name!r} works in {row.path or 'no directory'}: open it without "
+            f"workspace=, or begin another for {place.path}",
+        )
+    if parent and (parent != row.parent or row.family != row.id):
+        raise Conflict(
+            "parent_differs",
+            f"session {row.name!r} does not work for {parent}: open it without parent=, or begin "
+            "another",
+        )
+
+
+def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
+    """A session with the limits and network that it is opened with, if any; its machine too. Whose
+    directory is named goes on in that of this host."""
+    row = msgspec.structs.replace(row, host=_host(registry, row, place))
+    limits, network = place.limits, place.network
+    if limits is None and network is None:
+        return row
+    check_live(row.engine == "criu", row.engine, limits, network)
+    if limits is not None:
+        parse_limits(limits)
+        row = msgspec.structs.replace(row, limits=limits)
+    if network is not None:
+        row = msgspec.structs.replace(row, network=usable_network(network))
+    known = registry.get(row.branch)
+    if known is not None:
+        registry.limit(known, limits, network)
+    return row
+
+
+def _host(registry: Registry, row: SessionRow, place: Place) -> str:
+    """Of its directory, which earlier releases did not record."""
+    if place.path and row.host != registry.host:
+        registry.settle(row.branch)
+        return registry.host
+    known = registry.get(row.branch) if row.path and not row.host else None
+    return known.host if known is not None else row.host
+
+
+def first_opened(hub: Hub, row: SessionRow) -> Workspace:
+    """The workspace at a session's directory, which was none yet."""
+    hub.check_here(row.name, row.host)
+    return hub.workspace(
+        row.path,
+        name=row.branch,
+        engine=row.engine,
+        files="private" if row.files == "private" else None,
+        limits=row.limits,
+        network=row.network,
+    )
+
+
+def employer(roll: Roll, parent: str) -> str:
+    """The family inside whose budget a session lies that works for `parent`."""
+    if not parent:
+        return ""
+    row = roll.get(parent)
+    if row.status in (CLOSED, ARCHIVED):
+        raise Conflict(
+            "session_closed", f"session {row.name!r} is {row.status}: nobody can work for it"
+        )
+    return row.family

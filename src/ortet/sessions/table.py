@@ -1,0 +1,273 @@
+"""The life of a session: which moves are legal, and the row that says where it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet.backends.base import Catalog, RowChange
+from ortet.errors import Conflict, Invalid, NotFound
+from ortet.journal.event_log import Span
+from ortet.sessions.paths import Paths
+
+OPEN, ACTIVE, PAUSED, CLOSED, ARCHIVED = "open", "active", "paused", "closed", "archived"
+LEGAL: dict[str, tuple[str, ...]] = {
+    OPEN: (ACTIVE, PAUSED, CLOSED),
+    ACTIVE: (ACTIVE, PAUSED, CLOSED),
+    PAUSED: (ACTIVE, CLOSED, ARCHIVED),
+    CLOSED: (ARCHIVED,),
+    ARCHIVED: (PAUSED, CLOSED),
+}
+"""From each state to which. Active to active: the one who held it died, and another goes on."""
+
+_DEEPEST = 4000
+"""Characters of a name there is: a fork of a fork of a fork has a longer one than can be given."""
+
+_FEW, _MANY = 16, 1000
+"""Names of forks that are read at once: at first, and where there are more."""
+
+ROOM = "room"
+"""`files` of a session without a directory, since its machine was used."""
+
+ASKS = "approval-asks"
+"""Rows of this kind, by session id: a human may be asked for something there; see asking.py."""
+
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
+
+
+class _Known(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session. A map, so that later releases may add keys."""
+
+    id: str
+    name: str
+    agent: str
+    timeline: str
+    branch: str
+    status: str
+    created: int
+    family: str  # id of the first session of all its forks
+    parent: str = ""  # id of the session it was forked from, or works for
+    sealed: bytes = b""  # the Journal its timeline began with: of the commit it was forked at
+    path: str = ""  # its workspace
+    engine: str = "auto"
+    files: str = ""
+    profile: str = ""
+    limits: dict[str, Any] | None = None  # of its live machine, as they were given
+    network: str | None = None  # the same
+    # what it knows of shared memories: as that Memory says, b"" nothing, None all there is
+    beliefs: bytes | None = None
+    scopes: list[str] = []  # shared memories that it was opened with
+    host: str = ""  # that `path` is of
+    version: int = 0  # of the row; not stored
+
+    @property
+    def has_files(self) -> bool:
+        """It works in a directory, or has used a machine of its own."""
+        return bool(self.path) or self.files == ROOM
+
+
+class Roll:
+    """The rows of all sessions."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._forked: dict[str, int] = {}  # by session id: the greatest number seen
+        self._paths = Paths(catalog)
+
+    def get(self, id_: str) -> SessionRow:
+        row = self._catalog.row("session", id_) if id_ else None
+        if row is None:
+            raise no_session(id_)
+        return msgspec.structs.replace(decode(SessionRow, row.value), version=row.version)
+
+    @contextmanager
+    def reading(self, id_: str) -> Iterator[SessionRow]:
+        """NotFound("no_session") also where it is removed in the middle of the block."""
+        row = self.get(id_)
+        try:
+            yield row
+        except NotFound:
+            self.get(id_)
+            raise
+
+    def has(self, id_: str) -> bool:
+        """At this moment: others remove sessions."""
+        return self._catalog.row("session", id_) is not None
+
+    def find(self, agent: str, name: str) -> SessionRow | None:
+        row = self._catalog.row(
+            "session-name", _key(check_agent(agent), check_session(name, _DEEPEST))
+        )
+        return self.get(row.value.decode()) if row else None
+
+    def meant(self, session: str | _Known) -> str:
+        """The id of a session that is given itself, by id, by name, or as agent/name."""
+        word = session if isinstance(session, str) else getattr(session, "id", None)
+        if not isinstance(word, str):
+            raise Invalid("bad_session", f"{session!r} is no session: give one, its name or its id")
+        if _NAME.match(word) and self._catalog.row("session", word) is None:
+            agent, _, rest = word.partition("/")
+            for key in (_key("default", word), _key(agent, rest)):
+                if row := self._catalog.row("session-name", key):
+                    return row.value.decode()
+        return word
+
+    def all(self) -> list[SessionRow]:
+        """Oldest first, forks of one moment as they were counted."""
+        found: list[SessionRow] = []
+        after = ""
+        while page := self._catalog.rows("session", after):
+            for row in page:
+                value = decode(SessionRow, row.value)
+                found.append(msgspec.structs.replace(value, version=row.version))
+            after = page[-1].key
+        return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
+
+    def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[Span]]]:
+        """The timelines that sessions are made of, as `Line.path` has them, of many at once."""
+        return zip(rows, self._paths.to_ends([row.timeline for row in rows]), strict=True)
+
+    def seen(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
+        """As `meant`, of the agents to be seen; a name that is no default agent's may be that of
+        the only one who has it."""
+        with suppress(NotFound):
+            if sees((row := self.get(self.meant(word))).agent):
+                return row
+        agent, _, rest = word.partition("/")
+        if rest and sees(agent) and (theirs := self.find(agent, rest)) is not None:
+            return theirs  # another's is called agent/name as a whole, and not to be seen
+        found = [row for row in self.all() if row.name == word and sees(row.agent)]
+        if len(found) > 1:
+            named = ", ".join(f"{row.id} of {row.agent}" for row in found[:5])
+            raise Conflict("ambiguous", f"{word!r} may be {named}: say which by its id")
+        if not found:
+            raise no_session(word)
+        return found[0]
+
+    @staticmethod
+    def added(row: SessionRow) -> list[RowChange]:
+        """The changes that make a session; Conflict("row_moved") when name or branch is taken."""
+        id_ = row.id.encode()
+        return [
+            RowChange("session-name", _key(row.agent, row.name), id_, expect=0),
+            RowChange("session-branch", row.branch, id_, expect=0),
+            RowChange("session", row.id, _stored(row), expect=0),
+        ]
+
+    def of_branch(self, branch: str) -> SessionRow | None:
+        """The session that commits to a branch."""
+        row = self._catalog.row("session-branch", branch)
+        return self.get(row.value.decode()) if row else None
+
+    @staticmethod
+    def changed(row: SessionRow) -> RowChange:
+        return RowChange("session", row.id, _stored(row))
+
+    @staticmethod
+    def moved(old: SessionRow, new: SessionRow) -> list[RowChange]:
+        """It goes on elsewhere. The timeline that it leaves stays its own: who erases the session
+        has to find what it said there."""
+        return [Roll.changed(new), RowChange(_left(old.id), old.timeline, b"")]
+
+    def left(self, id_: str) -> set[str]:
+        """Timelines that a session made and was restored away from."""
+        found: list[str] = []
+        while page := self._catalog.rows(_left(id_), found[-1] if found else ""):
+            found += [row.key for row in page]
+        return set(found)
+
+    def removed(self, row: SessionRow) -> list[RowChange]:
+        return [
+            *(RowChange(_left(row.id), timeline, None) for timeline in self.left(row.id)),
+            RowChange("told", row.id, None),
+            RowChange(ASKS, row.id, None),
+            RowChange("session-name", _key(row.agent, row.name), None),
+            RowChange("session-branch", row.branch, None),
+            RowChange("session", row.id, None),
+        ]
+
+    def is_taken(self, agent: str, name: str) -> bool:
+        return self._catalog.row("session-name", _key(agent, name)) is not None
+
+    def free_forks(self, row: SessionRow, n: int, *, anew: bool = False) -> list[str]:
+        """Names for forks: NAME/1, NAME/2, ... behind the greatest there is.
+
+        Looked up once: a name that another process took since is a Conflict, then ask `anew`.
+        """
+        if anew or row.id not in self._forked:
+            self._forked[row.id] = self._last_fork(row)
+        last = self._forked[row.id]
+        self._forked[row.id] = last + n
+        return [f"{row.name}/{number}" for number in range(last + 1, last + 1 + n)]
+
+    def _last_fork(self, row: SessionRow) -> int:
+        prefix = _key(row.agent, row.name) + "/"
+        last, after, limit = 0, prefix, _FEW  # most have no forks, and other sessions behind them
+        while page := self._catalog.rows("session-name", after, limit):
+            for found in page:
+                rest = found.key.removeprefix(prefix)
+                if not found.key.startswith(prefix):
+                    break
+                if rest.isdigit():
+                    last = max(last, int(rest))
+            if not page[-1].key.startswith(prefix):
+                break
+            after, limit = page[-1].key, _MANY
+        return last
+
+
+def no_session(word: str) -> NotFound:
+    """The same for one that is not there and one that the asker may not know of."""
+    return NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
+
+
+def _left(id_: str) -> str:
+    return f"left/{id_}"
+
+
+def check_move(name: str, old: str, new: str) -> None:
+    """Conflict unless a session may go from one state to the other."""
+    if new not in LEGAL[old]:
+        ways = " or ".join(LEGAL[old])
+        raise Conflict(
+            "illegal_move",
+            f"session {name!r} is {old} and cannot become {new}: from here it can be {ways}",
+            status=old,
+        )
+
+
+def check_session(name: str, longest: int = 200) -> str:
+    if isinstance(name, str) and len(name) <= longest and _NAME.match(name):
+        return name
+    raise Invalid(
+        "bad_name",
+        f"{str(name)[:100]!r} cannot name a session: use letters, digits and . _ @ + - in parts "
+        "joined by slashes",
+    )
+
+
+def check_agent(agent: str) -> str:
+    if isinstance(agent, str) and _AGENT.match(agent):
+        return agent
+    raise Invalid(
+        "bad_name", f"{str(agent)[:100]!r} cannot name an agent: use letters, digits and . _ @ + -"
+    )
+
+
+def _key(agent: str, name: str) -> str:
+    return f"{agent}/{name}"
+
+
+def _stored(row: SessionRow) -> bytes:
+    return encode(msgspec.structs.replace(row, version=0))

@@ -1,0 +1,127 @@
+"""What happened elsewhere, told afterwards: many events with the deeds and the money in them, in
+one step, so that all of them are there or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.codec import decode, encode
+from ortet.backends.base import RowChange
+from ortet.ids import Oid
+from ortet.journal.events import Draft, Event
+from ortet.journal.state.records import Effect
+from ortet.sessions.actions import artifacts
+from ortet.sessions.actions.actions import digest
+from ortet.sessions.actions.effects import Deed, command_of
+from ortet.sessions.history.forking import fork_at
+from ortet.sessions.history.rewind import commit_at
+from ortet.store.sweep_retry import anew
+
+if TYPE_CHECKING:
+    from ortet.sessions.session import Session
+
+_SAID = ("args", "kwargs")
+_INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
+
+
+class Paid(msgspec.Struct, frozen=True):
+    """What was spent, on which model and when, in ns since 1970."""
+
+    amounts: dict[str, float]
+    model: str = ""
+    at: int = 0
+
+
+def retell(session: Session, drafts: Sequence[Draft], paid: Paid | None = None) -> list[Event]:
+    """Append; durable on return. A deed is told by `begun` and `ended` as `act` does it, here or in
+    a later call; an artifact gets the next version of its name."""
+    session._touch()
+    ledger, budget = session._ledger, session._budget
+    with ledger.alone():
+        filled = list(_filled(session, map(ledger.hidden, drafts)))
+        rows = _deeds(session, filled)
+        if paid is None:
+            return ledger.add(*filled, rows=rows, now=True)
+        events, refusal = budget.spend(
+            paid.amounts, model=paid.model, drafts=filled, beside=rows, at=paid.at
+        )
+    if refusal is not None:
+        session._stop(refusal)
+    return events
+
+
+def keep(session: Session, data: bytes) -> artifacts.Content:
+    """For an event that is told next, which names it; within hub.writing() until then."""
+    return artifacts.store(session.hub.objects, session.hub.without_secrets(data))
+
+
+@anew
+def branch_off(session: Session, seq: int, name: str) -> Session:
+    """A fork NAME/name that goes on behind event `seq`; mind only."""
+    with session.hub.writing():
+        (fork,) = fork_at(session, _at(session, seq), names=[name], machine=False)
+    return fork
+
+
+@anew
+def go_back(session: Session, seq: int) -> None:
+    """On from behind event `seq`, as a restore to a commit that was made there; files stay."""
+    with session.hub.writing():
+        only = {"mind"} if session.row.has_files else None
+        session.restore(_at(session, seq).hex(), only=only)
+
+
+def _at(session: Session, seq: int) -> Oid:
+    session._ledger.flush()
+    return commit_at(session.hub._minds(), session.row, session.line, seq)
+
+
+def _filled(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
+    """What only the journal knows: marks of calls, versions of artifacts."""
+    versions: dict[str, int] = {}
+    for draft in drafts:
+        data: Mapping[str, Any] = {}
+        if draft.kind == "begun":
+            said = {key: draft.data.get(key) for key in _SAID}
+            data = {"digest": digest(session.hub.objects.hasher.oid, draft.data["name"], said)}
+        elif draft.kind == "artifact":
+            name = draft.data["name"]
+            last = versions.get(name) or artifacts.last_version(session.mind.artifacts, name)
+            versions[name] = last + 1
+            data = {"version": last + 1}
+        yield msgspec.structs.replace(draft, data={**draft.data, **data}) if data else draft
+
+
+def _deeds(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
+    """The family's rows of the deeds that these events tell."""
+    kind = f"deed/{session.row.family}"
+    found: dict[str, Deed] = {}
+    for seq, draft in enumerate(drafts, session._ledger.tip.seq + 1):
+        data = draft.data
+        if draft.kind == "begun":
+            intent = {name: data[name] for name in _INTENT}
+            effect = Effect(
+                **intent,
+                state="begun",
+                begun=seq,
+                time=session._now(),
+                actor=draft.actor,
+                command=command_of(session.hub, data),
+            )
+            found[effect.id] = Deed(effect, session.id)
+        elif draft.kind == "ended":
+            deed = found.get(data["id"]) or _known(session, kind, data["id"])
+            if deed is not None:
+                effect = msgspec.structs.replace(deed.effect, state=data["state"], ended=seq)
+                found[effect.id] = msgspec.structs.replace(
+                    deed, effect=effect, outcome=data.get("outcome"), error=data.get("error", "")
+                )
+    return [RowChange(kind, id_, encode(deed)) for id_, deed in found.items()]
+
+
+def _known(session: Session, kind: str, effect: str) -> Deed | None:
+    row = session.hub.catalog.row(kind, effect)
+    return decode(Deed, row.value) if row is not None else None

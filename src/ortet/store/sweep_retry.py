@@ -1,0 +1,109 @@
+"""Sweeping a store that many hosts share, and what a writer does that met such a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ortet.errors import Conflict, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+    from ortet.objects.base import Walk
+    from ortet.objects.gc.sweep import Progress, Roots, SweepReport
+    from ortet.store.lease import Holding
+
+T = TypeVar("T")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+_NAME = "sweep"
+_TRIES = 20
+
+
+def check_sweep(hub: Hub) -> None:
+    """Unsupported where this process can neither keep other writers out nor refuse them."""
+    from ortet.backends.sweep_epoch import Fencing
+
+    if not isinstance(hub.catalog, Fencing):
+        hub.objects.check_ours("a sweep")
+
+
+def sweep_shared(
+    hub: Hub,
+    roots: Roots,
+    walk: Walk,
+    *,
+    dry_run: bool,
+    min_garbage: float,
+    progress: Progress | None,
+) -> SweepReport:
+    """See remotesweep.sweep_remote. One at a time on all hosts: the others are
+    Unavailable("sweep_busy")."""
+    from ortet.backends.sweep_epoch import Fencing
+    from ortet.objects.gc import sweep_remote
+    from ortet.objects.remote.store import RemoteObjects
+
+    objects, catalog = hub.objects, hub.catalog
+    assert isinstance(objects, RemoteObjects)
+    assert isinstance(catalog, Fencing)
+    with _alone(hub) as holding:
+        return sweep_remote.sweep_remote(
+            objects,
+            roots,
+            walk,
+            fence=lambda: catalog.raise_epoch(holding.lease),
+            clock=hub.clock,
+            grace=sweep_remote.GRACE,
+            dry_run=dry_run,
+            min_garbage=min_garbage,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _alone(hub: Hub) -> Iterator[Holding]:
+    from ortet.store.lease import Heart, Holding, process_here, take
+
+    host = hub._parts.host
+    owner = f"{process_here(host)}:{os.urandom(8).hex()}"  # not even twice in one process
+    try:
+        lease = take(hub.catalog, _NAME, owner, host)
+    except Refused as error:
+        if error.kind != "lease_held":
+            raise
+        raise Unavailable(
+            "sweep_busy",
+            "a sweep of this store is running, here or on another host: repeat when it has ended",
+        ) from error
+    holding, heart = Holding(hub.catalog, hub.clock, lease), Heart()
+    heart.add(holding)
+    try:
+        yield holding
+    finally:
+        heart.close()
+        holding.end()
+
+
+def anew(verb: Verb) -> Verb:
+    """A verb that is `repeated`; its first argument is what has a hub."""
+
+    @wraps(verb)
+    def again(whose: Any, *args: Any, **given: Any) -> Any:
+        return repeated(whose.hub, lambda: verb(whose, *args, **given))
+
+    return cast("Verb", again)
+
+
+def repeated(hub: Hub, call: Callable[[], T]) -> T:
+    """What `call` gives; done again when a sweep by another host came in between, which has refused
+    it as a whole. Not within hub.writing(): that has to be begun anew."""
+    for _ in range(_TRIES):
+        try:
+            return call()
+        except Conflict as error:
+            if error.kind != "swept" or hub.objects.gate.is_inside():
+                raise
+    return call()

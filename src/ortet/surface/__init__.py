@@ -1,1 +1,0 @@
-"""Ways in: the command line, and later HTTP, MCP, adapters."""

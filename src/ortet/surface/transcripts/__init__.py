@@ -1,1 +1,0 @@
-"""Transcripts of other coding agents, taken into sessions."""

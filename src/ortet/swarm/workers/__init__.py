@@ -1,0 +1,1 @@
+"""Processes that run attempts: here by fork, or on Ray."""

@@ -1,0 +1,170 @@
+"""The driver's end of the process that starts attempts, here or elsewhere: they are started,
+awaited and stopped."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from ortet._util.structs import known
+from ortet.errors import Invalid, OrtetError, Refused, Unavailable, Unsupported
+from ortet.machines.poll import readable
+from ortet.machines.standalone import ipc
+from ortet.sessions.swarm_api import Halt
+from ortet.swarm.attempt import Job
+from ortet.swarm.task_transport import Work, surroundings
+
+_START, _START_FAR = 120.0, 300.0
+"""Seconds: the modules of a task may be heavy, and a cluster far. The process that asks one has
+limits of its own for each step, and says which it was."""
+_LEAVE = 30.0
+"""Seconds for that process to take leave of a cluster: Ray may keep it."""
+
+HERE, ON_RAY = "ortet.swarm.workers.fork_server", "ortet.swarm.workers.ray_server"
+"""Programs that start attempts: `python -m PROGRAM FD`. They are told what to load, answer with
+{"ready": pid} or an error, and are then sent {"job": Job} and {"stop": i}; they tell how each has
+ended, and when FD is closed they end with all that they have started."""
+
+_ERRORS: dict[str, type[OrtetError]] = {
+    cls.name: cls for cls in (Invalid, Refused, Unavailable, Unsupported)
+}
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How an attempt ended, as far as that is known outside of it. Lost: with its node, or with
+    what started it there, so that it says nothing about the task."""
+
+    i: int
+    code: int = 0
+    why: Literal["", "error", "lost", "timeout"] = ""
+    error: str = ""
+
+
+class Crew:
+    """A process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing it ends
+    every attempt that still runs. `times`: it ends those that take too long, as only it knows when
+    they began."""
+
+    def __init__(self, program: str, told: dict[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        self.times = program == ON_RAY
+        heard = subprocess.DEVNULL if program == ON_RAY else None  # Ray talks much
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", program, str(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=heard,
+                stderr=heard,
+                start_new_session=True,
+            )
+        self._sock = ours
+        self._ready = False
+        try:
+            self._say(told)
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self) -> None:
+        """Wait until it has loaded the task; Invalid("bad_task") when it cannot."""
+        if self._ready:
+            return
+        self._sock.settimeout(_START_FAR if self.times else _START)
+        try:
+            reply, _ = ipc.receive(self._sock)
+        except (ipc.Closed, TimeoutError) as error:
+            raise (_no_cluster() if self.times else _gone()) from error
+        self._sock.settimeout(None)
+        self._ready = True
+        _refuse(reply)
+        if "error" in reply:
+            raise Invalid(
+                "bad_task",
+                f"another process cannot load the task ({reply['error']}): it must be possible to "
+                "import its module there; what a script does by itself goes below "
+                "`if __name__ == '__main__':`",
+            )
+
+    def start(self, job: Job) -> None:
+        self._say({"job": msgspec.to_builtins(job)})
+
+    def stop(self, i: int) -> None:
+        """End an attempt with all it has started; `wait` tells when it is gone."""
+        self._say({"stop": i})
+
+    def wait(self, seconds: float | None, halt: Halt | None = None) -> Ended | None:
+        """The next attempt that has ended; None when the time is over, or there is a word to the
+        driver."""
+        both = [self._sock] if halt is None else [self._sock, halt]
+        if self._sock.fileno() not in readable(*both, seconds=seconds):
+            return None
+        try:
+            message, _ = ipc.receive(self._sock)
+        except ipc.Closed as error:
+            raise self._is_gone() from error
+        _refuse(message)
+        return msgspec.convert(message, known(Ended))
+
+    def close(self) -> None:
+        self._sock.close()
+        try:
+            self._process.wait(_LEAVE if self.times else None)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            ipc.send(self._sock, message)
+        except (ipc.Closed, OSError) as error:
+            raise self._is_gone() from error
+
+    def _is_gone(self) -> Unavailable:
+        return cluster_gone() if self.times else _gone()
+
+
+def _refuse(message: dict[str, Any]) -> None:
+    """What the process at the other end says went wrong."""
+    if "kind" in message:
+        raise _ERRORS.get(message["error"], Unavailable)(message["kind"], message["message"])
+
+
+def telling(opener: Callable[..., Any], task: Work, score: Work | None) -> dict[str, Any]:
+    """What every one of these programs is told; `opener` opens the store."""
+    return {
+        "opener": f"{opener.__module__}:{opener.__qualname__}",
+        "task": msgspec.to_builtins(task),
+        "score": msgspec.to_builtins(score),
+        "around": surroundings(task, score),
+    }
+
+
+def _no_cluster() -> Unavailable:
+    """Ray ends a process that finds nobody at the address of a cluster."""
+    return Unavailable(
+        "no_cluster",
+        "no Ray cluster answers: is RAY_ADDRESS that of one that runs? `ray status` tells",
+    )
+
+
+def cluster_gone(why: str = "") -> Unavailable:
+    """Ray ends a process whose cluster does not come back, and says nothing."""
+    return Unavailable(
+        "no_cluster",
+        f"the Ray cluster does not answer any more{why}: see `ray status`, then call the swarm "
+        "again with its name to go on, there or without on=",
+    )
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "no_server",
+        "the process that starts attempts has ended: call the swarm again with its name to go on",
+    )

@@ -1,0 +1,104 @@
+"""Where the attempts of a swarm run: on this host, or on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortet._util.validation import NUMBER, must_be
+from ortet.errors import Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from ortet.hub.hub import Hub
+
+_RAY, CLIENT, _AUTO = "ray", "ray://", "auto"
+
+CPU, GPU, MEMORY = "cpu", "gpu", "memory"
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """A Ray cluster. `address` is "auto" for the one that this host is a node of; an attempt
+    `needs` so many processors, bytes of memory, and of what nodes were given names for."""
+
+    address: str
+    needs: dict[str, float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The needs, as Ray calls them."""
+        rest = dict(self.needs)
+        found: dict[str, Any] = {"num_cpus": rest.pop(CPU), "num_gpus": rest.pop(GPU, 0)}
+        if memory := rest.pop(MEMORY, 0):
+            found["memory"] = int(memory)
+        return {**found, "resources": rest}
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The needs, as nodes tell what they have."""
+        names = {CPU: "CPU", GPU: "GPU"}
+        return {names.get(name, name): amount for name, amount in self.needs.items()}
+
+
+def place_of(on: Any, needs: Any) -> Cluster | None:
+    """None: this host. Unsupported("extra_missing") without Ray."""
+    if on is None:
+        if needs is not None:
+            raise Invalid("bad_needs", "needs= chooses nodes of a cluster: give on='ray', too")
+        return None
+    if on == _RAY:
+        address = _AUTO
+    elif isinstance(on, str) and on.startswith(CLIENT) and len(on) > len(CLIENT):
+        address = on
+    else:
+        raise Invalid(
+            "bad_place",
+            f"on={on!r}: give 'ray' for the cluster that this host is a node of, or the address of "
+            "one, as 'ray://HOST:10001'; nothing for this host",
+        )
+    if find_spec("ray") is None or find_spec("cloudpickle") is None:
+        raise Unsupported("extra_missing", 'a swarm on Ray needs it: pip install "ortet[ray]"')
+    return Cluster(address, _needs(needs))
+
+
+def elsewhere(hub: Hub, on: Cluster, timeout: float | None) -> dict[str, Any]:
+    """What the program is told that starts attempts on a cluster. A store in a directory is only
+    there for the nodes of its host."""
+    embedded = hub.url == str(hub.root)
+    return {
+        "cluster": {"address": _address(on), "needs": on.needs},
+        "timeout": timeout,
+        "root": hub.url,
+        "host": hub._parts.host if embedded else "",
+        "once": True,
+        "version": release(),
+    }
+
+
+def release() -> str:
+    """The version of ortet, whose package imports the configuration, which this one may not."""
+    return str(import_module("ortet").__version__)
+
+
+def _address(on: Cluster) -> str:
+    """The cluster that this process has joined by itself is the one that is meant."""
+    ray = sys.modules.get("ray")
+    if on.address == _AUTO and ray is not None and ray.is_initialized():
+        return str(ray.get_runtime_context().gcs_address)
+    return on.address
+
+
+def _needs(asked: Any) -> dict[str, float]:
+    if asked is None:
+        return {CPU: 1.0}
+    if not isinstance(asked, Mapping) or not all(isinstance(name, str) and name for name in asked):
+        raise Invalid(
+            "bad_needs", f"needs={asked!r}: give a dict such as {{'cpu': 2, 'memory': 4 * 2**30}}"
+        )
+    must_be(NUMBER, **{f"needs[{name!r}]": amount for name, amount in asked.items()})
+    given = {name: float(amount) for name, amount in asked.items() if amount or name == CPU}
+    return {CPU: 1.0, **given}

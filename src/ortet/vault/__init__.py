@@ -1,0 +1,1 @@
+"""Encrypted secrets of a store, and their redaction."""

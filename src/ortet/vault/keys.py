@@ -1,0 +1,101 @@
+"""Where the keys of the vault come from: a variable, or a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ortet._util.failpoints import reach
+from ortet.errors import Invalid, Refused
+from ortet.ids import Random
+from ortet.objects.tail import storage_error, sync_directory
+
+KEY_BYTES = 32
+VARIABLE = "ORTET_VAULT_KEY"
+_FILE = "vault.key"
+
+
+class Keyring:
+    """`text` are the keys of the variable, the one to seal with first; without it they are lines of
+    a file in the user's `place` for settings, the one to seal with last.
+
+    The file is not in the store: who copies a store has no key to its vault. Lines are only added,
+    so that processes may do so at the same time, and that stores of one user can share it.
+    """
+
+    def __init__(self, text: str, place: Path | None) -> None:
+        self._text = text.strip()
+        self._file = place / _FILE if place is not None else None
+
+    def __repr__(self) -> str:
+        return f"<Keyring of {self.where}>"
+
+    @property
+    def where(self) -> str:
+        return VARIABLE if self._text else str(self._file or VARIABLE)
+
+    def keys(self) -> list[bytes]:
+        """Those there are, the one to seal with first."""
+        if self._text:
+            return [self._key(word) for word in self._text.split(",")]
+        file = self._need_file()
+        try:
+            with open(file, encoding="ascii", errors="replace") as opened:
+                mode = os.fstat(opened.fileno()).st_mode
+                lines = opened.read().split()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise Refused(
+                "no_vault_key",
+                f"{file} cannot be read ({error.strerror}): see to it, or set {VARIABLE}",
+            ) from None
+        if mode & 0o077:
+            raise Refused(
+                "open_key", f"others may read {file}, which unlocks the vault: run chmod 600 on it"
+            )
+        return [self._key(line) for line in reversed(lines)]
+
+    def add(self, random: Random) -> list[bytes]:
+        """Make another key to seal with, in the file; of a variable, those there are."""
+        if self._text:
+            return self.keys()
+        file = self._need_file()
+        line = random(KEY_BYTES).hex().encode() + b"\n"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(file, flags, 0o600)
+            try:
+                os.write(fd, line)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            sync_directory(file.parent)
+        except OSError as error:
+            raise storage_error(error, f"making a key for the vault at {file}") from error
+        reach("vault.key")
+        return self.keys()
+
+    def _need_file(self) -> Path:
+        if self._file is None:
+            raise Invalid(
+                "no_vault_key",
+                f"this user has no home directory for the key of the vault: set {VARIABLE} to 64 "
+                "hexadecimal digits",
+            )
+        return self._file
+
+    def _key(self, word: str) -> bytes:
+        """What is wrong with it must not show it."""
+        try:
+            key = bytes.fromhex(word.strip())
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise Invalid(
+                "bad_vault_key",
+                f"a key of {self.where} is not 64 hexadecimal digits: correct it, or take it from "
+                "a copy",
+            ) from None
+        return key

@@ -1,0 +1,87 @@
+"""All pages: their addresses, what draws each, and the files they need.
+
+A page is a function from a Visit to a Response, in a module of its own; it reads in this process
+(`visit.view()`, `visit.hub()`), and what it changes it asks of the same HTTP operations as all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ortet.server.auth.login import page_of
+from ortet.server.context import Desk
+from ortet.server.streaming.streams import Streams
+from ortet.server.table import Exact
+from ortet.web.request import Draw, Tab, endpoint, html, theme_of
+from ortet.web.static_files import Shelf
+from ortet.web.templates import environment
+from ortet.web.views.api_reference import Reference
+from ortet.web.views.artifacts import artifacts
+from ortet.web.views.journal import journal
+from ortet.web.views.live_updates import live_routes
+from ortet.web.views.memory import memory, session_memory
+from ortet.web.views.money import budget
+from ortet.web.views.sessions import sessions
+from ortet.web.views.storage import store
+from ortet.web.views.terminal import terminal
+from ortet.web.views.timeline import pages as tree_pages
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TABS = (
+    Tab("timeline", "Timeline", ""),
+    Tab("replay", "Replay", "/replay"),
+    Tab("journal", "Journal", "/journal"),
+    Tab("memory", "Memory", "/memory"),
+    Tab("artifacts", "Artifacts", "/artifacts"),
+    Tab("budget", "Budget", "/budget"),
+    Tab("terminal", "Terminal", "/terminal"),
+)
+"""The pages of one session, as its navigation lists them."""
+
+PAGES: tuple[tuple[str, Draw], ...] = (
+    ("/", sessions),
+    ("/memory", memory),
+    ("/storage", store),
+    ("/s/{session}/journal", journal),
+    ("/s/{session}/memory", session_memory),
+    ("/s/{session}/artifacts", artifacts),
+    ("/s/{session}/budget", budget),
+    ("/s/{session}/terminal", terminal),
+)
+
+
+def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
+    shelf = Shelf()
+    templates = environment(shelf)
+    return [
+        Route("/static/{version}/{name:path}", shelf.answer, name="static"),
+        Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
+        *Reference(templates).routes(),
+        *live_routes(streams),
+        Route("/favicon.ico", partial(_icon, shelf), name="icon"),
+        *(
+            Exact(path, endpoint(desk, templates, draw, TABS), name=path)
+            for path, draw in (*PAGES, *tree_pages())
+        ),
+    ]
+
+
+async def _login(templates: Environment, request: Request) -> Response:
+    text = templates.get_template("login.html").render(
+        theme=theme_of(request),
+        wrong="wrong" in request.query_params,
+        back=page_of(request.query_params.get("next", "/")),
+        who=None,
+    )
+    return html(text)
+
+
+async def _icon(shelf: Shelf, _: Request) -> Response:
+    return RedirectResponse(shelf.address("mark.svg"), 302)

@@ -1,0 +1,92 @@
+"""Templates, and how times, amounts and ids look in them."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ortet.cli import output
+from ortet.web.static_files import Shelf
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+PLACE = Path(__file__).parent / "templates"
+_STEPS = ((60, "s"), (60, "min"), (24, "h"), (30, "d"), (12, "mo"))
+
+
+def environment(shelf: Shelf) -> Environment:
+    """All that is put into a template is text, unless it was made as HTML here."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(
+        loader=FileSystemLoader(PLACE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    found.globals["static"] = shelf.address
+    found.globals["has_static"] = shelf.has
+    found.filters |= {
+        "ago": ago,
+        "amount": amount,
+        "line": output.line,
+        "part": partial(quote, safe=""),
+        "plural": output.plural,
+        "safe_text": shown,
+        "short": output.short,
+        "size": output.size,
+        "title_of": title_of,
+    }
+    return found
+
+
+def ago(ns: int) -> Markup:
+    """A time as people say it; `base.js` keeps it true while the page is open."""
+    from markupsafe import Markup
+
+    try:
+        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+    except (ValueError, OverflowError, OSError):
+        return Markup("<span>{}</span>").format("at no known time")
+    exact = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
+        exact, exact, since(time.time() - ns / 1e9)
+    )
+
+
+def since(seconds: float) -> str:
+    """How long ago, in one unit."""
+    if seconds < 5:
+        return "now"
+    for length, unit in _STEPS:
+        if seconds < length:
+            return f"{int(seconds)} {unit} ago"
+        seconds /= length
+    return f"{int(seconds)} y ago"
+
+
+def amount(value: float, name: str = "") -> str:
+    """Of money, tokens, whatever is counted."""
+    if name == "usd":
+        return f"${value:,.2f}" if value >= 1 or not value else f"${value:.4f}"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1000 if unit == 'k' else limit):.1f}{unit}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+
+
+def shown(text: object) -> str:
+    """Text with its lines; what would drive a terminal, or hide, is seen as an escape."""
+    return output.safe(str(text), keep="\n\t")
+
+
+def title_of(message: str) -> str:
+    return output.title(message) or "(no message)"

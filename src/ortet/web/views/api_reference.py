@@ -1,0 +1,231 @@
+"""The reference page: the OpenAPI document for people, every operation by noun."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from anyio.to_thread import run_sync
+from jinja2 import Environment
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ortet.server.described import JSON, Json
+from ortet.server.openapi import document
+from ortet.web.request import html, theme_of
+
+_DEEPEST = 4
+_ANY = 2**53  # no limit that anybody would meet
+_CODE = re.compile(r"`([^`]+)`")
+_SAMPLES: Json = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+
+
+class Field(NamedTuple):
+    """One parameter, or one key of an object."""
+
+    name: str
+    place: str
+    shape: Markup
+    required: bool
+    text: str
+
+
+class Entry(NamedTuple):
+    """One operation."""
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    text: list[str]
+    needs: str
+    fields: list[Field]
+    body: Markup
+    answers: list[tuple[str, str, Markup]]
+    curl: str
+
+
+class Reference:
+    """Drawn when somebody first asks for it: it is the same for everybody, token or not."""
+
+    def __init__(self, templates: Environment) -> None:
+        self._templates = templates
+        self._drawn: dict[str, str] = {}
+
+    def routes(self) -> list[Route]:
+        return [Route("/docs", self._page, name="reference")]
+
+    async def _page(self, request: Request) -> Response:
+        theme = theme_of(request)
+        if theme not in self._drawn:
+            self._drawn[theme] = await run_sync(self._draw, theme)
+        return html(self._drawn[theme])
+
+    def _draw(self, theme: str) -> str:
+        data = document()
+        nouns = [
+            (tag["name"], tag["description"], list(_entries(data, tag["name"])))
+            for tag in data["tags"]
+        ]
+        schemas = [
+            (name, schema.get("description", ""), list(_keys(schema)))
+            for name, schema in data["components"]["schemas"].items()
+        ]
+        return self._templates.get_template("reference.html").render(
+            info=data["info"], nouns=nouns, schemas=schemas, theme=theme, who=None, said=said
+        )
+
+
+def _entries(data: Json, noun: str) -> Iterator[Entry]:
+    for path, methods in data["paths"].items():
+        for method, told in methods.items():
+            if noun in told["tags"]:
+                yield _entry(data, path, method.upper(), told)
+
+
+def _entry(data: Json, path: str, method: str, told: Json) -> Entry:
+    parameters = [_at(data, one) for one in told.get("parameters", [])]
+    answers = []
+    for status, given in told["responses"].items():
+        one = _at(data, given)
+        shapes = [_body_shape(media, part) for media, part in one.get("content", {}).items()]
+        answers.append((status, one["description"], Markup(", ").join(shapes)))
+    content = told.get("requestBody", {}).get("content", {})
+    needs = told["security"][0]["bearer"][0] if told["security"] else ""
+    return Entry(
+        id=told["operationId"],
+        method=method,
+        path=path,
+        summary=told["summary"],
+        text=told.get("description", "").split("\n\n"),
+        needs=needs,
+        fields=[
+            Field(
+                one["name"],
+                one["in"],
+                _shape(one["schema"]),
+                one.get("required", False),
+                one.get("description", ""),
+            )
+            for one in parameters
+        ],
+        body=Markup(" or ").join(_body_shape(media, part) for media, part in content.items()),
+        answers=answers,
+        curl=_curl(data, path, method, told, parameters),
+    )
+
+
+def _at(data: Json, value: Json) -> Json:
+    """What a reference leads to."""
+    while "$ref" in value:
+        found: Any = data
+        for step in value["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        value = found
+    return value
+
+
+def _body_shape(media: str, part: Json) -> Markup:
+    schema = part.get("schema", {})
+    if media != JSON:
+        return Markup("<code>{}</code>").format(media)
+    if "$ref" in schema or "properties" not in schema:
+        return _shape(schema)
+    keys = [
+        Markup("{}: {}").format(name, _shape(one)) for name, one in schema["properties"].items()
+    ]
+    return Markup("{{ {} }}").format(Markup(", ").join(keys))
+
+
+def _keys(schema: Json) -> Iterator[Field]:
+    required = schema.get("required", ())
+    for name, one in schema.get("properties", {}).items():
+        yield Field(name, "", _shape(one), name in required, one.get("description", ""))
+
+
+def _shape(schema: Json) -> Markup:
+    """A type in a few words; a named one is a link."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return Markup('<a href="#schema-{0}">{0}</a>').format(name)
+    if "anyOf" in schema:
+        return Markup(" or ").join(map(_shape, schema["anyOf"]))
+    if "enum" in schema:
+        return Markup(" | ").join(Markup("<code>{}</code>").format(one) for one in schema["enum"])
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        if isinstance(schema.get("items", True), dict):
+            return Markup("list of {}").format(_shape(schema["items"]))
+        return Markup("list of ({})").format(
+            Markup(", ").join(map(_shape, schema.get("prefixItems", ())))
+        )
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return Markup("object of {}").format(_shape(schema["additionalProperties"]))
+    limits = [
+        f"{word} {schema[key]:,}"
+        for key, word in (
+            ("minimum", "from"),
+            ("exclusiveMinimum", "above"),
+            ("maximum", "to"),
+            ("minLength", "at least"),
+            ("maxLength", "at most"),
+        )
+        if key in schema and schema[key] < _ANY
+    ]
+    if schema.get("default") not in (None, "", [], {}):
+        limits.append(f"else {json.dumps(schema['default'])}")
+    return Markup(" ").join([escape(kind), *map(escape, limits)])
+
+
+def _curl(data: Json, path: str, method: str, told: Json, parameters: list[Json]) -> str:
+    """One that can be pasted, once the words in capitals are filled in."""
+    place = re.sub(r"{([^}]*)}", lambda found: found[1].upper(), path)
+    wanted = {
+        one["name"]: _sample(data, one["schema"])
+        for one in parameters
+        if one["in"] == "query" and one.get("required")
+    }
+    query = f"?{urlencode(wanted, True)}" if wanted else ""
+    words = ["curl"]
+    if told.get("operationId") == "terminal":
+        words = ["websocat"]
+    elif method != "GET":
+        words.append(f"-X {method}")
+    elif "text/event-stream" in told["responses"].get("200", {}).get("content", {}):
+        words.append("-N")
+    if told["security"]:
+        words.append('-H "Authorization: Bearer $ORTET_TOKEN"')
+    content = told.get("requestBody", {}).get("content", {})
+    if JSON in content:
+        body = json.dumps(_sample(data, content[JSON]["schema"]))
+        words += ["--json " + "'" + body.replace("'", "'\\''") + "'"]
+    elif content:
+        words.append("--data-binary @FILE")
+    return " ".join([*words, f'"$ORTET_URL{place}{query}"'])
+
+
+def _sample(data: Json, schema: Json, depth: int = 0) -> Any:
+    """The least that a schema asks for."""
+    schema = _at(data, schema)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return _sample(data, schema["anyOf"][0], depth)
+    kind = schema.get("type", "string")
+    if kind == "array":
+        few = schema.get("minItems", 0) and depth < _DEEPEST
+        return [_sample(data, schema.get("items", {}), depth + 1)] if few else []
+    if kind == "object":
+        keys = schema.get("required", ()) if depth < _DEEPEST else ()
+        return {name: _sample(data, schema["properties"][name], depth + 1) for name in keys}
+    return _SAMPLES[kind]
+
+
+def said(text: str) -> Markup:
+    """Prose with `code` in it."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))

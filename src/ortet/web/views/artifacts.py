@@ -1,0 +1,156 @@
+"""Artifacts of a session: names with their versions, and a look at one that nothing of it can run.
+
+What an agent made may be a page with a script in it. Here it is text, a table, or a picture of a
+kind that has no scripts; whatever else it is, it can be downloaded, or opened in a sandbox.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from ortet.errors import OrtetError
+from ortet.journal.state.records import Artifact
+from ortet.objects.blobs import read_range
+from ortet.sessions.actions.artifacts import content_of, find, guess_media
+from ortet.sessions.reader import View
+from ortet.web.asking import about, asked
+from ortet.web.request import Visit
+
+Look = Literal["text", "json", "table", "image", "none"]
+
+MOST = 256 << 10
+"""Bytes of a text that are shown."""
+_ROWS, _COLUMNS, _CELL = 200, 50, 500
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp")
+_TABLES = {"text/csv": ",", "text/tab-separated-values": "\t"}
+
+
+class AskGallery(msgspec.Struct, frozen=True):
+    """Which one is looked at; none: the list alone."""
+
+    name: Annotated[str, msgspec.Meta(max_length=4000)] = ""
+    version: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+
+
+class Named(msgspec.Struct, frozen=True):
+    """One name; `versions` the newest first."""
+
+    name: str
+    versions: list[Artifact]
+
+    @property
+    def last(self) -> Artifact:
+        return self.versions[0]
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """One version. `cut`: bytes that are not shown; `why` there is nothing to see."""
+
+    artifact: Artifact
+    look: Look
+    media: str
+    text: str = ""
+    head: list[str] = []
+    rows: list[list[str]] = []
+    cut: int = 0
+    why: str = ""
+    made_by: str = ""
+
+
+class Gallery(msgspec.Struct, frozen=True):
+    names: list[Named]
+    ask: AskGallery
+    preview: Preview | None
+
+
+def gallery(view: View, ask: AskGallery) -> Gallery:
+    """What the page shows; NotFound for a name or a version that is not there."""
+    found: dict[str, list[Artifact]] = {}
+    for one in view.artifacts():
+        found.setdefault(one.name, []).append(one)
+    names = [
+        Named(name, sorted(versions, key=lambda one: -one.version))
+        for name, versions in found.items()
+    ]
+    names.sort(key=lambda one: -one.last.time)
+    chosen = None
+    if ask.name:
+        chosen = find(view.mind.artifacts, ask.name, ask.version or None)
+    return Gallery(names, ask, preview(view, chosen) if chosen is not None else None)
+
+
+def preview(view: View, artifact: Artifact) -> Preview:
+    media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
+    lineage = view.lineage(artifact.name, artifact.version)
+    made = Preview(
+        artifact, "none", media, made_by=lineage.action.name if lineage.action is not None else ""
+    )
+    if media in _IMAGES:
+        return msgspec.structs.replace(made, look="image")
+    try:
+        data = b"".join(_first(view, artifact))
+    except OrtetError as error:
+        return msgspec.structs.replace(made, why=error.message)
+    cut = max(0, artifact.size - len(data))
+    text = _text(data, cut=bool(cut))
+    if text is None:
+        return msgspec.structs.replace(made, why="it is no text: download it to look at it")
+    made = msgspec.structs.replace(made, look="text", text=text, cut=cut)
+    if media in _TABLES:
+        return _table(made, _TABLES[media])
+    if (media == "application/json" or media.endswith("+json")) and not cut:
+        return _pretty(made)
+    return made
+
+
+def _first(view: View, artifact: Artifact) -> Iterator[bytes]:
+    return read_range(view.hub.objects, content_of(artifact), 0, MOST)
+
+
+def _text(data: bytes, *, cut: bool) -> str | None:
+    """None: it is none."""
+    if b"\0" in data:
+        return None
+    for rest in range(4 if cut else 1):  # the cut may go through a character
+        try:
+            return data[: len(data) - rest].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def _pretty(made: Preview) -> Preview:
+    try:
+        text = json.dumps(json.loads(made.text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # it says that it is JSON, and is not
+        return made
+    return msgspec.structs.replace(made, look="json", text=text[: 2 * MOST])
+
+
+def _table(made: Preview, delimiter: str) -> Preview:
+    try:
+        lines = csv.reader(io.StringIO(made.text, newline=""), delimiter=delimiter)
+        rows = [[cell[:_CELL] for cell in row[:_COLUMNS]] for row in islice(lines, _ROWS + 1)]
+    except csv.Error:
+        return made
+    if not rows:
+        return made
+    head, *rest = rows
+    return msgspec.structs.replace(made, look="table", head=head, rows=rest)
+
+
+def artifacts(visit: Visit) -> Response:
+    """The page."""
+    ask = asked(visit, AskGallery)
+    with visit.view() as view:
+        found = gallery(view, ask)
+        given = about(view)
+    return visit.show("artifacts.html", tab="artifacts", found=found, **given)

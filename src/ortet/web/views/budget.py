@@ -1,0 +1,156 @@
+"""Plots as SVG of our own: where the points are. Colours and fonts are the style sheet's.
+
+Everything that a plot says is said in a table beside it, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ortet.web.templates import amount
+
+WIDTH, HEIGHT = 640, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 28
+_FAR = 3
+COLOURS = 8
+"""Series are told apart by classes series-0 to series-7."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    at: float
+    text: str
+
+
+class Series(msgspec.Struct, frozen=True):
+    """`points`: x and y of a line that goes in steps, as `points` of a polyline wants them."""
+
+    name: str
+    colour: int
+    points: str
+    last: float
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A limit."""
+
+    name: str
+    y: float
+    value: float
+    hard: bool
+
+
+class Plot(msgspec.Struct, frozen=True):
+    title: str
+    unit: str
+    series: list[Series]
+    rules: list[Rule]
+    xs: list[Tick]
+    ys: list[Tick]
+    above: list[str] = []  # limits that lie out of sight
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    top: int = _TOP
+    bottom: int = HEIGHT - _BOTTOM
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """`share` of the longest, `of_all` of the sum; both in percent."""
+
+    name: str
+    value: float
+    share: float
+    of_all: float
+    colour: int
+    note: str = ""
+
+
+Points = Sequence[tuple[int, float]]
+"""Times in ns, and the sum at each."""
+
+
+def steps(
+    title: str,
+    lines: Sequence[tuple[str, Points]],
+    *,
+    start: int,
+    end: int,
+    limits: Sequence[tuple[str, float, bool]] = (),
+    unit: str = "",
+) -> Plot:
+    """Sums over time: each stays as it is until it grows. A limit that is far above them is said,
+    not drawn: they would all lie on the ground."""
+    most = max([y for _, points in lines for _, y in points] + [0.0])
+    far = [(name, value) for name, value, _ in limits if value > _FAR * most > 0]
+    limits = [one for one in limits if one[:2] not in far]
+    most = max([most] + [value for _, value, _ in limits])
+    top = _round_up(most)
+    span = max(1, end - start)
+
+    def x(time: int) -> float:
+        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * (time - start) / span, 1)
+
+    def y(value: float) -> float:
+        return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top, 1)
+
+    series = []
+    for number, (name, points) in enumerate(lines):
+        path, before = [f"{x(start)},{y(0)}"], 0.0
+        for time, value in _thin(points):
+            path += [f"{x(time)},{y(before)}", f"{x(time)},{y(value)}"]
+            before = value
+        path.append(f"{x(end)},{y(before)}")
+        series.append(Series(name, number % COLOURS, " ".join(path), before))
+    rules = [Rule(name, y(value), value, hard) for name, value, hard in limits]
+    ys = [Tick(y(top * part / 4), amount(top * part / 4, unit)) for part in range(5)]
+    above = [f"{name} {amount(value, unit)}" for name, value in far]
+    return Plot(title, unit, series, rules, _times(start, end, x), ys, above)
+
+
+def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
+    """The longest first; each with a note."""
+    most = max([value for _, value, _ in values] + [0.0]) or 1.0
+    whole = sum(value for _, value, _ in values) or 1.0
+    ordered = sorted(values, key=lambda one: (-one[1], one[0]))
+    return [
+        Bar(
+            name,
+            value,
+            round(100 * value / most, 2),
+            round(100 * value / whole, 1),
+            n % COLOURS,
+            note,
+        )
+        for n, (name, value, note) in enumerate(ordered)
+    ]
+
+
+def _thin(points: Points, most: int = 400) -> Points:
+    """Fewer points than pixels; the last one always."""
+    if len(points) <= most:
+        return points
+    step = len(points) / most
+    kept = [points[int(number * step)] for number in range(most)]
+    return [*kept, points[-1]]
+
+
+def _round_up(value: float) -> float:
+    """To a number that divides well."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value * 1.0001)
+
+
+def _times(start: int, end: int, x: object) -> list[Tick]:
+    from datetime import UTC, datetime
+
+    assert callable(x)
+    days = (end - start) / 86_400e9
+    style = "%H:%M:%S" if days < 0.02 else "%H:%M" if days < 2 else "%m-%d"
+    moments = [start + (end - start) * part // 4 for part in range(5)]
+    return [Tick(x(one), datetime.fromtimestamp(one / 1e9, UTC).strftime(style)) for one in moments]

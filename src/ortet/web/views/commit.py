@@ -1,0 +1,91 @@
+"""One commit: what it says, what led to it, what was learned, which files it changed."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import Any
+
+from starlette.responses import Response
+
+from ortet.cli import output
+from ortet.history.diff.tree_diff import Change
+from ortet.hub.hub import Hub
+from ortet.ids import Oid, to_hex
+from ortet.server.schemas import seen_rows
+from ortet.sessions.history.compare import Led, led_to
+from ortet.sessions.history.participants import line_of
+from ortet.sessions.table import SessionRow
+from ortet.web.request import Visit
+from ortet.web.views.seals import goes_through, journal_at
+
+_REASONS, _FILES = 300, 500
+
+
+def show(visit: Visit) -> Response:
+    """Its own page; with `?part`, only what the panel beside the tree shows."""
+    row = visit.row()
+    with visit.hub() as hub:
+        oid = visit.commit(hub, visit.path["commit"])
+        found = led_to(hub, oid, limit=_REASONS)
+        part = "part" in visit.query
+        return visit.show(
+            "commit_part.html" if part else "commit.html",
+            row=row,
+            part=part,
+            led=found,
+            names=_names(visit, hub, oid),
+            files=[file_line(one) for one in found.files[:_FILES]],
+            tally=output.tally(found.files)[0],
+            commands=commands(row, found),
+            head=_head(hub, row),
+            replayed=_is_replayed(hub, row, oid),
+        )
+
+
+def commands(row: SessionRow, led: Led) -> list[tuple[str, str]]:
+    """What to type to have it back: what it does, and the words."""
+    oid = output.short(led.commit.oid)
+    if not row.has_files:
+        name = row.name if row.agent == "default" else f"{row.name}', agent='{row.agent}"
+        return [("Go back to it", f"ortet.open().session('{name}').restore('{oid}')")]
+    return [
+        ("Go back to it, files and mind", f"ortet restore {oid} -w {quote(row.branch)}"),
+        ("Look at its files elsewhere", f"ortet restore {oid} --to ./then"),
+    ]
+
+
+def file_line(change: Change) -> dict[str, Any]:
+    """One changed path, as lists of them show it."""
+    entry = change.new or change.old
+    slash = "/" if entry is not None and entry.is_dir else ""
+    return {
+        "mark": output.MARKS[change.kind],
+        "kind": change.kind,
+        "path": output.safe(change.path) + slash,
+        "old": output.safe(change.old_path) if change.old_path else "",
+        "what": ", ".join(change.fields) if change.kind == "metadata" else "",
+        "size": change.new.size if change.new and change.new.is_file else None,
+    }
+
+
+def _names(visit: Visit, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
+    """What is at this commit: kind, name, and the session it leads to."""
+    found = []
+    for row in seen_rows(hub, visit.caller):
+        head = hub.catalog.head(f"branch:{row.branch}")
+        if head is not None and head.oid == oid:
+            found.append(("branch", row.name, row.id))
+    found += [("tag", tag.name, "") for tag in hub.refs.tags() if tag.oid == oid]
+    return found
+
+
+def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
+    """Whether a replay of this session leads through it."""
+    line = line_of(hub._minds(), row)[0]
+    journal = journal_at(hub, oid)
+    return journal.seq <= line.tip().seq and goes_through(line, hub, journal)
+
+
+def _head(hub: Hub, row: SessionRow) -> str:
+    found = hub.catalog.head(f"branch:{row.branch}")
+    return to_hex(found.oid) if found is not None else ""

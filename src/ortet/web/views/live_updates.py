@@ -1,0 +1,55 @@
+"""That something in the store has changed, as it happens: a page that hears it draws itself again.
+
+Nothing is said of what it was: who may see it gets it with the page.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ortet.errors import OrtetError
+from ortet.server.errors import refusal
+from ortet.server.streaming.sse import BEAT, Page, Source, tell
+from ortet.server.streaming.streams import Streams
+from ortet.server.streaming.wakeups import ANY
+
+PATH = "/live"
+_LEAST = 0.5
+"""Seconds between two; what comes meanwhile is told with the next."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How often it was told."""
+
+    count: int = 0
+
+    def __str__(self) -> str:
+        return str(self.count)
+
+
+class Changes(Source):
+    topics = (ANY,)
+
+    async def page(self, cursor: Place) -> Page:
+        if cursor.count:
+            await anyio.sleep(_LEAST)
+        now = Place(cursor.count + 1)
+        return Page([tell({}, id=str(now), name="changed")] if cursor.count else [], now)
+
+
+def live_routes(streams: Streams) -> list[BaseRoute]:
+    return [Route(PATH, partial(_live, streams), name="live")]
+
+
+async def _live(streams: Streams, request: Request) -> Response:
+    try:
+        (await streams.desk.caller(request)).need("read")
+        return await streams.answer(request, Changes(), Place(), BEAT)
+    except OrtetError as error:
+        return refusal(error)

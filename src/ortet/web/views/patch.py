@@ -1,0 +1,173 @@
+"""What changed in one file, as the page shows it: hunks of lines, both sides, in colours."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from ortet.cli import output
+from ortet.history.diff import line_diff
+from ortet.history.diff.tree_diff import Change
+from ortet.history.records import Entry
+from ortet.objects.base import Objects
+from ortet.objects.blobs import read_file
+from ortet.web.views.colours import Piece, coloured
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_LARGEST = 1 << 20
+"""Bytes of a file that is compared line by line."""
+_MOST = 3000
+"""Lines of one file that are shown."""
+_CONTEXT = 3
+
+
+class Line(NamedTuple):
+    n: int
+    html: Markup
+
+
+class Segment(NamedTuple):
+    """Lines that are the same on both sides, or that came in the place of others."""
+
+    same: bool
+    old: list[Line]
+    new: list[Line]
+
+
+class Patch(NamedTuple):
+    """`note` says why there are no lines to compare, or not all of them."""
+
+    note: str
+    hunks: list[list[Segment]]
+    added: int = 0
+    removed: int = 0
+
+
+class _Side(NamedTuple):
+    raw: list[bytes]
+    pieces: list[list[Piece]]
+
+
+def patch_of(objects: Objects, change: Change) -> Patch:
+    """Binary and large files are told by their sizes."""
+    if not change.content_changed and change.kind in ("metadata", "renamed"):
+        what = (
+            f"its {', '.join(change.fields)} changed" if change.fields else "only its name changed"
+        )
+        return Patch(what, [])
+    before, after = _text(objects, change.old), _text(objects, change.new)
+    if before is None or after is None:
+        sizes = " -> ".join(output.size(one.size if one else 0) for one in (change.old, change.new))
+        return Patch(f"not shown as text ({sizes})", [])
+    old, new = _side(change.old_path or change.path, before), _side(change.path, after)
+    found = line_diff.changes(old.raw, new.raw)
+    added, removed = sum(one.b1 - one.b0 for one in found), sum(one.a1 - one.a0 for one in found)
+    note, room = "", _MOST
+    hunks: list[list[Segment]] = []
+    for group in _groups(found):
+        room -= sum(one.a1 - one.a0 + one.b1 - one.b0 for one in group) + 2 * _CONTEXT
+        if room < 0 and hunks:
+            note = "the rest is too long for a page: `ortet diff -p` has all"
+            break
+        hunks.append(_hunk(old, new, group))
+    if not found:
+        note = "the same lines"
+    return Patch(note, hunks, added, removed)
+
+
+def _text(objects: Objects, entry: Entry | None) -> bytes | None:
+    if entry is None or entry.is_dir:
+        return b""
+    if entry.is_link:
+        return entry.data
+    if not entry.is_file or entry.size > _LARGEST:
+        return None
+    data = b"".join(read_file(objects, entry))
+    return None if b"\0" in data else data
+
+
+def _side(path: str, data: bytes) -> _Side:
+    raw = line_diff.split(data)
+    text = "\n".join(_shown(line) for line in raw)
+    return _Side(raw, coloured(path, text))
+
+
+def _shown(line: bytes) -> str:
+    """Without its end; each is one line, whatever a terminal makes of it."""
+    return output.safe(line.removesuffix(b"\n").decode("utf-8", "backslashreplace"), keep="\t")
+
+
+def _groups(changes: list[line_diff.Change]) -> list[list[line_diff.Change]]:
+    """Those that are near to one another are one hunk."""
+    found: list[list[line_diff.Change]] = []
+    for change in changes:
+        if found and change.a0 - found[-1][-1].a1 <= 2 * _CONTEXT:
+            found[-1].append(change)
+        else:
+            found.append([change])
+    return found
+
+
+def _hunk(old: _Side, new: _Side, group: list[line_diff.Change]) -> list[Segment]:
+    found: list[Segment] = []
+    first, last = group[0], group[-1]
+    before = min(_CONTEXT, first.a0, first.b0)
+    a, b = first.a0 - before, first.b0 - before
+    for change in group:
+        _same(found, old, new, a=a, b=b, size=change.a0 - a)
+        found.append(_changed(old, new, change))
+        a, b = change.a1, change.b1
+    rest = min(_CONTEXT, len(old.raw) - last.a1, len(new.raw) - last.b1)
+    _same(found, old, new, a=a, b=b, size=rest)
+    return found
+
+
+def _same(found: list[Segment], old: _Side, new: _Side, *, a: int, b: int, size: int) -> None:
+    if size > 0:
+        left = [Line(a + n + 1, _html(old.pieces[a + n])) for n in range(size)]
+        right = [Line(b + n + 1, _html(new.pieces[b + n])) for n in range(size)]
+        found.append(Segment(True, left, right))
+
+
+def _changed(old: _Side, new: _Side, change: line_diff.Change) -> Segment:
+    paired = change.a1 - change.a0 == change.b1 - change.b0
+    left, right = [], []
+    for n in range(change.a1 - change.a0):
+        other = new.pieces[change.b0 + n] if paired else None
+        left.append(Line(change.a0 + n + 1, _marked(old.pieces[change.a0 + n], other)))
+    for n in range(change.b1 - change.b0):
+        other = old.pieces[change.a0 + n] if paired else None
+        right.append(Line(change.b0 + n + 1, _marked(new.pieces[change.b0 + n], other)))
+    return Segment(False, left, right)
+
+
+def _marked(pieces: list[Piece], other: list[Piece] | None) -> Markup:
+    """With what differs from a line that stands for it, where most is the same."""
+    if other is None:
+        return _html(pieces)
+    mine, theirs = ("".join(text for _, text in one) for one in (pieces, other))
+    most = min(len(mine), len(theirs))
+    start = next((n for n in range(most) if mine[n] != theirs[n]), most)
+    rest = most - start
+    stop = next((n for n in range(rest) if mine[-1 - n] != theirs[-1 - n]), rest)
+    if start + stop < most / 2:
+        return _html(pieces)
+    return _html(pieces, start, len(mine) - stop)
+
+
+def _html(pieces: list[Piece], start: int = 0, stop: int = 0) -> Markup:
+    """Escaped; from `start` to `stop` it is marked."""
+    from markupsafe import Markup
+
+    found, at = [], 0
+    for class_, text in pieces:
+        cuts = [0, min(max(start - at, 0), len(text)), min(max(stop - at, 0), len(text)), len(text)]
+        for n, (low, high) in enumerate(pairwise(cuts)):
+            if high > low:
+                names = " ".join(filter(None, (class_, "x" if n == 1 and stop > start else "")))
+                form = '<span class="{}">{}</span>' if names else "{1}"
+                found.append(Markup(form).format(names, text[low:high]))
+        at += len(text)
+    return Markup("").join(found)

@@ -1,0 +1,198 @@
+"""The sessions of a store as the first page lists them: who they are, what they cost, what they do.
+
+Rows of all sessions are cheap; a goal, a cost and a last event are read of those shown alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+import msgspec
+from starlette.responses import Response
+
+from ortet.cli import output
+from ortet.errors import OrtetError
+from ortet.hub.hub import Hub
+from ortet.server.auth.tokens import Caller
+from ortet.server.pagination import Sort, in_line
+from ortet.server.paging import Cursor
+from ortet.server.schemas import seen_rows
+from ortet.sessions.actions.budget import levels
+from ortet.sessions.activity import last_active
+from ortet.sessions.memory import recall
+from ortet.sessions.reader import View
+from ortet.sessions.table import SessionRow
+from ortet.web.asking import asked
+from ortet.web.request import Visit
+
+STATUSES = ("open", "active", "paused", "closed", "archived")
+PAGE = 50
+_GOALS = 300
+"""The first sessions of the list whose goals are looked through, beside all names."""
+MOST_HEARD = 500
+"""The first sessions of the list in which is looked for what was said: in many it takes long."""
+_SAID = 30
+"""Memories that are looked at for sessions in which the words were said."""
+
+
+class AskRoster(msgspec.Struct, frozen=True):
+    """What the address of the page says."""
+
+    q: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    status: str = ""
+    agent: str = ""
+    sort: Sort = "activity"
+    after: Cursor = ""
+    before: Cursor = ""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """One session. `found`: where the words were, other than in its name."""
+
+    id: str
+    name: str
+    agent: str
+    status: str
+    created: int
+    touched: int
+    goal: str
+    spent: dict[str, float]
+    head: str
+    message: str
+    live: bool
+    parent: str
+    events: int
+    found: str = ""
+    fault: str = ""
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """A page of sessions; `total` are all, `count` those that were asked for, `first` the number of
+    the one that the page begins with, `heard` those in which words were looked for that were said
+    (0: in all). `newer` and `older` are where the pages beside it begin."""
+
+    cards: list[Card]
+    ask: AskRoster
+    agents: list[str]
+    counts: dict[str, int]
+    total: int
+    count: int
+    first: int
+    heard: int
+    newer: str = ""
+    older: str = ""
+
+
+def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool]) -> Roster:
+    """What the page shows; `lives` says whether a session's machine is here."""
+    rows = seen_rows(hub, caller)
+    agents = sorted({row.agent for row in rows})
+    kept = [row for row in rows if ask.agent in ("", row.agent)]
+    count = Counter(row.status for row in kept)
+    counts = {name: count[name] for name in STATUSES}
+    kept = [row for row in kept if ask.status in ("", row.status)]
+    line, words, found = in_line(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
+    heard = MOST_HEARD if words and len(kept) > MOST_HEARD else 0
+    if words:
+        found = dict(_matching(hub, line.rows, words))
+        line = line.only(found)
+    start = line.behind(ask.after) if ask.after else 0
+    if ask.before or start >= len(line.rows):  # what was behind it may be gone
+        start = max(0, (line.before(ask.before) if ask.before else start) - PAGE)
+    end = min(start + PAGE, len(line.rows))
+    shown = line.rows[start:end]
+    touched = line.touched or last_active(hub.catalog, shown)
+    return Roster(
+        cards=[
+            card(hub, row, touched[row.id], live=lives(row.id), found=found.get(row.id, ""))
+            for row in shown
+        ],
+        ask=ask,
+        agents=agents,
+        counts=counts,
+        total=len(rows),
+        count=len(line.rows),
+        first=start + 1,
+        heard=heard,
+        newer=line.cursor(start) if 0 < start < end else "",
+        older=line.cursor(end - 1) if start < end < len(line.rows) else "",
+    )
+
+
+def card(hub: Hub, row: SessionRow, touched: int, *, live: bool, found: str = "") -> Card:
+    made = Card(
+        id=row.id,
+        name=row.name,
+        agent=row.agent,
+        status=row.status,
+        created=row.created,
+        touched=touched,
+        goal="",
+        spent={},
+        head="",
+        message="",
+        live=live,
+        parent=row.parent,
+        events=0,
+        found=found,
+    )
+    try:
+        view = hub.get(row.id)
+        head, tip = view.head, view.line.tip().seq
+        return msgspec.structs.replace(
+            made,
+            goal=view.goal,
+            spent=_spent(view),
+            head=head.oid if head else "",
+            message=output.title(head.message) if head else "",
+            events=tip,
+        )
+    except OrtetError as error:  # one that cannot be read is no reason to show none
+        return msgspec.structs.replace(made, fault=error.message)
+
+
+def _spent(view: View) -> dict[str, float]:
+    """Of a family by its first session, of a fork its own."""
+    if view.id == view.row.family:
+        return view.spent()
+    return levels(view.hub.catalog, view.row)[0].purse.spent
+
+
+def _matching(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
+    """Sessions that have the words, each with where; the best reason last."""
+    small = words.lower()
+    yield from _said(hub, rows[:MOST_HEARD], words)
+    for row in rows[:_GOALS]:
+        try:
+            goal = hub.get(row.id).goal
+        except OrtetError:
+            continue
+        if small in goal.lower():
+            yield row.id, ""  # the goal is shown in any case
+    for row in rows:
+        if small in row.name.lower() or small in row.id:
+            yield row.id, ""
+
+
+def _said(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
+    """Sessions in which something like it was said or learned."""
+    minds, known = hub._minds(), {row.id for row in rows}
+    among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
+    reach = recall.reach_everywhere(minds, agent=None, session=None, word=None, among=among)
+    query = recall.asked(words, _SAID, tiers=None, at=None, on=None, since=None, scope=None)
+    for hit in reversed(recall.recall(minds, reach, query, explain=True)):
+        exact = hit.scores is not None and hit.scores.terms
+        if hit.source.session in known and exact:
+            yield hit.source.session, output.line(hit.text)[:200]
+
+
+def sessions(visit: Visit) -> Response:
+    """The first page."""
+    ask = asked(visit, AskRoster)
+    with visit.hub() as hub:
+        found = roster(hub, visit.caller, ask, visit.rooms.lives)
+    command = f"ortet recall --all {shlex.quote(ask.q.strip())}"
+    return visit.show("sessions.html", roster=found, statuses=STATUSES, command=command)

@@ -1,0 +1,114 @@
+"""What a store holds, by kind of object and by place on the disk, and what it saves by storing the
+same once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+
+import msgspec
+from starlette.responses import Response
+
+from ortet.cli.output import plural
+from ortet.cli.store_stats import by_kind, copies, places
+from ortet.errors import Refused
+from ortet.hub.hub import Hub
+from ortet.objects.base import Kind
+from ortet.web.request import Visit
+from ortet.web.views.budget import Bar, bars
+
+KINDS = {
+    Kind.BLOB: "file contents",
+    Kind.BLOCKS: "lists of blocks of large files",
+    Kind.TREE: "directories",
+    Kind.META: "links, attributes, holes",
+    Kind.IMAGE: "images of machines",
+    Kind.STATE: "states",
+    Kind.COMMIT: "commits",
+    Kind.JOURNAL: "journals",
+    Kind.SEGMENT: "events, sealed",
+    Kind.BODIES: "what events say",
+    Kind.FOLD: "minds",
+    Kind.MAP: "pages of maps of minds",
+    Kind.PROCESSES: "processes",
+    Kind.PAGES: "lists of memory pages",
+    Kind.MEMORY: "beliefs",
+}
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """Bytes. `logical` is what the files of all `commits` would be as plain copies, `raw`
+    the objects before compression, `stored` the packs; `partial`: not all was looked at."""
+
+    root: str
+    objects: int
+    raw: int
+    stored: int
+    logical: int
+    commits: int
+    packs: int
+    tails: int
+    kinds: list[Bar]
+    places: list[Bar]
+    disk: int
+    sessions: int
+    statuses: list[Bar]
+    partial: bool
+
+    @property
+    def saved(self) -> float:
+        """How many times the stored bytes the copies would be; 0: nothing to compare."""
+        return self.logical / self.stored if self.logical > self.stored > 0 else 0.0
+
+    @property
+    def packed(self) -> float:
+        """How many times the stored bytes the objects are."""
+        return self.raw / self.stored if self.stored else 0.0
+
+
+def storage(hub: Hub) -> Storage:
+    """What the page shows. A look, not an account: others write meanwhile."""
+    stats = hub.objects.stats()
+    sizes, counts, whole = by_kind(hub)
+    copied = copies(hub)
+    found, all_files = places(hub.root)
+    rows = hub.sessions()
+    statuses = Counter(row.status for row in rows)
+    return Storage(
+        root=str(hub.root),
+        objects=stats.objects,
+        raw=sum(sizes.values()),
+        stored=stats.pack_bytes + stats.tail_bytes,
+        logical=copied.bytes,
+        commits=copied.commits,
+        packs=stats.packs,
+        tails=stats.tails,
+        kinds=bars(
+            [
+                (_kind(kind), float(size), plural(counts[kind], "object"))
+                for kind, size in sizes.items()
+            ]
+        ),
+        places=bars([(name, float(size), "") for name, size in found.items() if size]),
+        disk=sum(found.values()),
+        sessions=len(rows),
+        statuses=bars([(name, float(count), "") for name, count in statuses.items()]),
+        partial=not (whole and copied.whole and all_files),
+    )
+
+
+def _kind(kind: int) -> str:
+    with suppress(ValueError):
+        return KINDS.get(Kind(kind), Kind(kind).name.lower())
+    return f"kind {kind}"
+
+
+def store(visit: Visit) -> Response:
+    """The page; about all sessions, so not for a token that is for some."""
+    if visit.caller.agents:
+        raise Refused(
+            "token_agents", "this is about all agents, and the token is for some: use another"
+        )
+    with visit.hub() as hub:
+        found = storage(hub)
+    return visit.show("storage.html", found=found)

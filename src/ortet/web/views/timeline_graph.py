@@ -1,0 +1,248 @@
+"""The commits of a family of sessions as a drawing: what is kept between two looks at it.
+
+A commit never changes, so each is read once; a drawing is made again when a head has moved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from threading import Lock
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ortet.hub.hub import Hub
+from ortet.ids import Oid, to_hex
+from ortet.server.auth.tokens import Caller
+from ortet.server.schemas import seen_rows
+from ortet.server.session_pool.pool import Rooms
+from ortet.sessions.table import SessionRow
+from ortet.web.views.lanes import lay_out
+from ortet.web.views.notes import Note, ancestors, in_order, newest, read
+from ortet.web.views.swarms import Swarm, swarms_of
+
+_MOST = 100_000
+"""Commits that are remembered, some 40 MB; more are read again at each look."""
+_DRAWINGS = 16
+SKETCH = "sketch"
+
+
+class Label(NamedTuple):
+    """On a commit. `kind`: head (of the session that is looked at), branch, tag, attempt, live."""
+
+    kind: str
+    text: str
+    to: str = ""  # the id of a session
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """Rows, newest first, as columns. `to` are the lanes that lead to parents, `joins` those of
+    others that end in a commit; `away`: no head leads to it."""
+
+    tag: str
+    lanes: int
+    authors: list[str]
+    oid: list[str]
+    title: list[str]
+    rest: dict[int, str]
+    ms: list[int]
+    author: list[int]
+    lane: list[int]
+    to: list[list[int]]
+    joins: list[list[int]]
+    away: list[bool]
+    labels: dict[int, list[Label]]
+
+    def part(self, start: int, stop: int) -> dict[str, Any]:
+        """Some of the rows, for a script."""
+        cut = slice(start, stop)
+        return {
+            "tag": self.tag,
+            "total": len(self.oid),
+            "lanes": self.lanes,
+            "authors": self.authors,
+            "start": start,
+            "oid": self.oid[cut],
+            "title": self.title[cut],
+            "ms": self.ms[cut],
+            "author": self.author[cut],
+            "lane": self.lane[cut],
+            "to": [one[0] if len(one) == 1 else one for one in self.to[cut]],
+            "joins": {n: lanes for n, lanes in enumerate(self.joins[cut], start) if lanes},
+            "away": [n for n, away in enumerate(self.away[cut], start) if away],
+            "rest": {n: one for n, one in self.rest.items() if start <= n < stop},
+            "labels": {n: one for n, one in self.labels.items() if start <= n < stop},
+        }
+
+
+class Family(NamedTuple):
+    """A session and those it shares a beginning with, as far as the caller may see them."""
+
+    row: SessionRow
+    rows: list[SessionRow]
+    swarms: list[Swarm]
+    live: list[str]  # ids of those whose machine is here
+
+    @classmethod
+    def of(cls, hub: Hub, rooms: Rooms, caller: Caller, row: SessionRow) -> Family:
+        rows = [one for one in seen_rows(hub, caller) if one.family == row.family]
+        swarms = [swarm for one in rows for swarm in swarms_of(hub, one)]
+        return cls(row, rows, swarms, [one.id for one in rows if rooms.lives(one.id)])
+
+
+class Grove:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, dict[Oid, Note]] = {}
+        self._moves: dict[tuple[str, str], tuple[int, set[Oid]]] = {}
+        self._drawings: OrderedDict[tuple[str, str, tuple[str, ...]], Drawing] = OrderedDict()
+        self._lock = Lock()
+
+    def drawing(self, hub: Hub, caller: Caller, family: Family) -> Drawing:
+        """As it is now."""
+        tag = _tag(hub, family)
+        key = caller.tenant, family.row.id, caller.agents
+        with self._lock:
+            known = self._drawings.get(key)
+            if known is None or known.tag != tag:
+                known = self._drawings[key] = self._draw(hub, caller, family, tag)
+                while len(self._drawings) > _DRAWINGS:
+                    self._drawings.popitem(last=False)
+            self._drawings.move_to_end(key)
+            return known
+
+    def sketch(self, hub: Hub, caller: Caller, family: Family, count: int) -> Drawing | None:
+        """The newest that heads lead to, without a look at all others: for who looks the first
+        time. None where a drawing is known, or clocks have disagreed."""
+        with self._lock:
+            if (caller.tenant, family.row.id, caller.agents) in self._drawings:
+                return None
+            notes = self._known(caller.tenant)
+        heads = _heads(hub, family.rows)
+        found = newest(hub, notes, set(heads.values()), count)
+        if found is None:
+            return None
+        order, graph = found
+        return _columns(
+            SKETCH,
+            order,
+            graph,
+            present=set(order),
+            trunk=heads.get(family.row.id),
+            labels=_labels(hub, family, heads),
+        )
+
+    def _known(self, tenant: str) -> dict[Oid, Note]:
+        notes = self._notes.setdefault(tenant, {})
+        if len(notes) > _MOST:
+            notes.clear()
+        return notes
+
+    def _draw(self, hub: Hub, caller: Caller, family: Family, tag: str) -> Drawing:
+        notes = self._known(caller.tenant)
+        heads = _heads(hub, family.rows)
+        tips = set(heads.values())
+        for row in family.rows:
+            tips |= self._moved(hub, caller.tenant, row.branch)
+        if not caller.agents:  # else what is dropped may be anybody's
+            tips |= {Oid(bytes.fromhex(one.commit)) for one in _attempts(family) if one.commit}
+        graph = read(hub, notes, tips)
+        present = set(ancestors(graph, heads.values()))
+        order = list(in_order(graph))
+        trunk = heads.get(family.row.id)
+        return _columns(
+            tag, order, graph, present=present, trunk=trunk, labels=_labels(hub, family, heads)
+        )
+
+    def _moved(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
+        """Where a branch has been: what was restored away is still to be seen."""
+        after, found = self._moves.get((tenant, branch), (0, set()))
+        while ops := hub.catalog.ops(f"branch:{branch}", after=after):
+            found |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
+            after = ops[-1].seq
+        self._moves[tenant, branch] = after, found
+        return found
+
+
+def _tag(hub: Hub, family: Family) -> str:
+    """Of all that a drawing is made of."""
+    seen = [
+        hub.catalog.last_op(),
+        [(one.id, one.name, one.branch) for one in family.rows],
+        [(one.name, [(a.state, a.score, a.commit) for a in one.attempts]) for one in family.swarms],
+        family.live,
+        family.row.id,
+    ]
+    return sha256(msgspec.json.encode(seen)).hexdigest()[:24]
+
+
+def _heads(hub: Hub, rows: Iterable[SessionRow]) -> dict[str, Oid]:
+    """By session id."""
+    found = ((row.id, hub.catalog.head(f"branch:{row.branch}")) for row in rows)
+    return {id_: head.oid for id_, head in found if head is not None}
+
+
+def _attempts(family: Family) -> Iterator[Any]:
+    return (one for swarm in family.swarms for one in swarm.attempts)
+
+
+def _labels(hub: Hub, family: Family, heads: dict[str, Oid]) -> dict[Oid, list[Label]]:
+    found: dict[Oid, list[Label]] = {}
+
+    def put(oid: Oid, label: Label) -> None:
+        found.setdefault(oid, []).append(label)
+
+    own = family.row.id
+    tried = {(one.id, one.commit) for one in _attempts(family)}
+    for row in sorted(family.rows, key=lambda one: one.id != own):
+        if row.id in heads and (row.id, to_hex(heads[row.id])) not in tried:
+            kind = "head" if row.id == own else "branch"
+            put(heads[row.id], Label(kind, row.name, row.id))
+            if row.id in family.live:
+                put(heads[row.id], Label("live", "machine", row.id))
+    for tag in hub.refs.tags():
+        put(tag.oid, Label("tag", tag.name))
+    for swarm in family.swarms:
+        for one in swarm.attempts:
+            if one.commit:
+                text = f"{swarm.name} #{one.i}" + ("" if one.score is None else f": {one.score:g}")
+                kind = "kept" if one.kept else "attempt"
+                put(Oid(bytes.fromhex(one.commit)), Label(kind, text, one.id))
+    return found
+
+
+def _columns(
+    tag: str,
+    order: list[Oid],
+    graph: dict[Oid, Note],
+    *,
+    present: set[Oid],
+    trunk: Oid | None,
+    labels: dict[Oid, list[Label]],
+) -> Drawing:
+    authors: dict[str, int] = {}
+    notes = [graph[oid] for oid in order]
+    names = list(map(to_hex, order))
+    lines = (
+        (name, [to_hex(one) for one in note.parents if one in graph])
+        for name, note in zip(names, notes, strict=True)
+    )
+    places = list(lay_out(lines, [to_hex(trunk)] if trunk is not None and trunk in graph else []))
+    return Drawing(
+        tag=tag,
+        lanes=max((max(one.lane, *one.to, 0) + 1 for one in places), default=1),
+        author=[authors.setdefault(note.author, len(authors)) for note in notes],
+        authors=list(authors),
+        oid=names,
+        title=[note.title for note in notes],
+        rest={n: note.rest for n, note in enumerate(notes) if note.rest},
+        ms=[note.ms for note in notes],
+        lane=[one.lane for one in places],
+        to=[one.to for one in places],
+        joins=[one.joins for one in places],
+        away=[oid not in present for oid in order],
+        labels={n: labels[oid] for n, oid in enumerate(order) if oid in labels},
+    )

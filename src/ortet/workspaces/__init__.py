@@ -1,0 +1,1 @@
+"""Workspaces: a branch of commits with a machine."""

@@ -1,0 +1,62 @@
+"""What happens to a workspace when its branch is renamed or deleted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ortet.backends.base import Move, RowChange
+from ortet.errors import Conflict, NotFound, Refused
+from ortet.history.refs import check_name
+from ortet.hub.hub import Hub
+from ortet.ids import Oid
+
+
+def rename(hub: Hub, old: str, new: str) -> Oid:
+    """Give a branch, and the workspace that works on it, another name; returns where it points."""
+    head = _need(hub, old)
+    _unless_session(hub, old, "renamed")
+    row = hub.registry.get(old)
+    if hub.refs.get(check_name(new)) or hub.registry.get(new):
+        raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
+    rows: list[RowChange] = []
+    if row:
+        row = msgspec.structs.replace(row, name=new)
+        rows = [RowChange("workspace", old, None), *hub.registry.rows_of(row)]
+    moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
+    hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)
+    for workspace in hub.opened(old):
+        workspace.rename(new)
+    return head
+
+
+def delete(hub: Hub, name: str) -> Oid:
+    """Delete a branch no workspace works on; its commits stay in the reflog until that expires."""
+    head = _need(hub, name)
+    if hub.registry.get(name):
+        raise Refused(
+            "branch_in_use",
+            f"workspace {name!r} works on this branch: `ortet drop {name} --branch` forgets both",
+        )
+    _unless_session(hub, name, "deleted")
+    return hub.refs.delete(name, expect=head, actor=hub.author)
+
+
+def _unless_session(hub: Hub, name: str, done: str) -> None:
+    """The head of a session is where its branch points."""
+    row = hub._minds().roll.of_branch(name)
+    if row is not None:
+        raise Refused(
+            "branch_in_use",
+            f"session {row.name!r} works on branch {name!r}, which cannot be {done}: "
+            f"`ortet session rm {row.name}` forgets it",
+        )
+
+
+def _need(hub: Hub, name: str) -> Oid:
+    head = hub.refs.get(name)
+    if head is None and hub.registry.get(name):
+        raise NotFound("no_commit", f"{name!r} has no commit yet: commit first")
+    if head is None:
+        names = ", ".join(found.name for found in hub.refs.branches()[:5])
+        raise NotFound("no_branch", f"no branch is called {name!r}: there is {names or 'none yet'}")
+    return head.oid

@@ -1,0 +1,63 @@
+"""Where a workspace may be: a directory of the host, apart from the store."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ortet._util.validation import PATH, must_be
+from ortet.errors import Invalid, NotFound
+
+SECRET_PLACES = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".config/gcloud",
+    ".config/gh",
+    ".config/ortet",
+    ".kube",
+    ".docker/config.json",
+    ".netrc",
+    ".git-credentials",
+    ".local/share/keyrings",
+)
+"""What an agent's commands have no business reading; relative to the user's home directory."""
+
+_VIEW = re.compile(r"/proc/[^/]+/(?:root|cwd)(?:/|$)")
+
+
+def real(path: str | os.PathLike[str]) -> Path:
+    """The path without links; of a view into a machine they would lead to the host's own files."""
+    must_be(PATH, path=path)
+    full = os.path.abspath(os.fsdecode(path))
+    if _VIEW.match(full):
+        raise Invalid(
+            "inside_machine", f"{full} is a view into a machine: give a directory of the host"
+        )
+    return Path(os.path.realpath(full))
+
+
+def existing(path: str | os.PathLike[str]) -> Path:
+    """The same of a directory that is there."""
+    must_be(PATH, path=path)
+    if os.path.isdir(path):
+        return real(path)
+    if os.path.exists(path):
+        raise Invalid("no_directory", f"{path} is a file: give the directory it is in")
+    text = os.fsdecode(path)
+    raise NotFound("no_directory", f"there is no directory {text[:200]}: create it first")
+
+
+def keep_apart(store: Path, directory: Path) -> Path:
+    """The directory, unless it is in the store or the store in it."""
+    store = store.resolve()
+    if store == directory or directory in store.parents or store in directory.parents:
+        raise Invalid(
+            "store_in_workspace",
+            f"the store {store} and the directory {directory} overlap, so an agent's clean-up "
+            "could delete history; put the store elsewhere (ORTET_URL, or `ortet init --store`), "
+            "or give another directory",
+        )
+    return directory

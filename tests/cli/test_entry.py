@@ -1,0 +1,76 @@
+"""What a command line is taken for before it is parsed, and what is typed at an attached shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortet.cli.entry import Asked, find, is_off, locate, understand
+from ortet.cli.terminal import Escape
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["commit"], Asked("commit", "", "")),
+        (["--json", "commit", "-m", "-w", "-q"], Asked("commit", "", "")),
+        (["-C", "a", "-C", "b", "commit"], Asked("commit", "a/b", "")),
+        (["status", "-w", "proj/1", "--json"], Asked("status", "", "proj/1")),
+        (["commit", "--durable", "local"], Asked("commit", "", "")),
+        (["commit", "--help"], None),  # the command line proper knows what to say
+        (["commit", "stray"], None),
+        (["commit", "-mtext"], None),
+        (["--version"], None),
+        ([], None),
+    ],
+)
+def test_only_simple_command_lines_are_understood(words: list[str], meant: Asked | None) -> None:
+    assert understand(words) == meant
+
+
+def test_the_store_is_that_of_the_nearest_pointer(tmp_path: Path) -> None:
+    deep = tmp_path / "proj" / "deep"
+    deep.mkdir(parents=True)
+    (tmp_path / "proj" / ".ortet").write_text("/store#proj\n")
+    assert find(str(deep)) == (str(tmp_path / "proj"), "/store", "proj")
+    asked = Asked("commit", str(deep), "")
+    assert locate(asked, {}) == ("/store", "proj")
+    assert locate(asked._replace(name="x/1"), {}) == ("/store", "x/1")
+    assert locate(asked, {"ORTET_URL": "/other"}) == ("/other", "proj")
+    assert locate(asked, {"ORTET_URL": "relative"}) is None
+    assert locate(asked, {"ORTET_URL": "http://host"}) is None
+    assert locate(asked._replace(directory=str(tmp_path / "none")), {}) is None
+
+
+@pytest.mark.parametrize("text", ["", "/store", "#proj", "/store#a%20b\n", "a\nb#c\n"])
+def test_an_unusual_pointer_is_left_to_the_full_command_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".ortet").write_text(text)
+    assert find(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("value", "off"), [("off", True), ("0", True), ("on", False), ("", False)])
+def test_ortet_agent_off_or_0_disables_the_agent(value: str, off: bool) -> None:
+    assert is_off({"ORTET_AGENT": value}) is off
+
+
+@pytest.mark.parametrize(
+    ("typed", "given", "leaves"),
+    [
+        (b"ls\r", b"ls\r", False),
+        (b"ab\x1dcd", b"ab", True),
+        (b"~.", b"", True),  # the beginning is the begin of a line
+        (b"x~.", b"x~.", False),
+        (b"x\r~.", b"x\r", True),
+        (b"~~.", b"~.", False),
+        (b"~x", b"~x", False),
+    ],
+)
+def test_escape_sequences_leave_an_attached_shell(typed: bytes, given: bytes, leaves: bool) -> None:
+    assert Escape().typed(typed) == (given, leaves)
+    escape, out, left = Escape(), b"", False
+    for code in typed:  # a key at a time
+        if not left:
+            data, left = escape.typed(bytes((code,)))
+            out += data
+    assert (out, left) == (given, leaves)

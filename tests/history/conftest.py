@@ -1,0 +1,111 @@
+"""Objects in a dict: the graph layer needs no disk to be tested."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+
+from ortet._util.codec import Hasher
+from ortet.errors import NotFound
+from ortet.history.records import Entry
+from ortet.history.tree.tree import Trees
+from ortet.ids import Oid
+from ortet.objects.base import Kind, Objects
+from ortet.objects.blobs import put_bytes
+
+
+class DictObjects(Objects):
+    """Remembers what was read, so that a test can show what was not."""
+
+    def __init__(self) -> None:
+        self.hasher = Hasher()
+        self.held: dict[Oid, tuple[Kind, bytes]] = {}
+        self.reads: list[Oid] = []
+
+    def put(self, kind: Kind, data: bytes) -> Oid:
+        oid = self.hasher.oid(data)
+        self.held[oid] = (kind, data)
+        return oid
+
+    def get(self, oid: Oid) -> bytes:
+        self.reads.append(oid)
+        if oid not in self.held:
+            raise NotFound("no_object", f"{oid.hex()} is not in the dict: put it first")
+        return self.held[oid][1]
+
+    def has(self, oid: Oid) -> bool:
+        return oid in self.held
+
+    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
+        return [(o, kind) for o, (kind, _) in self.held.items() if o.hex().startswith(prefix)]
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return DictObjects()
+
+
+@pytest.fixture
+def reads(objects: DictObjects) -> list[Oid]:
+    """Ids read from `objects` so far."""
+    return objects.reads
+
+
+@pytest.fixture
+def kinds(objects: DictObjects) -> Callable[[Oid], Kind]:
+    """Which kind an object was put as."""
+    return lambda oid: objects.held[oid][0]
+
+
+@pytest.fixture
+def find(objects: DictObjects) -> Callable[[str], list[tuple[Oid, Kind]]]:
+    return objects.find
+
+
+@pytest.fixture
+def trees(objects: Objects) -> Trees:
+    return Trees(objects)
+
+
+@pytest.fixture
+def make_root(trees: Trees, objects: Objects) -> Callable[..., Entry]:
+    """make_root({"a/b": b"content", "empty": None, "c": Entry, "/a": {"mtime": 5}}, mtime=1)
+
+    Bytes are files, None is a directory, and "/path" changes fields of what is at path. Directories
+    above a path are made as needed.
+    """
+
+    def make(spec: Mapping[str, object], mtime: int = 1) -> Entry:
+        changes: dict[bytes, Entry | None] = {}
+        for text, value in spec.items():
+            path = os.fsencode(text).removeprefix(b"/")
+            for n in range(path.count(b"/"), 0, -1):
+                above = path.rsplit(b"/", n)[0]
+                changes.setdefault(above, folder(above, mtime))
+            if isinstance(value, dict):
+                entry = changes[path] if path else folder(b"", mtime)
+                assert entry is not None
+                changes[path] = msgspec.structs.replace(entry, **value)
+            elif isinstance(value, bytes):
+                data = put_bytes(objects, value)
+                mode = stat.S_IFREG | 0o644
+                changes[path] = Entry(base(path), mode, mtime, size=len(value), data=data)
+            elif isinstance(value, Entry):
+                changes[path] = msgspec.structs.replace(value, name=base(path))
+            else:
+                changes[path] = folder(path, mtime)
+        empty = trees.empty()
+        root = msgspec.structs.replace(folder(b"", mtime), data=empty.oid, cid=empty.cid)
+        return trees.patch_paths(root, changes)
+
+    def folder(path: bytes, mtime: int) -> Entry:
+        return Entry(base(path), stat.S_IFDIR | 0o755, mtime)
+
+    def base(path: bytes) -> bytes:
+        return path.rpartition(b"/")[2]
+
+    return make

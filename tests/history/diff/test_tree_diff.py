@@ -1,0 +1,182 @@
+"""What differs is told, once, and nothing that is equal is read."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ortet._util.codec import encode
+from ortet.history.diff.tree_diff import Change, diff_images, diff_trees, file_diff
+from ortet.history.records import Entry, Image
+from ortet.history.tree.tree import Trees
+from ortet.objects.base import Kind, Objects
+
+MakeRoot = Callable[..., Entry]
+REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def told(changes: list[Change]) -> list[tuple[str, str]]:
+    return [(change.kind, change.path) for change in changes]
+
+
+def test_the_diff_of_equal_trees_is_empty(trees: Trees, make_root: MakeRoot) -> None:
+    root = make_root({"a": b"1"})
+    assert diff_trees(trees, root, root) == []
+    assert diff_trees(trees, None, None) == []
+
+
+def test_the_diff_against_no_tree_lists_every_path(trees: Trees, make_root: MakeRoot) -> None:
+    root = make_root({"a/b": b"1", "c": b"2"})
+    added = [("added", "a"), ("added", "a/b"), ("added", "c")]
+    assert told(diff_trees(trees, None, root)) == added
+    removed = [("removed", path) for _, path in added]
+    assert told(diff_trees(trees, root, None)) == removed
+
+
+def test_the_diff_tells_added_removed_modified_and_metadata_changes(
+    trees: Trees, make_root: MakeRoot
+) -> None:
+    old = make_root({"gone": b"1", "edit": b"2", "mode": b"3", "deep/same": b"4", "l": link("x")})
+    new = make_root(
+        {
+            "edit": b"22",
+            "mode": b"3",
+            "/mode": {"mode": stat.S_IFREG | 0o755, "uid": 7},
+            "deep/same": b"4",
+            "new": b"5",
+            "l": link("y"),
+        }
+    )
+    changes = diff_trees(trees, old, new)
+    assert told(changes) == [
+        ("modified", "edit"),
+        ("removed", "gone"),
+        ("modified", "l"),
+        ("metadata", "mode"),
+        ("added", "new"),
+    ]
+    edit, gone, _, mode, _ = changes
+    assert edit.content_changed
+    assert not mode.content_changed
+    assert mode.fields == ["mode", "uid"]
+    assert gone.new is None
+    assert gone.old is not None
+
+
+def link(target: str) -> Entry:
+    return Entry(b"", stat.S_IFLNK | 0o777, 1, data=target.encode())
+
+
+def test_a_directory_mtime_is_listed_only_without_other_changes(
+    trees: Trees, make_root: MakeRoot
+) -> None:
+    old = make_root({"d/a": b"1"})
+    touched = make_root({"d/a": b"1", "/d": {"mtime": 9}})
+    assert told(diff_trees(trees, old, touched)) == [("metadata", "d")]
+    edited = make_root({"d/a": b"2", "/d": {"mtime": 9}, "/": {"mtime": 9}})
+    assert told(diff_trees(trees, old, edited)) == [("modified", "d/a")]
+    root = make_root({"d/a": b"1", "/": {"mtime": 9}})
+    assert told(diff_trees(trees, old, root)) == [("metadata", ".")]
+
+
+def test_a_file_replaced_by_a_directory_is_removed_and_added(
+    trees: Trees, make_root: MakeRoot
+) -> None:
+    old, new = make_root({"x": b"1"}), make_root({"x/y": b"2"})
+    assert sorted(told(diff_trees(trees, old, new))) == [
+        ("added", "x"),
+        ("added", "x/y"),
+        ("removed", "x"),
+    ]
+
+
+def test_a_file_replaced_by_a_symlink_is_modified(trees: Trees, make_root: MakeRoot) -> None:
+    changes = diff_trees(trees, make_root({"x": b"1"}), make_root({"x": link("1")}))
+    assert told(changes) == [("modified", "x")]
+    assert changes[0].content_changed
+
+
+def test_device_number_is_content(trees: Trees, make_root: MakeRoot) -> None:
+    null = Entry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x103)
+    zero = Entry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x105)
+    changes = diff_trees(trees, make_root({"x": null}), make_root({"x": zero}))
+    assert told(changes) == [("modified", "x")]
+
+
+def test_the_diff_shows_names_that_are_not_utf8(trees: Trees, make_root: MakeRoot) -> None:
+    changes = diff_trees(trees, None, make_root({"\udcff\n": b"1"}))
+    assert told(changes) == [("added", "\udcff\n")]
+
+
+# images
+
+
+def test_the_diff_of_images_reports_changed_hardlinks(
+    trees: Trees, objects: Objects, make_root: MakeRoot
+) -> None:
+    root = make_root({"a": b"1", "b": b"1", "c": b"1"})
+    two = objects.put(Kind.META, encode([[b"a", b"b"]]))
+    three = objects.put(Kind.META, encode([[b"a", b"b", b"c"]]))
+    before, after = Image(root, links=two), Image(root, links=three)
+    changes = diff_images(trees, before, after)
+    assert told(changes) == [("metadata", "a"), ("metadata", "b"), ("metadata", "c")]
+    assert changes[0].fields == ["links"]
+    assert diff_images(trees, after, after) == []
+    assert told(diff_images(trees, None, after)) == [("added", "a"), ("added", "b"), ("added", "c")]
+
+
+# files
+
+
+def entry(trees: Trees, root: Entry, path: bytes) -> Entry:
+    found = trees.resolve(root, path)
+    assert found is not None
+    return found
+
+
+def test_file_diff_returns_a_unified_diff_with_both_paths(
+    trees: Trees, objects: Objects, make_root: MakeRoot
+) -> None:
+    old = entry(trees, make_root({"f": b"one\ntwo\n"}), b"f")
+    new = entry(trees, make_root({"f": b"one\n2\n"}), b"f")
+    assert file_diff(objects, old, new, path="f") == (
+        "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
+    )
+    assert file_diff(objects, old, old, path="f") == ""
+    assert file_diff(objects, None, new, path="f").startswith("--- /dev/null\n+++ b/f\n@@ -0,0")
+    assert file_diff(objects, old, None, path="f").startswith("--- a/f\n+++ /dev/null\n")
+    assert file_diff(objects, old, new, path="g", old_path="f").startswith("--- a/f\n+++ b/g\n")
+
+
+def test_file_diff_shows_symlink_targets_and_is_empty_for_empty_files(
+    trees: Trees, objects: Objects, make_root: MakeRoot
+) -> None:
+    text = file_diff(objects, link("x"), link("y"), path="l")
+    assert "-x\n" in text
+    assert "+y\n" in text
+    empty = entry(trees, make_root({"f": b""}), b"f")
+    assert file_diff(objects, None, empty, path="f") == ""
+
+
+@pytest.mark.parametrize("content", [b"a\0b", b"long line\n" * 500_000])
+def test_file_diff_of_binary_and_huge_files_is_one_line(
+    trees: Trees, objects: Objects, make_root: MakeRoot, content: bytes
+) -> None:
+    old = entry(trees, make_root({"f": b"text\n"}), b"f")
+    new = entry(trees, make_root({"f": content}), b"f")
+    expected = f"Binary file f differs (5 -> {len(content)} bytes)\n"
+    assert file_diff(objects, old, new, path="f") == expected
+
+
+def test_file_diff_of_a_fifo_is_one_binary_line(objects: Objects) -> None:
+    pipe = Entry(b"p", stat.S_IFIFO | 0o644, 1)
+    assert file_diff(objects, None, pipe, path="p") == "Binary file p differs (0 -> 0 bytes)\n"
+
+
+def test_a_change_converts_to_plain_data() -> None:
+    change = Change("a", "added", content_changed=True)
+    assert msgspec.to_builtins(change)["path"] == "a"

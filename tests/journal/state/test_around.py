@@ -1,0 +1,95 @@
+"""What events about the world around do to a mind, and how it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.fixtures.journals import Bench
+
+from ortet.history.tree.maps import Maps
+from ortet.journal.events import Event
+from ortet.journal.state.around import (
+    BROWSER,
+    Browsing,
+    Collaboration,
+    Token,
+    Window,
+    tell_browser,
+    tell_collaboration,
+    tell_token,
+    tell_window,
+    told,
+)
+from ortet.journal.state.reducers import KINDS, fold
+from ortet.journal.state.state import Mind
+
+
+def event(seq: int, kind: str, /, **data: Any) -> Event:
+    return Event(seq, kind, seq * 10, "me", data, b"")
+
+
+@pytest.fixture
+def mind(bench: Bench) -> Mind:
+    return Mind(Maps(bench.objects))
+
+
+class TestFold:
+    def test_fields_missing_in_an_event_keep_their_value(self, mind: Mind) -> None:
+        events = [
+            event(1, "collaboration", name="pr", kind="pull_request", text="half"),
+            event(2, "collaboration", name="pr", status="done", effect="e1"),
+            event(3, "browser", urls=["https://a/"]),
+            event(4, "browser", storage="browser/s/1"),
+            event(5, "window", service="x", remaining=3, reset=7),
+            event(6, "window", service="x", remaining=2, reset=7, limit=9),
+            event(7, "token", service="x", vault="one"),
+            event(8, "token", service="x", vault="two"),
+        ]
+        fold(mind, events)
+        assert list(mind.collaborations) == [
+            Collaboration("pr", "pull_request", "", "done", "half", "e1", 2, 20)
+        ]
+        assert mind.browsers.get(BROWSER) == Browsing(["https://a/"], "browser/s/1", 4, 40)
+        assert list(mind.windows) == [Window("x", 2, 7, 9, seq=6, time=60)]
+        assert list(mind.tokens) == [Token("x", "two", 8, 80)]
+
+    def test_collaborations_and_browsers_survive_save_and_load(
+        self, mind: Mind, bench: Bench
+    ) -> None:
+        objects = bench.objects
+        fold(mind, [event(1, "collaboration", name="pr"), event(2, "browser", urls=["https://a/"])])
+        again = Mind.load(Maps(objects), objects, mind.save(objects))
+        assert again.equals(mind) and list(again.collaborations) == list(mind.collaborations)
+
+    def test_a_session_state_without_such_events_has_no_collaborations(self, mind: Mind) -> None:
+        """Its fold is what earlier releases wrote."""
+        fold(mind, [event(1, "goal", text="x")])
+        assert all(not list(getattr(mind, name)) for name in ("collaborations", "windows"))
+        assert {"collaboration", "window", "token", "browser"} <= set(KINDS)
+
+    def test_told_events_fold_back_to_the_same_records(self, mind: Mind) -> None:
+        one = Collaboration("pr", "pull_request", "https://h/1", "done", "text", "e1")
+        window, token = Window("x", 2, 7, 9), Token("x", "two")
+        events = told([one], [window], [token])
+        fold(mind, [event(0, kind, **data) for kind, data in events])
+        assert [list(mind.collaborations), list(mind.windows), list(mind.tokens)] == [
+            [one],
+            [window],
+            [token],
+        ]
+
+
+def test_each_record_is_told_in_one_line_of_text() -> None:
+    one = Collaboration("pr", "pull_request", "https://h/1", "done", "the lock\nis never")
+    assert tell_collaboration(one)[0] == (
+        "[done] pr (pull_request), https://h/1: the lock is never"
+    )
+    reset = 1_700_000_000 * 10**9
+    assert tell_window(Window("x", 2, reset, 9))[0] == "x: 2 of 9 left until 2023-11-14T22:13:20Z"
+    assert tell_token(Token("x", "two"))[0] == "x: in the vault as two"
+    assert tell_browser(Browsing(["https://a/"], "browser/s/1")) == (
+        "open: https://a/; cookies and storage are kept",
+        {"urls": ["https://a/"], "storage": True},
+    )
+    assert tell_browser(Browsing())[0] == "nothing open; no cookies are kept"

@@ -1,0 +1,58 @@
+"""The margin of the racy-clean rule is tried, not assumed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortet.machines.capture.ctimes import COARSE, TICK, granularity
+
+
+def test_probing_the_ctime_granularity_leaves_no_files(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("f")
+    before = tmp_path.stat()
+    assert granularity(tmp_path) in (0, TICK, COARSE)
+    after = tmp_path.stat()
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_granularity_is_zero_only_if_every_change_moves_the_ctime(tmp_path: Path) -> None:
+    """Where it says 0, a thousand changes, each after a stat, have a thousand times."""
+    file = tmp_path / "f"
+    times = set()
+    for number in range(1000):
+        file.write_text(str(number))
+        times.add(file.stat().st_ctime_ns)
+    assert (granularity(tmp_path) == 0) == (len(times) == 1000)
+
+
+@pytest.mark.parametrize("place", ["/proc", "/no/such/place"])
+def test_granularity_is_coarse_where_no_file_can_be_written(place: str) -> None:
+    assert granularity(Path(place)) == COARSE
+
+
+def test_whole_seconds_are_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fstat
+
+    def cut(fd: int) -> os.stat_result:
+        st = real(fd)
+        return os.stat_result(st[:10], {"st_ctime_ns": st.st_ctime_ns // 10**9 * 10**9})
+
+    monkeypatch.setattr("ortet.machines.capture.ctimes.os.fstat", cut)
+    assert granularity(tmp_path) == COARSE
+
+
+def test_ticks_are_a_small_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fstat
+    first: list[int] = []
+
+    def tick(fd: int) -> os.stat_result:
+        st = real(fd)
+        first.append(st.st_ctime_ns | 1)
+        return os.stat_result(st[:10], {"st_ctime_ns": first[0]})
+
+    monkeypatch.setattr("ortet.machines.capture.ctimes.os.fstat", tick)
+    assert granularity(tmp_path) == TICK

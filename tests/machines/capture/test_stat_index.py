@@ -1,0 +1,267 @@
+"""The index trusts what it has seen, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ortet.history.records import Entry, Image
+from ortet.history.tree.tree import Trees
+from ortet.ids import Oid
+from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.scanner import scan
+from ortet.machines.capture.seen import ODD, RACY, mark_of
+from ortet.machines.capture.stat_index import StatIndex
+from ortet.objects.store import LocalObjects
+
+IMAGE = Oid(b"\x07" * 32)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d" / "e").mkdir(parents=True)
+    (root / "f").write_text("f")
+    (root / "d" / "g").write_text("g")
+    (root / "d" / "e" / "h\udcff").write_text("h")
+    return root
+
+
+class Setting:
+    def __init__(self, root: Path, trees: Trees) -> None:
+        self.root = root
+        self.trees = trees
+        self.index = StatIndex(trees)
+
+    def scan(self) -> Image:
+        assert isinstance(self.trees.objects, LocalObjects)
+        found = scan(
+            self.trees.objects,
+            self.trees,
+            root=self.root,
+            index=self.index,
+            rules=Rules(),
+            losses=[],
+        )
+        return Image(found.root, found.links)
+
+    def stat(self, path: bytes) -> os.stat_result:
+        return os.lstat(os.fsencode(self.root) + b"/" + path)
+
+    def lookup(self, path: bytes) -> Entry | None:
+        return self.index.lookup(path, self.stat(path))
+
+    def known(self, path: bytes) -> Entry:
+        entry = self.lookup(path)
+        assert entry is not None
+        return entry
+
+    def reload(self, file: Path) -> None:
+        loaded = StatIndex.load(file, self.trees)
+        assert loaded is not None
+        self.index = loaded
+
+
+@pytest.fixture
+def setting(root: Path, shop: object) -> Setting:
+    return Setting(root, shop.trees)  # type: ignore[attr-defined]
+
+
+def test_lookup_returns_the_scanned_entry(setting: Setting) -> None:
+    image = setting.scan()
+    for path in (b"f", b"d", b"d/g", b"d/e", b"d/e/h\xff"):
+        assert setting.lookup(path) == setting.trees.resolve(image.root, path)
+    assert setting.lookup(b"") == image.root
+
+
+def test_lookup_trusts_no_other_stat(setting: Setting, root: Path) -> None:
+    setting.scan()
+    (root / "f").chmod(0o600)
+    assert setting.lookup(b"f") is None
+    assert setting.index.lookup(b"no/such", setting.stat(b"f")) is None
+    assert setting.index.lookup(b"d/f", setting.stat(b"f")) is None
+
+
+def test_a_recorded_file_is_known_and_reaches_the_tree(setting: Setting, root: Path) -> None:
+    setting.scan()
+    (root / "d" / "new").write_text("anything")
+    entry = Entry(b"new", 0o100644, 5, size=3, data=b"\x01" * 32)
+    setting.index.record(b"d/new", setting.stat(b"d/new"), entry)
+    assert setting.lookup(b"d/new") == entry
+    image = setting.scan()
+    found = setting.trees.resolve(image.root, b"d/new")
+    assert found == entry, "what was recorded is believed, not read"
+
+
+def test_recording_a_directory_records_its_tree(setting: Setting, root: Path) -> None:
+    before = setting.scan()
+    directory = setting.known(b"d")
+    assert directory is not None
+    (root / "d" / "x").write_text("x")
+    leaf = Entry(b"x", 0o100644, 5)
+    tree = setting.trees.patch(Oid(directory.data), {b"x": leaf})
+    target = msgspec.structs.replace(directory, data=tree.oid, cid=tree.cid, mtime=77)
+    os.utime(root / "d", ns=(0, 77))
+    setting.index.record(b"d/x", setting.stat(b"d/x"), leaf)
+    setting.index.record(b"d", setting.stat(b"d"), target)
+    after = setting.scan()
+    assert setting.trees.resolve(after.root, b"d") == target
+    assert after != before
+
+
+def test_forgetting_a_name_takes_it_out(setting: Setting, root: Path) -> None:
+    setting.scan()
+    (root / "d" / "g").unlink()
+    setting.index.forget(b"d/g")
+    setting.index.forget(b"no/such/thing")
+    assert setting.index.lookup(b"d/g", setting.stat(b"f")) is None
+    image = setting.scan()
+    assert setting.trees.resolve(image.root, b"d/g") is None
+
+
+def test_forgetting_a_directory_takes_all_below(setting: Setting) -> None:
+    setting.scan()
+    setting.index.record(b"d/e/x", setting.stat(b"f"), Entry(b"x", 0o100644, 1))
+    setting.index.forget(b"d")
+    assert setting.lookup(b"d") is None
+    assert setting.lookup(b"d/e/h\xff") is None
+    assert b"d/e" not in setting.index.pending
+    image = setting.scan()
+    assert setting.trees.resolve(image.root, b"d/e/h\xff") is not None, "it is still on disk"
+    assert setting.trees.resolve(image.root, b"d/e/x") is None
+
+
+def test_a_file_in_the_place_of_a_directory(setting: Setting, root: Path) -> None:
+    setting.scan()
+    (root / "d").rename(root.parent / "away")
+    (root / "d").write_text("now a file")
+    entry = Entry(b"d", 0o100644, 1, size=10)
+    setting.index.record(b"d", setting.stat(b"d"), entry)
+    assert setting.lookup(b"d") == entry
+    assert setting.index.find(b"d") is None
+
+
+def test_saved_and_loaded_it_knows_the_same(setting: Setting, tmp_path: Path) -> None:
+    image = setting.scan()
+    setting.index.record(b"later", setting.stat(b"f"), Entry(b"later", 0o100600, 1))
+    setting.index.save(tmp_path / "index", IMAGE)
+    setting.reload(tmp_path / "index")
+    assert setting.index.image == IMAGE
+    for path in (b"f", b"d", b"d/g", b"d/e", b"d/e/h\xff"):
+        assert setting.lookup(path) == setting.trees.resolve(image.root, path)
+    assert list(setting.index.pending) == [b""]
+
+
+def test_saving_an_unchanged_index_writes_the_same_bytes(setting: Setting, tmp_path: Path) -> None:
+    setting.scan()
+    setting.index.save(tmp_path / "one", IMAGE)
+    setting.reload(tmp_path / "one")
+    setting.index.save(tmp_path / "two", IMAGE)
+    setting.scan()
+    setting.index.save(tmp_path / "three", IMAGE)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "three").read_bytes()
+
+
+def test_a_damaged_or_truncated_index_is_not_loaded(setting: Setting, tmp_path: Path) -> None:
+    setting.scan()
+    file = tmp_path / "index"
+    setting.index.save(file, IMAGE)
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 7):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert StatIndex.load(file, setting.trees) is None, at
+    for size in (0, 3, 20, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        assert StatIndex.load(file, setting.trees) is None, size
+    file.unlink()
+    assert StatIndex.load(file, setting.trees) is None
+
+
+def test_a_newer_version_is_left_alone(setting: Setting, tmp_path: Path) -> None:
+    setting.scan()
+    file = tmp_path / "index"
+    setting.index.save(file, IMAGE)
+    file.write_bytes(file.read_bytes().replace(b"index 1", b"index 2", 1))
+    assert StatIndex.load(file, setting.trees) is None
+
+
+def test_a_change_as_young_as_the_clock_is_not_trusted(setting: Setting, root: Path) -> None:
+    """A later write could leave the very same stat: the index is told of one such here."""
+    setting.index.horizon = setting.stat(b"f").st_ctime_ns
+    setting.scan()
+    assert setting.lookup(b"f") is None
+    setting.index.horizon = setting.stat(b"f").st_ctime_ns + 10**12
+    stale = setting.trees.resolve(setting.scan().root, b"f")
+    assert stale is not None and setting.lookup(b"f") == stale
+    (root / "f").write_text("F")
+    setting.index.horizon = setting.stat(b"f").st_ctime_ns
+    setting.index.record(b"f", setting.stat(b"f"), stale)
+    fresh = setting.trees.resolve(setting.scan().root, b"f")
+    assert fresh is not None and fresh.data != stale.data
+    (root / "f").write_text("G")
+    setting.index.horizon = 1 << 62
+    setting.index.record(b"f", setting.stat(b"f"), stale)
+    assert setting.trees.resolve(setting.scan().root, b"f") == stale, "the rule made the difference"
+
+
+@pytest.mark.root
+def test_owner_and_mode_that_could_not_be_applied_stay_in_the_state(
+    setting: Setting, root: Path
+) -> None:
+    setting.scan()
+    file = setting.known(b"d/g")
+    meant = msgspec.structs.replace(file, uid=4242, gid=4343, mode=0o104755)
+    setting.index.record(b"d/g", setting.stat(b"d/g"), meant)
+    assert setting.lookup(b"d/g") == meant
+    assert setting.trees.resolve(setting.scan().root, b"d/g") == meant
+    (root / "d" / "g").write_text("changed in place")
+    changed = setting.trees.resolve(setting.scan().root, b"d/g")
+    assert changed is not None
+    assert (changed.uid, changed.gid, changed.mode) == (4242, 4343, 0o104755)
+    assert changed.data != meant.data and changed.mtime == setting.stat(b"d/g").st_mtime_ns
+    os.chown(root / "d" / "g", 1, -1)
+    moved = setting.trees.resolve(setting.scan().root, b"d/g")
+    assert moved is not None and moved.uid == 1, "what the user changes is what the user means"
+
+
+def test_a_directory_keeps_its_meant_owner_when_names_come(setting: Setting, root: Path) -> None:
+    setting.scan()
+    meant = msgspec.structs.replace(setting.known(b"d"), uid=4242)
+    setting.index.record(b"d", setting.stat(b"d"), meant)
+    (root / "d" / "more").write_text("more")
+    found = setting.trees.resolve(setting.scan().root, b"d")
+    assert found is not None and found.uid == 4242
+    assert setting.trees.resolve(setting.scan().root, b"d/more") is not None
+
+
+def test_a_device_that_could_not_be_created_stays_in_the_state(setting: Setting) -> None:
+    """A device without the privilege to make it: the tree recorded for its directory holds it."""
+    setting.scan()
+    directory = setting.known(b"d")
+    device = Entry(b"null", 0o020666, 1, rdev=259)
+    tree = setting.trees.patch(Oid(directory.data), {b"null": device})
+    target = msgspec.structs.replace(directory, data=tree.oid, cid=tree.cid)
+    setting.index.record(b"d", setting.stat(b"d"), target)
+    assert setting.trees.resolve(setting.scan().root, b"d/null") == device
+
+
+def test_marks_survive_saving(setting: Setting, tmp_path: Path, root: Path) -> None:
+    setting.index.horizon = 0
+    setting.scan()
+    setting.index.horizon = 1 << 62
+    meant = Entry(b"g", 0o100600, 9, uid=5)
+    setting.index.record(b"d/g", setting.stat(b"d/g"), meant)
+    setting.index.mark_mapped(b"f", True)
+    setting.index.losses[b"d/e"] = {}
+    setting.index.save(tmp_path / "index", IMAGE)
+    setting.reload(tmp_path / "index")
+    node = setting.index.find(b"d")
+    assert node is not None
+    assert mark_of(node.seen["g"]) == ODD
+    assert mark_of(setting.index.root.seen["f"]) & RACY
+    assert setting.index.mapped == {b"f"}
+    assert list(setting.index.losses) == [b"d/e"]

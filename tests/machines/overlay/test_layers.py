@@ -1,0 +1,173 @@
+"""Layers: found, made near others, shared, checked after a restart of the host, and pruned."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.fixtures.machines import Shop, read_tree
+
+from ortet.history.records import Image
+from ortet.machines.overlay import layers as module
+from ortet.machines.overlay.layers import Bases, Stack
+from ortet.machines.restore.plan import Side
+
+
+@pytest.fixture
+def tree(place: Path) -> Path:
+    tree = place / "tree"
+    (tree / "dir").mkdir(parents=True)
+    for number in range(30):
+        (tree / f"dir/{number}").write_text(str(number))
+    (tree / "file").write_text("file")
+    return tree
+
+
+def stacked(bases: Bases, image: Image, near: Stack | None = None) -> Stack:
+    with bases.using():
+        stack, losses = bases.stack(image, near)
+    assert losses == []
+    return stack
+
+
+def test_a_base_is_the_workspace_written_once(shop: Shop, bases: Bases, tree: Path) -> None:
+    image = shop.freeze(tree)
+    stack = stacked(bases, image)
+    assert len(stack.layers) == 1
+    assert read_tree(bases.root / stack.layers[0]) == read_tree(tree)
+    made = (bases.root / stack.layers[0]).stat().st_ino
+    assert stacked(bases, image) == stack
+    assert (bases.root / stack.layers[0]).stat().st_ino == made
+
+
+def test_a_later_state_is_a_difference(shop: Shop, bases: Bases, tree: Path) -> None:
+    first = stacked(bases, shop.freeze(tree))
+    (tree / "dir/3").write_text("changed")
+    (tree / "dir/4").unlink()
+    later = stacked(bases, shop.freeze(tree), first)
+    assert later.layers[1:] == first.layers
+    names = sorted(path.name for path in (bases.root / later.layers[0] / "dir").iterdir())
+    assert names == ["3", "4"]
+    assert (bases.root / later.layers[0] / "dir/4").lstat().st_rdev == 0
+
+
+def test_another_process_finds_an_existing_layer(shop: Shop, bases: Bases, tree: Path) -> None:
+    image = shop.freeze(tree)
+    other = Bases(shop.objects, shop.trees, bases.root)
+    assert other.whole(stacked(bases, image))
+    assert stacked(other, image) == stacked(bases, image)
+
+
+def test_an_image_with_many_differences_is_written_as_a_whole_layer(
+    shop: Shop, bases: Bases, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FAR", 5)
+    first = stacked(bases, shop.freeze(tree))
+    for number in range(9):
+        (tree / f"dir/{number}").write_text("changed")
+    assert len(stacked(bases, shop.freeze(tree), first).layers) == 1
+
+
+def test_a_deep_stack_is_flattened(shop: Shop, bases: Bases, tree: Path) -> None:
+    stack = stacked(bases, shop.freeze(tree))
+    for number in range(12):
+        (tree / "file").write_text(f"change {number}")
+        stack = stacked(bases, shop.freeze(tree), stack)
+        assert len(stack.layers) <= module.DEEPEST
+    assert (bases.root / stack.layers[0] / "file").read_text() == "change 11"
+
+
+class TestAfterARestartOfTheHost:
+    def again(self, shop: Shop, bases: Bases) -> Bases:
+        bases = Bases(shop.objects, shop.trees, bases.root)
+        bases.boot = "another"
+        return bases
+
+    def test_sound_layers_are_used_on(self, shop: Shop, bases: Bases, tree: Path) -> None:
+        first = stacked(bases, shop.freeze(tree))
+        (tree / "file").write_text("later")
+        image = shop.freeze(tree)
+        stack = stacked(bases, image, first)
+        made = [(bases.root / name).stat().st_ino for name in stack.layers]
+        again = self.again(shop, bases)
+        assert stacked(again, image) == stack
+        assert [(bases.root / name).stat().st_ino for name in stack.layers] == made
+
+    def test_a_file_that_lost_its_end_is_noticed(
+        self, shop: Shop, bases: Bases, tree: Path
+    ) -> None:
+        image = shop.freeze(tree)
+        stack = stacked(bases, image)
+        os.truncate(bases.root / stack.layers[0] / "dir/7", 0)
+        again = self.again(shop, bases)
+        assert not again.whole(stack)
+        new = stacked(again, image)
+        assert read_tree(again.root / new.layers[0]) == read_tree(tree)
+
+    def test_a_damaged_difference_is_noticed(self, shop: Shop, bases: Bases, tree: Path) -> None:
+        first = stacked(bases, shop.freeze(tree))
+        (tree / "file").write_text("later")
+        image = shop.freeze(tree)
+        stack = stacked(bases, image, first)
+        (bases.root / stack.layers[0] / "file").write_text("wrong")
+        again = self.again(shop, bases)
+        assert again.whole(first)
+        assert not again.whole(stack)
+        new = stacked(again, image)
+        assert (again.root / new.layers[0] / "file").read_text() == "later"
+
+
+def test_a_killed_build_leaves_nothing_that_counts(shop: Shop, bases: Bases, tree: Path) -> None:
+    image = shop.freeze(tree)
+    stack = stacked(bases, image)
+    (bases.root / f"{stack.layers[0]}.layer").unlink()  # killed before the last step
+    (bases.root / stack.layers[0] / "file").write_text("half")
+    again = Bases(shop.objects, shop.trees, bases.root)
+    assert stacked(again, image) == stack
+    assert read_tree(again.root / stack.layers[0]) == read_tree(tree)
+
+
+def test_prune_keeps_the_layers_that_are_still_referenced(
+    shop: Shop, bases: Bases, tree: Path
+) -> None:
+    first = stacked(bases, shop.freeze(tree))
+    (tree / "file").write_text("later")
+    later = stacked(bases, shop.freeze(tree), first)
+    assert bases.prune(lambda: later.layers) == 0
+    assert bases.prune(lambda: first.layers) == 1
+    assert bases.whole(first) and not bases.whole(later)
+    assert bases.prune(list) == 1
+    assert not bases.whole(first)
+
+
+def test_an_adopted_upper_directory_becomes_a_layer_and_can_be_returned(
+    shop: Shop, bases: Bases, tree: Path, place: Path
+) -> None:
+    first = stacked(bases, shop.freeze(tree))
+    upper = place / "upper"
+    upper.mkdir()
+    (upper / "file").write_text("later")
+    (tree / "file").write_text("later")
+    image = shop.freeze(tree)
+    stack = bases.adopt(upper, "machine-1", below=first, image=image, shared=True)
+    assert not upper.exists()
+    assert stack.layers == ["machine-1", *first.layers]
+    assert stacked(bases, image) == stack
+    bases.give_back("machine-1", upper)
+    assert (upper / "file").read_text() == "later"
+    assert bases.known("machine-1") is None
+
+
+def test_an_unshared_layer_is_not_found_by_its_image(
+    shop: Shop, bases: Bases, tree: Path, place: Path
+) -> None:
+    first = stacked(bases, shop.freeze(tree))
+    upper = place / "upper"
+    upper.mkdir()
+    (tree / "file").write_text("later")
+    image = shop.freeze(tree)
+    own = bases.adopt(upper, "machine-1", below=first, image=image, shared=False)
+    assert bases.known("machine-1") == own
+    assert stacked(bases, image) != own
+    assert bases.side(image) == Side(image.root, [])

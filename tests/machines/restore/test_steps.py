@@ -1,0 +1,105 @@
+"""Single steps of a thaw fail, or somebody steps in between: everything is put back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortet._util import failpoints
+from ortet._util.codec import decode
+from ortet.errors import Unavailable
+from ortet.machines.dirfd import directory
+from ortet.machines.restore.journal import Begin, Log
+from ortet.machines.restore.restore import recover
+from ortet.machines.restore.steps import undo
+
+Eye = Callable[[Path], Any]
+Torture = Callable[[Path], None]
+
+POINTS = [
+    "thaw.begun",
+    "build.directories",
+    "build.files",
+    "build.links",
+    "thaw.staged",
+    "thaw.journaled",
+    "thaw.kept",
+    "thaw.placed",
+    "thaw.altered",
+    "thaw.settled",
+]
+
+
+def fault(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    armed = failpoints.parse(text)
+    monkeypatch.setattr(failpoints, "_armed", lambda: armed)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_at_any_step_puts_everything_back(
+    bench: Any, torture: Torture, see: Eye, *, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    torture(bench.root)
+    target = bench.freeze()
+    bench.disturb()
+    current = bench.freeze()
+    before = see(bench.root)
+    for count in (1, 2, 7, 15):
+        with monkeypatch.context() as patch:
+            fault(patch, f"{point}:nospace:{count}")
+            try:
+                bench.thaw(target)
+            except Unavailable as error:
+                assert error.kind == "disk_full"
+            else:
+                break  # it comes to this point less often
+        assert see(bench.root) == before
+        bench.check(current)
+    else:
+        return
+    assert count > 1
+
+
+def test_a_file_saved_between_kill_and_recovery_is_kept(bench: Any) -> None:
+    for name in ("placed", "kept", "other"):
+        (bench.root / name).write_text("target")
+    target = bench.freeze()
+    for name in ("placed", "kept", "other"):
+        (bench.root / name).write_text("current")
+    assert not bench.survives("thaw.placed:kill:2", lambda: bench.thaw(target))
+    assert (bench.root / "kept").read_text() == "target"
+    (bench.root / "kept").write_text("saved by an editor")
+    (bench.root / "new").write_text("new")
+    recover(bench.stage)
+    assert (bench.root / "kept").read_text() == "saved by an editor"
+    assert (bench.root / "placed").read_text() == "current"
+    assert (bench.root / "other").read_text() == "current"
+    assert (bench.root / "new").read_text() == "new"
+    bench.check_clean()
+
+
+def test_undo_of_steps_that_were_not_executed_changes_nothing(
+    bench: Any, torture: Torture, see: Eye
+) -> None:
+    torture(bench.root)
+    target = bench.freeze()
+    bench.disturb()
+    before = see(bench.root)
+    assert not bench.survives("thaw.journaled:kill", lambda: bench.thaw(target))
+    steps = decode(Log, (bench.stage / "journal").read_bytes()).steps
+    begin = decode(Begin, (bench.stage / "begin").read_bytes())
+    with directory(begin.root) as root, directory(begin.area) as area:
+        staged = sorted(os.listdir(area))
+        undo(root, area, steps)
+        assert sorted(os.listdir(area)) == staged
+    assert see(bench.root) == before
+    # every kind of step is in it, and metadata comes first: undone last, it restores times
+    kinds = [type(step).__name__ for step in steps]
+    assert {"Meta", "Keep", "Place"} <= set(kinds)
+    assert kinds == sorted(kinds, key=lambda kind: kind != "Meta")
+    recover(bench.stage)
+    assert see(bench.root) == before

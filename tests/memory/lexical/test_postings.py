@@ -1,0 +1,183 @@
+"""Which documents have a term: the same, however it is found out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from ortet.backends.postgres.catalog import PostgresCatalog
+from ortet.memory.base import Page, WordIndex
+from ortet.memory.lexical import postings
+from ortet.memory.lexical.candidates import Effort
+from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.postings import Postings
+from ortet.memory.lexical.search import search
+from ortet.memory.lexical.visibility import see
+from ortet.memory.postgres import postgres_postings, reader
+from ortet.memory.postgres.index import PostgresIndex
+from ortet.memory.records import Doc, Path, Query, Span, Tier
+
+WORDS = [f"term{letter}" for letter in "abcdefghijklmnop"]
+EVERY = 60
+"""Events of each timeline."""
+WAYS = {
+    "asked one by one": {"FEW": 10**6},
+    "picked": {"FEW": 0, "AROUND": 10**6},
+    "read": {"FEW": 0, "AROUND": 0, "SMALL": 10**6},
+    "asked": {"FEW": 0, "AROUND": 0, "SMALL": 0},
+    "read and asked": {"FEW": 0, "AROUND": 0, "SMALL": 35},
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    made = Index(tmp_path_factory.mktemp("postings") / "index.db")
+    fill(made)
+    yield made
+    made.close()
+
+
+def fill(index: WordIndex) -> None:
+    """Twelve timelines, each a fork of the one before, with words of very different frequency."""
+    chance = random.Random(11)
+    tiers: list[Tier] = ["working", "working", "working", "semantic", "episodic"]
+    for line in range(12):
+        docs = []
+        for seq in range(line * EVERY + 1, (line + 1) * EVERY + 1):
+            words = [word for number, word in enumerate(WORDS) if chance.random() < 0.7**number]
+            docs.append(Doc(seq, chance.choice(tiers), " ".join(words), time=seq))
+        page = Page(f"line{line}", 0, (line + 1) * EVERY, docs, [])
+        index.take([page], index.standing([]).mark)
+
+
+def chain(*lines: int) -> Path:
+    return Path("", [Span(f"line{line}", line * EVERY, (line + 1) * EVERY) for line in lines])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lines", [(3,), (1, 2), (0, 4, 5, 9), tuple(range(12))])
+def test_every_lookup_method_counts_and_finds_the_same(
+    index: Index, monkeypatch: pytest.MonkeyPatch, way: str, lines: tuple[int, ...]
+) -> None:
+    with index.reading() as lookup:
+        visible = see(lookup, [chain(*lines)], Query(""))
+        wanted = {}
+        for word in WORDS:
+            found = [
+                [id_ for id_, words in lookup.words(one.low, one.high) if word in words.split()]
+                for one in visible.stretches
+            ]
+            wanted[word] = [id_ for ids in found for id_ in reversed(ids)]
+        for name, value in WAYS[way].items():
+            monkeypatch.setattr(postings, name, value)
+        exact = Postings(lookup, visible, limit=10**6)
+        assert exact.count([*WORDS, "nowhere"]) == {
+            **{word: len(ids) for word, ids in wanted.items()},
+            "nowhere": 0,
+        }
+        assert {word: exact.having(word) for word in WORDS} == wanted
+        assert exact.nearest(WORDS[0], 7) == wanted[WORDS[0]][:7]
+
+
+def test_every_lookup_method_estimates_the_same_counts(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inferred = []
+    for settings in WAYS.values():
+        with monkeypatch.context() as patch, index.reading() as lookup:
+            for name, value in settings.items():
+                patch.setattr(postings, name, value)
+            visible = see(lookup, [chain(*range(12))], Query(""))
+            inferred.append(Postings(lookup, visible, limit=40).count(WORDS))
+    assert inferred == [inferred[0]] * len(WAYS)
+    assert inferred[0][WORDS[0]] == visible.total  # in every one of those looked at
+    assert inferred[0][WORDS[1]] == pytest.approx(0.7 * visible.total, rel=0.25)
+
+
+def test_every_lookup_method_gives_the_same_search_answers(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [chain(*range(12)), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
+    effort = Effort(postings=150, documents=30, counted=40)
+    answers = []
+    for settings in WAYS.values():
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setattr(postings, name, value)
+            answers.append(search(index, paths, Query(" ".join(WORDS), k=25), effort=effort))
+    assert answers == [answers[0]] * len(WAYS)
+    assert len(answers[0].found) == 25
+
+
+def test_postings_without_visible_documents_are_empty(index: Index) -> None:
+    with index.reading() as lookup:
+        empty = Postings(lookup, see(lookup, [], Query("")), limit=5)
+        assert empty.count(["terma"]) == {"terma": 0}
+        assert empty.having("terma") == empty.nearest("terma", 3) == []
+
+
+DATABASE_WAYS = {
+    "looked at": {},
+    "looked at in parts": {"SMALL": 0, "SAMPLE": 7},
+    "looked at in many parts": {"SMALL": 0, "SAMPLE": 7, "SPARE": 0},
+    "by the index of terms": {"SMALL": 0, "SAMPLE": 1},
+    "too many": {"SMALL": 0, "SAMPLE": 1, "MOST": 5, "AROUND": 0},
+}
+
+
+@pytest.mark.parametrize("way", DATABASE_WAYS)
+def test_a_database_counts_and_finds_alike(
+    index: Index, in_database: PostgresIndex, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name, value in DATABASE_WAYS[way].items():
+        monkeypatch.setattr(postgres_postings, name, value)
+    fill(in_database)
+    answers_alike(index, in_database)
+
+
+def answers_alike(index: Index, in_database: PostgresIndex) -> None:
+    for lines in ((3,), (0, 4, 5, 9), tuple(range(12))):
+        for limit in (40, 10**6):
+            with index.reading() as lookup, in_database.reading() as other:
+                wanted, found = (
+                    one.postings(see(one, [chain(*lines)], Query("")), limit=limit)
+                    for one in (lookup, other)
+                )
+                assert found.count([*WORDS, "nowhere"]) == wanted.count([*WORDS, "nowhere"])
+                for word in (WORDS[0], WORDS[3], WORDS[9]):
+                    assert other_ids(found.nearest(word, 7)) == other_ids(wanted.nearest(word, 7))
+                    assert other_ids(found.having(word)) == other_ids(wanted.having(word))
+                    assert other_ids(found.nearest(word, 9)) == other_ids(wanted.nearest(word, 9))
+        paths = [chain(*lines), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
+        effort = Effort(postings=150, documents=30, counted=40)
+        query = Query(" ".join(WORDS), k=25)
+        expected = search(index, paths, query, effort=effort)
+        assert search(in_database, paths, query, effort=effort) == expected
+
+
+@pytest.mark.parametrize("way", ["looked at", "by the index of terms"])
+def test_the_row_order_in_the_database_does_not_change_the_answers(
+    index: Index,
+    catalog: PostgresCatalog,
+    in_database: PostgresIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """As after rows were removed and others took their place; and few terms to a walk."""
+    for name, value in DATABASE_WAYS[way].items():
+        monkeypatch.setattr(postgres_postings, name, value)
+    monkeypatch.setattr(reader, "_COLUMNS", 3)
+    fill(in_database)
+    for third in (2, 1):
+        catalog.link.run("UPDATE memory_terms SET part = part WHERE id %% 3 = %s", (third,))
+    rows = catalog.link.run("SELECT id FROM memory_terms ORDER BY ctid")
+    assert rows != sorted(rows)
+    answers_alike(index, in_database)
+
+
+def other_ids(ids: list[int]) -> list[int]:
+    """Both number the timelines in the order in which they were taken in; from which number on is
+    the database's own."""
+    return [id_ - ids[0] for id_ in ids]

@@ -1,0 +1,232 @@
+"""Every public verb of sessions, views and hubs is an operation, or it is said why it is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortet.hub.hub import Hub
+from ortet.server.operations.registry import operations
+from ortet.server.transfers.routes import FLOWS
+from ortet.sessions.reader import View
+from ortet.sessions.session import Session
+
+READ = {
+    **dict.fromkeys(
+        ("id", "name", "agent", "status", "head", "goal", "row", "line"), "show_session"
+    ),
+    **dict.fromkeys(("steps", "step"), "show_plan"),
+    **dict.fromkeys(("limits", "spent", "budget_left"), "show_budget"),
+    "approvals": "approvals all_approvals",
+    "artifact_data": "get_artifact",
+    "artifacts": "list_artifacts",
+    "briefing": "briefing",
+    "browser": "show_browser browser",
+    "carry": "carry",
+    "checkpoint": "checkpoint",
+    "collaborations": "list_collaborations",
+    "comments": "comments",
+    "compactions": "compactions",
+    "content": "show_model_call",
+    "context": "context shaped_context",
+    "contradictions": "contradictions",
+    "decisions": "decisions",
+    "dropped": "dropped",
+    "effects": "effects actions",
+    "environment": "show_environment environment compare_environment",
+    "episodes": "list_episodes",
+    "events": "list_events show_event journal_stream",
+    "export_messages": "export_session",
+    "fact": "show_fact",
+    "fact_history": "fact_history",
+    "facts": "list_facts",
+    "handover": "handover",
+    "lineage": "lineage",
+    "messages": "list_messages",
+    "model_calls": "model_calls show_model_call",
+    "notes": "notes",
+    "questions": "questions",
+    "recall": "recall",
+    "records": "records",
+    "shared": "shared",
+    "token": "token",
+    "tokens": "list_tokens",
+    "windows": "list_windows",
+    "working": "working",
+}
+
+WRITTEN = {
+    "act": "act settle",
+    "adopt": "adopt",
+    "advance": "advance",
+    "answer": "answer",
+    "archive": "archive",
+    "artifact": "artifact put_artifact",
+    "ask": "ask_question",
+    "budget": "budget",
+    "close": "close",
+    "collaborate": "collaborate",
+    "commit": "commit",
+    "compact": "compact",
+    "decide": "decide",
+    "diff": "diff diff_own diff_present",
+    "expose": "expose",
+    "forget": "forget",
+    "fork": "fork",
+    "intend": "act",
+    "is_running": "list_processes",
+    "job": "show_job read_output write_input resize send_signal wait_for stop_job output_stream",
+    "jobs": "list_jobs",
+    "kernel": "run_code interrupt close_kernel fork_kernel keep_fork declare_vars",
+    "kernels": "list_kernels",
+    "land": "land",
+    "learn": "learn",
+    "lesson": "lesson",
+    "let_go": "pause",
+    "logs": "logs",
+    "machine": "show_machine start_machine list_present get_present put_present",
+    "merge": "merge",
+    "milestone": "milestone",
+    "model_call": "model_call",
+    "note": "note",
+    "orphans": "orphans",
+    "pause": "pause",
+    "plan": "plan",
+    "ps": "list_processes",
+    "record": "record",
+    "redo": "redo",
+    "refresh": "refresh",
+    "request_approval": "request_approval",
+    "restore": "restore",
+    "rewind": "rewind",
+    "run": "run",
+    "say": "say",
+    "say_all": "say_all take_turn",
+    "settle": "settle",
+    "shell": "shell",
+    "spawn": "spawn",
+    "spend": "spend",
+    "swarm": "begin_swarm resume_swarm show_swarm stop_swarm swarm_stream",
+    "think": "think",
+    "undo": "undo",
+    "unexpose": "unexpose",
+    "whatif": "whatif",
+    "window": "window",
+}
+
+STORE = {
+    "approve": "approve deny",
+    "archive": "archive",
+    "audit": "audit read_journal",
+    "bill": "show_bill",
+    "check_engine": "doctor",
+    "check_minds": "verify",
+    "comment": "comment",
+    "consolidate": "consolidate",
+    "diff": "diff",
+    "diff_runs": "diff_runs",
+    "drop": "drop",
+    "episodes": "all_episodes",
+    "erase": "erase erase_user",
+    "export": "read_bundle",
+    "export_jsonl": "dataset",
+    "from_carry": "turn check_carry",
+    "from_checkpoint": "from_checkpoint",
+    "get": "show_session",
+    "hold": "hold list_holds",
+    "import_": "send_bundle",
+    "is_open": "show_session",
+    "leftovers": "doctor",
+    "log": "list_all_commits list_commits",
+    "memory_diff": "memory_diff",
+    "recall": "recall_anywhere",
+    "release": "release",
+    "remove": "remove",
+    "restore": "write_out read_file list_files",
+    "retain": "retain",
+    "retention": "set_retention show_retention list_retention",
+    "session": "begin resume",
+    "session_of": "begin",
+    "sessions": "list_sessions",
+    "show": "show_commit show_own_commit",
+    "since": "restore",
+    "swarms": "list_swarms show_swarm",
+    "sweep": "sweep",
+    "tidy": "sweep",
+    "turn": "turn take_turn",
+    "unarchive": "unarchive",
+    "vault": "list_secrets put_secret forget_secret",
+    "verify": "verify",
+    "whatif": "whatif",
+    "workspace": "begin",
+}
+
+_WITHIN = "one half of the library calls it on the other"
+_OBJECT = "a Python object that is used within its process"
+_CARE = "the server sees to it by itself"
+
+LOCAL = {
+    # views and sessions
+    "hub": _OBJECT,
+    "mind": _OBJECT,
+    "opened_files": _OBJECT,
+    "path": "where the server's host has the files: clients read them over HTTP",
+    "replaying": "a replay runs its caller's program, in that program's process",
+    "begin": _CARE,
+    "close_calls": _CARE,
+    "commit_last": _WITHIN,
+    "generated": _WITHIN,
+    "give_up": _CARE,
+    "look_at_the_start": _CARE,
+    "take_after": _WITHIN,
+    "take_in": _CARE,
+    "tie_up": _CARE,
+    "turn_to": _WITHIN,
+    "use": _WITHIN,
+}
+
+LOCAL_STORE = {
+    **dict.fromkeys(("library", "summariser", "scope"), _OBJECT),
+    **dict.fromkeys(("close", "let_go", "opened", "forget", "has_open_sessions"), _CARE),
+    **dict.fromkeys(("allowing", "writing", "company", "herald", "tell", "new_id"), _WITHIN),
+    **dict.fromkeys(("adopt_erased", "unsealed", "image_oid", "read_image"), _WITHIN),
+    **dict.fromkeys(("fork", "fork_with", "forks_by", "how", "row_at"), _WITHIN),
+    **dict.fromkeys(("hidden", "known_secrets", "without_secrets"), _WITHIN),
+    **dict.fromkeys(("check_here", "is_here"), _WITHIN),
+    **dict.fromkeys(("pull", "push"), "between two stores: whoever can reach both does it"),
+    **dict.fromkeys(
+        ("inplace", "private", "locate", "reopen"), "finds the workspace of a caller's directory"
+    ),
+}
+
+SURFACES = {
+    View: {**READ, **LOCAL},
+    Session: {**READ, **WRITTEN, **LOCAL},
+    Hub: {**STORE, **LOCAL_STORE},
+}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", SURFACES, ids=lambda kind: kind.__name__)
+def test_every_public_verb_is_an_operation_or_listed_as_local(kind: type) -> None:
+    missing = public(kind) - SURFACES[kind].keys()
+    assert not missing, f"{kind.__name__}: neither an operation nor a reason for {sorted(missing)}"
+
+
+def test_coverage_table_names_no_removed_verb() -> None:
+    for kind, said in ((Session, {**READ, **WRITTEN, **LOCAL}), (Hub, SURFACES[Hub])):
+        assert said.keys() <= public(kind)
+    assert READ.keys() <= public(View)
+
+
+def test_coverage_table_names_only_existing_operations() -> None:
+    known = {one.name for one in operations()} | {one.name for one in FLOWS}
+    for verb, names in {**READ, **WRITTEN, **STORE}.items():
+        assert not set(names.split()) - known, verb
+
+
+def test_no_verb_is_both_an_operation_and_local() -> None:
+    assert not {**READ, **WRITTEN}.keys() & LOCAL.keys()
+    assert not STORE.keys() & LOCAL_STORE.keys()

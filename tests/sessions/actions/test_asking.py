@@ -1,0 +1,228 @@
+"""What waits for a human in all sessions: nothing is missed, and few minds are read."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+from tests.fixtures.waiting import WAIT
+
+import ortet
+from ortet.backends.base import RowChange
+from ortet.hub.hub import Hub
+from ortet.journal.state.records import Approval
+from ortet.sessions.actions import asking
+from ortet.sessions.actions.asking import all_waiting
+from ortet.sessions.reader import View
+from ortet.sessions.table import ASKS, SessionRow
+
+OLD = Path(__file__).parents[2] / "format" / "stores" / "0.1.0.tar.xz"
+
+
+def names(hub: Hub) -> list[str]:
+    return [row.name for row, _ in all_waiting(hub)]
+
+
+def by_reading(hub: Hub) -> list[str]:
+    """The same, of every mind."""
+    return [
+        row.name
+        for row in hub.sessions()
+        if row.status not in ("closed", "archived")
+        for one in hub.get(row.id).approvals()
+        if one.state == "asked"
+    ]
+
+
+def hints(hub: Hub) -> list[str]:
+    return [row.key for row in hub.catalog.rows(ASKS)]
+
+
+def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
+    with hub.session("s") as s:
+        first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
+        assert [one.id for _, one in all_waiting(hub)] == [first, second]
+        hub.approve(s.id, first)  # beside the writer
+        assert [one.id for _, one in all_waiting(hub)] == [second]
+        hub.approve(s.id, second, ok=False)
+        assert names(hub) == hints(hub) == []
+        s.say("user", "go on")
+        assert names(hub) == []
+        s.request_approval("and another")
+        assert names(hub) == ["s"]
+
+
+def test_listing_approvals_loads_only_sessions_that_have_one(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert names(hub) == []  # this store is known
+    for number in range(20):
+        with hub.session(f"quiet-{number}") as s:
+            s.say("user", "hello")
+            s.commit("once")
+            s.fork(2, machine=False)
+    with hub.session("s") as s:
+        s.request_approval("sell the boat")
+    read: list[str] = []
+    get = hub.get
+
+    def counted(id_: str) -> View:
+        read.append(id_)
+        return get(id_)
+
+    monkeypatch.setattr(hub, "get", counted)
+    assert names(hub) == ["s"]
+    assert read == [s.id]
+
+
+def test_forks_inherit_pending_approvals(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.request_approval("sell the boat")
+        s.fork(2, machine=False)
+        hub.approve(s.id, all_waiting(hub)[0][1].id)
+        assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
+
+
+def test_whatif_from_before_the_answer_lists_the_approval_as_pending(hub: Hub) -> None:
+    with hub.session("s") as s:
+        id_ = s.request_approval("sell the boat")
+        said = s.say("user", "which one?")
+        s.commit("asked")
+        hub.approve(s.id, id_)
+        s.say("user", "fine")
+        s.commit("answered")
+        assert names(hub) == []
+        other = hub.whatif(s.id, said.seq, machine=False, message="the old one")
+        assert names(hub) == by_reading(hub) == [other.name]
+
+
+def test_restore_to_before_the_answer_makes_the_approval_pending(hub: Hub) -> None:
+    with hub.session("s") as s:
+        id_ = s.request_approval("sell the boat")
+        then = s.commit("asked")
+        hub.approve(s.id, id_)
+        s.say("user", "fine")
+        s.commit("answered")
+        assert names(hub) == []
+        s.restore(then.oid)
+        assert names(hub) == by_reading(hub) == ["s"]
+
+
+def test_workspace_restore_makes_the_session_approval_pending(hub: Hub, tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    with hub.session("s", workspace=place) as s:
+        id_ = s.request_approval("sell the boat")
+        then = s.commit("asked")
+        hub.approve(s.id, id_)
+        s.say("user", "fine")
+        s.commit("answered")
+    assert names(hub) == []
+    with hub.workspace(place) as workspace:
+        workspace.restore(then.oid)
+    assert names(hub) == by_reading(hub) == ["s"]
+
+
+def test_pending_approvals_follow_a_merge_and_a_checkpoint(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.say("user", "begin")
+        (fork,) = s.fork(1, machine=False)
+        fork.request_approval("sell the boat")
+        s.say("user", "meanwhile")
+        s.merge(fork)
+        assert names(hub) == by_reading(hub)
+        record = fork.checkpoint()
+    with hub.from_checkpoint(record, name="moved"):
+        assert names(hub) == by_reading(hub)
+        assert "moved" in names(hub)
+
+
+def test_archived_session_lists_no_approvals_until_it_is_unarchived(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.request_approval("sell the boat")
+        s.commit("asked")
+    hub.archive(s.id)
+    assert names(hub) == []
+    hub.unarchive(s.id)
+    assert names(hub) == by_reading(hub) == ["s"]
+    hub.remove(s.id)
+    assert names(hub) == hints(hub) == []
+
+
+def test_pending_approvals_are_found_in_a_store_without_approval_rows(hub: Hub) -> None:
+    with hub.session("s") as s:
+        s.request_approval("sell the boat")
+        (fork,) = s.fork(1, machine=False)
+    with hub.session("quiet") as quiet:
+        quiet.say("user", "hello")
+    for kind in (ASKS, "store"):
+        for row in hub.catalog.rows(kind):
+            hub.catalog.drop_row(kind, row.key)
+    assert names(hub) == ["s", "s/1"]
+    assert sorted(hints(hub)) == sorted([s.id, fork.id])
+
+
+def test_pending_approvals_are_found_in_a_store_of_an_earlier_release(tmp_path: Path) -> None:
+    with tarfile.open(OLD) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (store,) = {path.parent for path in tmp_path.rglob("FORMAT")}
+    with ortet.open(store) as hub:
+        assert hints(hub) == []
+        assert names(hub) == by_reading(hub)
+        with hub.session("new") as s:
+            s.request_approval("sell the boat")
+            assert "new" in names(hub)
+
+
+def test_approval_requested_during_a_listing_is_not_lost(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert names(hub) == []  # this store is known
+    with hub.session("s") as s:
+        hub.approve(s.id, s.request_approval("sell the boat"))
+        waiting = asking._waiting
+
+        def late(hub: Hub, row: SessionRow) -> list[Approval]:
+            found = waiting(hub, row)
+            s.request_approval("buy another")
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(asking, "_waiting", late)
+            all_waiting(hub)
+        assert names(hub) == ["s"]
+
+
+def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> None:
+    store, many = tmp_path / "store", 6
+    ortet.open(store).close()
+    together = Barrier(many)
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with ortet.open(store) as own, own.session(f"s{number}") as s:
+                together.wait(WAIT)
+                for turn in range(5):
+                    id_ = s.request_approval(f"turn {turn}")
+                    assert id_ in [one.id for _, one in all_waiting(own)]
+                    own.approve(s.id, id_)
+                    assert id_ not in [one.id for _, one in all_waiting(own)]
+                s.request_approval("the last")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(many)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT)
+    assert failed == []
+    with ortet.open(store) as hub:
+        assert sorted(names(hub)) == [f"s{number}" for number in range(many)]
+        change = RowChange(ASKS, "nobody", b"")
+        hub.catalog.move([], verb="test", rows=[change])
+        assert len(names(hub)) == many
+        assert "nobody" not in hints(hub)

@@ -1,0 +1,119 @@
+"""Many look, one moves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fixtures.waiting import eventually, is_waited_for
+
+from ortet.errors import Conflict, NotFound
+from ortet.workspaces.turns import Turn, nobody_in
+
+
+@pytest.fixture
+def turn(tmp_path: Path) -> Iterator[Turn]:
+    turn = Turn(tmp_path)
+    yield turn
+    turn.close()
+
+
+def can(home: Path, how: int, name: str = "turn") -> bool:
+    """Whether another could have this lock now."""
+    fd = os.open(home / name, os.O_RDWR)
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def test_shared_turn_allows_other_readers_and_no_writer(turn: Turn, tmp_path: Path) -> None:
+    with turn.looking():
+        assert can(tmp_path, fcntl.LOCK_SH)
+        assert not can(tmp_path, fcntl.LOCK_EX)
+
+
+def test_exclusive_turn_allows_no_reader(turn: Turn, tmp_path: Path) -> None:
+    with turn.moving():
+        assert not can(tmp_path, fcntl.LOCK_SH)
+
+
+def test_turn_is_released_when_the_block_or_the_holder_ends(turn: Turn, tmp_path: Path) -> None:
+    for use in (turn.looking, turn.moving):
+        with pytest.raises(ZeroDivisionError), use():
+            _ = 1 / 0
+        assert can(tmp_path, fcntl.LOCK_EX)
+    other = Turn(tmp_path)
+    with other.moving():
+        other.close()
+        assert can(tmp_path, fcntl.LOCK_EX)
+        other = Turn(tmp_path)
+    other.close()
+
+
+def test_forked_child_process_waits_for_its_parents_turn(turn: Turn, tmp_path: Path) -> None:
+    with turn.moving():
+        child = os.fork()
+        if child == 0:
+            try:
+                turn.looking().__enter__()  # waits for its parent
+                os._exit(0)
+            finally:
+                os._exit(1)
+
+        def child_waits() -> bool:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+            return is_waited_for(tmp_path / "turn")
+
+        eventually(child_waits)
+        assert not can(tmp_path, fcntl.LOCK_SH)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestPresence:
+    def test_directory_open_elsewhere_cannot_be_removed(self, turn: Turn, tmp_path: Path) -> None:
+        with pytest.raises(Conflict, match="close it there first"), nobody_in(tmp_path, "proj"):
+            pass
+        other = Turn(tmp_path)  # many have it open
+        other.close()
+
+    def test_closed_directory_can_be_removed(self, tmp_path: Path) -> None:
+        with nobody_in(tmp_path / "missing", "proj"):
+            pass
+        Turn(tmp_path).close()
+        with nobody_in(tmp_path, "proj"):
+            assert not can(tmp_path, fcntl.LOCK_SH, "open")
+        assert can(tmp_path, fcntl.LOCK_EX, "open")
+
+    def test_opening_a_directory_while_it_is_removed_is_not_found(self, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        Turn(home).close()
+        found: list[Exception] = []
+
+        def enter() -> None:
+            try:
+                Turn(home)
+            except NotFound as error:
+                found.append(error)
+
+        with nobody_in(home, "proj"):
+            waiter = threading.Thread(target=enter)
+            waiter.start()
+
+            def waiter_waits() -> bool:
+                assert waiter.is_alive()
+                return is_waited_for(home / "open")
+
+            eventually(waiter_waits)
+            shutil.rmtree(home)
+        waiter.join()
+        assert len(found) == 1
