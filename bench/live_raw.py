@@ -10,22 +10,22 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ortet.machines.control.client import Indoors
-from ortet.machines.live.machine import CriuMachine
-from ortet.machines.overlay.home import Home
-from ortet.machines.standalone.live_supervisor import NET_FD
+from ortet.machines.control.client import InitClient
+from ortet.machines.live.machine import LiveMachine
+from ortet.machines.overlay.home import MachineHome
+from ortet.machines.standalone.live_supervisor import NETWORK_FD
 
 
 class Raw:
     """One dump at a time, below `place`."""
 
-    def __init__(self, machine: CriuMachine, place: Path) -> None:
+    def __init__(self, machine: LiveMachine, place: Path) -> None:
         self._machine = machine
         self._place = place
         self._images = place / "images"
         self._copy = place / "copy"
         self._stored = place / "stored"
-        self._restored: Indoors | None = None
+        self._restored: InitClient | None = None
         self.prepare()
 
     def prepare(self) -> None:
@@ -33,10 +33,10 @@ class Raw:
         self.close()
         for place in (self._images, self._copy, self._stored, self._place / "work"):
             place.mkdir(parents=True)
-        machine, ground = self._machine, self._machine._ground
-        home = Home(ground.objects, ground.trees, self._copy)
-        self._plan, covers = ground.plan(machine._spec, home, machine._standing)
-        own, names = machine._home.place, [f"upper-{machine._standing.upper}"]
+        machine, ground = self._machine, self._machine._context
+        home = MachineHome(ground.objects, ground.trees, self._copy)
+        self._plan, covers = ground.plan(machine._spec, home, machine._layout)
+        own, names = machine._home.path, [f"upper-{machine._layout.upper}"]
         for cover in covers:
             if (
                 own / cover.upper.name
@@ -44,17 +44,17 @@ class Raw:
                 cover.upper.rmdir()
                 names.append(cover.upper.name)
         self._uppers = [str(own / name) for name in names]
-        self._worker = ground.keeper.worker(machine._guard.pid)
+        self._worker = ground.supervisor.start_dump_worker(machine._live_process.pid)
 
     def dump(self) -> None:
-        guard = self._machine._guard
+        guard = self._machine._live_process
         net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
-        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
-        guard.indoors.leave()
+        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external_mounts)]
+        guard.init_client.disconnect()
         try:
-            self._worker.dump(guard.pid, self._images, external=external, frozen=self._take)
+            self._worker.dump(guard.pid, self._images, external=external, on_frozen=self._take)
         finally:
-            guard.indoors.welcome()
+            guard.init_client.reconnect()
 
     def _take(self) -> None:
         subprocess.run(["cp", "-a", *self._uppers, str(self._copy)], check=True)
@@ -68,19 +68,21 @@ class Raw:
             os.fdatasync(fd)
             os.close(fd)
 
-    def restore(self) -> Indoors:
+    def restore(self) -> InitClient:
         """With all memory at once."""
-        ground, guard = self._machine._ground, self._machine._guard
-        root = ground.bases.area / "root"
-        pid = ground.keeper.restorer(ground.keeper.spare(), self._plan).restore(
+        ground, guard = self._machine._context, self._machine._live_process
+        root = ground.layer_store.area / "root"
+        pid = ground.supervisor.prepare_restore_worker(
+            ground.supervisor.take_spare(), self._plan
+        ).restore(
             self._images,
             self._place / "work",
             root=root,
-            external=[f"mnt[{at}]:{root}{at}" for at in guard.external],
-            net=NET_FD,
+            external=[f"mnt[{at}]:{root}{at}" for at in guard.external_mounts],
+            network_fd=NETWORK_FD,
         )
-        self._restored = Indoors(pid)
-        self._restored.welcome()
+        self._restored = InitClient(pid)
+        self._restored.reconnect()
         return self._restored
 
     def close(self) -> None:

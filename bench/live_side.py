@@ -11,7 +11,7 @@ from live_raw import Raw
 from live_rows import FORK, RAW
 from measure import Sample, disk_bytes, milliseconds, now, rounds, settle_disk
 from ortet.machines.control.jobs import Job
-from ortet.machines.live.machine import CriuMachine
+from ortet.machines.live.machine import LiveMachine
 
 MB = 1_000_000
 PATIENCE = 600.0  # seconds: gigabytes of random bytes take long
@@ -58,7 +58,7 @@ class Scene:
         """Ready for one more."""
         if self._raw is None:
             machine = self.session.machine._machine
-            assert isinstance(machine, CriuMachine)
+            assert isinstance(machine, LiveMachine)
             self._raw = Raw(machine, self._raw_place)
         else:
             self._raw.prepare()

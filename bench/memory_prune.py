@@ -9,19 +9,21 @@ from pathlib import Path
 import memory_metrics as metrics
 from measure import Sample, now
 from memory_talk import Dialogue
-from ortet.memory.lexical.candidates import Effort
-from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.candidates import SearchEffort
+from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.search import search
-from ortet.memory.records import Doc, Query, Span
-from ortet.memory.records import Path as Visible
+from ortet.memory.records import EventSpan, MemoryDocument, Query
+from ortet.memory.records import TimelinePath as Visible
 
 PAGE = 5000
 
 
-def filled(index: Index, *dialogues: Dialogue) -> Index:
+def filled(index: SqliteWordIndex, *dialogues: Dialogue) -> SqliteWordIndex:
     """Each dialogue as a timeline of its own; turn 0 is event 1."""
     for dialogue in dialogues:
-        docs = [Doc(turn.id + 1, "working", turn.text, turn.time) for turn in dialogue.turns]
+        docs = [
+            MemoryDocument(turn.id + 1, "working", turn.text, turn.time) for turn in dialogue.turns
+        ]
         for start in range(0, len(docs), PAGE):
             some = docs[start : start + PAGE]
             index.add(dialogue.name, start, start + len(some), some, [])
@@ -29,14 +31,14 @@ def filled(index: Index, *dialogues: Dialogue) -> Index:
 
 
 def seen(dialogue: Dialogue) -> list[Visible]:
-    return [Visible("", [Span(dialogue.name, 0, len(dialogue.turns))])]
+    return [Visible("", [EventSpan(dialogue.name, 0, len(dialogue.turns))])]
 
 
 def all_rows(place: Path, data: Dialogue) -> Iterator[Sample]:
     place.mkdir()
-    index = filled(Index(place / "index.db"), data)
-    every = Effort(postings=10 * len(data.turns))
-    for name, effort in (("ortet, pruned", Effort()), ("ortet, nothing pruned", every)):
+    index = filled(SqliteWordIndex(place / "index.db"), data)
+    every = SearchEffort(postings=10 * len(data.turns))
+    for name, effort in (("ortet, pruned", SearchEffort()), ("ortet, nothing pruned", every)):
         found, spent, pruned = [], [], 0
         for question in data.questions:
             begin = now()

@@ -23,11 +23,11 @@ import memory_talk as talk
 import report
 from memory_facts import EMPTY
 from memory_prune import filled, seen
-from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.scoring import Weights
-from ortet.memory.lexical.search import Near, search
-from ortet.memory.lexical.tokenizer import Words
-from ortet.memory.records import Query, Span, Tier
+from ortet.memory.lexical.search import SemanticMatches, search
+from ortet.memory.lexical.tokenizer import Tokenizer
+from ortet.memory.records import EventSpan, Query, Tier
 
 NOISE = 0.004
 """Half a question in a hundred: what differs by less is as good."""
@@ -45,7 +45,7 @@ DENSE_GRID: Mapping[str, Sequence[float]] = {
 }
 
 
-class Unstemmed(Words):
+class Unstemmed(Tokenizer):
     def _stem(self, word: str) -> str:
         return word
 
@@ -58,11 +58,13 @@ class Meaning:
         self._name = dialogue.name
         self._rows = embedder.embed([turn.text for turn in dialogue.turns])
 
-    def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near:
+    def rank(
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+    ) -> SemanticMatches:
         del spans, tiers
         cosines = self._rows @ self._embedder.embed([text])[0]
         order = (-cosines).argsort(kind="stable")[:limit]
-        return Near([(self._name, int(row) + 1, float(cosines[row])) for row in order])
+        return SemanticMatches([(self._name, int(row) + 1, float(cosines[row])) for row in order])
 
 
 class Ground:
@@ -72,14 +74,14 @@ class Ground:
         self._part = part
         self._place = place
         self._dialogues = talk.dialogues(part, count)
-        self._index = filled(Index(place / f"{part}.db"), *self._dialogues)
+        self._index = filled(SqliteWordIndex(place / f"{part}.db"), *self._dialogues)
         self._meanings = (
             {one.name: Meaning(embedder, one) for one in self._dialogues} if embedder else {}
         )
 
-    def unstemmed(self) -> Index:
-        index = Index(self._place / f"{self._part}-unstemmed.db")
-        index.words = Unstemmed()
+    def unstemmed(self) -> SqliteWordIndex:
+        index = SqliteWordIndex(self._place / f"{self._part}-unstemmed.db")
+        index.tokenizer = Unstemmed()
         return filled(index, *self._dialogues)
 
     def quality(
@@ -87,7 +89,7 @@ class Ground:
         weights: Weights,
         *,
         dense: bool,
-        index: Index | None = None,
+        index: SqliteWordIndex | None = None,
         asked: Callable[[str], str] = lambda text: text,
     ) -> Mapping[str, metrics.Quality]:
         found = []
@@ -96,7 +98,7 @@ class Ground:
             for question in dialogue.questions:
                 query = Query(asked(question.text), k=metrics.DEPTH)
                 answer = search(
-                    index or self._index, seen(dialogue), query, vectors=vectors, weights=weights
+                    index or self._index, seen(dialogue), query, ranker=vectors, weights=weights
                 )
                 ids = [one.seq - 1 for one in answer.found]
                 found.append((question.kind, metrics.of(ids, question.evidence)))

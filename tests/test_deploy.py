@@ -18,11 +18,11 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from ortet.backends.buckets import bucket_of
+from ortet.backends.buckets import open_bucket
 from ortet.backends.object_storage import url
 from ortet.backends.valkey import valkeyaddress
 from ortet.cli.main import cli
-from ortet.config.open_shared_store import address_of
+from ortet.config.open_shared_store import parse_shared_url
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNIT = DEPLOY / "ortet.service"
@@ -99,9 +99,12 @@ def test_a_server_asks_for_tokens_where_others_reach_it() -> None:
 
 def test_the_address_leads_to_the_other_services() -> None:
     services, environment = compose()["services"], servers()["one"]["environment"]
-    address = address_of(environment["ORTET_URL"])
+    address = parse_shared_url(environment["ORTET_URL"])
     assert re.fullmatch(r"postgresql://ortet@database/ortet", address.database)
-    bucket, signal = url.address_of(address.bucket), valkeyaddress.address_of(address.signal)
+    bucket, signal = (
+        url.parse_bucket_url(address.bucket),
+        valkeyaddress.parse_valkey_url(address.signal),
+    )
     assert bucket.endpoint == "http://objects:8333"
     assert f"-name {bucket.bucket} " in services["prepare"]["command"][0]
     assert {"database", "objects", signal.host} <= set(services)
@@ -159,11 +162,11 @@ def test_a_bucket_is_copied_out_and_back(
     copy = runpy.run_path(str(DEPLOY / "copy_bucket.py"))["main"]
     first, second = (f"file://{tmp_path}/{one}" for one in ("store", "restored"))
     kept = {f"packs/{number:02}": os.urandom(100 + number) for number in range(20)}
-    assert not bucket_of(first).put_all(kept)
+    assert not open_bucket(first).put_all(kept)
     copy(first, f"file://{tmp_path}/backup")
     copy(first, f"file://{tmp_path}/backup")
     copy(f"file://{tmp_path}/backup", second)
-    assert bucket_of(second).get_all([one.key for one in bucket_of(second).list()]) == kept
+    assert open_bucket(second).get_all([one.key for one in open_bucket(second).list()]) == kept
     assert capsys.readouterr().out.splitlines() == [
         "20 objects copied, 0 were there",
         "0 objects copied, 20 were there",

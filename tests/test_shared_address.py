@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from ortet.backends.buckets import bucket_of
-from ortet.backends.object_storage.retry import Failure, _refusal
-from ortet.backends.object_storage.url import address_of as bucket_address
-from ortet.backends.postgres.pool import database_of
+from ortet.backends.buckets import open_bucket
+from ortet.backends.object_storage.retry import BucketFailure, _refusal
+from ortet.backends.object_storage.url import parse_bucket_url as bucket_address
+from ortet.backends.postgres.pool import parse_database_url
 from ortet.config.environment import store_path
-from ortet.config.open_shared_store import address_of, is_shared
+from ortet.config.open_shared_store import is_shared, parse_shared_url
 from ortet.config.server_checks import examine_database
 from ortet.errors import Invalid
-from ortet.server.session_pool.tenants import store_of
+from ortet.server.session_pool.tenants import tenant_store
 
 DATABASE = "postgresql://ann@db/team"
 BUCKET = "bucket=s3%3A%2F%2Fb%2Fp"
@@ -43,7 +43,7 @@ _CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
 )
 def test_an_invalid_shared_address_is_refused_with_advice(url: str, says: str) -> None:
     with pytest.raises(Invalid, match=says) as caught:
-        address_of(url)
+        parse_shared_url(url)
     assert caught.value.kind == "bad_url"
     assert "$." not in caught.value.message
 
@@ -54,23 +54,23 @@ def test_an_invalid_shared_address_is_refused_with_advice(url: str, says: str) -
 )
 def test_host_forms_accepted_by_the_driver_are_accepted(place: str) -> None:
     url = f"postgresql://{place}/team?{BUCKET}&connections=2&schema=My-Team"
-    given = address_of(url)
+    given = parse_shared_url(url)
     assert (given.connections, given.schema) == (2, "My-Team")
-    database_of(given.database, schema=given.schema, connections=2)
+    parse_database_url(given.database, schema=given.schema, connections=2)
 
 
 def test_a_tenant_of_a_database_on_this_host_is_in_it() -> None:
-    url = store_of(f"postgresql:///team?{BUCKET}", "acme")
+    url = tenant_store(f"postgresql:///team?{BUCKET}", "acme")
     assert is_shared(url)
-    given = address_of(url)
+    given = parse_shared_url(url)
     assert given.database == "postgresql:///team"
     assert (given.schema, given.bucket) == ("ortet.acme", "s3://b/p/tenants/acme")
 
 
 def test_bucket_options_that_are_not_url_encoded_are_refused() -> None:
-    given = address_of(f"{DATABASE}?bucket=s3://b/p?endpoint=https://s3.internal&region=eu-1")
+    given = parse_shared_url(f"{DATABASE}?bucket=s3://b/p?endpoint=https://s3.internal&region=eu-1")
     with pytest.raises(Invalid, match="percent-encoded") as caught:
-        database_of(given.database, schema="ortet", connections=1)
+        parse_database_url(given.database, schema="ortet", connections=1)
     assert '"region")' in caught.value.message
     assert "\n" not in caught.value.message
     line = examine_database(given)[0]
@@ -88,7 +88,10 @@ def test_a_misspelt_scheme_is_refused() -> None:
     ("url", "name"), [("s3://b", "AWS_"), ("gs://b", "GOOGLE_"), ("az://b", "AZURE_")]
 )
 def test_credentials_are_those_of_the_cloud_that_was_asked(url: str, name: str) -> None:
-    failures = [Failure(401, "NoCredentials", "none"), Failure(403, "AccessDenied", "it said 403")]
+    failures = [
+        BucketFailure(401, "NoCredentials", "none"),
+        BucketFailure(403, "AccessDenied", "it said 403"),
+    ]
     for failure in failures:
         said = _refusal(failure, bucket_address(url), "list it").message
         assert [found for found in _CLOUDS if found in said] == [name]
@@ -111,9 +114,9 @@ def test_an_error_names_only_the_settings_of_the_requested_cloud(
     for variable, value in set_.items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(Invalid) as caught:
-        bucket_of(url)
+        open_bucket(url)
     said = caught.value.message
     assert caught.value.kind == "bad_bucket"
     assert [found for found in _CLOUDS if found in said] == [name]
     with pytest.raises(Invalid, match=name):
-        bucket_of(f"{url.partition('?')[0]}?access_key=hush")
+        open_bucket(f"{url.partition('?')[0]}?access_key=hush")

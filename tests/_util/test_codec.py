@@ -10,27 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet._util.codec import (
-    COMPRESSED,
+    ZSTD_MAGIC,
     Compressor,
-    Expander,
+    Decompressor,
     Hasher,
-    Record,
+    StoredRecord,
     checksum,
     decode,
     decompress,
+    decompress_bounded,
     encode,
-    expand,
     to_json,
 )
 from ortet.errors import Corrupt
 
 
-class Pair(Record, frozen=True):
+class Pair(StoredRecord, frozen=True):
     left: int
     right: dict[str, int] = {}
 
 
-class PairV2(Record, frozen=True):
+class PairV2(StoredRecord, frozen=True):
     left: int
     right: dict[str, int] = {}
     extra: str = "default"
@@ -76,11 +76,11 @@ def test_compressed_data_decompresses_to_the_same_bytes(data: bytes) -> None:
 def test_compressed_data_says_its_size() -> None:
     data = b"text " * 100
     packed = Compressor().compress(data)
-    assert packed.startswith(COMPRESSED)
-    assert expand(packed, 500) == data
-    for bad, most in ((packed, 499), (packed[:-3], 500), (COMPRESSED, 500), (b"garbage", 500)):
+    assert packed.startswith(ZSTD_MAGIC)
+    assert decompress_bounded(packed, 500) == data
+    for bad, most in ((packed, 499), (packed[:-3], 500), (ZSTD_MAGIC, 500), (b"garbage", 500)):
         with pytest.raises(Corrupt):
-            expand(bad, most)
+            decompress_bounded(bad, most)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -89,23 +89,23 @@ def test_an_expander_expands_with_and_without_the_c_module(
 ) -> None:
     if not loaded:
         monkeypatch.delitem(sys.modules, "zstandard")
-    expander, compressor = Expander(), Compressor()
+    expander, compressor = Decompressor(), Compressor()
     for data in (b"", b"a", b"text " * 100, random.Random(1).randbytes(300_000)):
-        assert expander.expand(compressor.compress(data), len(data)) == data
+        assert expander.decompress(compressor.compress(data), len(data)) == data
     packed = compressor.compress(b"text " * 100)
-    for bad, most in ((packed, 499), (packed[:-3], 500), (COMPRESSED, 500), (b"garbage", 500)):
+    for bad, most in ((packed, 499), (packed[:-3], 500), (ZSTD_MAGIC, 500), (b"garbage", 500)):
         with pytest.raises(Corrupt):
-            expander.expand(bad, most)
-    assert expander.expand(packed, 500) == b"text " * 100
+            expander.decompress(bad, most)
+    assert expander.decompress(packed, 500) == b"text " * 100
     assert (expander._context is not None) is loaded
 
 
 def test_an_expander_is_used_by_many_threads() -> None:
-    expander, compressor = Expander(), Compressor()
+    expander, compressor = Decompressor(), Compressor()
     texts = [f"{number} ".encode() * 2000 for number in range(50)]
     packed = [compressor.compress(text) for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda one: expander.expand(one, 1 << 20), packed * 20))
+        found = list(pool.map(lambda one: expander.decompress(one, 1 << 20), packed * 20))
     assert found == texts * 20
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tests.fixtures import forked
 
-from ortet._util.failpoints import parse, reach
+from ortet._util.failpoints import failpoint, parse
 from ortet.errors import Invalid
 
 PROGRAM = """
@@ -40,7 +40,7 @@ def run(fault: str | None) -> tuple[int, list[str]]:
 
 
 def test_an_unarmed_fault_point_does_nothing() -> None:
-    reach("any.name")
+    failpoint("any.name")
     assert run(None) == (0, ["first passed", "second passed", "second passed"])
     assert run("") == (0, ["first passed", "second passed", "second passed"])
 

@@ -9,14 +9,14 @@ import pytest
 
 from ortet._util.validation import (
     COUNT,
+    LIST,
     NUMBER,
     PATH,
-    SEVERAL,
-    TIMES,
-    Sort,
+    POSITIVE_COUNT,
+    Constraint,
     check_texts,
-    may_be,
-    must_be,
+    optional,
+    require,
 )
 from ortet.errors import Invalid
 
@@ -25,26 +25,26 @@ from ortet.errors import Invalid
     ("sort", "good", "bad"),
     [
         (COUNT, [0, 5], [-1, 1.0, True, "5", None]),
-        (TIMES, [1], [0, True]),
+        (POSITIVE_COUNT, [1], [0, True]),
         (NUMBER, [0, 1.5], [-0.1, float("inf"), float("nan"), True, "1"]),
         (PATH, ["a", Path("a")], ["", "a\0b", b"a", 5, None]),
-        (SEVERAL, [[], (), {"a"}, iter("ab")], ["ab", b"ab", 5, None]),
+        (LIST, [[], (), {"a"}, iter("ab")], ["ab", b"ab", 5, None]),
     ],
 )
 def test_must_be_accepts_good_values_and_refuses_bad_ones(
-    sort: Sort, good: list[Any], bad: list[Any]
+    sort: Constraint, good: list[Any], bad: list[Any]
 ) -> None:
     for value in good:
-        must_be(sort, value=value)
+        require(sort, value=value)
     for value in bad:
-        with pytest.raises(Invalid, match=f"value is .*: give {sort.words}"):
-            must_be(sort, value=value)
+        with pytest.raises(Invalid, match=f"value is .*: give {sort.description}"):
+            require(sort, value=value)
 
 
 def test_may_be_accepts_none() -> None:
-    may_be(COUNT, one=None, two=2)
+    optional(COUNT, one=None, two=2)
     with pytest.raises(Invalid, match="two is str: give a whole number from 0"):
-        may_be(COUNT, one=None, two="2")
+        optional(COUNT, one=None, two="2")
 
 
 def test_check_texts_refuses_a_single_text() -> None:

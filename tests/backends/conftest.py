@@ -30,4 +30,4 @@ def catalog(schema: str) -> Iterator[PostgresCatalog]:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a signal that is closed send all that it has, however slow the host is."""
-    monkeypatch.setattr(pubsub, "_LAST", WAIT)
+    monkeypatch.setattr(pubsub, "_FLUSH_TIMEOUT_SECONDS", WAIT)

@@ -14,14 +14,14 @@ from tests.fixtures.clouds import ACCOUNT_KEY, Cloud, google_account, google_env
 from tests.fixtures.s3 import breaks_off, fails, loses_answer, loses_request
 
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.backends.object_storage.url import KEYS
+from ortet.backends.object_storage.url import CREDENTIAL_VARIABLES
 from ortet.errors import Conflict, NotFound, Refused, Unavailable
 
 
 @pytest.fixture
 def bucket(cloud: Cloud, request: pytest.FixtureRequest) -> S3Bucket:
     prefix = "".join(letter for letter in request.node.name if letter.isalnum())
-    return S3Bucket(cloud.url(prefix), patience=60.0)
+    return S3Bucket(cloud.url(prefix), retry_seconds=60.0)
 
 
 def test_a_put_retried_after_a_lost_answer_is_no_conflict(
@@ -66,7 +66,7 @@ def test_requests_to_a_busy_server_are_retried(bucket: S3Bucket, cloud: Cloud) -
 def test_a_server_that_stays_busy_is_unavailable(cloud: Cloud) -> None:
     cloud.proxy.always = fails(503, "ServerBusy")
     with pytest.raises(Unavailable, match="503 ServerBusy") as caught:
-        S3Bucket(cloud.url("busy"), patience=0.3).put("a", b"")
+        S3Bucket(cloud.url("busy"), retry_seconds=0.3).put("a", b"")
     assert caught.value.kind == "bucket_unavailable"
 
 
@@ -79,7 +79,7 @@ def test_delete_of_more_keys_than_one_request_takes_succeeds(bucket: S3Bucket) -
 
 
 def test_a_missing_bucket_is_reported(cloud: Cloud) -> None:
-    bucket = S3Bucket(cloud.url("p", box="nobody"), patience=0.3)
+    bucket = S3Bucket(cloud.url("p", box="nobody"), retry_seconds=0.3)
     acts: list[Callable[[], object]] = [lambda: bucket.put("a", b"")]
     if cloud.scheme == "az":  # the emulator of the other one answers 500
         acts.append(lambda: list(bucket.list()))
@@ -98,7 +98,7 @@ def test_the_account_can_be_read_from_a_file(
     account.write_text(google_account())
     monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
     monkeypatch.setenv(name, str(account))
-    bucket = S3Bucket(cloud.url(f"file-{name}"), patience=0.3)
+    bucket = S3Bucket(cloud.url(f"file-{name}"), retry_seconds=0.3)
     bucket.put("a", b"bytes")
     assert bucket.get("a") == b"bytes"
 
@@ -109,10 +109,10 @@ def test_a_wrong_key_is_refused_and_not_shown(
     wrong = base64.b64encode(b"wrong").decode()
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", wrong)
     google_environ(monkeypatch, google_account(rsa.generate_private_key(65537, 2048)))
-    bucket = S3Bucket(cloud.url("p"), patience=0.3)
+    bucket = S3Bucket(cloud.url("p"), retry_seconds=0.3)
     for act in (lambda: bucket.put("a", b""), lambda: list(bucket.list())):
         with pytest.raises(Refused) as caught:
             act()
         assert caught.value.kind == "no_access"
-        assert KEYS[cloud.scheme] in caught.value.message
+        assert CREDENTIAL_VARIABLES[cloud.scheme] in caught.value.message
         assert not any(secret in repr(caught.value) for secret in (wrong, ACCOUNT_KEY, "PRIVATE"))

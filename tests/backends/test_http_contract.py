@@ -12,7 +12,7 @@ from tests.fixtures.remote_hub import serving
 from ortet.backends.base import Bucket, Catalog, Signal
 from ortet.backends.remote.bucket import HttpBucket
 from ortet.backends.remote.catalog import HttpCatalog
-from ortet.backends.remote.client import Link
+from ortet.backends.remote.client import RemoteClient
 from ortet.backends.remote.signal import HttpSignal
 from ortet.ids import Clock
 from ortet.testing.bucket import SharedBucketTests
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.server
 
 
 def open_catalog(url: str, clock: Clock) -> Catalog:
-    return HttpCatalog(Link(url), clock)
+    return HttpCatalog(RemoteClient(url), clock)
 
 
 def open_bucket(url: str) -> Bucket:
-    return HttpBucket(Link(url))
+    return HttpBucket(RemoteClient(url))
 
 
 def open_signal(url: str) -> Signal:
-    return HttpSignal(Link(url))
+    return HttpSignal(RemoteClient(url))
 
 
 class TestHttpCatalog(CatalogTests):

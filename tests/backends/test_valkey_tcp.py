@@ -26,10 +26,10 @@ from tests.fixtures.waiting import WAIT, aeventually, eventually
 
 from ortet.backends.base import Cache
 from ortet.backends.valkey.cache import ValkeyCache
-from ortet.backends.valkey.client import Link
+from ortet.backends.valkey.client import ValkeyClient
 from ortet.backends.valkey.signal import ValkeySignal
-from ortet.backends.valkey.valkey import cache_of, signal_of
-from ortet.backends.valkey.valkeyaddress import address_of
+from ortet.backends.valkey.valkey import open_cache, open_signal
+from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.config.environment import open_hub
 from ortet.errors import Refused
 
@@ -73,10 +73,10 @@ def test_a_cache_and_signal_work_over_tcp_with_a_password() -> None:
                 f"{scheme}://127.0.0.1:{port}?password_file={password_file(server)}",
                 f"{scheme}://:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/3",
             ):
-                cache = cache_of(url, space="space")
+                cache = open_cache(url, namespace="space")
                 check_cache(cache)
                 cache.close()
-        signal, other = (signal_of(url, space="space") for _ in range(2))
+        signal, other = (open_signal(url, namespace="space") for _ in range(2))
         token = signal.token("topic")
         other.notify("topic")
         assert signal.wait("topic", token, WAIT)
@@ -84,7 +84,7 @@ def test_a_cache_and_signal_work_over_tcp_with_a_password() -> None:
             one.close()
         with pytest.raises(Refused) as caught:
             # one that does not answer at once is taken for one that is gone
-            eventually(lambda: signal_of(f"redis://127.0.0.1:{port}", space="space").close())
+            eventually(lambda: open_signal(f"redis://127.0.0.1:{port}", namespace="space").close())
         assert caught.value.kind == "login_refused"
 
 
@@ -195,14 +195,16 @@ def test_a_cache_works_over_tls_and_rejects_an_unknown_certificate(tls: tuple[Se
     login = f"password_file={password_file(server)}"
     for scheme in ("rediss", "valkeys"):
         url = f"{scheme}://127.0.0.1:{relay.port}?{login}&ca_file={relay.ca}"
-        cache = ValkeyCache(Link(address_of(url), patience=WAIT), "space")
+        cache = ValkeyCache(ValkeyClient(parse_valkey_url(url), answer_timeout=WAIT), "space")
         check_cache(cache)
         cache.close()
-    stranger = Link(address_of(f"rediss://127.0.0.1:{relay.port}?{login}"), patience=WAIT)
+    stranger = ValkeyClient(
+        parse_valkey_url(f"rediss://127.0.0.1:{relay.port}?{login}"), answer_timeout=WAIT
+    )
     cache = ValkeyCache(stranger, "space")
     cache.put("key", b"value")  # its certificate is nobody's we know: as a server that is gone
     assert cache.get("key") is None
-    assert "certificate" in stranger.trouble.lower()
+    assert "certificate" in stranger.last_error.lower()
     cache.close()
 
 

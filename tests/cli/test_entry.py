@@ -6,18 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from ortet.cli.entry import Asked, find, is_off, locate, understand
-from ortet.cli.terminal import Escape
+from ortet.cli.entry import (
+    ParsedCommand,
+    is_agent_off,
+    locate_store,
+    parse_words,
+    read_nearest_pointer,
+)
+from ortet.cli.terminal import DetachDetector
 
 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["commit"], Asked("commit", "", "")),
-        (["--json", "commit", "-m", "-w", "-q"], Asked("commit", "", "")),
-        (["-C", "a", "-C", "b", "commit"], Asked("commit", "a/b", "")),
-        (["status", "-w", "proj/1", "--json"], Asked("status", "", "proj/1")),
-        (["commit", "--durable", "local"], Asked("commit", "", "")),
+        (["commit"], ParsedCommand("commit", "", "")),
+        (["--json", "commit", "-m", "-w", "-q"], ParsedCommand("commit", "", "")),
+        (["-C", "a", "-C", "b", "commit"], ParsedCommand("commit", "a/b", "")),
+        (["status", "-w", "proj/1", "--json"], ParsedCommand("status", "", "proj/1")),
+        (["commit", "--durable", "local"], ParsedCommand("commit", "", "")),
         (["commit", "--help"], None),  # the command line proper knows what to say
         (["commit", "stray"], None),
         (["commit", "-mtext"], None),
@@ -25,33 +31,35 @@ from ortet.cli.terminal import Escape
         ([], None),
     ],
 )
-def test_only_simple_command_lines_are_understood(words: list[str], meant: Asked | None) -> None:
-    assert understand(words) == meant
+def test_only_simple_command_lines_are_understood(
+    words: list[str], meant: ParsedCommand | None
+) -> None:
+    assert parse_words(words) == meant
 
 
 def test_the_store_is_that_of_the_nearest_pointer(tmp_path: Path) -> None:
     deep = tmp_path / "proj" / "deep"
     deep.mkdir(parents=True)
     (tmp_path / "proj" / ".ortet").write_text("/store#proj\n")
-    assert find(str(deep)) == (str(tmp_path / "proj"), "/store", "proj")
-    asked = Asked("commit", str(deep), "")
-    assert locate(asked, {}) == ("/store", "proj")
-    assert locate(asked._replace(name="x/1"), {}) == ("/store", "x/1")
-    assert locate(asked, {"ORTET_URL": "/other"}) == ("/other", "proj")
-    assert locate(asked, {"ORTET_URL": "relative"}) is None
-    assert locate(asked, {"ORTET_URL": "http://host"}) is None
-    assert locate(asked._replace(directory=str(tmp_path / "none")), {}) is None
+    assert read_nearest_pointer(str(deep)) == (str(tmp_path / "proj"), "/store", "proj")
+    asked = ParsedCommand("commit", str(deep), "")
+    assert locate_store(asked, {}) == ("/store", "proj")
+    assert locate_store(asked._replace(name="x/1"), {}) == ("/store", "x/1")
+    assert locate_store(asked, {"ORTET_URL": "/other"}) == ("/other", "proj")
+    assert locate_store(asked, {"ORTET_URL": "relative"}) is None
+    assert locate_store(asked, {"ORTET_URL": "http://host"}) is None
+    assert locate_store(asked._replace(directory=str(tmp_path / "none")), {}) is None
 
 
 @pytest.mark.parametrize("text", ["", "/store", "#proj", "/store#a%20b\n", "a\nb#c\n"])
 def test_an_unusual_pointer_is_left_to_the_full_command_line(tmp_path: Path, text: str) -> None:
     (tmp_path / ".ortet").write_text(text)
-    assert find(str(tmp_path)) is None
+    assert read_nearest_pointer(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("value", "off"), [("off", True), ("0", True), ("on", False), ("", False)])
 def test_ortet_agent_off_or_0_disables_the_agent(value: str, off: bool) -> None:
-    assert is_off({"ORTET_AGENT": value}) is off
+    assert is_agent_off({"ORTET_AGENT": value}) is off
 
 
 @pytest.mark.parametrize(
@@ -67,10 +75,10 @@ def test_ortet_agent_off_or_0_disables_the_agent(value: str, off: bool) -> None:
     ],
 )
 def test_escape_sequences_leave_an_attached_shell(typed: bytes, given: bytes, leaves: bool) -> None:
-    assert Escape().typed(typed) == (given, leaves)
-    escape, out, left = Escape(), b"", False
+    assert DetachDetector().feed(typed) == (given, leaves)
+    escape, out, left = DetachDetector(), b"", False
     for code in typed:  # a key at a time
         if not left:
-            data, left = escape.typed(bytes((code,)))
+            data, left = escape.feed(bytes((code,)))
             out += data
     assert (out, left) == (given, leaves)

@@ -18,7 +18,7 @@ from tests.fixtures.waiting import WAIT
 from ortet.backends.local.bucket import FileBucket
 from ortet.backends.object_storage.bucket import S3Bucket
 from ortet.config import checkup
-from ortet.config.checkup import MARK, _probed, examine_servers
+from ortet.config.checkup import PROBE_PREFIX, _probe_bucket, examine_servers
 from ortet.config.environment import open_hub
 from ortet.errors import Refused, Unavailable
 from ortet.machines.base import Capability
@@ -48,7 +48,7 @@ def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     tmp_path: Path, schema: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environ(monkeypatch)
-    monkeypatch.setattr(checkup, "_PATIENCE", WAIT)  # this host may be slow
+    monkeypatch.setattr(checkup, "_PROBE_TIMEOUT_SECONDS", WAIT)  # this host may be slow
     bucket = f"s3://ortet/{schema}?endpoint={s3}"
     valkey = Valkey()
     valkey.start()
@@ -63,7 +63,7 @@ def test_doctor_checks_every_server_of_a_store_and_creates_nothing(
     wanted.add("valkey cache")
     assert {name for name in wanted if not found[name].ok} == set()
     assert found["durable"].fix.startswith("set fsync = on")  # that of tests has it off
-    assert list(S3Bucket(bucket).list(MARK)) == []
+    assert list(S3Bucket(bucket).list(PROBE_PREFIX)) == []
     with psycopg.connect(shared().url()) as connection:
         row = connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone()
     assert row == (None,)  # nothing was made
@@ -169,10 +169,10 @@ def test_a_bucket_that_overwrites_objects_is_refused(tmp_path: Path) -> None:
             self.delete([key])
             super().put(key, data)
 
-    found = _probed(Careless(tmp_path), "it")
+    found = _probe_bucket(Careless(tmp_path), "it")
     assert not found.ok
     assert "If-None-Match" in found.fix
-    assert _probed(FileBucket(tmp_path), "it").ok
+    assert _probe_bucket(FileBucket(tmp_path), "it").ok
 
 
 def test_a_bucket_in_a_directory_is_not_made(postgres: Shared, tmp_path: Path) -> None:

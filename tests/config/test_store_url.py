@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ortet.config.environment import names_store, store_url, usable_pointer
+from ortet.config.environment import find_usable_pointer, is_pointer_to, store_url
 from ortet.config.pointer_file import find_pointer, write_pointer
 from ortet.config.store_url import (
-    check_chosen,
-    check_writable,
-    choose,
-    is_chosen,
-    is_elsewhere,
-    same_store,
+    check_pointer_url,
+    check_trusted,
+    is_networked,
+    is_same_store,
+    is_trusted,
+    trust_store,
 )
 from ortet.errors import Invalid, Refused
 
@@ -36,14 +36,14 @@ TEAM = "postgresql://ann@db/team?bucket=s3://b/p"
     ],
 )
 def test_same_store_compares_host_database_bucket_and_schema(other: str, same: bool) -> None:
-    assert same_store(TEAM, other) == same
+    assert is_same_store(TEAM, other) == same
 
 
 def test_is_elsewhere_is_true_for_urls_but_not_directories() -> None:
-    assert is_elsewhere(TEAM)
-    assert is_elsewhere("https://host")
-    assert not is_elsewhere("/a/directory")
-    assert not is_elsewhere("file:///a/directory")
+    assert is_networked(TEAM)
+    assert is_networked("https://host")
+    assert not is_networked("/a/directory")
+    assert not is_networked("file:///a/directory")
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_is_elsewhere_is_true_for_urls_but_not_directories() -> None:
 )
 def test_a_secret_is_not_written_down(url: str) -> None:
     with pytest.raises(Invalid) as caught:
-        check_writable(url)
+        check_pointer_url(url)
     assert "hush" not in str(caught.value)
-    check_writable(TEAM)
+    check_pointer_url(TEAM)
 
 
 def test_a_pointer_to_a_store_that_was_not_chosen_is_refused(tmp_path: Path) -> None:
@@ -73,21 +73,21 @@ def test_a_pointer_to_a_store_that_was_not_chosen_is_refused(tmp_path: Path) -> 
     with pytest.raises(Refused) as caught:
         store_url(cwd=work, environ=environ)
     assert caught.value.kind == "unknown_store"
-    assert usable_pointer(work, environ) is None
-    choose(TEAM, place)
-    choose(TEAM.replace("ann", "bob"), place)  # the same one
+    assert find_usable_pointer(work, environ) is None
+    trust_store(TEAM, place)
+    trust_store(TEAM.replace("ann", "bob"), place)  # the same one
     assert (place / "stores").read_text().count("\n") == 1
     assert (place / "stores").stat().st_mode & 0o077 == 0
     assert store_url(cwd=work, environ=environ) == TEAM
     pointer = find_pointer(work)
-    assert pointer == usable_pointer(work, environ)
+    assert pointer == find_usable_pointer(work, environ)
     assert pointer is not None
-    assert names_store(pointer, f"{TEAM}&durable=local")
-    assert not names_store(pointer, "/a/directory")
-    check_chosen(TEAM, work / ".ortet", place)
+    assert is_pointer_to(pointer, f"{TEAM}&durable=local")
+    assert not is_pointer_to(pointer, "/a/directory")
+    check_trusted(TEAM, work / ".ortet", place)
 
 
 def test_without_a_config_directory_no_store_is_chosen(tmp_path: Path) -> None:
-    choose(TEAM, None)
-    assert not is_chosen(TEAM, None)
-    assert not is_chosen(TEAM, tmp_path)
+    trust_store(TEAM, None)
+    assert not is_trusted(TEAM, None)
+    assert not is_trusted(TEAM, tmp_path)

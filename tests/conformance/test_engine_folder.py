@@ -8,18 +8,18 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
 from ortet.machines.base import Engine
 from ortet.machines.folder import FolderEngine
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 from ortet.testing.engine import EngineTests
 from ortet.testing.engine_forks import InPlaceTests
 
 
 class TestWatched(EngineTests, InPlaceTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+    def engine(self, objects: LocalObjectStore, trees: Trees) -> Engine:
         return FolderEngine(objects, trees, SystemClock(), watch=True)
 
 
 class TestScanned(EngineTests, InPlaceTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+    def engine(self, objects: LocalObjectStore, trees: Trees) -> Engine:
         return FolderEngine(objects, trees, SystemClock(), watch=False)

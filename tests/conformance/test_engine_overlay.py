@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.base import Engine, Machine, Spec
+from ortet.machines.base import Engine, Machine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.home import Standing
+from ortet.machines.overlay.home import LayerLayout
 from ortet.machines.overlay.overlaymachine import OverlayMachine
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 from ortet.testing.engine import EngineTests
 
 pytestmark = pytest.mark.overlay
@@ -23,27 +23,27 @@ pytestmark = pytest.mark.overlay
 class HostScoped(OverlayEngine):
     """Opens every machine over the whole host."""
 
-    def open(self, spec: Spec) -> OverlayMachine:
+    def open(self, spec: MachineSpec) -> OverlayMachine:
         return super().open(replace(spec, scope="host"))
 
     def fork(
         self,
-        specs: Sequence[Spec],
-        standing: Standing,
-        meanwhile: Callable[[], None],
+        specs: Sequence[MachineSpec],
+        layout: LayerLayout,
+        while_starting: Callable[[], None],
         processes: bytes = b"",
     ) -> list[Machine]:
         over = [replace(spec, scope="host") for spec in specs]
-        return super().fork(over, standing, meanwhile, processes)
+        return super().fork(over, layout, while_starting, processes)
 
 
 class TestWorkspaceScope(EngineTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
+    def engine(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Engine:
         return OverlayEngine(objects, trees, SystemClock(), root=tmp_path / "store")
 
 
 class TestHostScope(EngineTests):
     @pytest.fixture
-    def engine(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Engine:
+    def engine(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Engine:
         return HostScoped(objects, trees, SystemClock(), root=tmp_path / "store")

@@ -28,7 +28,7 @@ class TestHostSignal(SharedSignalTests):
 class _Plain(ProcessSignal):
     """One that cannot tell of all topics at once."""
 
-    news = Signal.news
+    wait_any = Signal.wait_any
 
 
 class TestPlainSignal(SignalTests):

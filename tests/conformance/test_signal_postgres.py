@@ -11,13 +11,13 @@ from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.notify import PostgresSignal
-from ortet.backends.postgres.pool import Database
+from ortet.backends.postgres.pool import PostgresDatabase
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests
 
 
 @pytest.fixture(scope="module")
-def database(postgres: Shared) -> Iterator[Database]:
+def database(postgres: Shared) -> Iterator[PostgresDatabase]:
     schema = new_schema()
     catalog = PostgresCatalog(shared().url(), schema=schema)
     yield catalog.database
@@ -27,5 +27,5 @@ def database(postgres: Shared) -> Iterator[Database]:
 
 class TestPostgresSignal(SharedSignalTests):
     @pytest.fixture
-    def opener(self, database: Database) -> SignalOpener:
+    def opener(self, database: PostgresDatabase) -> SignalOpener:
         return partial(PostgresSignal, database, uuid4().hex)

@@ -12,9 +12,9 @@ from tests.fixtures.waiting import WAIT
 
 from ortet.backends.base import Cache
 from ortet.backends.valkey.cache import ValkeyCache
-from ortet.backends.valkey.client import Link
+from ortet.backends.valkey.client import ValkeyClient
 from ortet.backends.valkey.signal import ValkeySignal
-from ortet.backends.valkey.valkeyaddress import address_of
+from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.testing.cache import AbsentCacheTests, CacheTests, Elapse
 from ortet.testing.processes import SignalOpener
 from ortet.testing.signal import SharedSignalTests
@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 class TestValkeySignal(SharedSignalTests):
     @pytest.fixture
     def opener(self, server: Server) -> SignalOpener:
-        return partial(ValkeySignal, address_of(server.url), uuid4().hex)
+        return partial(ValkeySignal, parse_valkey_url(server.url), uuid4().hex)
 
 
 _STRETCH = 60
@@ -48,7 +48,11 @@ class _Slow(ValkeyCache):
 class TestValkeyCache(CacheTests):
     @pytest.fixture
     def cache(self, server: Server) -> Iterator[Cache]:
-        cache = _Slow(Link(address_of(server.url), patience=WAIT), uuid4().hex, limit=100 << 20)
+        cache = _Slow(
+            ValkeyClient(parse_valkey_url(server.url), answer_timeout=WAIT),
+            uuid4().hex,
+            limit=100 << 20,
+        )
         yield cache
         cache.close()
         server.ask("FLUSHALL")
@@ -67,7 +71,7 @@ class TestValkeyCache(CacheTests):
 class TestGone(AbsentCacheTests):
     @pytest.fixture
     def cache(self, server: Server) -> Iterator[Cache]:
-        link = Link(address_of(f"{server.url}-nobody"))
+        link = ValkeyClient(parse_valkey_url(f"{server.url}-nobody"))
         cache = ValkeyCache(link, "space")
         yield cache
         cache.close()
@@ -77,7 +81,7 @@ class TestStopped(AbsentCacheTests):
     @pytest.fixture
     def cache(self) -> Iterator[Cache]:
         with valkey_server() as server:
-            cache = ValkeyCache(Link(address_of(server.url)), "space")
+            cache = ValkeyCache(ValkeyClient(parse_valkey_url(server.url)), "space")
             server.pause()
             yield cache
             cache.close()

@@ -20,7 +20,7 @@ from ortet.errors import Conflict, OrtetError, Refused
 from ortet.hub.hub import Hub
 from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.journal.state.records import Message
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 NAME = "agent"
@@ -42,7 +42,7 @@ def dangling(messages: Sequence[Message]) -> list[str]:
     return [*wrong, *open_]
 
 
-def gen_of(view: View) -> int:
+def gen_of(view: SessionReader) -> int:
     """Which files this mind believes in."""
     return int(view.notes().get("gen", 0))
 
@@ -73,7 +73,7 @@ class Agent:
     def take(self, session: Session) -> None:
         self.s = session
         self.timeline = session.row.timeline
-        self.told = session.mind.core.events
+        self.told = session.state.core.events
         self.check()
         for effect in session.effects():
             if effect.state == "unsettled":
@@ -102,14 +102,14 @@ class Agent:
         """Tell which events are durable; `sync`: make them so."""
         s, durability = self.s, self.s.profile.durability
         if s.row.timeline != self.timeline:
-            self.timeline, self.told = s.row.timeline, s.line.base.seq
+            self.timeline, self.told = s.row.timeline, s.event_log.base.seq
         if sync:
             s.events()
-        for event in s.line.events(self.told):
+        for event in s.event_log.events(self.told):
             self.tell("kept", event.timeline, event.seq, event.hash.hex(), s.id)
             self.told = event.seq
         if durability == "event" or sync:
-            assert self.told == s.mind.core.events
+            assert self.told == s.state.core.events
 
     # what it does
 
@@ -187,7 +187,7 @@ class Agent:
             self.settle(effect)  # its process was killed, and nobody has opened that fork since
 
     def deed(self, kind: str, key: str) -> str:
-        leave_mark(self.deeds, self.s._deeds.current(), kind, key or "-")
+        leave_mark(self.deeds, self.s._effects.current(), kind, key or "-")
         return "marked"
 
     def act_approved(self) -> None:

@@ -75,13 +75,13 @@ class Program:
         self.s = s
         self.base = base
         self._tell = tell
-        self._told = s.mind.core.events
+        self._told = s.state.core.events
         self._line = s.row.timeline
 
     def kept(self) -> None:
         if self.s.row.timeline != self._line:
-            self._line, self._told = self.s.row.timeline, self.s.line.base.seq
-        for event in self.s.line.events(self._told):
+            self._line, self._told = self.s.row.timeline, self.s.event_log.base.seq
+        for event in self.s.event_log.events(self._told):
             self._tell("kept", event.timeline, event.seq, event.hash.hex())
             self._told = event.seq
 
@@ -91,7 +91,7 @@ class Program:
         self.kept()
 
     def deed(self, name: str) -> str:
-        leave_mark(self.base / "deeds", self.s._deeds.current(), name)
+        leave_mark(self.base / "deeds", self.s._effects.current(), name)
         return "marked"
 
     def act(self, kind: Any, **options: Any) -> None:

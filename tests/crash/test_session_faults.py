@@ -22,7 +22,7 @@ from tests.fixtures.prepared import Prepared
 
 import ortet
 from ortet.hub.hub import Hub
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 OWN = (
@@ -87,7 +87,7 @@ class Stage:
                     len(list(known.mind.past)),
                     sorted(episode.summary for episode in known.mind.episodes),
                 )
-                for known in hub._minds().scopes.all()
+                for known in hub._session_manager().scopes.all()
             }
         files = sorted(path for path in (self.base / "work").rglob("*") if path.is_file())
         found["files"] = {path.name: path.read_text() for path in files}
@@ -97,7 +97,7 @@ class Stage:
         return found
 
     @staticmethod
-    def _of(hub: Hub, view: View) -> dict[str, Any]:
+    def _of(hub: Hub, view: SessionReader) -> dict[str, Any]:
         hub.audit(view.id)
         assert not dangling(view.messages())
         return {
@@ -134,7 +134,7 @@ def check_kept(base: Path, kept: list[list[Any]], verb: str) -> None:
             hub.audit(row.id)
         if verb != "remove":
             view = hub.get(next(x.id for x in hub.sessions() if x.name == NAME))
-            there = {(e.timeline, e.seq): e.hash.hex() for e in view.line.events()}
+            there = {(e.timeline, e.seq): e.hash.hex() for e in view.event_log.events()}
             for timeline, seq, hash_ in kept:
                 assert there.get((timeline, seq), hash_) == hash_
                 if (timeline, seq) not in there:  # on a timeline that was restored away

@@ -100,8 +100,8 @@ def has(hub: Hub, timeline: str, seq: int) -> str:
 
 def every_event(hub: Hub, family: str) -> Iterator[Event]:
     """Of all timelines of a family, restored away or not, each once."""
-    chain = hub._minds().chain
-    todo = [span.timeline for span in hub.get(family).line.path()[:1]]
+    chain = hub._session_manager().chain
+    todo = [span.timeline for span in hub.get(family).event_log.timeline_spans()[:1]]
     while todo:
         timeline = todo.pop()
         todo += [child.id for child in hub.catalog.children(timeline)]
@@ -114,10 +114,14 @@ def every_event(hub: Hub, family: str) -> Iterator[Event]:
 def check_told(hub: Hub) -> None:
     """What the first session has committed for others, they know, each fact and episode once."""
     with hub.session(NAME) as s:
-        committed = s.line.base.seq
-        meant = [fact for fact in s.mind.facts if fact.scope and fact.seq <= committed]
-    for known in hub._minds().scopes.all():
-        told = [e.data["id"] for e in known.events(hub._minds()) if e.kind in ("fact", "episode")]
+        committed = s.event_log.base.seq
+        meant = [fact for fact in s.state.facts if fact.scope and fact.seq <= committed]
+    for known in hub._session_manager().scopes.all():
+        told = [
+            e.data["id"]
+            for e in known.events(hub._session_manager())
+            if e.kind in ("fact", "episode")
+        ]
         assert len(told) == len(set(told))
         assert {fact.id for fact in meant} <= set(told)
 
@@ -157,7 +161,7 @@ def check_all(hub: Hub, base: Path, told: Ledger) -> None:
     for place, (hash_, session) in told.kept.items():
         assert session not in alive or there.get(place) == hash_, place
     for row in hub.sessions():
-        assert hub.audit(row.id).events == hub.get(row.id).mind.core.events
+        assert hub.audit(row.id).events == hub.get(row.id).state.core.events
     check_deeds(hub, base, family)
     check_money(hub, family, events, told)
     heard = Counter(e.data["text"] for e in events if e.kind == "comment")
@@ -246,4 +250,4 @@ def test_two_processes_racing_for_one_session_keep_one_history(tmp_path: Path) -
         assert [seq for seq, _ in history] == list(range(1, len(history) + 1))
         assert len(set(kept)) == len(kept)
         assert set(kept) <= set(history)
-        assert hub.catalog.children(hub.get(row.id).line.timeline) == []  # no forked history
+        assert hub.catalog.children(hub.get(row.id).event_log.timeline) == []  # no forked history

@@ -80,7 +80,7 @@ def its_turn(ortet: Ortet, place: Path) -> Iterator[None]:
     """Nobody can look at the files of a workspace meanwhile: a commit of it waits."""
     homes = ortet.store / "local" / "machines"
     with library.open(ortet.store) as hub:
-        row = next(row for row in hub.registry.all() if row.directory == place)
+        row = next(row for row in hub.workspace_table.all() if row.directory == place)
     with (homes / row.machine / "turn").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -288,12 +288,12 @@ def test_the_agent_ends_when_its_store_is_deleted(agent: Ortet, work: Path) -> N
 def test_an_agent_ends_when_a_client_of_another_version_connects(
     agent: Ortet, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortet.cli.daemon.client import frame
+    from ortet.cli.daemon.client import encode_frame
 
     with socket.socket(socket.AF_UNIX) as sock, ended_by(told(agent, work)["pid"]):
         monkeypatch.chdir(agent.store / "local" / "agent")
         sock.connect("sock")
-        sock.sendall(frame(["verb", "0.0.1 /elsewhere", "", "proj"]))
+        sock.sendall(encode_frame(["verb", "0.0.1 /elsewhere", "", "proj"]))
         assert sock.recv(100) == b"Danother version"
 
 
@@ -311,10 +311,10 @@ def test_the_agent_works_with_a_store_path_of_any_length(
 
 @pytest.mark.root
 def test_another_user_is_refused(agent: Ortet, work: Path) -> None:
-    from ortet.cli.daemon.client import frame
+    from ortet.cli.daemon.client import encode_frame
 
     place = agent.store / "local" / "agent"
-    hello = frame(["status", "", "", ""]).hex()
+    hello = encode_frame(["status", "", "", ""]).hex()
 
     def as_nobody() -> str:
         fd = os.open(place, os.O_PATH)

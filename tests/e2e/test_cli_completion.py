@@ -203,7 +203,7 @@ class TestFish:
 
 def test_the_committed_completion_table_is_up_to_date() -> None:
     """Run `python -m ortet.cli.completion.word_list` when verbs or options have changed."""
-    assert word_list.FILE.read_text() == "".join(word_list.lines())
+    assert word_list.WORD_LIST_FILE.read_text() == "".join(word_list.word_list_lines())
 
 
 def test_the_agent_gives_the_same_completions(

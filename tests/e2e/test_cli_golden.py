@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.commands import Ortet
 from tests.fixtures.waiting import eventually
 
-from ortet.cli.commands.attach import careful
+from ortet.cli.commands.attach import safe_members
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({"page": "first\n"})]
 
@@ -147,7 +147,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.Ta
 def test_extracted_archive_members_cannot_leave_their_directory() -> None:
     """As older Pythons need it, which have no filters for archives."""
     good = [member("d", tarfile.DIRTYPE), member("d/f"), member("d/l", tarfile.SYMTYPE, "../d/f")]
-    taken = careful(good)
+    taken = safe_members(good)
     assert [one.mode for one in taken] == [0o755, 0o755, 0o755]
     assert {one.uid for one in taken} == {os.getuid()}
     for bad in (
@@ -161,4 +161,4 @@ def test_extracted_archive_members_cannot_leave_their_directory() -> None:
         [member("b", tarfile.BLKTYPE)],
     ):
         with pytest.raises(tarfile.TarError):
-            careful(bad)
+            safe_members(bad)

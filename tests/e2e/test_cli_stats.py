@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.commands import Ortet
 from tests.fixtures.postgres import shared
 
-from ortet.cli.slow_calls import PLACE, Slow, note, slowest, timed
+from ortet.cli.slow_calls import SLOW_CALLS_FILE, SlowCall, record_slow_call, slowest, time_call
 
 
 @pytest.mark.parametrize("kind", ["embedded", "shared"])
@@ -49,9 +49,9 @@ def test_stats_counts_bytes_by_storage_tier(
 
 
 def test_stats_lists_slow_calls(ortet: Ortet, proj: Path) -> None:
-    said = Slow("commit", 12345.6, time.time_ns(), "ab" * 16)
+    said = SlowCall("commit", 12345.6, time.time_ns(), "ab" * 16)
     (ortet.store / "local").mkdir(exist_ok=True)
-    note(ortet.store, said)
+    record_slow_call(ortet.store, said)
     assert ortet.json("stats", cwd=proj)["slowest"][0]["ms"] == 12345.6
     assert "12346 ms" in ortet("stats", cwd=proj).out
 
@@ -59,21 +59,21 @@ def test_stats_lists_slow_calls(ortet: Ortet, proj: Path) -> None:
 def test_only_the_slowest_recent_calls_are_kept(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     now = time.time_ns()
-    note(tmp_path, Slow("commit", 9999.0, now - 8 * 86_400 * 10**9))  # long ago
+    record_slow_call(tmp_path, SlowCall("commit", 9999.0, now - 8 * 86_400 * 10**9))  # long ago
     for number in range(200):
-        note(tmp_path, Slow("recall", 100.0 + (number * 7) % 200, now))
-    note(tmp_path, Slow("recall", 10.0, now))  # nobody would ask
+        record_slow_call(tmp_path, SlowCall("recall", 100.0 + (number * 7) % 200, now))
+    record_slow_call(tmp_path, SlowCall("recall", 10.0, now))  # nobody would ask
     found = slowest(tmp_path)
     assert [one.ms for one in found] == [299.0 - number for number in range(50)]
-    (tmp_path / PLACE).write_bytes(b"{damaged")
+    (tmp_path / SLOW_CALLS_FILE).write_bytes(b"{damaged")
     assert slowest(tmp_path) == []
-    note(tmp_path / "nowhere", Slow("commit", 1000.0, now))  # no error
+    record_slow_call(tmp_path / "nowhere", SlowCall("commit", 1000.0, now))  # no error
 
 
 def test_a_call_that_fails_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "local").mkdir()
-    monkeypatch.setattr("ortet.cli.slow_calls._WORTH", 0.0)
-    with pytest.raises(ValueError), timed("commit", "cli") as timing:
+    monkeypatch.setattr("ortet.cli.slow_calls._MIN_RECORDED_SECONDS", 0.0)
+    with pytest.raises(ValueError), time_call("commit", "cli") as timing:
         timing.root = tmp_path
         raise ValueError
     assert [one.what for one in slowest(tmp_path)] == ["commit"]

@@ -20,7 +20,7 @@ from tests.fixtures.commands import Commit, Ortet
 from tests.fixtures.waiting import WAIT, eventually, is_waited_for
 
 import ortet as library
-from ortet.cli.watcher import told
+from ortet.cli.watcher import commit_message
 
 _NEVER = "100000"  # seconds in which nothing settles
 
@@ -215,7 +215,7 @@ def test_watch_finds_changes_whose_events_were_lost(
 def turn_of(ortet: Ortet, proj: Path) -> Iterator[Path]:
     """Lock the files for others, as a restore does. Yields the lock file."""
     with library.open(ortet.store) as hub:
-        row = next(row for row in hub.registry.all() if row.directory == proj)
+        row = next(row for row in hub.workspace_table.all() if row.directory == proj)
     home = ortet.store / "local" / "machines" / row.machine
     with (home / "turn").open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -353,13 +353,13 @@ def test_watch_messages_name_the_changed_files(tmp_path: Path) -> None:
         ws.commit()
         for name in ("d", "c", "b", "a", "\x1b[31mred"):
             (place / name).write_text(name)
-        said = told(ws.status().changes)
+        said = commit_message(ws.status().changes)
         assert said == "5 files added: \\x1b[31mred, a, b, ..."
         ws.commit(said)
         (place / "a").write_text("other")
         (place / "e").mkdir()
-        assert told(ws.status().changes) == "1 file changed: a"
+        assert commit_message(ws.status().changes) == "1 file changed: a"
         (place / "a").write_text("a")
         ws.commit()
         (place / "f").mkdir()
-        assert told(ws.status().changes) == "1 file added: f"
+        assert commit_message(ws.status().changes) == "1 file added: f"

@@ -8,12 +8,12 @@ import pytest
 from ortet._util.codec import Hasher
 from ortet.backends.local.bucket import FileBucket
 from ortet.ids import SystemClock
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Iterator[LocalObjects]:
-    store = LocalObjects(
+def objects(tmp_path: Path) -> Iterator[LocalObjectStore]:
+    store = LocalObjectStore(
         tmp_path, FileBucket(tmp_path / "bucket"), hasher=Hasher(), clock=SystemClock()
     )
     yield store

@@ -12,11 +12,20 @@ from zlib import crc32
 import pytest
 
 from ortet._util.codec import decode, encode
-from ortet.history.records import Commit, Entry, Image, Memory, Page, PageMap, Processes, State
-from ortet.history.tree.pages import Pages
+from ortet.history.records import (
+    Commit,
+    Image,
+    Memory,
+    PageMap,
+    Processes,
+    State,
+    TreeEntry,
+    TreePage,
+)
+from ortet.history.tree.pages import PageStore
 from ortet.history.tree.tree import Trees
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent.parent / "docs" / "format.md"
@@ -56,7 +65,7 @@ def test_encodings_match_the_published_bytes_and_ids(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "type_", "value"),
     [
-        ("page", Page, vectors.PAGE),
+        ("page", TreePage, vectors.PAGE),
         ("image", Image, vectors.IMAGE),
         ("pages", PageMap, vectors.PAGES),
         ("above", PageMap, vectors.ABOVE),
@@ -72,21 +81,21 @@ def test_published_bytes_decode_to_the_expected_records(
     assert decode(type_, read_document()[name][0]) == value
 
 
-def test_the_tree_builder_makes_the_published_page(objects: LocalObjects) -> None:
+def test_the_tree_builder_makes_the_published_page(objects: LocalObjectStore) -> None:
     ref = Trees(objects).build([vectors.LINK, vectors.FILE])
     assert ref.oid.hex() == read_document()["page"][1]
     assert ref.cid.hex() == read_document()["content"][1]
 
 
-def test_a_large_directory_is_cut_where_the_document_says(objects: LocalObjects) -> None:
-    entries = [Entry(b"%d" % n, 0o100644, 0) for n in range(5000)]
+def test_a_large_directory_is_cut_where_the_document_says(objects: LocalObjectStore) -> None:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0) for n in range(5000)]
     ref = Trees(objects).build(entries)
     level, names = 0, sorted(entry.name for entry in entries)
     while len(names) > 48:
         names = [name for name in names if crc32(name) >> 5 * level & 31 == 0 or name == names[-1]]
         level += 1
-    root = decode(Page, objects.get(ref.oid))
+    root = decode(TreePage, objects.get(ref.oid))
     assert root.level == level
     assert [page.last for page in root.pages] == names
-    assert Pages(objects, 0, Kind.TREE).load(ref.oid).level == level
+    assert PageStore(objects, 0, Kind.TREE).load(ref.oid).level == level
     assert encode(root) == objects.get(ref.oid)

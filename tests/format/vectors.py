@@ -6,34 +6,36 @@ from ortet._util.codec import Hasher, encode
 from ortet.history.records import (
     Bodies,
     Commit,
-    Entry,
+    EventHeader,
     Fold,
-    Header,
     Image,
-    Journal,
+    JournalHead,
+    JournalSegment,
     Layer,
     Memory,
-    Page,
     PageMap,
-    PageRef,
     Processes,
-    Segment,
     State,
+    TreeEntry,
+    TreePage,
+    TreePageRef,
 )
 from ortet.ids import Oid
-from ortet.journal.events import Body
+from ortet.journal.events import EventBody
 from ortet.objects.blobs import Blocks
 
 HASH = Hasher().oid
 BLOB = b"hello\n"
-FILE = Entry(b"hello.txt", 0o100644, 1_700_000_000_123_456_789, 1000, 1000, 6, HASH(BLOB))
-LINK = Entry(b"link\xff", 0o120777, -1, data=b"../hello.txt")
-PAGE = Page(0, [FILE, LINK])
+FILE = TreeEntry(b"hello.txt", 0o100644, 1_700_000_000_123_456_789, 1000, 1000, 6, HASH(BLOB))
+LINK = TreeEntry(b"link\xff", 0o120777, -1, data=b"../hello.txt")
+PAGE = TreePage(0, [FILE, LINK])
 CONTENT = [
     (FILE.name, 0o100000, FILE.data),
     (LINK.name, 0o120000, LINK.data),
 ]
-ROOT = Entry(b"", 0o040755, 2**63 + 5, data=HASH(encode(PAGE)), cid=HASH(encode(CONTENT)), gid=7)
+ROOT = TreeEntry(
+    b"", 0o040755, 2**63 + 5, data=HASH(encode(PAGE)), cid=HASH(encode(CONTENT)), gid=7
+)
 IMAGE = Image(ROOT, env={"LANG": "C", "EDITOR": None}, cwd="src")
 STATE = State(machine=HASH(encode(IMAGE)))
 COMMIT = Commit(HASH(encode(STATE)), [Oid(bytes(32))], "first ✓", 1_700_000_001_000_000_000, "me")
@@ -53,12 +55,12 @@ PROCESSES = Processes(
     b"\x90",
 )
 
-SALT, BODY = bytes(range(16)), encode(Body({"content": "hello", "role": "user"}))
-HEADER = Header(1, "message", 1_700_000_000_000_000_000, "me", HASH(SALT + BODY), b"")
+SALT, BODY = bytes(range(16)), encode(EventBody({"content": "hello", "role": "user"}))
+HEADER = EventHeader(1, "message", 1_700_000_000_000_000_000, "me", HASH(SALT + BODY), b"")
 BODIES = Bodies([(SALT, BODY)])
-SEGMENT = Segment(bytes(15) + b"\1", [encode(HEADER)], HASH(encode(BODIES)))
-FOLD = Fold(b"\x80", [("facts", HASH(encode(Page(0))))])
-JOURNAL = Journal(HASH(encode(SEGMENT)), 1, HASH(encode(HEADER)), HASH(encode(FOLD)))
+SEGMENT = JournalSegment(bytes(15) + b"\1", [encode(HEADER)], HASH(encode(BODIES)))
+FOLD = Fold(b"\x80", [("facts", HASH(encode(TreePage(0))))])
+JOURNAL = JournalHead(HASH(encode(SEGMENT)), 1, HASH(encode(HEADER)), HASH(encode(FOLD)))
 MEMORY = Memory([("agent:default", HASH(encode(JOURNAL))), ("user:ann", HASH(b""))])
 
 VECTORS: dict[str, bytes] = {
@@ -66,8 +68,10 @@ VECTORS: dict[str, bytes] = {
     "blocks": encode(Blocks(0, 131_073, HASH(bytes(131_072)) + HASH(b"\0"))),
     "page": encode(PAGE),
     "content": encode(CONTENT),
-    "upper": encode(Page(1, [], [PageRef(b"link\xff", HASH(encode(PAGE)), HASH(encode(CONTENT)))])),
-    "empty": encode(Page(0)),
+    "upper": encode(
+        TreePage(1, [], [TreePageRef(b"link\xff", HASH(encode(PAGE)), HASH(encode(CONTENT)))])
+    ),
+    "empty": encode(TreePage(0)),
     "xattrs": encode([(b"user.a", b"1")]),
     "image": encode(IMAGE),
     "pages": encode(PAGES),

@@ -11,14 +11,14 @@ import pytest
 
 from ortet._util.codec import Hasher
 from ortet.errors import NotFound
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_bytes
 
 
-class DictObjects(Objects):
+class DictObjects(ObjectStore):
     """Remembers what was read, so that a test can show what was not."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class DictObjects(Objects):
 
 
 @pytest.fixture
-def objects() -> Objects:
+def objects() -> ObjectStore:
     return DictObjects()
 
 
@@ -67,20 +67,20 @@ def find(objects: DictObjects) -> Callable[[str], list[tuple[Oid, Kind]]]:
 
 
 @pytest.fixture
-def trees(objects: Objects) -> Trees:
+def trees(objects: ObjectStore) -> Trees:
     return Trees(objects)
 
 
 @pytest.fixture
-def make_root(trees: Trees, objects: Objects) -> Callable[..., Entry]:
+def make_root(trees: Trees, objects: ObjectStore) -> Callable[..., TreeEntry]:
     """make_root({"a/b": b"content", "empty": None, "c": Entry, "/a": {"mtime": 5}}, mtime=1)
 
     Bytes are files, None is a directory, and "/path" changes fields of what is at path. Directories
     above a path are made as needed.
     """
 
-    def make(spec: Mapping[str, object], mtime: int = 1) -> Entry:
-        changes: dict[bytes, Entry | None] = {}
+    def make(spec: Mapping[str, object], mtime: int = 1) -> TreeEntry:
+        changes: dict[bytes, TreeEntry | None] = {}
         for text, value in spec.items():
             path = os.fsencode(text).removeprefix(b"/")
             for n in range(path.count(b"/"), 0, -1):
@@ -93,8 +93,8 @@ def make_root(trees: Trees, objects: Objects) -> Callable[..., Entry]:
             elif isinstance(value, bytes):
                 data = put_bytes(objects, value)
                 mode = stat.S_IFREG | 0o644
-                changes[path] = Entry(base(path), mode, mtime, size=len(value), data=data)
-            elif isinstance(value, Entry):
+                changes[path] = TreeEntry(base(path), mode, mtime, size=len(value), data=data)
+            elif isinstance(value, TreeEntry):
                 changes[path] = msgspec.structs.replace(value, name=base(path))
             else:
                 changes[path] = folder(path, mtime)
@@ -102,8 +102,8 @@ def make_root(trees: Trees, objects: Objects) -> Callable[..., Entry]:
         root = msgspec.structs.replace(folder(b"", mtime), data=empty.oid, cid=empty.cid)
         return trees.patch_paths(root, changes)
 
-    def folder(path: bytes, mtime: int) -> Entry:
-        return Entry(base(path), stat.S_IFDIR | 0o755, mtime)
+    def folder(path: bytes, mtime: int) -> TreeEntry:
+        return TreeEntry(base(path), stat.S_IFDIR | 0o755, mtime)
 
     def base(path: bytes) -> bytes:
         return path.rpartition(b"/")[2]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortet._util.codec import decode, encode
 from ortet.errors import Invalid
-from ortet.history.bisect import Answer, Bisect, BisectState
+from ortet.history.bisect import Bisect, BisectResult, BisectState
 
 Graph = dict[str, list[str]]
 
@@ -20,12 +20,12 @@ def chain(size: int) -> Graph:
     return {str(n): [str(n - 1)] if n else [] for n in range(size)}
 
 
-def drive(search: Bisect, verdict: Callable[[str], str]) -> tuple[Answer, int]:
+def drive(search: Bisect, verdict: Callable[[str], str]) -> tuple[BisectResult, int]:
     steps = 0
     while (oid := search.next()) is not None:
         steps += 1
         {"good": search.good, "bad": search.bad, "skip": search.skip}[verdict(oid)](oid)
-    answer = search.answer()
+    answer = search.result()
     assert answer is not None
     return answer, steps
 
@@ -37,7 +37,7 @@ def test_bisect_finds_the_first_bad_commit_in_log2_steps(size: int, data: st.Dat
     graph = chain(size)
     search = Bisect(graph.__getitem__, BisectState(bad=str(size - 1), good=["0"]))
     answer, steps = drive(search, lambda oid: "bad" if int(oid) >= culprit else "good")
-    assert answer == Answer(str(culprit), [str(culprit)])
+    assert answer == BisectResult(str(culprit), [str(culprit)])
     assert steps <= math.ceil(math.log2(size))
 
 
@@ -51,7 +51,7 @@ def test_bisect_continues_the_search_of_another_process() -> None:
             break
         (search.bad if int(oid) >= 321 else search.good)(oid)
         state = search.state
-    assert Bisect(graph.__getitem__, state).answer() == Answer("321", ["321"])
+    assert Bisect(graph.__getitem__, state).result() == BisectResult("321", ["321"])
     assert state.tested <= 10
 
 
@@ -103,7 +103,7 @@ def test_bisect_searches_merged_branches(broken: set[str], expected: str) -> Non
 def test_untestable_merged_branch_is_a_suspect() -> None:
     search = Bisect(MERGED.__getitem__, BisectState(bad="merge", good=["m2"]))
     answer, _ = drive(search, lambda _: "skip")
-    assert answer == Answer(None, ["merge", "s2"])
+    assert answer == BisectResult(None, ["merge", "s2"])
 
 
 @pytest.mark.parametrize(

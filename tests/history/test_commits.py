@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, NotFound
 from ortet.history.commits import CommitInfo, History
-from ortet.history.records import Commit, Entry, Image, State
+from ortet.history.records import Commit, Image, State, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -23,7 +23,7 @@ MakeCommit = Callable[..., Oid]
 
 
 @pytest.fixture
-def commit(objects: Objects) -> MakeCommit:
+def commit(objects: ObjectStore) -> MakeCommit:
     """commit("message", *parents, time=...) -> Oid"""
     state = objects.put(Kind.STATE, encode(State()))
 
@@ -35,7 +35,7 @@ def commit(objects: Objects) -> MakeCommit:
 
 
 @pytest.fixture
-def history(objects: Objects) -> History:
+def history(objects: ObjectStore) -> History:
     return History(objects)
 
 
@@ -44,14 +44,14 @@ def messages(infos: object) -> str:
     return "".join(info.message for info in infos)
 
 
-def test_info_shows_hex(history: History, commit: MakeCommit, objects: Objects) -> None:
+def test_info_shows_hex(history: History, commit: MakeCommit, objects: ObjectStore) -> None:
     a = commit("a", time=5)
     b = commit("b", a, time=6)
     state = objects.hasher.oid(encode(State())).hex()
     assert history.info(b) == CommitInfo(b.hex(), state, [a.hex()], "b", 6, "me")
 
 
-def test_read_refuses_what_is_no_commit(history: History, objects: Objects) -> None:
+def test_read_refuses_what_is_no_commit(history: History, objects: ObjectStore) -> None:
     with pytest.raises(NotFound):
         history.read(Oid(b"x" * 32))
     with pytest.raises(Corrupt):
@@ -59,10 +59,10 @@ def test_read_refuses_what_is_no_commit(history: History, objects: Objects) -> N
 
 
 def test_image_returns_the_image_of_a_commit(
-    history: History, objects: Objects, trees: Trees
+    history: History, objects: ObjectStore, trees: Trees
 ) -> None:
     tree = trees.empty()
-    root = Entry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid)
+    root = TreeEntry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid)
     image = objects.put(Kind.IMAGE, encode(Image(root)))
     state = objects.put(Kind.STATE, encode(State(machine=image)))
     oid = objects.put(Kind.COMMIT, encode(Commit(state, [], "", 0, "")))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.history.descend import descend
+from ortet.history.descend import walk_postorder
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Link
+from ortet.objects.base import Kind, ObjectRef
 
 
-def link(number: int, kind: Kind = Kind.TREE) -> Link:
-    return Link(Oid(number.to_bytes(32, "big")), kind)
+def link(number: int, kind: Kind = Kind.TREE) -> ObjectRef:
+    return ObjectRef(Oid(number.to_bytes(32, "big")), kind)
 
 
-def number(found: Link) -> int:
+def number(found: ObjectRef) -> int:
     return int.from_bytes(found.oid, "big")
 
 
@@ -25,7 +25,9 @@ def test_children_come_first_and_once(data: st.DataObject, size: int) -> None:
         n: data.draw(st.lists(st.integers(0, n - 1)) if n else st.just([])) for n in range(size)
     }
     roots = data.draw(st.lists(st.integers(0, size - 1)))
-    found = list(descend([link(n) for n in roots], lambda at: [link(n) for n in below[number(at)]]))
+    found = list(
+        walk_postorder([link(n) for n in roots], lambda at: [link(n) for n in below[number(at)]])
+    )
     seen: list[int] = []
     for at, links in found:
         assert [number(child) for child in links] == below[number(at)]
@@ -38,9 +40,11 @@ def test_children_come_first_and_once(data: st.DataObject, size: int) -> None:
 
 
 def test_blobs_are_not_asked() -> None:
-    def links_of(at: Link) -> list[Link]:
+    def links_of(at: ObjectRef) -> list[ObjectRef]:
         assert at.kind is Kind.TREE
         return [link(1, Kind.BLOB), link(1, Kind.BLOB), link(2, Kind.BLOB)]
 
-    found = [(number(at), at.kind) for at, _ in descend([link(1), link(2, Kind.BLOB)], links_of)]
+    found = [
+        (number(at), at.kind) for at, _ in walk_postorder([link(1), link(2, Kind.BLOB)], links_of)
+    ]
     assert found == [(1, Kind.BLOB), (2, Kind.BLOB), (1, Kind.TREE)]

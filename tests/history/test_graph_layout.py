@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.history.graph_layout import Row, draw, lay_out, render_text
+from ortet.history.graph_layout import CommitGraphRow, draw, lay_out, render_text
 
 Commits = list[tuple[str, Sequence[str]]]
 
@@ -86,7 +86,9 @@ def test_following_edges_leads_from_child_to_parent(commits: Commits) -> None:
     }
 
 
-def follow(row: Row, lanes: dict[int, set[str]], parents: Sequence[str]) -> dict[int, set[str]]:
+def follow(
+    row: CommitGraphRow, lanes: dict[int, set[str]], parents: Sequence[str]
+) -> dict[int, set[str]]:
     """What each lane leads to after this row."""
     after: dict[int, set[str]] = {}
     own = iter(dict.fromkeys(parents))

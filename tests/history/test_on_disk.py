@@ -16,20 +16,20 @@ from ortet.errors import NotFound
 from ortet.history.commits import History
 from ortet.history.diff.tree_diff import diff_images, file_diff
 from ortet.history.merge.tree_merge import merge_images
-from ortet.history.records import Commit, Entry, Image, State
+from ortet.history.records import Commit, Image, State, TreeEntry
 from ortet.history.references import references
 from ortet.history.refs import Refs
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.objects.base import Kind, Link
+from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.blobs import put_bytes, read_file
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 @contextmanager
-def opened(root: Path, key: bytes | None) -> Iterator[LocalObjects]:
+def opened(root: Path, key: bytes | None) -> Iterator[LocalObjectStore]:
     bucket = FileBucket(root / "bucket")
-    objects = LocalObjects(root, bucket, hasher=Hasher(key), clock=SystemClock())
+    objects = LocalObjectStore(root, bucket, hasher=Hasher(key), clock=SystemClock())
     try:
         yield objects
     finally:
@@ -37,17 +37,17 @@ def opened(root: Path, key: bytes | None) -> Iterator[LocalObjects]:
         bucket.close()
 
 
-def file(objects: LocalObjects, name: bytes, content: bytes) -> Entry:
+def file(objects: LocalObjectStore, name: bytes, content: bytes) -> TreeEntry:
     data = put_bytes(objects, content)
-    return Entry(name, stat.S_IFREG | 0o644, 1, size=len(content), data=data)
+    return TreeEntry(name, stat.S_IFREG | 0o644, 1, size=len(content), data=data)
 
 
-def image(objects: LocalObjects, files: dict[bytes, bytes]) -> Image:
+def image(objects: LocalObjectStore, files: dict[bytes, bytes]) -> Image:
     tree = Trees(objects).build(file(objects, name, text) for name, text in files.items())
-    return Image(Entry(b"", stat.S_IFDIR | 0o755, 1, data=tree.oid, cid=tree.cid))
+    return Image(TreeEntry(b"", stat.S_IFDIR | 0o755, 1, data=tree.oid, cid=tree.cid))
 
 
-def commit(objects: LocalObjects, files: Image, *parents: Oid, time: int) -> Oid:
+def commit(objects: LocalObjectStore, files: Image, *parents: Oid, time: int) -> Oid:
     machine = objects.put(Kind.IMAGE, encode(files))
     state = objects.put(Kind.STATE, encode(State(machine=machine)))
     record = Commit(state, list(parents), f"at {time}", time, "me")
@@ -68,12 +68,12 @@ def test_commits_on_disk_are_merged_after_reopening(tmp_path: Path, key: bytes |
         ours = commit(objects, image(objects, OURS), base, time=2)
         theirs = commit(objects, image(objects, THEIRS), base, time=3)
         objects.flush()
-        refs = Refs(catalog, objects, objects.find)
+        refs = Refs(catalog, objects, objects.find_by_prefix)
         refs.create("main", ours)
         refs.create("side", theirs)
 
     with opened(root, key) as objects:
-        refs, history = Refs(catalog, objects, objects.find), History(objects)
+        refs, history = Refs(catalog, objects, objects.find_by_prefix), History(objects)
         trees = Trees(objects)
         assert refs.resolve(theirs.hex()[:16]) == refs.resolve("side") == theirs
         assert refs.resolve("main~1") == history.merge_base(ours, theirs) == base
@@ -95,9 +95,9 @@ def test_commits_on_disk_are_merged_after_reopening(tmp_path: Path, key: bytes |
 HELD = {Kind.BLOB, Kind.BLOCKS, Kind.TREE, Kind.IMAGE, Kind.STATE, Kind.COMMIT}
 
 
-def reachable(objects: LocalObjects, heads: list[Oid]) -> set[Link]:
+def reachable(objects: LocalObjectStore, heads: list[Oid]) -> set[ObjectRef]:
     """What sweep and verify would follow; every object of it must be there."""
-    found = {Link(head, Kind.COMMIT) for head in heads}
+    found = {ObjectRef(head, Kind.COMMIT) for head in heads}
     todo = list(found)
     while todo:
         link = todo.pop()

@@ -13,36 +13,36 @@ from hypothesis import strategies as st
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, OrtetError
 from ortet.history.records import (
-    BLOCK,
+    BLOCK_BYTES,
     Blocks,
     Commit,
-    Entry,
     Flag,
     Image,
     Layer,
     Memory,
-    Page,
     PageMap,
-    PageRef,
     Processes,
     State,
     System,
+    TreeEntry,
+    TreePage,
+    TreePageRef,
 )
-from ortet.history.references import read_links, references
+from ortet.history.references import read_hardlinks, references
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Link, Objects
+from ortet.objects.base import Kind, ObjectRef, ObjectStore
 from ortet.objects.blobs import put_bytes
 
 A, B, C, D = (Oid(letter * 32) for letter in (b"a", b"b", b"c", b"d"))
 
 
-def file(name: bytes, **fields: Any) -> Entry:
-    return Entry(**{"name": name, "mode": stat.S_IFREG | 0o644, "mtime": 0, **fields})
+def file(name: bytes, **fields: Any) -> TreeEntry:
+    return TreeEntry(**{"name": name, "mode": stat.S_IFREG | 0o644, "mtime": 0, **fields})
 
 
-def folder(name: bytes, **fields: Any) -> Entry:
+def folder(name: bytes, **fields: Any) -> TreeEntry:
     mode = stat.S_IFDIR | 0o755
-    return Entry(**{"name": name, "mode": mode, "mtime": 0, "data": A, "cid": B, **fields})
+    return TreeEntry(**{"name": name, "mode": mode, "mtime": 0, "data": A, "cid": B, **fields})
 
 
 ROOT = folder(b"")
@@ -51,14 +51,14 @@ ROOT = folder(b"")
 def test_references_of_a_commit_are_its_state_and_parents() -> None:
     data = encode(Commit(A, [B, C], "message", 1, "me"))
     assert references(Kind.COMMIT, data) == [
-        Link(A, Kind.STATE),
-        Link(B, Kind.COMMIT),
-        Link(C, Kind.COMMIT),
+        ObjectRef(A, Kind.STATE),
+        ObjectRef(B, Kind.COMMIT),
+        ObjectRef(C, Kind.COMMIT),
     ]
 
 
 def test_references_of_a_state_are_its_image() -> None:
-    assert references(Kind.STATE, encode(State(machine=A))) == [Link(A, Kind.IMAGE)]
+    assert references(Kind.STATE, encode(State(machine=A))) == [ObjectRef(A, Kind.IMAGE)]
     assert references(Kind.STATE, encode(State())) == []
 
 
@@ -66,11 +66,11 @@ def test_references_of_an_image_include_links_xattrs_and_system() -> None:
     layer = Layer(b"/", folder(b"", data=C, xattrs=D), links=B)
     image = Image(root=ROOT, links=C, system=System("base", [layer]), cwd="src/deep")
     assert references(Kind.IMAGE, encode(image)) == [
-        Link(A, Kind.TREE),
-        Link(C, Kind.META),
-        Link(C, Kind.TREE),
-        Link(D, Kind.META),
-        Link(B, Kind.META),
+        ObjectRef(A, Kind.TREE),
+        ObjectRef(C, Kind.META),
+        ObjectRef(C, Kind.TREE),
+        ObjectRef(D, Kind.META),
+        ObjectRef(B, Kind.META),
     ]
 
 
@@ -81,57 +81,66 @@ def processes(**fields: Any) -> Processes:
 
 def test_references_of_processes_include_files_and_page_maps() -> None:
     image = Image(root=ROOT, processes=C)
-    assert references(Kind.IMAGE, encode(image))[-1] == Link(C, Kind.PROCESSES)
-    files = [("core-1.img", 5, A), ("empty.img", 0, b""), ("ghost", BLOCK + 1, B)]
+    assert references(Kind.IMAGE, encode(image))[-1] == ObjectRef(C, Kind.PROCESSES)
+    files = [("core-1.img", 5, A), ("empty.img", 0, b""), ("ghost", BLOCK_BYTES + 1, B)]
     memory = [("pages-1.img", C), ("pages-2.img", b"")]
     record = processes(files=files, memory=memory, covers=[Layer(b"/run", ROOT, D)])
     assert references(Kind.PROCESSES, encode(record)) == [
-        Link(A, Kind.BLOB),
-        Link(B, Kind.BLOCKS),
-        Link(C, Kind.PAGES),
-        Link(A, Kind.TREE),
-        Link(D, Kind.META),
+        ObjectRef(A, Kind.BLOB),
+        ObjectRef(B, Kind.BLOCKS),
+        ObjectRef(C, Kind.PAGES),
+        ObjectRef(A, Kind.TREE),
+        ObjectRef(D, Kind.META),
     ]
 
 
 def test_references_of_a_page_map_are_its_blobs_or_maps() -> None:
     leaf = PageMap(0, 40, A + B, [(0, 0, 2), (-1, 0, 32), (1, 5, 5), (0, 3, 1)])
-    assert references(Kind.PAGES, encode(leaf)) == [Link(A, Kind.BLOB), Link(B, Kind.BLOB)]
+    assert references(Kind.PAGES, encode(leaf)) == [
+        ObjectRef(A, Kind.BLOB),
+        ObjectRef(B, Kind.BLOB),
+    ]
     above = PageMap(1, 9, A + B, [(0, 0, 4), (1, 0, 5)])
-    assert references(Kind.PAGES, encode(above)) == [Link(A, Kind.PAGES), Link(B, Kind.PAGES)]
+    assert references(Kind.PAGES, encode(above)) == [
+        ObjectRef(A, Kind.PAGES),
+        ObjectRef(B, Kind.PAGES),
+    ]
 
 
 def test_references_of_a_tree_leaf_follow_the_type_of_each_entry() -> None:
     entries = [
         folder(b"dir"),
         file(b"empty"),
-        file(b"large", size=BLOCK + 1, data=C, holes=D),
-        Entry(b"link", stat.S_IFLNK | 0o777, 0, data=b"../anywhere"),
-        Entry(b"pipe", stat.S_IFIFO | 0o644, 0),
-        file(b"small", size=BLOCK, data=B, xattrs=A),
-        Entry(b"white", 0, 0, flags=Flag.WHITEOUT),
+        file(b"large", size=BLOCK_BYTES + 1, data=C, holes=D),
+        TreeEntry(b"link", stat.S_IFLNK | 0o777, 0, data=b"../anywhere"),
+        TreeEntry(b"pipe", stat.S_IFIFO | 0o644, 0),
+        file(b"small", size=BLOCK_BYTES, data=B, xattrs=A),
+        TreeEntry(b"white", 0, 0, flags=Flag.WHITEOUT),
     ]
-    assert references(Kind.TREE, encode(Page(0, entries))) == [
-        Link(A, Kind.TREE),
-        Link(C, Kind.BLOCKS),
-        Link(D, Kind.META),
-        Link(B, Kind.BLOB),
-        Link(A, Kind.META),
+    assert references(Kind.TREE, encode(TreePage(0, entries))) == [
+        ObjectRef(A, Kind.TREE),
+        ObjectRef(C, Kind.BLOCKS),
+        ObjectRef(D, Kind.META),
+        ObjectRef(B, Kind.BLOB),
+        ObjectRef(A, Kind.META),
     ]
 
 
 def test_references_of_a_page_of_pages_are_trees() -> None:
-    page = Page(1, [], [PageRef(b"f", A, B), PageRef(b"m", C, D)])
-    assert references(Kind.TREE, encode(page)) == [Link(A, Kind.TREE), Link(C, Kind.TREE)]
+    page = TreePage(1, [], [TreePageRef(b"f", A, B), TreePageRef(b"m", C, D)])
+    assert references(Kind.TREE, encode(page)) == [ObjectRef(A, Kind.TREE), ObjectRef(C, Kind.TREE)]
 
 
-def test_blocks_as_the_store_makes_them(objects: Objects) -> None:
-    content = b"".join(bytes([n]) * BLOCK for n in range(3)) + b"end"
+def test_blocks_as_the_store_makes_them(objects: ObjectStore) -> None:
+    content = b"".join(bytes([n]) * BLOCK_BYTES for n in range(3)) + b"end"
     links = references(Kind.BLOCKS, objects.get(Oid(put_bytes(objects, content))))
     assert [link.kind for link in links] == [Kind.BLOB] * 4
     assert b"".join(objects.get(link.oid) for link in links) == content
-    above = Blocks(1, 256 * BLOCK + 1, A + B)
-    assert references(Kind.BLOCKS, encode(above)) == [Link(A, Kind.BLOCKS), Link(B, Kind.BLOCKS)]
+    above = Blocks(1, 256 * BLOCK_BYTES + 1, A + B)
+    assert references(Kind.BLOCKS, encode(above)) == [
+        ObjectRef(A, Kind.BLOCKS),
+        ObjectRef(B, Kind.BLOCKS),
+    ]
 
 
 def test_blobs_and_meta_refer_to_nothing() -> None:
@@ -141,8 +150,8 @@ def test_blobs_and_meta_refer_to_nothing() -> None:
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"/etc", b"../x", b"nul\0"])
 def test_names_that_could_leave_a_directory_are_corrupt(name: bytes) -> None:
-    leaf = Page(0, [file(name)])
-    above = Page(1, [], [PageRef(name, A, B)])
+    leaf = TreePage(0, [file(name)])
+    above = TreePage(1, [], [TreePageRef(name, A, B)])
     for page in (leaf, above):
         with pytest.raises(Corrupt) as caught:
             references(Kind.TREE, encode(page))
@@ -152,29 +161,29 @@ def test_names_that_could_leave_a_directory_are_corrupt(name: bytes) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        Page(0, [file(b"b"), file(b"a")]),
-        Page(0, [file(b"a"), file(b"a")]),
-        Page(0, [file(b"a", size=1)]),
-        Page(0, [file(b"a", data=A)]),
-        Page(0, [file(b"a", size=1, data=b"short")]),
-        Page(0, [file(b"a", size=-1, data=A)]),
-        Page(0, [folder(b"a", data=b"")]),
-        Page(0, [folder(b"a", cid=b"")]),
-        Page(0, [Entry(b"a", stat.S_IFLNK, 0)]),
-        Page(0, [Entry(b"a", stat.S_IFLNK, 0, data=b"x\0y")]),
-        Page(0, [Entry(b"a", stat.S_IFIFO, 0, data=b"x")]),
-        Page(0, [Entry(b"a", 0, 0)]),
-        Page(0, [file(b"a", xattrs=b"short")]),
-        Page(0, [], [PageRef(b"a", A, B)]),
-        Page(1, [file(b"a")], [PageRef(b"a", A, B)]),
-        Page(1, [], []),
-        Page(7, [], [PageRef(b"a", A, B)]),
-        Page(-1, [], [PageRef(b"a", A, B)]),
-        Page(1, [], [PageRef(b"a", A, b"")]),
-        Page(1, [], [PageRef(b"b", A, B), PageRef(b"a", A, B)]),
+        TreePage(0, [file(b"b"), file(b"a")]),
+        TreePage(0, [file(b"a"), file(b"a")]),
+        TreePage(0, [file(b"a", size=1)]),
+        TreePage(0, [file(b"a", data=A)]),
+        TreePage(0, [file(b"a", size=1, data=b"short")]),
+        TreePage(0, [file(b"a", size=-1, data=A)]),
+        TreePage(0, [folder(b"a", data=b"")]),
+        TreePage(0, [folder(b"a", cid=b"")]),
+        TreePage(0, [TreeEntry(b"a", stat.S_IFLNK, 0)]),
+        TreePage(0, [TreeEntry(b"a", stat.S_IFLNK, 0, data=b"x\0y")]),
+        TreePage(0, [TreeEntry(b"a", stat.S_IFIFO, 0, data=b"x")]),
+        TreePage(0, [TreeEntry(b"a", 0, 0)]),
+        TreePage(0, [file(b"a", xattrs=b"short")]),
+        TreePage(0, [], [TreePageRef(b"a", A, B)]),
+        TreePage(1, [file(b"a")], [TreePageRef(b"a", A, B)]),
+        TreePage(1, [], []),
+        TreePage(7, [], [TreePageRef(b"a", A, B)]),
+        TreePage(-1, [], [TreePageRef(b"a", A, B)]),
+        TreePage(1, [], [TreePageRef(b"a", A, b"")]),
+        TreePage(1, [], [TreePageRef(b"b", A, B), TreePageRef(b"a", A, B)]),
     ],
 )
-def test_malformed_pages_are_corrupt(page: Page) -> None:
+def test_malformed_pages_are_corrupt(page: TreePage) -> None:
     with pytest.raises(Corrupt) as caught:
         references(Kind.TREE, encode(page))
     assert caught.value.kind == "bad_tree"
@@ -191,12 +200,12 @@ def test_malformed_pages_are_corrupt(page: Page) -> None:
         (Kind.IMAGE, Image(root=ROOT, links=b"short")),
         (Kind.IMAGE, Image(root=ROOT, cwd="/etc")),
         (Kind.IMAGE, Image(root=ROOT, cwd="a/../..")),
-        (Kind.BLOCKS, Blocks(0, BLOCK + 1, A)),
-        (Kind.BLOCKS, Blocks(0, BLOCK + 1, A + B + b"x")),
+        (Kind.BLOCKS, Blocks(0, BLOCK_BYTES + 1, A)),
+        (Kind.BLOCKS, Blocks(0, BLOCK_BYTES + 1, A + B + b"x")),
         (Kind.BLOCKS, Blocks(0, 0, b"")),
         (Kind.BLOCKS, Blocks(-1, 10, A)),
         (Kind.BLOCKS, Blocks(10**6, 10, A)),
-        (Kind.BLOCKS, Blocks(0, 257 * BLOCK, A * 257)),
+        (Kind.BLOCKS, Blocks(0, 257 * BLOCK_BYTES, A * 257)),
         (Kind.IMAGE, Image(root=ROOT, processes=b"short")),
         (Kind.PROCESSES, processes(files=[("../x", 1, A)])),
         (Kind.PROCESSES, processes(files=[("x", 0, A)])),
@@ -228,11 +237,11 @@ def test_malformed_records_are_corrupt(kind: Kind, record: msgspec.Struct) -> No
 
 
 def test_shared_memories_are_followed() -> None:
-    assert Link(Oid(A), Kind.MEMORY) in references(Kind.STATE, encode(State(memory=A)))
+    assert ObjectRef(Oid(A), Kind.MEMORY) in references(Kind.STATE, encode(State(memory=A)))
     memory = Memory([("agent:a", A), ("user:b", B)])
     assert references(Kind.MEMORY, encode(memory)) == [
-        Link(Oid(A), Kind.JOURNAL),
-        Link(Oid(B), Kind.JOURNAL),
+        ObjectRef(Oid(A), Kind.JOURNAL),
+        ObjectRef(Oid(B), Kind.JOURNAL),
     ]
     for second in ("agent:a", "user:b"):
         with pytest.raises(Corrupt):
@@ -241,7 +250,7 @@ def test_shared_memories_are_followed() -> None:
 
 def test_services_are_followed() -> None:
     image = Image(root=ROOT, services=A)
-    assert (Link(Oid(A), Kind.META)) in references(Kind.IMAGE, encode(image))
+    assert (ObjectRef(Oid(A), Kind.META)) in references(Kind.IMAGE, encode(image))
 
 
 @settings(deadline=None)
@@ -255,12 +264,12 @@ def test_any_bytes_give_links_or_a_clear_error(kind: Kind, data: bytes) -> None:
         assert all(len(link.oid) == 32 for link in links)
 
 
-def test_read_links_refuses_groups_with_unsafe_paths(objects: Objects) -> None:
-    assert read_links(objects, b"") == []
+def test_read_links_refuses_groups_with_unsafe_paths(objects: ObjectStore) -> None:
+    assert read_hardlinks(objects, b"") == []
     groups = [[b"a", b"b/c"], [b"d", b"e"]]
-    assert read_links(objects, objects.put(Kind.META, encode(groups))) == groups
+    assert read_hardlinks(objects, objects.put(Kind.META, encode(groups))) == groups
     for bad in ([[b"../x", b"a"]], [[b"/x", b"a"]], [[b"a//b"]], [[b""]]):
         with pytest.raises(Corrupt):
-            read_links(objects, objects.put(Kind.META, encode(bad)))
+            read_hardlinks(objects, objects.put(Kind.META, encode(bad)))
     with pytest.raises(Corrupt):
-        read_links(objects, objects.put(Kind.META, b"garbage"))
+        read_hardlinks(objects, objects.put(Kind.META, b"garbage"))

@@ -15,9 +15,9 @@ from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.history.commits import History
 from ortet.history.records import Commit, State
-from ortet.history.refs import Refs, check_name
+from ortet.history.refs import Refs, check_ref_name
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 Find = Callable[[str], list[tuple[Oid, Kind]]]
 
@@ -30,12 +30,12 @@ def catalog(tmp_path: Path) -> Iterator[SqliteCatalog]:
 
 
 @pytest.fixture
-def refs(catalog: SqliteCatalog, objects: Objects, find: Find) -> Refs:
+def refs(catalog: SqliteCatalog, objects: ObjectStore, find: Find) -> Refs:
     return Refs(catalog, objects, find)
 
 
 @pytest.fixture
-def line(objects: Objects) -> list[Oid]:
+def line(objects: ObjectStore) -> list[Oid]:
     """Ten commits, oldest first."""
     state = objects.put(Kind.STATE, encode(State()))
     oids: list[Oid] = []
@@ -46,7 +46,7 @@ def line(objects: Objects) -> list[Oid]:
 
 
 @pytest.fixture
-def merge(objects: Objects, line: list[Oid]) -> Oid:
+def merge(objects: ObjectStore, line: list[Oid]) -> Oid:
     """A commit with parents 9 and 3."""
     state = objects.put(Kind.STATE, encode(State()))
     record = Commit(state, [line[9], line[3]], "merge", 11, "me")
@@ -63,7 +63,7 @@ def kind_of(call: Callable[[], object]) -> str:
     "name", ["main", "proj/1", "fix-42", "a.b", "émile", "x" * 200, "deadbeef", "a@b"]
 )
 def test_valid_ref_names_are_accepted(name: str) -> None:
-    assert check_name(name) == name
+    assert check_ref_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_valid_ref_names_are_accepted(name: str) -> None:
     ],
 )
 def test_invalid_ref_names_are_refused(refs: Refs, line: list[Oid], name: str) -> None:
-    assert kind_of(lambda: check_name(name)) == "bad_name"
+    assert kind_of(lambda: check_ref_name(name)) == "bad_name"
     assert kind_of(lambda: refs.create(name, line[0])) == "bad_name"
 
 
@@ -164,7 +164,7 @@ def test_resolve_accepts_full_ids_and_prefixes(refs: Refs, line: list[Oid]) -> N
 
 
 def test_resolve_counts_only_commits(
-    catalog: SqliteCatalog, objects: Objects, line: list[Oid], find: Find
+    catalog: SqliteCatalog, objects: ObjectStore, line: list[Oid], find: Find
 ) -> None:
     """Four digits that a commit shares with a tree mean the commit; with a commit, nothing."""
     others: dict[str, list[tuple[Oid, Kind]]] = {
@@ -269,7 +269,7 @@ def test_a_malformed_ref_is_refused(refs: Refs, line: list[Oid], text: str) -> N
         refs.resolve(text)
 
 
-def test_resolve_accepts_a_commit_info(refs: Refs, objects: Objects, line: list[Oid]) -> None:
+def test_resolve_accepts_a_commit_info(refs: Refs, objects: ObjectStore, line: list[Oid]) -> None:
     assert refs.resolve(History(objects).info(line[3])) == line[3]
 
 

@@ -84,7 +84,7 @@ class TestDirectory:
             with pytest.raises(Invalid, match="put the store elsewhere") as caught:
                 hub.workspace(place)
             assert caught.value.kind == "store_in_workspace"
-        assert list(hub.registry.all()) == []
+        assert list(hub.workspace_table.all()) == []
 
     def test_a_view_into_a_machine_is_not_taken_for_the_original(
         self, hub: Hub, work: Path
@@ -300,7 +300,7 @@ class TestTogether:
     def test_threads_with_separate_workspaces_commit_concurrently(
         self, hub: Hub, tmp_path: Path
     ) -> None:
-        from ortet.testing.processes import in_threads
+        from ortet.testing.processes import run_in_threads
 
         def commits(number: int) -> list[str]:
             place = tmp_path / f"w{number}"
@@ -312,7 +312,7 @@ class TestTogether:
                     made.append(ws.commit(str(turn)).oid)
             return made
 
-        made = in_threads(commits, [(number,) for number in range(4)])
+        made = run_in_threads(commits, [(number,) for number in range(4)])
         for number, oids in enumerate(made):
             assert [commit.oid for commit in hub.log(f"w{number}")] == oids[::-1]
         hub.verify()

@@ -271,12 +271,12 @@ def test_push_to_a_bundle_that_would_lose_branches_is_refused(
     ],
 )
 def test_clone_is_named_after_its_source(url: str, name: str, tmp_path: Path) -> None:
-    assert transfer._named(tmp_path / "x", url) == name
+    assert transfer._directory_name(tmp_path / "x", url) == name
 
 
 def test_clone_of_a_source_without_a_name_is_refused() -> None:
     with pytest.raises(Invalid, match="DIR"):
-        transfer._named(Path("/"), ".")
+        transfer._directory_name(Path("/"), ".")
 
 
 def test_clone_pull_and_push_commands_report_what_was_transferred(

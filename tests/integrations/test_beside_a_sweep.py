@@ -18,15 +18,15 @@ from tests.integrations.claude.lines import SESSION, answer, append, key, load, 
 
 from ortet.hub.hub import Hub
 from ortet.integrations._shared import messages
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 from ortet.integrations.agent_framework import OrtetCheckpointStorage
 from ortet.integrations.claude import OrtetSessionStore
 from ortet.integrations.langgraph import OrtetSaver
 from ortet.integrations.openai_agents import OrtetSession
-from ortet.integrations.transcripts.batch import Batch
+from ortet.integrations.transcripts.batch import ImportBatch
 from ortet.objects.base import Kind
 from ortet.objects.gc import sweep_remote
-from ortet.objects.remote.store import RemoteObjects
+from ortet.objects.remote.store import RemoteObjectStore
 
 LONG = "said " * 200_000
 
@@ -49,11 +49,11 @@ def hub(hosts: tuple[Hub, Hub]) -> Hub:
 @pytest.fixture
 def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
     one, waits, removed = hosts[0], list[bool](), list[int]()
-    flush = RemoteObjects.flush
+    flush = RemoteObjectStore.flush
 
-    def sweeping(objects: RemoteObjects, *, sync: bool = True) -> None:
+    def sweeping(objects: RemoteObjectStore, *, sync: bool = True) -> None:
         flush(objects, sync=sync)
-        if waits and objects is not one.objects and objects.gate.is_inside():
+        if waits and objects is not one.objects and objects.sweep_lock.is_writing():
             waits.clear()
             removed.append(one.sweep(min_garbage=0.0).packs_removed)
 
@@ -67,23 +67,23 @@ def meet(hosts: tuple[Hub, Hub], monkeypatch: pytest.MonkeyPatch) -> Meet:
             one.objects.flush()
         waits.append(True)
 
-    monkeypatch.setattr(RemoteObjects, "flush", sweeping)
+    monkeypatch.setattr(RemoteObjectStore, "flush", sweeping)
     return meet
 
 
 def test_large_messages_are_stored_during_a_sweep(hub: Hub, meet: Meet) -> None:
-    lent = Lent(hub)
+    lent = AdapterSessionPool(hub)
     try:
         with lent.writing("s") as session:
             meet()
-            messages.say(session, [{"role": "user", "content": LONG}])
+            messages.append_messages(session, [{"role": "user", "content": LONG}])
             meet()
             assert [len(m.content) < len(LONG) for m in session.messages()] == [True]
             meet()
-            messages.leave_out(session, [{"role": "user", "content": LONG + "again"}])
+            messages.clear_context(session, [{"role": "user", "content": LONG + "again"}])
             meet()
             (message,) = session.messages()
-            assert messages.whole_of(session, message).content == LONG + "again"
+            assert messages.load_full_message(session, message).content == LONG + "again"
     finally:
         lent.close()
 
@@ -141,10 +141,10 @@ def test_a_claude_session_is_forked_during_a_sweep(hub: Hub, meet: Meet) -> None
 def test_a_transcript_batch_is_stored_once_during_a_sweep(hub: Hub, meet: Meet) -> None:
     raw = LONG.encode()
     with hub.session("s") as session:
-        batch = Batch(session, "codex")
-        batch.add("1", None, lambda: raw, size=10, paid=None)
+        batch = ImportBatch(session, "codex")
+        batch.add("1", None, lambda: raw, size=10, model_usage=None)
         meet()
         batch.flush()
         meet()
-        assert batch.count["codex.line"] == 1
+        assert batch.event_counts["codex.line"] == 1
         assert len([one for one in session.events() if one.kind == "codex.line"]) == 1

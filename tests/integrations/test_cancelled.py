@@ -60,7 +60,7 @@ def test_a_cancelled_agent_framework_save_is_stored_once_before_the_next(hub: Hu
 
     async def work() -> list[str]:
         await cancelled(
-            provider._lent.hub(), lambda: provider.save_messages("x", [Message("user", ["1"])])
+            provider._pool.hub(), lambda: provider.save_messages("x", [Message("user", ["1"])])
         )
         await provider.save_messages("x", [Message("user", ["2"])])
         return [one.text for one in await provider.get_messages("x")]
@@ -77,7 +77,7 @@ def test_a_cancelled_agent_framework_checkpoint_is_stored_once(hub: Hub) -> None
     first, second = (WorkflowCheckpoint("w", "hash", checkpoint_id=id_) for id_ in "12")
 
     async def work() -> list[str]:
-        await cancelled(storage._lent.hub(), lambda: storage.save(first))
+        await cancelled(storage._pool.hub(), lambda: storage.save(first))
         await storage.save(second)
         return await storage.list_checkpoint_ids(workflow_name="w")
 
@@ -94,7 +94,7 @@ def test_a_cancelled_adk_append_is_stored_once_before_the_next(hub: Hub) -> None
     async def work() -> tuple[list[str], list[str]]:
         session = await service.create_session(app_name="a", user_id="u", session_id="x")
         events = [AdkEvent(author="user", id=id_) for id_ in "12"]
-        await cancelled(service._lent.hub(), lambda: service.append_event(session, events[0]))
+        await cancelled(service._pool.hub(), lambda: service.append_event(session, events[0]))
         await service.append_event(session, events[1])  # it knows of the first
         stored = await service.get_session(app_name="a", user_id="u", session_id="x")
         assert stored is not None
@@ -158,12 +158,12 @@ def test_a_cancelled_langgraph_checkpoint_and_its_writes_are_stored_once(
 
     async def work() -> Any:
         first = await saver.aput(thread, empty_checkpoint(), {}, {})
-        lock, second = saver._threads.lent.hub(), {**empty_checkpoint(), "id": "second"}
+        lock, second = saver._threads.pool.hub(), {**empty_checkpoint(), "id": "second"}
         await cancelled(lock, lambda: saver.aput(first, second, {}, {}))  # type: ignore[arg-type]
         latest = await saver.aget_tuple(thread)
         assert latest is not None
-        lock = saver._threads.lent.hub()
-        monkeypatch.setattr(saver._threads.offers, "ataken", withdrawn)
+        lock = saver._threads.pool.hub()
+        monkeypatch.setattr(saver._threads.pending_writes, "ataken", withdrawn)
         await cancelled(lock, lambda: saver.aput_writes(latest.config, [("n", 1)], "task"))
         found = await saver.aget_tuple(thread)
         await saver.aput(latest.config, {**empty_checkpoint(), "id": "third"}, {}, {})

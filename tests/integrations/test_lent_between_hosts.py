@@ -9,7 +9,7 @@ from tests.fixtures.stores import OpenAs
 from ortet.backends.local.signal import ProcessSignal
 from ortet.config import open_shared_store as sharing
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 
 LONG = 3600.0
 """Seconds that a session stays open which nobody asks for: longer than any test."""
@@ -20,12 +20,12 @@ def hosts(
     request: pytest.FixtureRequest, host: OpenAs, monkeypatch: pytest.MonkeyPatch
 ) -> list[Hub]:
     if request.param == "deaf":
-        monkeypatch.setattr(sharing, "signal_of", lambda *_, **__: ProcessSignal())
+        monkeypatch.setattr(sharing, "open_signal", lambda *_, **__: ProcessSignal())
     return [host("one"), host("two")]
 
 
 def test_a_session_goes_back_and_forth(hosts: list[Hub]) -> None:
-    lent = [Lent(hub, patience=60.0, linger=LONG) for hub in hosts]
+    lent = [AdapterSessionPool(hub, lease_timeout=60.0, idle_timeout=LONG) for hub in hosts]
     try:
         for number in range(6):
             with lent[number % 2].writing("s") as session:

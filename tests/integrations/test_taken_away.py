@@ -11,7 +11,7 @@ import pytest
 import ortet
 from ortet.errors import Conflict, Unavailable
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 from ortet.integrations.langgraph import OrtetStore
 
 
@@ -20,7 +20,7 @@ def said(hub: Hub, name: str) -> list[str]:
 
 
 def test_a_lent_session_can_be_archived_and_unarchived(hub: Hub) -> None:
-    lent = Lent(hub, turn=0.0)
+    lent = AdapterSessionPool(hub, min_hold=0.0)
     with lent.writing("a") as session:
         session.say("user", "one")
         assert session.status == "active"
@@ -43,7 +43,7 @@ def test_a_session_in_use_cannot_be_archived(hub: Hub) -> None:
 
 def test_writes_to_a_deleted_store_are_refused(store: Path) -> None:
     hub = ortet.open(store)
-    lent, memory = Lent(hub), OrtetStore(hub)
+    lent, memory = AdapterSessionPool(hub), OrtetStore(hub)
     with lent.writing("a") as session:
         session.say("user", "one")
     shutil.rmtree(store)
@@ -56,7 +56,7 @@ def test_writes_to_a_deleted_store_are_refused(store: Path) -> None:
     lent.close()
     hub.close()
     with ortet.open(store) as other:
-        with Lent(other).writing("a") as session:
+        with AdapterSessionPool(other).writing("a") as session:
             session.say("user", "three")
         assert said(other, "a") == ["three"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from ortet.backends.base import Timeline
 from ortet.errors import Corrupt
-from ortet.history.records import Journal
-from ortet.journal.event_log import Span, shared_by
+from ortet.history.records import JournalHead
+from ortet.journal.event_log import TimelineSpan, last_shared_seq
 from ortet.journal.events import Draft, Tip
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FIRST, SECOND = "0" * 31 + "1", "0" * 31 + "2"
 Say = Callable[[str], Draft]
 
 
-def texts(bench: Bench, timeline: str = FIRST, base: Journal | None = None) -> list[str]:
+def texts(bench: Bench, timeline: str = FIRST, base: JournalHead | None = None) -> list[str]:
     line = bench.line(timeline) if base is None else bench.line(timeline, base)
     return [event.data["content"] for event in line.events()]
 
@@ -116,12 +116,12 @@ def test_selected_events_are_read_across_timelines_or_none(bench: Bench, say: Sa
     fork = bench.line(other)
     bench.append(fork, say("n4"), say("n5"))
     every = list(fork.events())
-    assert fork.some([1, 3, 4]) == [every[0], every[2], every[3]]
-    assert fork.some([]) == []
-    assert fork.some([3, 6]) is None
+    assert fork.events_by_seq([1, 3, 4]) == [every[0], every[2], every[3]]
+    assert fork.events_by_seq([]) == []
+    assert fork.events_by_seq([3, 6]) is None
     bench.catalog.trim_events(FIRST, 2)
-    assert bench.line(other, base).some([2, 4]) is None
-    assert bench.line(other, base).some([3, 5]) == [every[2], every[4]]
+    assert bench.line(other, base).events_by_seq([2, 4]) is None
+    assert bench.line(other, base).events_by_seq([3, 5]) == [every[2], every[4]]
 
 
 def test_sealing_nothing_new_gives_the_same_segment(bench: Bench, say: Say) -> None:
@@ -157,4 +157,9 @@ def test_events_that_are_nowhere_are_corrupt(bench: Bench, say: Say) -> None:
 def test_the_common_part_of_two_event_logs_is_found(
     before: list[tuple[str, int, int]], after: list[tuple[str, int, int]], shared: int
 ) -> None:
-    assert shared_by([Span(*one) for one in before], [Span(*one) for one in after]) == shared
+    assert (
+        last_shared_seq(
+            [TimelineSpan(*one) for one in before], [TimelineSpan(*one) for one in after]
+        )
+        == shared
+    )

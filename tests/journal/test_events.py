@@ -10,11 +10,11 @@ import pytest
 from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
-from ortet.history.records import Header
-from ortet.journal.events import MAX_BODY, Body, Chain, Draft, Tip
+from ortet.history.records import EventHeader
+from ortet.journal.events import MAX_BODY_BYTES, Draft, EventBody, EventChain, Tip
 from ortet.objects.base import Kind
 
-CHAIN = Chain(Hasher(), lambda count: b"s" * count)
+CHAIN = EventChain(Hasher(), lambda count: b"s" * count)
 
 
 def chained(count: int) -> list[EventRow]:
@@ -55,11 +55,13 @@ def test_a_broken_chain_is_noticed(broken: str) -> None:
     elif broken == "first":
         del rows[0]
     elif broken == "body":
-        rows[2] = msgspec.structs.replace(rows[2], body=encode(Body({"key": "n", "value": 99})))
+        rows[2] = msgspec.structs.replace(
+            rows[2], body=encode(EventBody({"key": "n", "value": 99}))
+        )
     elif broken == "salt":
         rows[2] = msgspec.structs.replace(rows[2], salt=b"t" * 16)
     else:
-        header = msgspec.structs.replace(decode(Header, rows[2].head), actor="someone else")
+        header = msgspec.structs.replace(decode(EventHeader, rows[2].head), actor="someone else")
         rows[2] = msgspec.structs.replace(rows[2], head=encode(header))
     with pytest.raises(Corrupt):
         CHAIN.check(Tip(), rows)
@@ -100,5 +102,5 @@ def test_a_lone_surrogate_in_event_data_is_refused() -> None:
 
 def test_a_body_has_a_limit() -> None:
     with pytest.raises(Invalid) as caught:
-        CHAIN.make(Tip(), Draft("message", {"content": "x" * MAX_BODY}), 0)
+        CHAIN.make(Tip(), Draft("message", {"content": "x" * MAX_BODY_BYTES}), 0)
     assert caught.value.kind == "payload_too_large"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.journal.spill import BESIDE, lightened, whole
+from ortet.journal.spill import SPILL_KEY, load_spilled, spill_long_texts
 
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=40),
@@ -37,8 +37,8 @@ class Shelf:
 def test_lightened_data_is_restored_whole(data: dict[str, Any], limits: list[int]) -> None:
     shelf, light = Shelf(), data
     for limit in limits:
-        light = lightened(light, limit, shelf.put)
-    assert whole(light, shelf.load) == data
+        light = spill_long_texts(light, limit, shelf.put)
+    assert load_spilled(light, shelf.load) == data
 
 
 def test_lightened_data_keeps_a_placeholder_or_the_beginning() -> None:
@@ -46,16 +46,16 @@ def test_lightened_data_keeps_a_placeholder_or_the_beginning() -> None:
     picture = {"type": "image", "source": {"type": "base64", "data": "A" * 5000}}
     small = {"type": "image", "source": {"type": "base64", "data": "A"}}
     data = {"content": [picture, small, {"type": "text", "text": "x" * 9000}], "n": 1}
-    light = lightened(data, 4000, shelf.put)
+    light = spill_long_texts(data, 4000, shelf.put)
     left, same, text = light["content"]
     assert left == {"type": "text", "text": "[image that is kept beside this]"}
     assert same == small
     assert text["text"] == "x" * 2000 + "…"
-    assert [path for path, _ in light[BESIDE]] == [["content", 0], ["content", 2, "text"]]
-    assert whole(light, shelf.load) == data
+    assert [path for path, _ in light[SPILL_KEY]] == [["content", 0], ["content", 2, "text"]]
+    assert load_spilled(light, shelf.load) == data
 
 
 def test_data_without_long_texts_is_unchanged() -> None:
     data = {"content": "short"}
-    assert lightened(data, 10, Shelf().put) is data
-    assert whole(data, Shelf().load) == data
+    assert spill_long_texts(data, 10, Shelf().put) is data
+    assert load_spilled(data, Shelf().load) == data

@@ -11,10 +11,10 @@ import pytest
 from ortet._util.codec import Hasher
 from ortet.errors import Invalid
 from ortet.journal import upcast
-from ortet.journal.events import Chain, Draft, Event, Tip
+from ortet.journal.events import Draft, Event, EventChain, Tip
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
-from ortet.journal.upcast import Upcasts
+from ortet.journal.state.state import SessionState
+from ortet.journal.upcast import UpcastRegistry
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -25,12 +25,12 @@ def registered() -> Iterator[None]:
     upcast.register("ticket", 1, lambda data: {"title": data["name"]})
     upcast.register("ticket", 2, lambda data: {**data, "open": True})
     yield
-    upcast.forget("ticket", 1)
-    upcast.forget("ticket", 2)
+    upcast.unregister("ticket", 1)
+    upcast.unregister("ticket", 2)
 
 
 def read_back(kind: str, data: dict[str, Any], version: int) -> tuple[Event, Event]:
-    chain = Chain(Hasher(), os.urandom)
+    chain = EventChain(Hasher(), os.urandom)
     row, made = chain.make(Tip(), Draft(kind, data, version=version), 1)
     return made, chain.read(row)
 
@@ -52,13 +52,13 @@ def test_a_newer_version_is_shown_as_it_is() -> None:
 
 def test_a_later_schema_of_a_known_kind_changes_nothing(bench: Bench) -> None:
     newer, same = read_back("plan", {"graph": {"a": "b"}}, 2)
-    mind = fold(Mind(bench.maps), [newer, same])
+    mind = fold(SessionState(bench.maps), [newer, same])
     assert mind.core.plan == []
     assert newer.data == {"graph": {"a": "b"}}
 
 
 def test_an_invalid_upcast_registration_is_refused() -> None:
-    steps = Upcasts()
+    steps = UpcastRegistry()
     for wrong in (
         lambda: steps.register("", 1, dict),
         lambda: steps.register("k", 0, dict),
@@ -71,7 +71,7 @@ def test_an_invalid_upcast_registration_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [lambda data: data["gone"], lambda _: [1]])
 def test_a_function_that_fails_is_named(function: Any) -> None:
-    steps = Upcasts()
+    steps = UpcastRegistry()
     steps.register("k", 1, function)
     with pytest.raises(Invalid) as caught:
         steps.apply("k", 1, {})

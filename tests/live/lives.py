@@ -12,7 +12,7 @@ from tests.fixtures.waiting import WAIT
 import ortet
 from ortet.hub.hub import Hub
 from ortet.machines.control.jobs import Job
-from ortet.machines.live.machine import CriuMachine
+from ortet.machines.live.machine import LiveMachine
 from ortet.sessions.session import Session
 
 Use = Callable[[Session, str], None]
@@ -74,9 +74,9 @@ def keepers(store: Path) -> Iterator[int]:
                 yield int(place.name)
 
 
-def machine_of(session: Session) -> CriuMachine:
+def machine_of(session: Session) -> LiveMachine:
     machine = session.machine._machine
-    assert isinstance(machine, CriuMachine)
+    assert isinstance(machine, LiveMachine)
     return machine
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.fixtures.waiting import WAIT
 
 from ortet.machines.standalone import loopback
-from ortet.machines.standalone.syscalls import CLONE_NEWNET, Kernel
+from ortet.machines.standalone.syscalls import CLONE_NEWNET, LinuxSyscalls
 
 HOST = "192.0.2.1"
 """Somebody else's address."""
@@ -30,8 +30,8 @@ class Outside:
 
     def __init__(self) -> None:
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        Kernel().unshare(CLONE_NEWNET)
-        loopback.rise()
+        LinuxSyscalls().unshare(CLONE_NEWNET)
+        loopback.bring_up()
         self.heard: list[tuple[int, bytes]] = []
         """(number of the connection, line)."""
         self.met: list[socket.socket] = []
@@ -43,7 +43,7 @@ class Outside:
     def close(self) -> None:
         for sock in (*self._socks, *self.met):
             sock.close()
-        Kernel().enter(self._home, CLONE_NEWNET)
+        LinuxSyscalls().join_namespace(self._home, CLONE_NEWNET)
         os.close(self._home)
 
     def echo(self, at: str = HOST) -> int:

@@ -16,7 +16,7 @@ from ortet._util.codec import decode, encode
 from ortet.ids import from_hex
 from ortet.machines.control.jobs import JobInfo
 from ortet.machines.live.images.load import read_processes
-from ortet.machines.services import Carried, Connection
+from ortet.machines.services import ExternalConnection, RunningServices
 from ortet.sessions.session import Session
 
 _TALKER = """
@@ -97,12 +97,12 @@ while True:
 _NOT_CONNECTED, _BROKEN = 107, 32
 
 
-def carried_of(session: Session) -> Carried:
+def carried_of(session: Session) -> RunningServices:
     head = session.machine.head
     assert head is not None
     hub = session.machine.hub
     image = hub.history.image(from_hex(head.oid))
-    return decode(Carried, read_processes(hub.objects, image.processes).jobs)
+    return decode(RunningServices, read_processes(hub.objects, image.processes).jobs)
 
 
 class TestToTheOutside:
@@ -166,7 +166,7 @@ class TestToTheOutside:
             count = int(heard(job).split()[1])
             copies = session.fork(2)
             assert [len(copy.machine.losses) for copy in copies] == [1, 1]
-            dumped = machine_of(session)._dumped
+            dumped = machine_of(session)._last_dump
             assert dumped is not None
             assert list(dumped[1].glob("tcp-stream-*")) == []
             for copy in copies:
@@ -277,9 +277,11 @@ class TestThroughADoor:
 def test_a_record_of_an_earlier_release_decodes_without_connections() -> None:
     job = JobInfo(1, "web", "service", 7, ["sleep"], "/", None, True, 0.5, None)
     old = encode([["/data"], [job]])
-    assert decode(Carried, old) == Carried(["/data"], [job])
-    new = Carried(["/data"], [job], True, [Connection(7, "curl", "10.0.2.100:1", "192.0.2.1:80")])
-    assert decode(Carried, encode(new)) == new
+    assert decode(RunningServices, old) == RunningServices(["/data"], [job])
+    new = RunningServices(
+        ["/data"], [job], True, [ExternalConnection(7, "curl", "10.0.2.100:1", "192.0.2.1:80")]
+    )
+    assert decode(RunningServices, encode(new)) == new
 
 
 def test_a_failed_dump_opens_the_network_outlet_again(outside: Outside, life: Life) -> None:
@@ -288,6 +290,6 @@ def test_a_failed_dump_opens_the_network_outlet_again(outside: Outside, life: Li
     session = life.begin(network="outbound")
     job = session.spawn("talker", ["python3", "-c", _TALKER, HOST, str(port)], stdin=True)
     assert heard(job) == "connected"
-    with pytest.raises(ZeroDivisionError), machine_of(session)._guard.outlet.held():
+    with pytest.raises(ZeroDivisionError), machine_of(session)._live_process.outbound.paused():
         raise ZeroDivisionError
     assert ask(job, "on") == "echo on"

@@ -15,7 +15,7 @@ from tests.live.lives import Life, keepers, machine_of, told, until
 
 from ortet.errors import Unavailable
 from ortet.machines.live import machine
-from ortet.machines.live.prefork import Heirs
+from ortet.machines.live.prefork import PreforkedMachines
 from ortet.sessions.session import Session
 
 # The number is replaced whole, so that who reads it never finds it empty; and by one process,
@@ -54,19 +54,19 @@ def counters(session: Session) -> int:
 def test_preforked_machines_are_removed_when_the_commit_fails(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machines = machine_of(session)._home.place.parent
+    machines = machine_of(session)._home.path.parent
     before, running = set(machines.iterdir()), counters(session)
     begun = []
 
     def full(*_: object, **__: object) -> None:
-        heirs = machine_of(session)._heirs._begun
+        heirs = machine_of(session)._prefork._started
         assert heirs is not None
-        heirs.woken.result()
+        heirs.started.result()
         begun.append(counters(session))
         raise Unavailable("disk_full", "no space is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "keep", full)
+        patch.setattr(machine, "save_images", full)
         with pytest.raises(Unavailable, match="no space"):
             session.fork(2)
     assert begun == [running + 2]
@@ -81,10 +81,10 @@ def test_preforked_machines_are_removed_when_the_commit_fails(
 def test_forks_are_started_after_the_commit_if_they_could_not_start_early(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Heirs, *_: object) -> None:
+    def refuse(self: PreforkedMachines, *_: object) -> None:
         """As when the keeper was killed just now."""
 
-    monkeypatch.setattr(Heirs, "begin", refuse)
+    monkeypatch.setattr(PreforkedMachines, "start", refuse)
     (fork,) = session.fork(1)
     number = int(told(fork, "cat n"))
     until(fork, f"[ $(cat n) -gt {number} ]")

@@ -38,11 +38,11 @@ open("got", "w").close()
 """
 
 
-def locks(session: Session) -> set[file_locks.Lock]:
+def locks(session: Session) -> set[file_locks.PosixLock]:
     """Of its holder, as the kernel has them."""
     pid = session.machine.job("holder").pid
-    inside = dict(file_locks._inside(machine_of(session)._guard.pid))
-    return set(file_locks._held_by(inside[pid]))
+    inside = dict(file_locks._machine_processes(machine_of(session)._live_process.pid))
+    return set(file_locks._locks_of(inside[pid]))
 
 
 def test_a_copy_has_the_locks_that_its_original_has(life: Life) -> None:

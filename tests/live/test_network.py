@@ -151,7 +151,10 @@ class TestChoice:
             session = life.hub.session(name, network=network)
             found = call(session, HOST, port)
             assert (found == "echo hello") == (network == "outbound")
-            own = told(session, "cat /etc/resolv.conf").encode() + b"\n" == resolver.NAMES
+            own = (
+                told(session, "cat /etc/resolv.conf").encode() + b"\n"
+                == resolver.RESOLV_CONF_CONTENT
+            )
             assert own == (network == "outbound")
 
     def test_a_fork_of_a_session_without_a_directory_has_the_network(
@@ -271,7 +274,7 @@ class TestNothingIsLeft:
         session.run("true")
         (pid,) = outlets()
         ended = os.pidfd_open(pid)
-        os.kill(machine_of(session)._guard.pid, signal.SIGKILL)
+        os.kill(machine_of(session)._live_process.pid, signal.SIGKILL)
         assert wait_for(ended)
 
     def test_the_network_process_ends_when_a_restored_machine_is_killed(
@@ -284,7 +287,7 @@ class TestNothingIsLeft:
         (copy,) = session.fork(1)
         (pid,) = set(outlets()) - before
         ended = os.pidfd_open(pid)
-        os.kill(machine_of(copy)._guard.pid, signal.SIGKILL)
+        os.kill(machine_of(copy)._live_process.pid, signal.SIGKILL)
         assert wait_for(ended)
         assert set(outlets()) == before
 

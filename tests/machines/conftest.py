@@ -20,14 +20,14 @@ from tests.machines.inits import Init, ordinary
 from ortet.history.tree.tree import Trees
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, SystemClock
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.manager import Kernels
+from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.layers import Bases
+from ortet.machines.overlay.layers import LayerStore
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.standalone.syscalls import privileged
+from ortet.machines.standalone.syscalls import is_privileged
 from ortet.workspaces.workspace import Workspace
 
 
@@ -117,15 +117,15 @@ def torture() -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def bases(shop: Shop, place: Path) -> Bases:
+def bases(shop: Shop, place: Path) -> LayerStore:
     """The base layers of the store's overlay machines."""
-    return Bases(shop.objects, shop.trees, place / "bases")
+    return LayerStore(shop.objects, shop.trees, place / "bases")
 
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     """The process that forks helpers, for all tests of a module."""
-    zygote = Zygote(user=not privileged())
+    zygote = Zygote(rootless=not is_privileged())
     yield zygote
     zygote.close()
 
@@ -144,7 +144,7 @@ def engine(shop: Shop) -> OverlayEngine:
 
 
 @pytest.fixture
-def spec(shop: Shop, place: Path, engine: OverlayEngine) -> Iterator[Spec]:
+def spec(shop: Shop, place: Path, engine: OverlayEngine) -> Iterator[MachineSpec]:
     """A machine of the overlay engine that is not open yet, with hard links in its files."""
     work = place / "work"
     (work / "dir").mkdir(parents=True)
@@ -154,13 +154,13 @@ def spec(shop: Shop, place: Path, engine: OverlayEngine) -> Iterator[Spec]:
     home = place / "home"
     home.mkdir()
     image = Oid(bytes.fromhex(shop.put(shop.freeze(work))))
-    yield Spec(id="m", home=home, path=work, image=image)
+    yield MachineSpec(id="m", home=home, path=work, image=image)
     engine.remove(home)  # as only an engine can
 
 
 @pytest.fixture(params=SCOPES)
 def machine(
-    engine: OverlayEngine, spec: Spec, request: pytest.FixtureRequest
+    engine: OverlayEngine, spec: MachineSpec, request: pytest.FixtureRequest
 ) -> Iterator[OverlayMachine]:
     """The machine of `spec`, open, in each scope."""
     made = engine.open(replace(spec, scope=request.param))
@@ -169,15 +169,15 @@ def machine(
 
 
 @pytest.fixture
-def kernels(machine: OverlayMachine) -> Iterator[Kernels]:
+def kernels(machine: OverlayMachine) -> Iterator[KernelManager]:
     """The kernels of `machine`."""
-    made = Kernels(machine, looking=nullcontext, safe=lambda _: None)
+    made = KernelManager(machine, reading_files=nullcontext, before_replace=lambda _: None)
     yield made
     made.close()
 
 
 @pytest.fixture
-def kernel(kernels: Kernels) -> Kernel:
+def kernel(kernels: KernelManager) -> Kernel:
     """The first kernel of `kernels`."""
     return kernels.get("main", python=PYTHON)[0]
 

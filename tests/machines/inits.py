@@ -15,7 +15,7 @@ from typing import Any
 from tests.fixtures.waiting import WAIT
 
 from ortet.machines.standalone import ipc
-from ortet.machines.standalone.syscalls import privileged
+from ortet.machines.standalone.syscalls import is_privileged
 
 PROGRAM = Path(ipc.__file__).with_name("init.py")
 ENV = {"PATH": os.environ["PATH"], "HOME": "/", "PS1": "$ ", "TERM": "dumb"}
@@ -158,7 +158,7 @@ def pid_one(place: Path) -> Init:
     etc.mkdir()
     (etc / "machine-id").write_text("old\n")
     namespaces = ["unshare", "--mount", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child"]
-    if not privileged():
+    if not is_privileged():
         namespaces.insert(1, "--map-root-user")
     enter = ["sh", "-c", _ENTER, "sh", str(etc), sys.executable, "-I", "-S", str(PROGRAM)]
     process = _started([*namespaces, *enter])

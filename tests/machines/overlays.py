@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ortet.machines.overlay.supervisor_client import Supervised, Zygote
-from ortet.machines.standalone.syscalls import overlay_options, privileged
+from ortet.machines.overlay.supervisor_client import OverlayMachineProcess, Zygote
+from ortet.machines.standalone.syscalls import is_privileged, overlay_options
 
 NAMES = [b"a", b"b", b"c", b"\xff\xfe"]
 
@@ -23,11 +23,11 @@ class Overlay:
         for name in ("upper", "work", "place", "root"):
             (base / name).mkdir()
         _dress(base / lowers[0], base / "upper")
-        extra = ["redirect_dir=on", "metacopy=on"] if privileged() else ["userxattr"]
+        extra = ["redirect_dir=on", "metacopy=on"] if is_privileged() else ["userxattr"]
         options = overlay_options(
             [f"t/{name}" for name in lowers], "t/upper", "t/work", extra=[*extra, "volatile"]
         )
-        self.machine: Supervised = zygote.start(
+        self.machine: OverlayMachineProcess = zygote.start(
             {
                 "root": str(base / "root"),
                 "held": {"t": str(base)},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.waiting import WAIT
 
-from ortet.machines.cleanup import Leftover, clean, find_leftovers
+from ortet.machines.cleanup import Leftover, find_leftovers, remove_leftovers
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def test_machine_homes_without_a_workspace_are_removed_unless_locked(store: Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = find_leftovers(store, {"known"})
     assert found == [Leftover("home", str(machines / "lost"))]
-    assert clean(found) == 1
+    assert remove_leftovers(found) == 1
     assert sorted(path.name for path in machines.iterdir()) == ["known", "open"]
-    assert clean(found) == 1  # again is no error
+    assert remove_leftovers(found) == 1  # again is no error
 
 
 def test_a_supervisor_without_a_hub_is_found_and_killed(store: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_supervisor_without_a_hub_is_found_and_killed(store: Path) -> None:
         (home / "root").symlink_to(f"/proc/{one.pid}/root")
         found = find_leftovers(store, {"known"})
         assert found == [Leftover("process", str(home), one.pid)]
-        clean(found)
+        remove_leftovers(found)
         assert one.wait(WAIT) == -9
     assert find_leftovers(store, {"known"}) == []
 
@@ -62,7 +62,7 @@ def test_half_made_layers_are_removed_unless_the_build_lock_is_held(store: Path)
         assert find_leftovers(store, ()) == []
     found = find_leftovers(store, ())
     assert [Path(left.path).name for left in found] == ["abc.new", "probe-x"]
-    clean(found)
+    remove_leftovers(found)
     assert sorted(path.name for path in bases.iterdir()) == ["abc", "build.lock"]
 
 
@@ -75,7 +75,7 @@ def test_signal_sockets_of_dead_processes_are_removed(store: Path) -> None:
     dead.close()
     found = find_leftovers(store, ())
     assert found == [Leftover("socket", str(signal / "dead.sock"))]
-    clean(found)
+    remove_leftovers(found)
     living.close()
     assert [path.name for path in signal.iterdir()] == ["living.sock"]
 

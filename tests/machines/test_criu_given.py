@@ -14,7 +14,7 @@ from tests.live.lives import keepers
 import ortet
 from ortet.errors import Invalid, Unavailable
 from ortet.machines.control.jobs import Job
-from ortet.machines.live.machine import CriuMachine
+from ortet.machines.live.machine import LiveMachine
 from ortet.workspaces.workspace import Workspace
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({})]
@@ -74,8 +74,8 @@ def test_an_environment_larger_than_the_system_limit_is_refused(ws: Workspace) -
 
 def test_expose_on_a_dead_machine_reports_that_it_is_gone(ws: Workspace) -> None:
     machine = ws._machine
-    assert isinstance(machine, CriuMachine)
-    machine._guard.close()
+    assert isinstance(machine, LiveMachine)
+    machine._live_process.close()
     with pytest.raises(Unavailable) as caught:
         ws.expose(80)
     assert caught.value.kind == "machine_gone"

@@ -12,7 +12,14 @@ import pytest
 from tests.fixtures import forked
 
 from ortet.errors import Corrupt, Refused, Unavailable, Unsupported
-from ortet.machines.dirfd import Dirs, check_name, directory, failure, movable, remove
+from ortet.machines.dirfd import (
+    DirFdCache,
+    check_name,
+    open_directory,
+    remove_tree,
+    translate_os_error,
+    writable_for_rename,
+)
 
 
 def _descend(path: Path, depth: int) -> None:
@@ -29,7 +36,7 @@ def _descend(path: Path, depth: int) -> None:
 
 def test_deep_paths_are_opened_with_few_descriptors(place: Path) -> None:
     _descend(place, 3000)
-    with directory(place) as top, Dirs(top, keep=8) as dirs:
+    with open_directory(place) as top, DirFdCache(top, max_open=8) as dirs:
         before = len(os.listdir("/proc/self/fd"))
         deepest = dirs.fd(b"/".join([b"down"] * 3000))
         assert os.listdir(deepest) == []
@@ -41,7 +48,7 @@ def test_deep_paths_are_opened_with_few_descriptors(place: Path) -> None:
 def test_a_link_on_the_way_is_not_followed(place: Path) -> None:
     (place / "real" / "inner").mkdir(parents=True)
     (place / "link").symlink_to("real")
-    with directory(place) as top, Dirs(top) as dirs:
+    with open_directory(place) as top, DirFdCache(top) as dirs:
         dirs.fd(b"real/inner")
         for path in (b"link", b"link/inner"):
             with pytest.raises(OSError) as error:
@@ -55,10 +62,10 @@ def test_names_that_could_lead_outside_are_refused(place: Path, name: bytes) -> 
         check_name(name)
     assert error.value.kind == "bad_name"
     (place / "x/a/b").mkdir(parents=True)
-    with directory(place) as top, Dirs(top) as dirs:
+    with open_directory(place) as top, DirFdCache(top) as dirs:
         for path in (b"x/" + name + b"/..", b"x/" + name + b"//y", b"../" + name):
             with pytest.raises(Corrupt):
-                dirs.parent(path)
+                dirs.open_parent(path)
 
 
 def test_remove_takes_any_depth_away(place: Path) -> None:
@@ -66,11 +73,11 @@ def test_remove_takes_any_depth_away(place: Path) -> None:
     _descend(place / "tree", 3000)
     (place / "outside").write_text("stays")
     (place / "tree" / "link").symlink_to(place / "outside")
-    with directory(place) as at:
+    with open_directory(place) as at:
         gc.collect()  # what earlier tests left open
         before = set(os.listdir("/proc/self/fd"))
-        remove(at, b"tree")
-        remove(at, b"tree")  # nothing there is no error
+        remove_tree(at, b"tree")
+        remove_tree(at, b"tree")  # nothing there is no error
         assert set(os.listdir("/proc/self/fd")) - before == set()
     assert sorted(os.listdir(place)) == ["outside"]
 
@@ -79,8 +86,8 @@ def test_remove_unlinks_a_link_and_not_what_it_leads_to(place: Path) -> None:
     (place / "real").mkdir()
     (place / "real" / "file").write_text("stays")
     (place / "link").symlink_to("real")
-    with directory(place) as at:
-        remove(at, b"link")
+    with open_directory(place) as at:
+        remove_tree(at, b"link")
     assert (place / "real" / "file").read_text() == "stays"
     assert not (place / "link").is_symlink()
 
@@ -89,8 +96,8 @@ def test_remove_completes_an_interrupted_remove(place: Path) -> None:
     tree = place / "tree"
     for name in (".ortet.stage.0/x", ".ortet.stage.1/y", "deep/down/z"):
         (tree / name).mkdir(parents=True)
-    with directory(place) as at:
-        remove(at, b"tree")
+    with open_directory(place) as at:
+        remove_tree(at, b"tree")
     assert os.listdir(place) == []
 
 
@@ -115,7 +122,7 @@ def test_an_unprivileged_owner_removes_and_moves_closed_directories(place: Path)
 def test_movable_leaves_other_things_alone(place: Path) -> None:
     (place / "file").write_text("")
     (place / "file").chmod(0)
-    with directory(place) as at, movable(at, b"file"):
+    with open_directory(place) as at, writable_for_rename(at, b"file"):
         os.rename("file", "moved", src_dir_fd=at, dst_dir_fd=at)
     assert (place / "moved").stat().st_mode & 0o777 == 0
 
@@ -133,7 +140,7 @@ def test_movable_leaves_other_things_alone(place: Path) -> None:
     ],
 )
 def test_errors_of_the_system_say_what_to_do(code: int, kind: str, cls: type) -> None:
-    error = failure(OSError(code, os.strerror(code)), "cannot write x")
+    error = translate_os_error(OSError(code, os.strerror(code)), "cannot write x")
     assert isinstance(error, cls)
     assert error.kind == kind
     assert error.message.startswith("cannot write x: ")

@@ -12,7 +12,7 @@ from tests.fixtures.machines import Shop
 from ortet.ids import SystemClock
 from ortet.machines import doctor
 from ortet.machines.base import Capability, Engine
-from ortet.machines.doctor import examine
+from ortet.machines.doctor import probe_host
 from ortet.machines.folder import FolderEngine
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.probe import probe_overlay
@@ -25,7 +25,7 @@ def by_name(found: list[Capability]) -> dict[str, Capability]:
 
 @pytest.mark.root
 def test_doctor_needs_no_store_and_creates_none(place: Path) -> None:
-    found = by_name(examine(place / "not/there"))
+    found = by_name(probe_host(place / "not/there"))
     assert {
         "overlay",
         "criu",
@@ -48,17 +48,17 @@ def test_doctor_asks_each_engine_for_its_capabilities(shop: Shop) -> None:
         FolderEngine(shop.objects, shop.trees, SystemClock(), watch=False),
         OverlayEngine(shop.objects, shop.trees, SystemClock(), root=shop.path),
     ]
-    found = [line.name for line in examine(shop.path, engines)]
+    found = [line.name for line in probe_host(shop.path, engines)]
     assert found[:2] == ["folder", "overlay"]
     assert found.count("overlay") == 1
 
 
 def test_limits_come_with_their_fix(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "WATCHES", 10**12)
-    monkeypatch.setattr(doctor, "FREE", 10**18)
-    monkeypatch.setattr(doctor, "SLOW", -1.0)
-    monkeypatch.setattr(doctor, "SQLITE", (99, 0, 0))
-    found = by_name(examine(place))
+    monkeypatch.setattr(doctor, "MIN_INOTIFY_WATCHES", 10**12)
+    monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 10**18)
+    monkeypatch.setattr(doctor, "SLOW_FSYNC_SECONDS", -1.0)
+    monkeypatch.setattr(doctor, "MIN_SQLITE_VERSION", (99, 0, 0))
+    found = by_name(probe_host(place))
     assert found["watch"].fix == f"sysctl fs.inotify.max_user_watches={10**12}"
     for name in ("disk", "fsync", "sqlite"):
         assert not found[name].ok and found[name].fix
@@ -128,7 +128,7 @@ def test_a_user_namespace_is_enough(place: Path) -> None:
 
 
 def test_doctor_reports_a_missing_directory(place: Path) -> None:
-    zygote = Zygote(user=False)
+    zygote = Zygote(rootless=False)
     (found,) = probe_overlay(place / "missing", zygote)
     zygote.close()
     assert not found.ok and "missing" in found.detail

@@ -18,19 +18,19 @@ from ortet.history.records import Image, System
 from ortet.history.references import references
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.base import Spec
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.base import MachineSpec
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.folder import FolderEngine, FolderMachine
-from ortet.objects.base import Kind, Link
+from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 
 
-class Counting(LocalObjects):
+class Counting(LocalObjectStore):
     blobs = 0
 
     def put(self, kind: Kind, data: bytes) -> Oid:
@@ -53,10 +53,10 @@ class Shed:
         )
         self.trees = Trees(self.objects)
 
-    def spec(self, name: str, path: Path, image: Oid | None = None) -> Spec:
+    def spec(self, name: str, path: Path, image: Oid | None = None) -> MachineSpec:
         home = self.place / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        return Spec(id=name, home=home, path=path, image=image)
+        return MachineSpec(id=name, home=home, path=path, image=image)
 
     def open(
         self, name: str, path: Path, image: Oid | None = None, watch: bool = False
@@ -68,9 +68,9 @@ class Shed:
 
     def commit(self, machine: FolderMachine) -> Oid:
         with self.objects.writing():
-            image = machine.freeze()
+            image = machine.snapshot()
             self.objects.flush()
-            machine.settle(image)
+            machine.mark_committed(image)
         return image
 
     def afresh(self, root: Path) -> Oid:
@@ -80,7 +80,7 @@ class Shed:
             self.trees,
             root=root,
             index=StatIndex(self.trees),
-            rules=Rules(),
+            rules=IgnoreRules(),
             losses=[],
         )
         return self.objects.put(Kind.IMAGE, encode(Image(found.root, found.links)))
@@ -129,7 +129,7 @@ def test_commit_and_reopen_elsewhere_give_an_identical_tree(
     assert machine.losses == []
     copy = shed.open("copy", place / "work", image)
     assert see(copy.path) == see(place / "work")
-    assert copy.freeze() == image, "committed, restored elsewhere, committed again"
+    assert copy.snapshot() == image, "committed, restored elsewhere, committed again"
     assert shed.afresh(copy.path) == image, "also when nothing is remembered"
     (fork,) = machine.fork([shed.spec("fork", place / "work")])
     assert shed.afresh(fork.path) == image
@@ -145,9 +145,9 @@ def test_restore_between_a_small_and_a_large_tree_gives_exact_images(
     os.rename(place / "torture", root / "torture")
     large = shed.commit(machine)
     for image in (small, large, small, large):
-        report = machine.thaw(image)
+        report = machine.restore(image)
         assert report.losses == []
-        assert machine.freeze() == image == shed.afresh(root)
+        assert machine.snapshot() == image == shed.afresh(root)
 
 
 def test_the_stat_index_survives_a_restart(shed: Shed, root: Path) -> None:
@@ -157,8 +157,8 @@ def test_the_stat_index_survives_a_restart(shed: Shed, root: Path) -> None:
     shed.objects.close()
     shed.open_store()
     again = shed.open("m", root)
-    assert shed.read_by(again.freeze) == 0
-    assert again.freeze() == image
+    assert shed.read_by(again.snapshot) == 0
+    assert again.snapshot() == image
 
 
 def test_an_index_without_its_image_is_not_believed(shed: Shed, root: Path) -> None:
@@ -169,8 +169,8 @@ def test_an_index_without_its_image_is_not_believed(shed: Shed, root: Path) -> N
     shutil.rmtree(shed.place / "store")
     shed.open_store()
     again = shed.open("m", root)
-    assert shed.read_by(again.freeze) == 3
-    assert again.freeze() == shed.afresh(root)
+    assert shed.read_by(again.snapshot) == 3
+    assert again.snapshot() == shed.afresh(root)
 
 
 def test_the_stat_index_of_an_uncommitted_snapshot_is_not_saved(shed: Shed, root: Path) -> None:
@@ -178,10 +178,10 @@ def test_the_stat_index_of_an_uncommitted_snapshot_is_not_saved(shed: Shed, root
     machine = shed.open("m", root)
     shed.commit(machine)
     (root / "one").write_text("frozen, not committed")
-    machine.freeze()
+    machine.snapshot()
     machine.close()
     again = shed.open("m", root)
-    assert shed.read_by(again.freeze) == 1
+    assert shed.read_by(again.snapshot) == 1
 
 
 @pytest.mark.parametrize("watch", [False, True])
@@ -191,19 +191,19 @@ def test_a_snapshot_after_a_sweep_stores_swept_objects_again(
     machine = shed.open("m", root, watch=watch)
     kept = shed.commit(machine)
     (root / "a" / "two").write_text("frozen, then swept")
-    lost = machine.freeze()
+    lost = machine.snapshot()
     shed.objects.flush()
-    sweep(shed.objects, lambda: [Link(kept, Kind.IMAGE)], references, min_garbage=0)
+    sweep(shed.objects, lambda: [ObjectRef(kept, Kind.IMAGE)], references, min_garbage=0)
     assert not shed.objects.has(lost)
     with shed.objects.writing():
-        again = machine.freeze()
+        again = machine.snapshot()
     assert again == lost
     for oid in _reachable(shed, again):
         assert shed.objects.has(oid)
 
 
 def _reachable(shed: Shed, image: Oid) -> set[Oid]:
-    found, todo = set(), [Link(image, Kind.IMAGE)]
+    found, todo = set(), [ObjectRef(image, Kind.IMAGE)]
     while todo:
         link = todo.pop()
         if link.oid not in found:
@@ -218,7 +218,7 @@ def test_a_swept_settled_image_is_noticed(shed: Shed, root: Path) -> None:
     sweep(shed.objects, list, references, min_garbage=0)
     assert not shed.objects.has(image)
     with shed.objects.writing():
-        assert machine.freeze() == image
+        assert machine.snapshot() == image
     assert all(shed.objects.has(oid) for oid in _reachable(shed, image))
 
 
@@ -228,15 +228,15 @@ def test_a_watched_machine_without_changes_is_not_scanned(
     machine = shed.open("m", root, watch=True)
     image = shed.commit(machine)
     monkeypatch.setattr("ortet.machines.folder.scan", None)
-    assert machine.freeze() == image
+    assert machine.snapshot() == image
     (root / "one").write_text("now it must")
     with pytest.raises(TypeError):
-        machine.freeze()
+        machine.snapshot()
 
 
 def test_an_inotify_queue_overflow_loses_no_change(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root, watch=True)
-    machine.freeze()
+    machine.snapshot()
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for _ in range(limit // 2 + 10):
         os.utime(root / "one")
@@ -244,9 +244,9 @@ def test_an_inotify_queue_overflow_loses_no_change(shed: Shed, root: Path) -> No
     shutil.rmtree(root / "a")
     (root / "a").mkdir()
     (root / "a" / "unheard").write_text("its event was lost")
-    assert machine.freeze() == shed.afresh(root)
+    assert machine.snapshot() == shed.afresh(root)
     (root / "a" / "heard").write_text("and now it is heard again")
-    assert machine.freeze() == shed.afresh(root)
+    assert machine.snapshot() == shed.afresh(root)
 
 
 def test_changes_while_it_was_closed_are_found(shed: Shed, root: Path) -> None:
@@ -256,14 +256,14 @@ def test_changes_while_it_was_closed_are_found(shed: Shed, root: Path) -> None:
     (root / "a" / "new").write_text("while nobody looked")
     (root / "one").unlink()
     again = shed.open("m", root, watch=True)
-    assert again.freeze() == shed.afresh(root)
+    assert again.snapshot() == shed.afresh(root)
 
 
 def test_restore_of_an_image_with_processes_reports_them_as_losses(shed: Shed, root: Path) -> None:
     machine = shed.open("m", root)
     image = decode(Image, shed.objects.get(shed.commit(machine)))
     richer = Image(root=image.root, links=image.links, system=System("base"), processes=b"\1" * 32)
-    report = machine.thaw(shed.objects.put(Kind.IMAGE, encode(richer)))
+    report = machine.restore(shed.objects.put(Kind.IMAGE, encode(richer)))
     assert [loss.what for loss in report.losses] == ["system", "process"]
 
 
@@ -275,8 +275,8 @@ def test_a_failed_restore_leaves_the_files_unchanged(shed: Shed, root: Path) -> 
     image = decode(Image, shed.objects.get(newer))
     broken = Image(root=image.root, links=b"\3" * 32)
     with pytest.raises(OrtetError):
-        machine.thaw(shed.objects.put(Kind.IMAGE, encode(broken)))
-    assert machine.freeze() == newer
+        machine.restore(shed.objects.put(Kind.IMAGE, encode(broken)))
+    assert machine.snapshot() == newer
 
 
 def test_a_private_machine_that_lost_its_index_still_forks_its_image(
@@ -288,7 +288,7 @@ def test_a_private_machine_that_lost_its_index_still_forks_its_image(
     (shed.place / "homes" / "private" / "index").unlink()
     again = shed.open("private", root, image)
     (fork,) = again.fork([shed.spec("fork", root)])
-    assert fork.freeze() == again.freeze() == image
+    assert fork.snapshot() == again.snapshot() == image
     fork.close()
 
 
@@ -297,7 +297,7 @@ def test_a_machine_whose_first_copy_failed_can_be_opened_again(shed: Shed, root:
     broken = Image(root=decode(Image, shed.objects.get(image)).root, links=b"\3" * 32)
     with pytest.raises(OrtetError):
         shed.open("private", root, shed.objects.put(Kind.IMAGE, encode(broken)))
-    assert shed.open("private", root, image).freeze() == image
+    assert shed.open("private", root, image).snapshot() == image
 
 
 class Vandal:
@@ -425,10 +425,10 @@ def test_watched_scanned_and_reopened_machines_agree_after_random_changes(
         for _ in range(vandal.random.choice([1, 1, 2, 5, 20])):
             done.append(vandal.act())
             if done[-1] == "link":
-                watched.freeze()
+                watched.snapshot()
         if known and vandal.random.random() < 0.15:
             done.append("thaw")
-            report = vandal.random.choice([watched, scanned]).thaw(vandal.random.choice(known))
+            report = vandal.random.choice([watched, scanned]).restore(vandal.random.choice(known))
             if report.losses:  # what was in the way is remembered by one machine only
                 return
         truth = shed.afresh(root)
@@ -438,4 +438,4 @@ def test_watched_scanned_and_reopened_machines_agree_after_random_changes(
         assert looks == [truth] * 3, (seed, done)
         known.append(truth)
     copy = shed.open("copy", root, known[-1])
-    assert copy.freeze() == known[-1]
+    assert copy.snapshot() == known[-1]

@@ -16,15 +16,15 @@ from tests.fixtures.waiting import WAIT, eventually
 import ortet
 from ortet.errors import Invalid, Unsupported
 from ortet.hub.hub import Hub
-from ortet.machines.limits import PIDS
-from ortet.machines.live.cgroups import Groups, probe_limits
-from ortet.machines.live.machine import CriuMachine
+from ortet.machines.limits import DEFAULT_MAX_PIDS
+from ortet.machines.live.cgroups import CgroupFactory, probe_limits
+from ortet.machines.live.machine import LiveMachine
 from ortet.workspaces.workspace import Workspace
 
 pytestmark = [
     pytest.mark.criu,
     pytest.mark.skipif(
-        not all(line.ok for line in probe_limits(Groups())),
+        not all(line.ok for line in probe_limits(CgroupFactory())),
         reason="limits need control groups",
     ),
     pytest.mark.files({}),
@@ -45,8 +45,8 @@ _HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 def group_of(workspace: Workspace, controller: str) -> Path:
     machine = workspace._machine
-    assert isinstance(machine, CriuMachine)
-    return machine._guard.group._by[controller][0]
+    assert isinstance(machine, LiveMachine)
+    return machine._live_process.cgroup._by_controller[controller][0]
 
 
 def limit_of(workspace: Workspace, name: str = "pids.max") -> str:
@@ -84,7 +84,7 @@ class TestProcesses:
 
     def test_a_machine_has_a_default_pids_limit(self, hub: Hub, work: Path) -> None:
         ws = hub.workspace(work, engine="criu")
-        assert limit_of(ws) == str(PIDS)
+        assert limit_of(ws) == str(DEFAULT_MAX_PIDS)
         assert ws.losses == []
 
 

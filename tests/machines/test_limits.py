@@ -7,22 +7,24 @@ from typing import Any
 import pytest
 
 from ortet.errors import Invalid
-from ortet.machines.limits import PIDS, Limits, parse_limits
+from ortet.machines.limits import DEFAULT_MAX_PIDS, MachineLimits, parse_limits
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({}, Limits(0, 0.0, PIDS)),
-        ({"memory": "2G", "cpu": 1.5, "pids": 500}, Limits(2 << 30, 1.5, 500)),
-        ({"memory": "512 MiB"}, Limits(512 << 20)),
-        ({"memory": "0.5g", "cpu": None}, Limits(512 << 20)),
-        ({"memory": 64 << 20, "cpu": 2}, Limits(64 << 20, 2)),
+        ({}, MachineLimits(0, 0.0, DEFAULT_MAX_PIDS)),
+        ({"memory": "2G", "cpu": 1.5, "pids": 500}, MachineLimits(2 << 30, 1.5, 500)),
+        ({"memory": "512 MiB"}, MachineLimits(512 << 20)),
+        ({"memory": "0.5g", "cpu": None}, MachineLimits(512 << 20)),
+        ({"memory": 64 << 20, "cpu": 2}, MachineLimits(64 << 20, 2)),
     ],
 )
-def test_limits_are_parsed_from_numbers_and_units(given: dict[str, Any], found: Limits) -> None:
+def test_limits_are_parsed_from_numbers_and_units(
+    given: dict[str, Any], found: MachineLimits
+) -> None:
     assert parse_limits(given) == found
-    assert parse_limits(found.said()) == found
+    assert parse_limits(found.to_dict()) == found
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ortet
-from ortet.machines.poll import LONGEST, readable
+from ortet.machines.poll import MAX_POLL_SECONDS, poll_readable
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def high() -> Iterator[tuple[int, int]]:
 
 def test_readable_works_with_descriptors_above_1023(high: tuple[int, int]) -> None:
     read, write = high
-    assert readable(read) == []
-    assert readable(read, seconds=0.01) == []
+    assert poll_readable(read) == []
+    assert poll_readable(read, seconds=0.01) == []
     os.write(write, b"x")
-    assert readable(read, seconds=None) == [read]
-    assert readable(read, seconds=1e30) == [read]
-    assert LONGEST * 1000 < 1 << 31
+    assert poll_readable(read, seconds=None) == [read]
+    assert poll_readable(read, seconds=1e30) == [read]
+    assert MAX_POLL_SECONDS * 1000 < 1 << 31
 
 
 def test_a_command_whose_time_out_never_comes(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_readable_returns_every_ready_descriptor_of_several(high: tuple[int, int
     other, end = os.pipe()
     try:
         os.write(end, b"x")
-        assert readable(read, other, seconds=None) == [other]
+        assert poll_readable(read, other, seconds=None) == [other]
         os.write(write, b"x")
-        assert sorted(readable(read, other, seconds=None)) == sorted([read, other])
+        assert sorted(poll_readable(read, other, seconds=None)) == sorted([read, other])
     finally:
         os.close(other)
         os.close(end)

@@ -18,18 +18,18 @@ from ortet.history.records import Image
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock, from_hex, to_hex
 from ortet.machines.base import Report
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.restore.materialise import materialise
-from ortet.machines.restore.restore import recover, thaw
+from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.restore import recover_restore, restore_directory
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 class Worker:
     def __init__(self, store: Path) -> None:
-        self.objects = LocalObjects(
+        self.objects = LocalObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)
@@ -43,7 +43,7 @@ class Worker:
             self.trees,
             root=root,
             index=index or StatIndex(self.trees),
-            rules=Rules(),
+            rules=IgnoreRules(),
             losses=[],
         )
         return Image(found.root, found.links)
@@ -60,11 +60,11 @@ def perform(worker: Worker, verb: str, args: list[str]) -> object:
     if verb == "materialise":
         root, index = Path(args[1]), StatIndex(worker.trees)
         image = worker.image(args[0])
-        report = materialise(worker.objects, worker.trees, image, root, index=index)
+        report = checkout_image(worker.objects, worker.trees, image, root, index=index)
     elif verb == "thaw":
         root = Path(args[1])
         index = StatIndex.load(root.with_name("index"), worker.trees) or StatIndex(worker.trees)
-        report = thaw(
+        report = restore_directory(
             worker.objects,
             worker.trees,
             root,
@@ -74,7 +74,7 @@ def perform(worker: Worker, verb: str, args: list[str]) -> object:
             stage=Path(args[2]),
         )
     else:
-        return recover(Path(args[0]))
+        return recover_restore(Path(args[0]))
     again = worker.put(worker.freeze(root, index))
     if os.access(root.parent, os.W_OK):
         index.save(root.with_name("index"), from_hex(again))

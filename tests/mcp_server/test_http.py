@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.fixtures.mcp_project import Agent, Project, drive, is_free, running
 from tests.fixtures.waiting import WAIT
 
-from ortet.mcp_server.transports import _listening
+from ortet.mcp_server.transports import _listen
 
 HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 INITIALIZE = {
@@ -176,5 +176,5 @@ def test_a_signal_ends_it_with_its_commands(project: Project) -> None:
 
 def test_the_http_listener_names_its_protocol_so_that_answers_are_sent_at_once() -> None:
     """asyncio sets TCP_NODELAY only on sockets of IPPROTO_TCP; an answer took 40 ms without it."""
-    with _listening("127.0.0.1", 0) as listener:
+    with _listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP

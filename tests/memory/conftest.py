@@ -10,11 +10,11 @@ import pytest
 from tests.fixtures.postgres import Shared, drop_schema, new_schema, shared
 
 from ortet.memory.base import WordIndex
-from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.index import SqliteWordIndex
 
 if TYPE_CHECKING:  # the quick run has no psycopg
     from ortet.backends.postgres.catalog import PostgresCatalog
-    from ortet.memory.postgres.index import PostgresIndex
+    from ortet.memory.postgres.index import PostgresWordIndex
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +30,10 @@ def catalog(postgres: Shared) -> Iterator[PostgresCatalog]:
 
 
 @pytest.fixture
-def in_database(catalog: PostgresCatalog) -> PostgresIndex:
-    from ortet.memory.postgres.index import PostgresIndex
+def in_database(catalog: PostgresCatalog) -> PostgresWordIndex:
+    from ortet.memory.postgres.index import PostgresWordIndex
 
-    made = PostgresIndex(catalog.link)
+    made = PostgresWordIndex(catalog.client)
     made.forget(None)
     return made
 
@@ -43,6 +43,6 @@ def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WordIndex]
     if request.param == "database":
         yield request.getfixturevalue("in_database")
         return
-    made = Index(tmp_path / "index.db")
+    made = SqliteWordIndex(tmp_path / "index.db")
     yield made
     made.close()

@@ -9,10 +9,10 @@ from pathlib import Path as Directory
 from blake3 import blake3
 from tests.fixtures.waiting import WAIT
 
-from ortet.memory.lexical.index import Index
-from ortet.memory.lexical.search import Near
-from ortet.memory.records import TIERS, Doc, End, Span
-from ortet.memory.vectors.index import Vectors
+from ortet.memory.lexical.index import SqliteWordIndex
+from ortet.memory.lexical.search import SemanticMatches
+from ortet.memory.records import TIERS, EventSpan, FactEnd, MemoryDocument
+from ortet.memory.vectors.index import LocalSemanticIndex
 
 """Seconds that no test takes: whoever waits so long hangs."""
 
@@ -64,27 +64,31 @@ class Told:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
-        self.index = Index(directory / "index.db")
-        self.docs: dict[str, list[Doc]] = {}
-        self.read: list[tuple[Span, int]] = []
+        self.index = SqliteWordIndex(directory / "index.db")
+        self.docs: dict[str, list[MemoryDocument]] = {}
+        self.read: list[tuple[EventSpan, int]] = []
 
     def tell(self, timeline: str, *texts: str) -> None:
         docs = self.docs.setdefault(timeline, [])
         first = len(docs) + 1
-        new = [Doc(n, TIERS[n % 3], text, n) for n, text in enumerate(texts, first)]
+        new = [MemoryDocument(n, TIERS[n % 3], text, n) for n, text in enumerate(texts, first)]
         docs += new
         self.index.add(timeline, first - 1, len(docs), new, [])
 
-    def span(self, timeline: str, upto: int = 0, after: int = 0) -> Span:
-        return Span(timeline, after, upto or len(self.docs[timeline]))
+    def span(self, timeline: str, upto: int = 0, after: int = 0) -> EventSpan:
+        return EventSpan(timeline, after, upto or len(self.docs[timeline]))
 
-    def news(self, span: Span, after: int) -> Iterator[tuple[int, list[Doc], list[End]]]:
+    def news(
+        self, span: EventSpan, after: int
+    ) -> Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]:
         self.read.append((span, after))
         while after < span.upto:
             upto = min(after + 50, span.upto)
             yield upto, [d for d in self.docs[span.timeline] if after < d.seq <= upto], []
             after = upto
 
-    def ask(self, vectors: Vectors, text: str, *spans: Span, limit: int = 10) -> Near:
-        asked = vectors.over(self.index, self.news)
+    def ask(
+        self, vectors: LocalSemanticIndex, text: str, *spans: EventSpan, limit: int = 10
+    ) -> SemanticMatches:
+        asked = vectors.ranker(self.index, self.news)
         return asked.rank(spans or [self.span(name) for name in self.docs], TIERS, text, limit)

@@ -8,14 +8,14 @@ import pytest
 
 from ortet.ids import SystemClock
 from ortet.memory.library import Library
-from ortet.memory.records import Doc, Path, Query, Span
+from ortet.memory.records import EventSpan, MemoryDocument, Query, TimelinePath
 
 LINE = "ab" * 16
 
 
 def ask(library: Library) -> tuple[list[int], str]:
-    doc = Doc(1, "working", "the clock jumps", 1)
-    paths = [Path("", [Span(LINE, 0, 1)])]
+    doc = MemoryDocument(1, "working", "the clock jumps", 1)
+    paths = [TimelinePath("", [EventSpan(LINE, 0, 1)])]
     answer = library.search(paths, Query("clock"), lambda span, after: iter([(1, [doc], [])]))
     return [found.seq for found in answer.found], answer.dense
 

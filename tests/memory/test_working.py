@@ -6,7 +6,14 @@ import pytest
 
 from ortet.backends.base import Cache
 from ortet.backends.local.cache import NoCache, ProcessCache
-from ortet.memory.working import TTL_NS, Scratch, Working, key_of, let_go, read_through
+from ortet.memory.working import (
+    TTL_NS,
+    WorkingMemory,
+    WorkingNote,
+    cache_key,
+    clear_working_memory,
+    read_through,
+)
 from ortet.testing.clock import ManualClock
 
 SECOND = 1_000_000_000
@@ -22,9 +29,9 @@ class Journal:
         self.said = ["the login test fails", "it is the lexer: 記号 dropped 🙂"]
         self._soon = clock.now_ns() + 10 * SECOND
 
-    def make(self) -> Working:
+    def make(self) -> WorkingMemory:
         self.read += 1
-        return Working(
+        return WorkingMemory(
             timeline=T,
             seq=self.seq,
             goal="make the suite green",
@@ -32,8 +39,8 @@ class Journal:
             plan=["reproduce", "fix", "verify"],
             step=1,
             notes=[
-                Scratch("branch", {"name": "fix/lexer", "ahead": 2}, self._soon),
-                Scratch("editor", ["vim", None, 1.5]),
+                WorkingNote("branch", {"name": "fix/lexer", "ahead": 2}, self._soon),
+                WorkingNote("editor", ["vim", None, 1.5]),
             ],
             questions=[{"id": "q1", "text": "may I touch the grammar?"}],
             effects=[{"id": "e1", "name": "push", "state": "begun"}],
@@ -51,21 +58,21 @@ def journal(clock: ManualClock) -> Journal:
 
 def test_the_second_time_the_journal_is_not_read(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
-    key = key_of(T, 7, 20)
+    key = cache_key(T, 7, 20)
     first = read_through(cache, key, journal.make, now=clock.now_ns())
     second = read_through(cache, key, journal.make, now=clock.now_ns())
-    assert first == second == journal.make().at(clock.now_ns())
+    assert first == second == journal.make().without_expired_notes(clock.now_ns())
     assert journal.read == 2  # once by us
     assert first.current == "fix"
 
 
 def test_the_next_event_is_another_key(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
-    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     journal.seq, journal.said = 8, ["new", "newer"]
-    after = read_through(cache, key_of(T, 8, 20), journal.make, now=0)
+    after = read_through(cache, cache_key(T, 8, 20), journal.make, now=0)
     assert after.messages[0]["content"] == "new"
-    before = read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    before = read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     assert before.messages[0]["content"] == "the login test fails"
 
 
@@ -74,7 +81,7 @@ def test_a_note_runs_out_when_read_not_when_kept(
     clock: ManualClock, journal: Journal, cached: bool
 ) -> None:
     cache: Cache = ProcessCache(clock) if cached else NoCache()
-    key = key_of(T, 7, 20)
+    key = cache_key(T, 7, 20)
 
     def keys() -> list[str]:
         working = read_through(cache, key, journal.make, now=clock.now_ns())
@@ -92,7 +99,7 @@ def test_foreign_bytes_are_no_answer(
     clock: ManualClock, journal: Journal, bytes_there: bytes
 ) -> None:
     cache = ProcessCache(clock)
-    key = key_of(T, 7, 20)
+    key = cache_key(T, 7, 20)
     cache.put(key, bytes_there)
     assert read_through(cache, key, journal.make, now=0).goal == "make the suite green"
     read_through(cache, key, journal.make, now=0)
@@ -103,12 +110,12 @@ def test_the_working_memory_of_another_place_is_no_answer(
     clock: ManualClock, journal: Journal
 ) -> None:
     cache = ProcessCache(clock)
-    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
-    other = cache.get(key_of(T, 7, 20))
+    read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
+    other = cache.get(cache_key(T, 7, 20))
     assert other is not None
-    cache.put(key_of(T, 71, 20), other)
+    cache.put(cache_key(T, 71, 20), other)
     journal.seq = 71
-    assert read_through(cache, key_of(T, 71, 20), journal.make, now=0).seq == 71
+    assert read_through(cache, cache_key(T, 71, 20), journal.make, now=0).seq == 71
 
 
 def test_let_go_drops_cached_working_memory_after_an_erasure(
@@ -116,33 +123,33 @@ def test_let_go_drops_cached_working_memory_after_an_erasure(
 ) -> None:
     cache = ProcessCache(clock)
     cache.put("another's", b"value")
-    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
-    let_go(cache)
+    read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
+    clear_working_memory(cache)
     journal.said = ["(erased)", "(erased)"]
-    told = read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    told = read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     assert told.messages[0]["content"] == "(erased)"
     assert cache.get("another's") == b"value"
 
 
 def test_another_process_forgets_it_in_time(clock: ManualClock, journal: Journal) -> None:
     cache = ProcessCache(clock)
-    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     clock.advance(TTL_NS)
-    read_through(cache, key_of(T, 7, 20), journal.make, now=0)
+    read_through(cache, cache_key(T, 7, 20), journal.make, now=0)
     assert journal.read == 2
 
 
 def test_a_failed_read_is_not_cached(clock: ManualClock) -> None:
     cache = ProcessCache(clock)
 
-    def make() -> Working:
+    def make() -> WorkingMemory:
         raise OSError("no journal")
 
     with pytest.raises(OSError, match="no journal"):
-        read_through(cache, key_of(T, 7, 20), make, now=0)
+        read_through(cache, cache_key(T, 7, 20), make, now=0)
     assert cache.size == 0
 
 
 def test_current_is_empty_without_a_plan_or_after_its_last_step() -> None:
-    assert Working(T, 1).current == ""
-    assert Working(T, 1, plan=["a"], step=1).current == ""
+    assert WorkingMemory(T, 1).current == ""
+    assert WorkingMemory(T, 1, plan=["a"], step=1).current == ""

@@ -11,10 +11,10 @@ import pytest
 from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.local.bucket import FileBucket
 from ortet.ids import Oid, SystemClock
-from ortet.objects.base import Kind, Link, Walk
-from ortet.objects.store import LocalObjects
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def open_store(root: Path) -> Iterator[Open]:
     """Open a handle on the store, or on another path; all are closed at the end."""
-    opened: list[LocalObjects] = []
+    opened: list[LocalObjectStore] = []
 
-    def open_(path: Path = root, *, key: bytes | None = None, **options: Any) -> LocalObjects:
-        store = LocalObjects(
+    def open_(path: Path = root, *, key: bytes | None = None, **options: Any) -> LocalObjectStore:
+        store = LocalObjectStore(
             path,
             FileBucket(path / "bucket"),
             hasher=Hasher(key),
@@ -44,31 +44,31 @@ def open_store(root: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def store(open_store: Open) -> LocalObjects:
+def store(open_store: Open) -> LocalObjectStore:
     return open_store()
 
 
-def _walk(kind: Kind, data: bytes) -> Iterable[Link]:
+def _walk(kind: Kind, data: bytes) -> Iterable[ObjectRef]:
     if kind in (Kind.BLOB, Kind.META):
         return []
     _, links = decode(tuple[str, list[tuple[int, bytes]]], data)
-    return [Link(Oid(oid), Kind(number)) for number, oid in links]
+    return [ObjectRef(Oid(oid), Kind(number)) for number, oid in links]
 
 
 @pytest.fixture
-def walk() -> Walk:
+def walk() -> ReferenceParser:
     """References of toy objects: a label and a list of (kind, oid)."""
     return _walk
 
 
-Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
+Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
 
 
 @pytest.fixture
 def commit() -> Commit:
     """Put blobs, a tree of them, and a commit of that; flushed."""
 
-    def commit_(store: LocalObjects, label: str, blobs: Sequence[bytes]) -> Oid:
+    def commit_(store: LocalObjectStore, label: str, blobs: Sequence[bytes]) -> Oid:
         oids = [store.put(Kind.BLOB, blob) for blob in blobs]
         tree = store.put(Kind.TREE, encode((label, [(int(Kind.BLOB), oid) for oid in oids])))
         oid = store.put(Kind.COMMIT, encode((label, [(int(Kind.TREE), tree)])))

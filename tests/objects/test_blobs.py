@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from ortet._util.codec import Hasher, decode, encode
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import (
-    BLOCK,
-    FAN,
+    BLOCK_BYTES,
+    BLOCK_FANOUT,
     Blocks,
     get_bytes,
     put_bytes,
@@ -32,7 +32,7 @@ from ortet.objects.blobs import (
 MIB = 1 << 20
 
 
-class Counted(Objects):
+class Counted(ObjectStore):
     """A dictionary that counts what is put and read."""
 
     def __init__(self) -> None:
@@ -71,14 +71,24 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def stored(objects: Objects, path: Path, holes: Sequence[tuple[int, int]] = ()) -> bytes:
+def stored(objects: ObjectStore, path: Path, holes: Sequence[tuple[int, int]] = ()) -> bytes:
     with opened(path) as fd:
         return put_file(objects, fd, os.fstat(fd).st_size, holes)
 
 
 @pytest.mark.parametrize(
     "size",
-    [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 9 * MIB + 5, BLOCK * FAN, BLOCK * FAN + 1],
+    [
+        0,
+        1,
+        BLOCK_BYTES - 1,
+        BLOCK_BYTES,
+        BLOCK_BYTES + 1,
+        2 * BLOCK_BYTES,
+        9 * MIB + 5,
+        BLOCK_BYTES * BLOCK_FANOUT,
+        BLOCK_BYTES * BLOCK_FANOUT + 1,
+    ],
 )
 def test_file_and_bytes_agree_and_are_read_back(tmp_path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
@@ -93,10 +103,12 @@ def test_file_and_bytes_agree_and_are_read_back(tmp_path: Path, size: int) -> No
 
 def test_small_is_a_blob_and_large_is_blocks() -> None:
     objects = Counted()
-    assert objects.held[Oid(put_bytes(objects, b"x" * BLOCK))] == b"x" * BLOCK
-    root = decode(Blocks, objects.held[Oid(put_bytes(objects, b"x" * (BLOCK + 1)))])
-    assert (root.level, root.size, len(root.children)) == (0, BLOCK + 1, 64)
-    deep = decode(Blocks, objects.held[Oid(put_bytes(objects, bytes(BLOCK * FAN + 1)))])
+    assert objects.held[Oid(put_bytes(objects, b"x" * BLOCK_BYTES))] == b"x" * BLOCK_BYTES
+    root = decode(Blocks, objects.held[Oid(put_bytes(objects, b"x" * (BLOCK_BYTES + 1)))])
+    assert (root.level, root.size, len(root.children)) == (0, BLOCK_BYTES + 1, 64)
+    deep = decode(
+        Blocks, objects.held[Oid(put_bytes(objects, bytes(BLOCK_BYTES * BLOCK_FANOUT + 1)))]
+    )
     assert (deep.level, len(deep.children)) == (1, 64)
 
 
@@ -118,7 +130,7 @@ def test_read_range_returns_the_range_and_reads_few_blocks(start: int, length: i
     file = File(put_bytes(objects, data), len(data))
     objects.gets = 0
     assert b"".join(read_range(objects, file, start, length)) == data[start : start + length]
-    assert objects.gets <= length // BLOCK + 3
+    assert objects.gets <= length // BLOCK_BYTES + 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,7 +150,7 @@ def test_a_file_with_holes_is_stored_like_one_with_zeros(spans: list[tuple[int, 
     assert with_holes == put_bytes(objects, bytes(data))
 
 
-def _from_memory(objects: Objects, data: bytes, holes: Sequence[tuple[int, int]]) -> bytes:
+def _from_memory(objects: ObjectStore, data: bytes, holes: Sequence[tuple[int, int]]) -> bytes:
     fd = os.memfd_create("file")
     try:
         os.write(fd, data)
@@ -172,44 +184,48 @@ def test_a_sparse_terabyte_is_cheap(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_while_read_keeps_its_promised_size(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(b"x" * (3 * BLOCK))
+    path.write_bytes(b"x" * (3 * BLOCK_BYTES))
     objects = Counted()
     with opened(path) as fd:
-        os.truncate(fd, BLOCK + 10)
-        oid = put_file(objects, fd, 3 * BLOCK)
-    assert get_bytes(objects, oid, 3 * BLOCK) == b"x" * (BLOCK + 10) + bytes(2 * BLOCK - 10)
+        os.truncate(fd, BLOCK_BYTES + 10)
+        oid = put_file(objects, fd, 3 * BLOCK_BYTES)
+    assert get_bytes(objects, oid, 3 * BLOCK_BYTES) == b"x" * (BLOCK_BYTES + 10) + bytes(
+        2 * BLOCK_BYTES - 10
+    )
 
 
 def test_a_file_that_grows_while_read_is_cut_at_its_promised_size(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(b"y" * (3 * BLOCK))
+    path.write_bytes(b"y" * (3 * BLOCK_BYTES))
     objects = Counted()
     with opened(path) as fd:
-        assert put_file(objects, fd, BLOCK + 5) == put_bytes(objects, b"y" * (BLOCK + 5))
+        assert put_file(objects, fd, BLOCK_BYTES + 5) == put_bytes(
+            objects, b"y" * (BLOCK_BYTES + 5)
+        )
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        Blocks(0, 2 * BLOCK, b"a" * 32),
-        Blocks(0, 3 * BLOCK, b"a" * 96),
-        Blocks(1, 2 * BLOCK, b"a" * 64),
-        Blocks(-1, 2 * BLOCK, b"a" * 64),
-        Blocks(0, 2 * BLOCK, b"a" * 63),
+        Blocks(0, 2 * BLOCK_BYTES, b"a" * 32),
+        Blocks(0, 3 * BLOCK_BYTES, b"a" * 96),
+        Blocks(1, 2 * BLOCK_BYTES, b"a" * 64),
+        Blocks(-1, 2 * BLOCK_BYTES, b"a" * 64),
+        Blocks(0, 2 * BLOCK_BYTES, b"a" * 63),
     ],
 )
 def test_a_forged_block_list_is_corrupt(forged: Blocks) -> None:
     objects = Counted()
     oid = objects.put(Kind.BLOCKS, encode(forged))
     with pytest.raises((Corrupt, NotFound)):
-        get_bytes(objects, oid, 2 * BLOCK)
+        get_bytes(objects, oid, 2 * BLOCK_BYTES)
 
 
 def test_a_block_of_the_wrong_size_is_corrupt() -> None:
     objects = Counted()
     short = objects.put(Kind.BLOB, b"short")
-    oid = objects.put(Kind.BLOCKS, encode(Blocks(0, 2 * BLOCK, short * 2)))
+    oid = objects.put(Kind.BLOCKS, encode(Blocks(0, 2 * BLOCK_BYTES, short * 2)))
     with pytest.raises(Corrupt):
-        get_bytes(objects, oid, 2 * BLOCK)
+        get_bytes(objects, oid, 2 * BLOCK_BYTES)
     with pytest.raises(Corrupt):
         get_bytes(objects, short, 7)

@@ -10,10 +10,10 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.objects.base import Kind
-from ortet.objects.source import Source
-from ortet.objects.store import LocalObjects
+from ortet.objects.source import FrameSource
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def filled(open_store: Open) -> list[bytes]:
@@ -35,18 +35,18 @@ def test_each_frame_is_read_once_in_order(
     store = open_store()
     oids = [store.hasher.oid(data) for data in contents]
     loads: list[tuple[str, int]] = []
-    real = Source.load
+    real = FrameSource.load
 
-    def watched(self: Source, offset: int) -> bytes:
+    def watched(self: FrameSource, offset: int) -> bytes:
         loads.append((self.id, offset))
         return real(self, offset)
 
-    monkeypatch.setattr(Source, "load", watched)
+    monkeypatch.setattr(FrameSource, "load", watched)
     random.Random(1).shuffle(oids)
     found = list(store.get_many(oids))
     assert dict(found) == {store.hasher.oid(data): data for data in contents}
     assert len(loads) == len(set(loads)) > 5
-    spots = {oid: store.shelf.find(oid) for oid, _ in found}
+    spots = {oid: store.pack_set.find(oid) for oid, _ in found}
     order = [(spot[0].id, *spot[1:3]) for spot in spots.values() if spot is not None]
     assert order == sorted(order)
 
@@ -69,13 +69,13 @@ def test_get_many_finds_objects_again_after_a_sweep_replaced_their_packs(
     first = next(stream)
     # What a sweep does: the same objects in another pack, the old ones gone.
     other = open_store()
-    tail = other.shelf.new_tail()
+    tail = other.pack_set.new_tail()
     for data in contents:
         oid = other.hasher.oid(data)
-        built = other.writer._pack([(oid, 1, data)])
+        built = other.writer._build_compressed([(oid, 1, data)])
         tail.append(built, [(oid, 1, data)])
     old = list((root / "bucket/packs").iterdir())
-    other.shelf.seal(tail)
+    other.pack_set.seal(tail)
     for pack in old:
         pack.unlink()
     assert dict([first, *stream]) == {store.hasher.oid(data): data for data in contents}

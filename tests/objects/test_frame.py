@@ -22,14 +22,14 @@ def items(*contents: bytes, kind: int = 1) -> list[frame.Item]:
     return [(HASHER.oid(data), kind, data) for data in contents]
 
 
-def reader(data: bytes) -> frame.Read:
+def reader(data: bytes) -> frame.ReadAt:
     return lambda at, length: data[at : at + length]
 
 
 def unpacked(data: bytes) -> list[tuple[Oid, int, bytes]]:
     found = []
     for lead in frame.scan(reader(data), 0, len(data)):
-        start = lead.offset + lead.header.lead
+        start = lead.offset + lead.header.payload_start
         raw = frame.unpack(lead.header, data[start : start + lead.header.stored])
         at = 0
         for oid, kind, length in lead.rows():
@@ -96,7 +96,7 @@ def test_a_cut_frame_is_short_not_wrong(data: st.DataObject) -> None:
             seen.append(lead.offset)
     assert seen == [0]
     if cut >= 4:
-        assert caught.value.kind == frame.SHORT
+        assert caught.value.kind == frame.TRUNCATED_FRAME
 
 
 def test_zeros_behind_the_last_frame_are_its_end() -> None:

@@ -10,26 +10,26 @@ import pytest
 from ortet.errors import NotFound
 from ortet.ids import Oid
 from ortet.objects.base import Kind
-from ortet.objects.group import MANY, Group
+from ortet.objects.group import MERGE_MIN_TABLES, PackGroup
 from ortet.objects.pack import Pack
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def content(number: int, turn: int) -> bytes:
     return b"object %d of pack %d" % (number, turn)
 
 
-def packs(store: LocalObjects, count: int, first: int = 0) -> None:
+def packs(store: LocalObjectStore, count: int, first: int = 0) -> None:
     for turn in range(first, first + count):
         for number in range(20):
             store.put(Kind.BLOB, content(number, turn))
         store.writer.seal_now()
-        store.shelf.merge_tables()
+        store.pack_set.merge_tables()
 
 
-def check(store: LocalObjects, count: int) -> None:
+def check(store: LocalObjectStore, count: int) -> None:
     for turn in range(count):
         for number in range(20):
             data = content(number, turn)
@@ -40,15 +40,15 @@ def check(store: LocalObjects, count: int) -> None:
 def test_the_number_of_tables_stays_small(open_store: Open) -> None:
     store = open_store()
     packs(store, 60)
-    assert len(store.shelf.packs) == 60
-    assert len(store.shelf.tables) < MANY
-    assert any(isinstance(table, Group) for table in store.shelf.tables)
+    assert len(store.pack_set.packs) == 60
+    assert len(store.pack_set.tables) < MERGE_MIN_TABLES
+    assert any(isinstance(table, PackGroup) for table in store.pack_set.tables)
     for handle in (store, open_store()):
         check(handle, 60)
-        assert len(handle.shelf.tables) < MANY
+        assert len(handle.pack_set.tables) < MERGE_MIN_TABLES
     assert store.stats().objects == 60 * 20
     oid = store.hasher.oid(content(3, 2))
-    assert open_store().find(oid.hex()[:9]) == [(oid, Kind.BLOB)]
+    assert open_store().find_by_prefix(oid.hex()[:9]) == [(oid, Kind.BLOB)]
 
 
 def test_objects_of_deleted_packs_are_not_found_through_a_group(
@@ -56,12 +56,12 @@ def test_objects_of_deleted_packs_are_not_found_through_a_group(
 ) -> None:
     store = open_store()
     packs(store, 20)
-    [group] = store.shelf.groups()
+    [group] = store.pack_set.groups()
     gone = next(pack for pack in group.packs if pack is not None)
-    lost = [oid for oid, _ in gone.spots()]
+    lost = [oid for oid, _ in gone.locations()]
     (root / "bucket/packs" / f"{gone.id}.pack").unlink()
     for handle in (store, open_store()):
-        handle.shelf.refresh()
+        handle.pack_set.refresh()
         for oid in lost:
             assert not handle.has(oid)
             with pytest.raises(NotFound):
@@ -77,13 +77,13 @@ def test_an_object_in_two_packs_is_found_when_one_pack_is_deleted(
         handle.put(Kind.BLOB, b"twice")
     first.writer.seal_now()
     second.writer.seal_now()
-    first.shelf.refresh()
-    packs(first, MANY)
+    first.pack_set.refresh()
+    packs(first, MERGE_MIN_TABLES)
     oid = first.hasher.oid(b"twice")
-    holders = {spot[0].id for spot in first.shelf.copies(oid)}
+    holders = {spot[0].id for spot in first.pack_set.copies(oid)}
     assert len(holders) == 2
     assert any(
-        holders <= {pack.id for pack in group.packs if pack} for group in first.shelf.groups()
+        holders <= {pack.id for pack in group.packs if pack} for group in first.pack_set.groups()
     )
     for id_ in sorted(holders):
         path = root / "bucket/packs" / f"{id_}.pack"
@@ -112,17 +112,17 @@ def test_a_damaged_group_is_dropped(open_store: Open, root: Path) -> None:
 def test_covered_packs_hold_no_descriptors(open_store: Open) -> None:
     store = open_store()
     packs(store, 30)
-    store.shelf.refresh()
-    covered = {pack.id for group in store.shelf.groups() for pack in group.packs if pack}
+    store.pack_set.refresh()
+    covered = {pack.id for group in store.pack_set.groups() for pack in group.packs if pack}
     assert len(covered) >= 12
-    resting = [pack for pack in store.shelf.packs if pack.id in covered]
+    resting = [pack for pack in store.pack_set.packs if pack.id in covered]
     assert all(pack._index is None and pack._file is None for pack in resting)
-    assert not covered & {table.id for table in store.shelf.tables if isinstance(table, Pack)}
+    assert not covered & {table.id for table in store.pack_set.tables if isinstance(table, Pack)}
 
 
 def test_oids_of_one_slot_keep_their_order(open_store: Open) -> None:
     store = open_store()
     packs(store, 40)
-    found = [oid for oid, _ in store.find("a")]
+    found = [oid for oid, _ in store.find_by_prefix("a")]
     assert found == sorted(found)
     assert all(isinstance(oid, bytes) and len(Oid(oid)) == 32 for oid in found)

@@ -17,10 +17,10 @@ from tests.fixtures.prepared import copy_tree
 
 import ortet.objects
 from ortet.ids import from_hex
-from ortet.objects.base import Kind, Link, Walk
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 WORKER = Path(__file__).parent / "worker.py"
@@ -43,7 +43,7 @@ POINTS = [
 ]
 """Every fault point of the local store."""
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[int, list[str]]:
@@ -60,10 +60,10 @@ def run(base: Path, verb: str, name: str, count: int, fault: str = "") -> tuple[
     return done.returncode, done.stdout.splitlines()
 
 
-def check(store: LocalObjects, base: Path, walk: Walk, said: list[str]) -> None:
+def check(store: LocalObjectStore, base: Path, walk: ReferenceParser, said: list[str]) -> None:
     """Every head is whole, and none is older than what was acknowledged last."""
     heads = {path.stem: from_hex(path.read_text()) for path in (base / "heads").glob("*.head")}
-    links = [Link(oid, Kind.COMMIT) for oid in heads.values()]
+    links = [ObjectRef(oid, Kind.COMMIT) for oid in heads.values()]
     assert verify(store, lambda: links, walk).problems == []
     acknowledged = [line.split()[1] for line in said if line.startswith("commit ")]
     for oid in acknowledged[-1:]:
@@ -100,7 +100,7 @@ def torn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_kill_or_full_disk_at_each_fault_point_loses_no_commit(
-    open_store: Open, tmp_path: Path, walk: Walk, *, torn: Path, fault: str
+    open_store: Open, tmp_path: Path, walk: ReferenceParser, *, torn: Path, fault: str
 ) -> None:
     point, action, nth = fault.split(":")
     for name in ("store", "heads"):
@@ -129,7 +129,7 @@ def test_the_list_of_fault_points_is_that_of_the_source() -> None:
 
 @pytest.mark.soak
 def test_kills_at_random_moments_lose_no_commit(
-    open_store: Open, tmp_path: Path, walk: Walk
+    open_store: Open, tmp_path: Path, walk: ReferenceParser
 ) -> None:
     (tmp_path / "heads").mkdir()
     dice = random.Random(3)
@@ -155,7 +155,7 @@ def test_kills_at_random_moments_lose_no_commit(
         check(store, tmp_path, walk, [])
         if turn % 3 == 0:
             heads = [
-                Link(from_hex(path.read_text()), Kind.COMMIT)
+                ObjectRef(from_hex(path.read_text()), Kind.COMMIT)
                 for path in (tmp_path / "heads").glob("*.head")
             ]
             sweep(store, lambda links=heads: links, walk, min_garbage=0.0)  # type: ignore[misc]

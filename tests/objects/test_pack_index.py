@@ -9,12 +9,12 @@ import pytest
 
 from ortet.errors import Corrupt
 from ortet.ids import Oid
-from ortet.objects.pack_index import Index, Located, encode_index, open_index, write_index
+from ortet.objects.pack_index import IndexEntry, PackIndex, encode_index, open_index, write_index
 
 PACKS = [("a", 7), ("b", 8)]
 
 
-def entries(count: int, seed: int = 1) -> list[Located]:
+def entries(count: int, seed: int = 1) -> list[IndexEntry]:
     dice = random.Random(seed)
     return [
         (
@@ -29,7 +29,7 @@ def entries(count: int, seed: int = 1) -> list[Located]:
     ]
 
 
-def made(path: Path, listed: list[Located]) -> Index:
+def made(path: Path, listed: list[IndexEntry]) -> PackIndex:
     write_index(path, encode_index(PACKS, listed))
     return open_index(path)
 
@@ -47,7 +47,9 @@ def test_the_index_finds_exactly_its_entries(tmp_path: Path, count: int) -> None
 
 
 def test_oids_that_differ_only_in_the_last_bit_are_told_apart(tmp_path: Path) -> None:
-    listed: list[Located] = [(Oid(bytes(31) + bytes([n])), 1, n, 0, 1, 1) for n in range(0, 256, 2)]
+    listed: list[IndexEntry] = [
+        (Oid(bytes(31) + bytes([n])), 1, n, 0, 1, 1) for n in range(0, 256, 2)
+    ]
     index = made(tmp_path / "a.idx", listed)
     for number in range(256):
         found = index.find(Oid(bytes(31) + bytes([number])))
@@ -65,7 +67,7 @@ def test_an_oid_across_two_entries_is_not_found(tmp_path: Path) -> None:
 def test_an_object_in_several_packs_is_found_in_each(tmp_path: Path) -> None:
     oid = Oid(b"\7" * 32)
     places = [(pack, at, 0, 1, 1) for pack in (0, 1) for at in range(100)]
-    listed: list[Located] = [(oid, *place) for place in reversed(places)]
+    listed: list[IndexEntry] = [(oid, *place) for place in reversed(places)]
     index = made(tmp_path / "a.idx", [*listed, *entries(500)])
     assert index.find(oid) == (0, 0, 0, 1, 1)
     assert sorted(index.find_all(oid)) == places
@@ -78,7 +80,7 @@ def test_prefix_returns_all_oids_in_the_range(tmp_path: Path) -> None:
     for low, high in [(b"\x12", b"\x12"), (b"\x12\x30", b"\x12\x3f"), (b"", b"")]:
         bounds = low.ljust(32, b"\0"), high.ljust(32, b"\xff")
         want = sorted((e[0], e[5]) for e in listed if bounds[0] <= e[0] <= bounds[1])
-        assert list(index.prefix(*bounds)) == want
+        assert list(index.iter_range(*bounds)) == want
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:

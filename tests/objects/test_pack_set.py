@@ -12,24 +12,24 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.bucket import FileBucket
 from ortet.errors import Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def test_a_freed_tail_is_adopted_and_a_held_one_is_not(open_store: Open, root: Path) -> None:
     first, second = open_store(), open_store()
     first.put(Kind.BLOB, b"first")
     first.flush()
-    held = first.shelf.mine[0].id
+    held = first.pack_set.own_tails[0].id
     second.put(Kind.BLOB, b"second")
     second.flush()
-    assert second.shelf.mine[0].id != held
+    assert second.pack_set.own_tails[0].id != held
     first.close()
     third = open_store()
     third.put(Kind.BLOB, b"third")
     third.flush()
-    assert third.shelf.mine[0].id == held
+    assert third.pack_set.own_tails[0].id == held
     assert len(list((root / "local/tails").iterdir())) == 2
 
 
@@ -38,8 +38,8 @@ def test_names_do_not_repeat_where_clock_and_randomness_do(root: Path) -> None:
         def now_ns(self) -> int:
             return 0
 
-    def opened() -> LocalObjects:
-        return LocalObjects(
+    def opened() -> LocalObjectStore:
+        return LocalObjectStore(
             root,
             FileBucket(root / "bucket"),
             hasher=Hasher(),
@@ -66,11 +66,11 @@ def test_a_tail_sealed_by_its_owner_is_read_as_a_pack(open_store: Open) -> None:
     oid = first.put(Kind.BLOB, b"moves")
     first.flush()
     assert second.get(oid) == b"moves"
-    assert len(second.shelf.others) == 1
+    assert len(second.pack_set.foreign_tails) == 1
     first.writer.seal_now()
     assert second.get(oid) == b"moves"
-    second.shelf.refresh()
-    assert (len(second.shelf.others), len(second.shelf.packs)) == (0, 1)
+    second.pack_set.refresh()
+    assert (len(second.pack_set.foreign_tails), len(second.pack_set.packs)) == (0, 1)
     assert second.get(oid) == b"moves"
 
 
@@ -78,15 +78,15 @@ def test_an_object_in_a_tail_of_another_writer_is_stored_again(open_store: Open)
     first, second = open_store(), open_store()
     oid = first.put(Kind.BLOB, b"in a tail")
     first.flush()
-    second.shelf.refresh()
-    assert first.shelf.find_sure(oid) is not None
-    assert second.shelf.find_sure(oid) is None
-    assert second.shelf.find_other(oid) is not None
-    assert second.shelf.find(oid) is not None
+    second.pack_set.refresh()
+    assert first.pack_set.find_durable(oid) is not None
+    assert second.pack_set.find_durable(oid) is None
+    assert second.pack_set.find_foreign_tail(oid) is not None
+    assert second.pack_set.find(oid) is not None
     # so a put is not left out for the sake of a tail that its writer may not have synced
     second.put(Kind.BLOB, b"in a tail")
     second.flush()
-    assert second.shelf.find_sure(oid) is not None
+    assert second.pack_set.find_durable(oid) is not None
 
 
 def test_a_tail_that_can_not_be_read_says_which(open_store: Open, root: Path) -> None:

@@ -12,7 +12,7 @@ from ortet._util.codec import Compressor, Hasher
 from ortet.backends.local.bucket import FileBucket
 from ortet.backends.local.memory import MemoryBucket
 from ortet.objects import frame
-from ortet.objects.recovery import adopt, create, follow
+from ortet.objects.recovery import adopt_tail, create_tail, follow_tail
 from ortet.objects.tail import Tail, pack_key
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
@@ -26,7 +26,7 @@ def built(*contents: bytes) -> bytes:
 
 
 def adopted(path: Path) -> Tail:
-    tail = adopt(path, MemoryBucket(), key_id=KEY)
+    tail = adopt_tail(path, MemoryBucket(), key_id=KEY)
     assert tail is not None
     return tail
 
@@ -63,7 +63,7 @@ def test_flipped_bits_cost_their_frame_only(tmp_path: Path) -> None:
         broken[at] ^= 1 << dice.randrange(8)
         path = tmp_path / "a.tail"
         path.write_bytes(broken)
-        tail = adopt(path, MemoryBucket(), key_id=KEY)
+        tail = adopt_tail(path, MemoryBucket(), key_id=KEY)
         if tail is None:  # the version byte: a newer ortet may have written it
             assert at - (0, *ENDS)[hit] == 4
             assert path.read_bytes() == broken
@@ -95,10 +95,10 @@ def test_adopting_the_same_damaged_tail_twice_leaves_one_tail(tmp_path: Path) ->
 
 def test_a_held_tail_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "a.tail"
-    ours = create(path, key_id=KEY)
+    ours = create_tail(path, key_id=KEY)
     assert ours is not None
     path.write_bytes(FRAMES[0] + b"half a fra")
-    assert adopt(path, MemoryBucket(), key_id=KEY) is None
+    assert adopt_tail(path, MemoryBucket(), key_id=KEY) is None
     assert path.read_bytes() == FRAMES[0] + b"half a fra"
     ours.release()
 
@@ -108,9 +108,9 @@ def test_a_tail_with_newer_frames_is_not_touched(tmp_path: Path) -> None:
     newer[4] = 2
     path = tmp_path / "a.tail"
     path.write_bytes(FRAMES[0] + newer)
-    assert adopt(path, MemoryBucket(), key_id=KEY) is None
+    assert adopt_tail(path, MemoryBucket(), key_id=KEY) is None
     assert path.read_bytes() == FRAMES[0] + newer
-    seen = follow(path, key_id=KEY)
+    seen = follow_tail(path, key_id=KEY)
     assert seen is not None
     assert len(seen) == 2
 
@@ -122,7 +122,7 @@ def test_a_tail_already_stored_as_a_pack_is_dropped(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     os.link(path, copy)
     bucket.put_file(pack_key("a"), copy)
-    assert adopt(path, bucket, key_id=KEY) is None
+    assert adopt_tail(path, bucket, key_id=KEY) is None
     assert not path.exists()
     assert bucket.get(pack_key("a")) == FRAMES[0]
 
@@ -141,10 +141,10 @@ def test_a_name_that_means_another_file_by_now_is_not_adopted(
         return fd
 
     monkeypatch.setattr(os, "open", sealed_meanwhile)
-    assert adopt(path, MemoryBucket(), key_id=KEY) is None
+    assert adopt_tail(path, MemoryBucket(), key_id=KEY) is None
     assert (tmp_path / "sealed.pack").read_bytes() == FRAMES[0]
 
 
 def test_adopt_and_follow_of_a_missing_tail_return_none(tmp_path: Path) -> None:
-    assert adopt(tmp_path / "a.tail", MemoryBucket(), key_id=KEY) is None
-    assert follow(tmp_path / "a.tail", key_id=KEY) is None
+    assert adopt_tail(tmp_path / "a.tail", MemoryBucket(), key_id=KEY) is None
+    assert follow_tail(tmp_path / "a.tail", key_id=KEY) is None

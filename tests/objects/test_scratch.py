@@ -6,12 +6,12 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.objects.base import Kind
-from ortet.objects.scratch import Scratch
-from ortet.objects.store import LocalObjects
+from ortet.objects.scratch import DryRunObjectStore
+from ortet.objects.store import LocalObjectStore
 
 
-def test_scratch_writes_nothing_to_the_store(store: LocalObjects) -> None:
-    scratch = Scratch(store)
+def test_scratch_writes_nothing_to_the_store(store: LocalObjectStore) -> None:
+    scratch = DryRunObjectStore(store)
     tree = scratch.put(Kind.TREE, b"a tree")
     blob = scratch.put(Kind.BLOB, b"a blob")
     assert scratch.get(tree) == b"a tree"
@@ -23,15 +23,15 @@ def test_scratch_writes_nothing_to_the_store(store: LocalObjects) -> None:
     assert store.stats().objects == 0
 
 
-def test_scratch_gives_objects_the_same_ids_as_the_store(store: LocalObjects) -> None:
-    scratch = Scratch(store)
+def test_scratch_gives_objects_the_same_ids_as_the_store(store: LocalObjectStore) -> None:
+    scratch = DryRunObjectStore(store)
     for kind in Kind:
         assert scratch.put(kind, b"data") == store.put(kind, b"data")
 
 
-def test_scratch_reads_objects_of_the_store_below(store: LocalObjects) -> None:
+def test_scratch_reads_objects_of_the_store_below(store: LocalObjectStore) -> None:
     below = store.put(Kind.BLOB, b"below")
-    scratch = Scratch(store)
+    scratch = DryRunObjectStore(store)
     above = scratch.put(Kind.META, b"above")
     assert scratch.has(below)
     assert scratch.get(below) == b"below"

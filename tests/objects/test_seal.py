@@ -14,29 +14,29 @@ from ortet.backends.local import bucket
 from ortet.errors import Unavailable
 from ortet.ids import Oid
 from ortet.objects import frame, seal
-from ortet.objects.base import Kind, Link, Walk
-from ortet.objects.batch import Batches
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
+from ortet.objects.batch import FrameBatches
 from ortet.objects.gc.sweep import Roots, sweep
 from ortet.objects.pack import list_packs
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
-Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
+Open = Callable[..., LocalObjectStore]
+Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
 PAGE = random.Random(1).randbytes(3000)
 VERSIONS = [PAGE[:at] + b"changed" + PAGE[at:] for at in range(0, 3000, 10)]
 
 
-def many_commits(store: LocalObjects) -> None:
+def many_commits(store: LocalObjectStore) -> None:
     for data in VERSIONS:
         store.put(Kind.TREE, data)
         store.flush()
 
 
 def roots(*oids: Oid) -> Roots:
-    return lambda: [Link(oid, Kind.COMMIT) for oid in oids]
+    return lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids]
 
 
-def check(store: LocalObjects) -> None:
+def check(store: LocalObjectStore) -> None:
     for data in VERSIONS:
         assert store.get(store.hasher.oid(data)) == data
 
@@ -44,7 +44,7 @@ def check(store: LocalObjects) -> None:
 def test_similar_versions_are_compressed_together_when_sealed(open_store: Open, root: Path) -> None:
     store = open_store()
     many_commits(store)
-    [tail] = store.shelf.mine
+    [tail] = store.pack_set.own_tails
     raw = tail.end
     assert raw > sum(map(len, VERSIONS))
     store.writer.seal_now()
@@ -61,10 +61,10 @@ def test_frames_that_are_full_are_taken_as_they_are(open_store: Open) -> None:
     for data in noise:
         store.put(Kind.BLOB, data)
     store.flush()
-    [tail] = store.shelf.mine
+    [tail] = store.pack_set.own_tails
     inode = os.stat(tail.path).st_ino
     store.writer.seal_now()
-    [pack] = store.shelf.packs
+    [pack] = store.pack_set.packs
     path = store.bucket.local_path(f"packs/{pack.id}.pack")
     assert path is not None
     assert path.stat().st_ino == inode
@@ -87,7 +87,7 @@ def test_a_pack_without_all_of_its_tail_is_not_made(
 ) -> None:
     store = open_store()
     many_commits(store)
-    monkeypatch.setattr(Batches, "take", lambda *_: [])
+    monkeypatch.setattr(FrameBatches, "drain", lambda *_: [])
     store.writer.seal_now()
     [size] = list_packs(store.bucket).values()
     assert size > sum(map(len, VERSIONS)), "the tail as it was"
@@ -97,12 +97,12 @@ def test_a_pack_without_all_of_its_tail_is_not_made(
 
 def test_an_object_written_twice_is_kept_once(open_store: Open) -> None:
     store = open_store()
-    tail = store.shelf.take_tail()
+    tail = store.pack_set.acquire_tail()
     item = (store.hasher.oid(PAGE), int(Kind.TREE), PAGE)
     for _ in range(5):
         tail.append(frame.build([item], store.hasher.key_id, None), [item])
-    store.shelf.seal(tail)
-    [pack] = store.shelf.packs
+    store.pack_set.seal(tail)
+    [pack] = store.pack_set.packs
     assert len(pack) == 1
     assert store.get(item[0]) == PAGE
 
@@ -110,7 +110,7 @@ def test_an_object_written_twice_is_kept_once(open_store: Open) -> None:
 def test_a_damaged_frame_does_not_stop_a_seal(open_store: Open) -> None:
     store = open_store()
     many_commits(store)
-    [tail] = store.shelf.mine
+    [tail] = store.pack_set.own_tails
     spot = tail.find(store.hasher.oid(VERSIONS[7]))
     assert spot is not None
     with open(tail.path, "r+b") as file:
@@ -127,7 +127,7 @@ def test_readers_of_the_tail_go_on(open_store: Open) -> None:
     store, other = open_store(), open_store()
     many_commits(store)
     check(other)
-    spots = [other.shelf.find(other.hasher.oid(data)) for data in VERSIONS]
+    spots = [other.pack_set.find(other.hasher.oid(data)) for data in VERSIONS]
     store.writer.seal_now()
     for spot, data in zip(spots, VERSIONS, strict=True):
         assert spot is not None
@@ -155,7 +155,7 @@ def test_repeated_lookups_of_absent_objects_stay_correct_after_a_put(
 
 
 def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
-    open_store: Open, walk: Walk, commit: Commit, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, walk: ReferenceParser, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = open_store(), open_store()
     lost = random.Random(3).randbytes(70_000)
@@ -167,7 +167,7 @@ def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
         if point == "seal.after-put":
             sweep(other, roots(kept), walk, min_garbage=0.0)
 
-    monkeypatch.setattr(seal, "reach", sweep_now)
+    monkeypatch.setattr(seal, "failpoint", sweep_now)
     store.writer.seal_now()
     monkeypatch.undo()
     with store.writing():
@@ -177,7 +177,7 @@ def test_a_pack_swept_before_its_tail_is_let_go_is_not_relied_on(
 
 
 def test_a_tail_whose_seal_failed_late_is_not_relied_on_after_a_sweep(
-    open_store: Open, walk: Walk, commit: Commit, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, walk: ReferenceParser, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = open_store(), open_store()
     lost = random.Random(3).randbytes(70_000)
@@ -189,9 +189,9 @@ def test_a_tail_whose_seal_failed_late_is_not_relied_on_after_a_sweep(
         if point == "seal.after-put":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(seal, "reach", fail)
+    monkeypatch.setattr(seal, "failpoint", fail)
     store.writer.seal_now()
-    assert store.shelf.mine
+    assert store.pack_set.own_tails
     monkeypatch.undo()
     sweep(other, roots(kept), walk, min_garbage=0.0)
     with store.writing():
@@ -215,7 +215,7 @@ def test_a_published_pack_is_never_written_to(
 
     monkeypatch.setattr(bucket, "sync_directory", fail_once)
     with pytest.raises(Unavailable):
-        store.shelf.seal(store.shelf.mine[0])
+        store.pack_set.seal(store.pack_set.own_tails[0])
     assert list_packs(store.bucket) == {}
     check(open_store())
     store.writer.seal_now()
@@ -240,7 +240,7 @@ def test_a_failed_seal_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unavailable):
-        store.shelf.seal(store.shelf.mine[0])
+        store.pack_set.seal(store.pack_set.own_tails[0])
     monkeypatch.undo()
     assert [path.suffix for path in (root / "local/tails").iterdir()] == [".tail"]
     assert not list((root / "local/index").iterdir())
@@ -248,7 +248,7 @@ def test_a_failed_seal_leaves_nothing_behind(
 
 
 def test_a_sweep_removes_temporary_files_of_killed_seals(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     kept = commit(store, "kept", [b"something"])

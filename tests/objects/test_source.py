@@ -10,10 +10,10 @@ import pytest
 from ortet.errors import Unsupported
 from ortet.ids import Oid
 from ortet.objects.base import Kind
-from ortet.objects.source import FrameCache, Source, Spot, kind_of
+from ortet.objects.source import FrameCache, FrameSource, ObjectLocation, kind_of
 
 
-class Counted(Source):
+class Counted(FrameSource):
     """A source of frames that are all their own offset, and that counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Counted(Source):
     def read(self, offset: int, length: int) -> bytes:
         return b""
 
-    def find(self, oid: Oid) -> Spot | None:
+    def find(self, oid: Oid) -> ObjectLocation | None:
         return None
 
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         return iter(())
 
-    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+    def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         return iter(())
 
 

@@ -13,7 +13,7 @@ from ortet.backends.local.bucket import FileBucket
 from ortet.errors import Unavailable
 from ortet.objects import frame
 from ortet.objects.pack_index import open_index
-from ortet.objects.recovery import adopt, create, follow
+from ortet.objects.recovery import adopt_tail, create_tail, follow_tail
 from ortet.objects.seal import seal
 from ortet.objects.tail import Tail, pack_key
 
@@ -27,17 +27,17 @@ def items(*contents: bytes) -> list[frame.Item]:
 
 def append(tail: Tail, *contents: bytes, roomy: bool = False) -> None:
     listed = items(*contents)
-    tail.append(frame.build(listed, KEY, Compressor()), listed, roomy=roomy)
+    tail.append(frame.build(listed, KEY, Compressor()), listed, preallocate=roomy)
 
 
 def new(path: Path) -> Tail:
-    tail = create(path, key_id=KEY)
+    tail = create_tail(path, key_id=KEY)
     assert tail is not None
     return tail
 
 
 def following(path: Path) -> Tail:
-    tail = follow(path, key_id=KEY)
+    tail = follow_tail(path, key_id=KEY)
     assert tail is not None
     return tail
 
@@ -72,7 +72,7 @@ def test_a_tail_preallocates_space_and_releases_it(tmp_path: Path) -> None:
     theirs.advance()
     assert len(theirs) == 40
     append(ours, b"into the room", roomy=True)
-    assert theirs.moved()
+    assert theirs.has_changed()
     theirs.advance()
     assert read(theirs, b"into the room") == b"into the room"
     ours.release()
@@ -167,7 +167,7 @@ def test_a_failed_sync_stays_failed_until_written_again(
 
     monkeypatch.setattr(os, "pwrite", watched)
     good = ours.synced
-    ours.redo()
+    ours.rewrite_unsynced()
     assert written == [good]
     ours.sync()
     assert ours.end == ours.synced == (tmp_path / "a.tail").stat().st_size
@@ -186,7 +186,7 @@ def test_frames_damaged_after_the_last_sync_are_cut_off(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.seek(spot[1] + 60)
         file.write(b"\0" * 20)
-    ours.redo()
+    ours.rewrite_unsynced()
     assert ours.end == spot[1] == path.stat().st_size
     assert ours.find(HASHER.oid(b"lost")) is ours.find(HASHER.oid(b"behind")) is None
     assert read(ours, b"kept") == b"kept"
@@ -215,17 +215,17 @@ def test_an_empty_tail_is_not_left_behind(tmp_path: Path) -> None:
 def test_a_tail_is_full_by_bytes_frames_or_objects(tmp_path: Path) -> None:
     ours = new(tmp_path / "a.tail")
     append(ours, b"x")
-    assert not ours.full(1 << 20)
-    assert ours.full(10)
+    assert not ours.is_full(1 << 20)
+    assert ours.is_full(10)
     ours.frames = 2048
-    assert ours.full(1 << 20)
+    assert ours.is_full(1 << 20)
 
 
 def test_a_tail_is_free_only_after_its_writer_released_it(tmp_path: Path) -> None:
     ours = new(tmp_path / "a.tail")
     append(ours, b"x")
     theirs = following(tmp_path / "a.tail")
-    assert not theirs.is_free()
+    assert not theirs.is_unlocked()
     ours.release()
-    assert theirs.is_free()
-    assert adopt(tmp_path / "a.tail", FileBucket(tmp_path / "b"), key_id=KEY) is not None
+    assert theirs.is_unlocked()
+    assert adopt_tail(tmp_path / "a.tail", FileBucket(tmp_path / "b"), key_id=KEY) is not None

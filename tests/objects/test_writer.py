@@ -15,9 +15,9 @@ from tests.fixtures import forked
 
 from ortet.errors import Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def test_each_flush_with_new_objects_syncs_once(

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ortet._util.codec import Hasher, decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.local.bucket import FileBucket
 from ortet.errors import OrtetError
 from ortet.ids import Oid, SystemClock, from_hex
-from ortet.objects.base import Kind, Link
+from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 def say(*words: object) -> None:
@@ -27,25 +27,25 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def open_store(root: Path, seal_at: int = 200_000) -> LocalObjects:
-    return LocalObjects(
-        root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock(), seal_at=seal_at
+def open_store(root: Path, seal_at: int = 200_000) -> LocalObjectStore:
+    return LocalObjectStore(
+        root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock(), seal_bytes=seal_at
     )
 
 
-def walk(kind: Kind, data: bytes) -> Iterable[Link]:
+def walk(kind: Kind, data: bytes) -> Iterable[ObjectRef]:
     if kind in (Kind.BLOB, Kind.META):
         return []
     _, links = decode(tuple[str, list[tuple[int, bytes]]], data)
-    return [Link(Oid(oid), Kind(number)) for number, oid in links]
+    return [ObjectRef(Oid(oid), Kind(number)) for number, oid in links]
 
 
-def heads(base: Path) -> Iterator[Link]:
+def heads(base: Path) -> Iterator[ObjectRef]:
     for path in sorted((base / "heads").glob("*.head")):
-        yield Link(from_hex(path.read_text()), Kind.COMMIT)
+        yield ObjectRef(from_hex(path.read_text()), Kind.COMMIT)
 
 
-def make_commit(store: LocalObjects, label: str, blobs: list[bytes]) -> Oid:
+def make_commit(store: LocalObjectStore, label: str, blobs: list[bytes]) -> Oid:
     oids = [store.put(Kind.BLOB, blob) for blob in blobs]
     tree = store.put(Kind.TREE, encode((label, [(int(Kind.BLOB), oid) for oid in oids])))
     return store.put(Kind.COMMIT, encode((label, [(int(Kind.TREE), tree)])))
@@ -71,7 +71,7 @@ def commits(base: Path, name: str, count: int) -> None:
         with store.writing():
             oid = make_commit(store, f"{name} {turn}", [blob(number) for number in wanted])
             store.flush()
-            reach("toy.before-head")
+            failpoint("toy.before-head")
             move_head(base, name, oid)
         say("commit", oid.hex())
         for number in wanted:
@@ -142,7 +142,7 @@ def fork(base: Path, name: str, count: int) -> None:
         if store.hasher.oid(store.get(oid)) != oid:
             raise AssertionError(oid.hex())
         say("object", oid.hex())
-    say("tail", who, *[tail.id for tail in store.shelf.mine])
+    say("tail", who, *[tail.id for tail in store.pack_set.own_tails])
     if child == 0:
         store.close()
         os._exit(0)
@@ -163,7 +163,7 @@ def fork_inside(base: Path, name: str, count: int) -> None:
         if child:
             os.waitpid(child, 0)
             try:
-                with other.gate.exclusive(0.0):
+                with other.sweep_lock.exclusive(0.0):
                     say("unlocked")
             except OrtetError as error:
                 say(error.kind)
@@ -172,7 +172,7 @@ def fork_inside(base: Path, name: str, count: int) -> None:
             store.put(Kind.BLOB, b"child")
         store.close()
         os._exit(0)
-    with other.gate.exclusive(0.0):
+    with other.sweep_lock.exclusive(0.0):
         say("free")
     store.close()
     del name, count

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.rooms import Make
 
 import ortet
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.session_pool.pool import SessionPool
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """Make rooms on one store, as several servers have them; all are closed at the end."""
     with ExitStack() as last:
 
-        def made(**settings: Any) -> Rooms:
-            rooms = Rooms(lambda: ortet.open(tmp_path / "store"), **settings)
+        def made(**settings: Any) -> SessionPool:
+            rooms = SessionPool(lambda: ortet.open(tmp_path / "store"), **settings)
             last.callback(rooms.close, 0.0)
             return rooms
 

@@ -12,11 +12,11 @@ from tests.fixtures.http_server import Reply, Server
 import ortet
 from ortet.config.environment import open_hub
 from ortet.hub.hub import Hub
-from ortet.server.app import declared, make_app
-from ortet.server.auth.authenticate import Policy
+from ortet.server.app import declared_paths, make_app
+from ortet.server.auth.authenticate import AccessPolicy
 from ortet.server.auth.tokens import Tokens
 from ortet.server.operations.registry import Operation, operations
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.session_pool.pool import SessionPool
 
 OPERATIONS = operations()
 NOBODY = "ortet_000000000000_" + "0" * 64
@@ -120,7 +120,7 @@ def test_hidden_session_gets_the_same_answer_as_a_missing_one(
 
 @pytest.mark.parametrize(
     "operation",
-    [one for one in OPERATIONS if one.on in (Hub, Rooms) and "{session}" not in one.path],
+    [one for one in OPERATIONS if one.target in (Hub, SessionPool) and "{session}" not in one.path],
     ids=ids,
 )
 def test_token_for_some_agents_learns_nothing_of_other_agents(
@@ -136,9 +136,9 @@ def test_token_for_some_agents_learns_nothing_of_other_agents(
 def test_every_other_route_needs_a_token(scene: Scene) -> None:
     """Those that are in no table, too: found in the application itself."""
     place = scene.server.home / "routes"
-    app = make_app(str(place), lambda at, create: open_hub(at, create=create), Policy())
+    app = make_app(str(place), lambda at, create: open_hub(at, create=create), AccessPolicy())
     try:
-        paths = sorted(set(declared(app.routes).values()))
+        paths = sorted(set(declared_paths(app.routes).values()))
     finally:
         app.state.desk.tenants.close(0.0)
     assert len(paths) > len(OPERATIONS) / 4

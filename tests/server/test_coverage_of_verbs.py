@@ -6,8 +6,8 @@ import pytest
 
 from ortet.hub.hub import Hub
 from ortet.server.operations.registry import operations
-from ortet.server.transfers.routes import FLOWS
-from ortet.sessions.reader import View
+from ortet.server.transfers.routes import STREAMING_ROUTES
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 READ = {
@@ -199,7 +199,7 @@ LOCAL_STORE = {
 }
 
 SURFACES = {
-    View: {**READ, **LOCAL},
+    SessionReader: {**READ, **LOCAL},
     Session: {**READ, **WRITTEN, **LOCAL},
     Hub: {**STORE, **LOCAL_STORE},
 }
@@ -218,11 +218,11 @@ def test_every_public_verb_is_an_operation_or_listed_as_local(kind: type) -> Non
 def test_coverage_table_names_no_removed_verb() -> None:
     for kind, said in ((Session, {**READ, **WRITTEN, **LOCAL}), (Hub, SURFACES[Hub])):
         assert said.keys() <= public(kind)
-    assert READ.keys() <= public(View)
+    assert READ.keys() <= public(SessionReader)
 
 
 def test_coverage_table_names_only_existing_operations() -> None:
-    known = {one.name for one in operations()} | {one.name for one in FLOWS}
+    known = {one.name for one in operations()} | {one.name for one in STREAMING_ROUTES}
     for verb, names in {**READ, **WRITTEN, **STORE}.items():
         assert not set(names.split()) - known, verb
 

@@ -20,7 +20,7 @@ from tests.fixtures import tally
 from tests.fixtures.http_server import Client, Server
 from tests.fixtures.waiting import WAIT
 
-from ortet.server.openapi import document
+from ortet.server.openapi import build_document
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 EXAMPLES = 3 * SOAK
@@ -46,7 +46,7 @@ _STREAM = "text/event-stream"
 
 def _told() -> dict[str, Any]:
     """The document, where what names a session or a commit mostly names one that is there."""
-    told: dict[str, Any] = json.loads(json.dumps(document()))
+    told: dict[str, Any] = json.loads(json.dumps(build_document()))
     for path, methods in told["paths"].items():
         for operation in methods.values():
             given = operation.get("parameters", [])

@@ -9,10 +9,10 @@ from tests.fixtures.locking import locked
 from tests.fixtures.rooms import Make, begin, said, say
 
 import ortet
-from ortet._util.deadlines import patient
+from ortet._util.deadlines import lock_timeout
 from ortet.hub.hub import Hub
 from ortet.server.session_pool import readers
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.session_pool.pool import SessionPool
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again(make: Make, tmp_path: Path) -> None:
@@ -21,8 +21,12 @@ def test_a_lease_that_could_not_be_given_back_is_taken_again(make: Make, tmp_pat
     id_ = begin(rooms)
     say(rooms, id_, "before")
     row = rooms.row(id_)
-    with locked(tmp_path / "store" / "catalog.db"), patient(0.1), rooms.aside(row):
-        assert not rooms.opened()  # it was left, and nothing could be written
+    with (
+        locked(tmp_path / "store" / "catalog.db"),
+        lock_timeout(0.1),
+        rooms.with_session_closed(row),
+    ):
+        assert not rooms.open_slots()  # it was left, and nothing could be written
     say(rooms, id_, "after")
     assert said(rooms, id_) == ["before", "after"]
     other = make(patience=30.0)  # nor does it stay ours for ever
@@ -37,12 +41,12 @@ def test_hubs_of_released_sessions_are_reused(tmp_path: Path) -> None:
         opened.append(ortet.open(tmp_path / "store"))
         return opened[-1]
 
-    rooms = Rooms(open_hub)
+    rooms = SessionPool(open_hub)
     ids = [begin(rooms, name) for name in ("one", "two", "three")]
     count = len(opened)
     for _ in range(3):
         for id_ in ids:
-            with rooms.aside(rooms.row(id_)):
+            with rooms.with_session_closed(rooms.row(id_)):
                 pass
             say(rooms, id_, "again")
     assert len(opened) <= count + 1  # to open one reads what all writers of the store have written
@@ -61,14 +65,14 @@ def test_hubs_that_nobody_needs_are_closed(tmp_path: Path, monkeypatch: pytest.M
         opened.append(ortet.open(tmp_path / "store"))
         return opened[-1]
 
-    kept = readers.Readers(open_hub)
-    with kept.lent() as one, kept.lent() as two:
+    kept = readers.HubPool(open_hub)
+    with kept.borrow() as one, kept.borrow() as two:
         assert one is not two
-    kept.rest()
-    with kept.lent():
+    kept.close_idle()
+    with kept.borrow():
         assert len(opened) == 2
-    monkeypatch.setattr(readers, "_REST", -1.0)
-    kept.rest()
-    with kept.lent():
+    monkeypatch.setattr(readers, "_IDLE_SECONDS", -1.0)
+    kept.close_idle()
+    with kept.borrow():
         assert len(opened) == 3
     kept.close()

@@ -32,7 +32,9 @@ def say(server: Server, text: str) -> int:
 def test_open_session_of_a_server_is_lent_to_another_process(
     patient: Server, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_handover, "_PATIENCE", WAIT)  # however slow this host is to let it go
+    monkeypatch.setattr(
+        lease_handover, "_HANDOVER_TIMEOUT_SECONDS", WAIT
+    )  # however slow this host is to let it go
     begin(patient)
     with ortet.open(str(getattr(patient, where))) as hub, hub.session("talk") as session:
         session.say("assistant", "hi")

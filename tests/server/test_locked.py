@@ -11,10 +11,10 @@ from tests.fixtures.locking import locked
 from tests.fixtures.waiting import eventually
 
 import ortet
-from ortet._util.deadlines import ours, patient
+from ortet._util.deadlines import current_lock_timeout, lock_timeout
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Conflict, Unavailable
-from ortet.server.middleware.idempotency import Answered, once
+from ortet.server.middleware.idempotency import RecordedResponse, run_idempotent
 
 
 @pytest.fixture
@@ -73,24 +73,24 @@ def test_idempotency_key_holds_after_a_503(here: tuple[Client, Path]) -> None:
 def test_answer_that_could_not_be_stored_is_stored_after_the_lock(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, ExitStack() as lock:
 
-        def do() -> Answered:
+        def do() -> RecordedResponse:
             lock.enter_context(locked(tmp_path / "store" / "catalog.db"))
-            return Answered(200, b"done")
+            return RecordedResponse(200, b"done")
 
-        def again() -> Answered:
+        def again() -> RecordedResponse:
             raise AssertionError("it was done twice")
 
-        with patient(0.2):
-            answer, before = once(hub, "key", "token", b"request", do)
+        with lock_timeout(0.2):
+            answer, before = run_idempotent(hub, "key", "token", b"request", do)
         assert (answer.body, before) == (b"done", False)
         with pytest.raises(Conflict) as caught:
-            once(hub, "key", "token", b"request", again)
+            run_idempotent(hub, "key", "token", b"request", again)
         assert caught.value.kind == "in_progress"
         lock.close()
 
         def stored() -> bytes | None:
             try:
-                answer, before = once(hub, "key", "token", b"request", again)
+                answer, before = run_idempotent(hub, "key", "token", b"request", again)
             except Conflict:
                 return None
             assert before
@@ -101,14 +101,14 @@ def test_answer_that_could_not_be_stored_is_stored_after_the_lock(tmp_path: Path
 
 def test_request_that_missed_one_lock_does_not_wait_again(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "catalog.db")
-    with locked(tmp_path / "catalog.db"), patient(0.2):
+    with locked(tmp_path / "catalog.db"), lock_timeout(0.2):
         for _ in range(50):
             with pytest.raises(Unavailable, match="try again"):
                 catalog.put_row("kind", "key", b"value")
-            left = ours()
+            left = current_lock_timeout()
             assert left is not None and left.seconds == 0
         assert catalog.row("kind", "key") is None
-    with patient(0.2):
+    with lock_timeout(0.2):
         catalog.put_row("kind", "key", b"value")
     catalog.put_row("kind", "other", b"value")
     catalog.close()

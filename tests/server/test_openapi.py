@@ -21,9 +21,9 @@ from tests.fixtures.http_server import Client, Serve, Server
 
 from ortet.errors import OrtetError
 from ortet.server.described import ERRORS
-from ortet.server.openapi import document
+from ortet.server.openapi import build_document
 from ortet.server.operations.registry import operations
-from ortet.server.transfers.routes import FLOWS
+from ortet.server.transfers.routes import STREAMING_ROUTES
 
 OPERATIONS = operations()
 
@@ -31,7 +31,7 @@ OPERATIONS = operations()
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     # as its readers have it
-    found: dict[str, Any] = json.loads(json.dumps(document()))
+    found: dict[str, Any] = json.loads(json.dumps(build_document()))
     return found
 
 
@@ -72,17 +72,17 @@ def test_openapi_document_lists_every_operation_and_flow(told: dict[str, Any]) -
     for one in OPERATIONS:
         found = there[one.method, plain(one.path)]
         assert found["operationId"] == one.name
-        assert found["tags"] == [one.noun]
+        assert found["tags"] == [one.tag]
         assert str(one.status) in found["responses"]
         assert found["security"][0] == {"bearer": [one.needs]}
-        assert ("412" in found["responses"]) == one.moves
+        assert ("412" in found["responses"]) == one.moves_head
         headers = [ref.rpartition("/")[2] for ref in refs(found["parameters"])]
         assert ("IdempotencyKey" in headers) == one.writes
-        assert ("IfMatch" in headers) == one.moves
+        assert ("IfMatch" in headers) == one.moves_head
     both = [(one.method, one.path) for one in OPERATIONS]
-    both += [(one.method, one.path) for one in FLOWS]
+    both += [(one.method, one.path) for one in STREAMING_ROUTES]
     assert len(set(both)) == len(both), "one of them is never reached"
-    for flow in FLOWS:
+    for flow in STREAMING_ROUTES:
         assert there[flow.method, plain(flow.path)]["operationId"] == flow.name
     for path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"):
         assert there["GET", path]["security"] == []
@@ -141,7 +141,7 @@ def test_it_is_served_to_everybody_and_names_nobody(serve: Serve) -> None:
     served = server.client().ask("GET", "/openapi.json")
     assert served.status == 200
     assert served.headers["content-type"] == "application/json"
-    assert served.data == json.loads(json.dumps(document()))
+    assert served.data == json.loads(json.dumps(build_document()))
     for word in (b"acme", b"private-matters", b"zebedee", str(server.home).encode()):
         assert word not in served.body
     again = server.client().ask(

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.http_server import Client, Server
 
 import ortet
-from ortet.server.pagination import Sort, in_line
+from ortet.server.pagination import Sort, sort_sessions
 
 AGENT = "listed"
 
@@ -92,9 +92,9 @@ def test_sessions_with_equal_times_have_a_stable_order(tmp_path: Path) -> None:
             for kid in session.fork(12, machine=False):  # all at once
                 kid.pause()
         for sort in get_args(Sort):
-            line = in_line(hub.catalog, hub.sessions(), sort)
+            line = sort_sessions(hub.catalog, hub.sessions(), sort)
             keys = [line.key(row) for row in line.rows]
             assert keys == sorted(keys) and len(keys) == 13
             places = [line.cursor(n) for n in range(13)]
-            assert [line.behind(one) for one in places] == list(range(1, 14))
-            assert [line.before(one) for one in places] == list(range(13))
+            assert [line.index_after(one) for one in places] == list(range(1, 14))
+            assert [line.index_before(one) for one in places] == list(range(13))

@@ -15,7 +15,7 @@ from tests.fixtures.postgres import Shared, new_schema, programs, shared
 from ortet.config.environment import open_hub
 from ortet.errors import Corrupt
 from ortet.hub.hub import Hub
-from ortet.server.session_pool.tenants import store_of
+from ortet.server.session_pool.tenants import tenant_store
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_pg_dump_command_of_the_guide_includes_tenant_schemas(
     guide = (Path(__file__).parents[2] / "docs/guide/scale-out.md").read_text()
     command = next(line[2:] for line in guide.splitlines() if line.startswith("$ pg_dump "))
     for name in ("", "acme"):
-        url = store_of(f"{source}&bucket=file://{tmp_path}/bucket", name)
+        url = tenant_store(f"{source}&bucket=file://{tmp_path}/bucket", name)
         environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         with open_hub(url, environ=environ) as hub, hub.session("s") as s:
             s.say("user", f"of {name}")
@@ -88,7 +88,7 @@ def test_pg_dump_command_of_the_guide_includes_tenant_schemas(
     dump = str(tmp_path / "store.dump")
     run("pg_restore", "--no-owner", "--exit-on-error", f"--dbname={target}", dump)
     for name in ("", "acme"):
-        url = store_of(f"{target}&bucket=file://{tmp_path}/bucket", name)
+        url = tenant_store(f"{target}&bucket=file://{tmp_path}/bucket", name)
         with open_hub(url, create=False, environ={"XDG_CACHE_HOME": str(tmp_path / "new")}) as hub:
             assert [m.content for m in hub.get("s").messages()] == [f"of {name}"]
             assert not hub.verify().problems

@@ -13,12 +13,18 @@ from tests.fixtures.projects import Git
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.journal.environment import Difference, Environment, Python, Variable, differences
+from ortet.journal.environment import (
+    Environment,
+    EnvironmentDifference,
+    PythonPackages,
+    Variable,
+    differences,
+)
 from ortet.journal.events import Event
 from ortet.machines.secrets.names import looks_secret
-from ortet.sessions.environment.probe import surroundings
-from ortet.sessions.environment.rooted import Rooted, Seen
-from ortet.sessions.environment.variables import variables
+from ortet.sessions.environment.probe import probe_environment
+from ortet.sessions.environment.rooted import ProbeTarget, RootedReader
+from ortet.sessions.environment.variables import changed_variables
 
 pytestmark = pytest.mark.files({"a": "one"})
 
@@ -47,7 +53,7 @@ def install(work: Path, *names: str) -> Path:
 
 
 def look(work: Path, environ: dict[str, str]) -> Environment:
-    return surroundings(Seen(str(work)), environ, environ)
+    return probe_environment(ProbeTarget(str(work)), environ, environ)
 
 
 class TestPackages:
@@ -57,7 +63,7 @@ class TestPackages:
         assert look(work, environ).python is None
         site = install(work, "Foo_Bar-1.2", "zope.x-3.0rc1", "no version")
         (site / "old-0.9-py3.11.egg-info").mkdir()
-        assert look(work, environ).python == Python(
+        assert look(work, environ).python == PythonPackages(
             "3.11.2", {"foo-bar": "1.2", "zope-x": "3.0rc1", "old": "0.9"}
         )
 
@@ -90,7 +96,7 @@ class TestMachine:
         (tmp_path / "secret").write_text("x")
         (root / "loop").symlink_to("loop")
         os.mkfifo(root / "pipe")
-        machine = Rooted(str(root))
+        machine = RootedReader(str(root))
         assert machine.text("/etc/resolv.conf").startswith("nameserver")
         assert machine.read("/etc/out") is None
         assert machine.read("/loop") is None
@@ -109,8 +115,8 @@ class TestMachine:
             f"10.1.1.1 {os.uname().nodename}\n10.0.0.9\tregistry.test  other # ours\n",
             "/etc/resolv.conf": "# by hand\nnameserver  10.0.0.1\nsearch corp.test\noptions a\n",
         }
-        monkeypatch.setattr(Rooted, "text", lambda _, path: files.get(path, ""))
-        found = module.surroundings(Seen(), {}, {})
+        monkeypatch.setattr(RootedReader, "text", lambda _, path: files.get(path, ""))
+        found = module.probe_environment(ProbeTarget(), {}, {})
         assert found.hosts == ["10.0.0.9 registry.test other"]
         assert found.resolver == ["nameserver 10.0.0.1", "search corp.test"]
         del tmp_path
@@ -120,12 +126,15 @@ class TestVariables:
     def test_variables_records_only_changed_or_requested_names(self) -> None:
         opening = {"A": "1", "B": "2", "PWD": "/x", "ORTET_URL": "y"}
         now = {"A": "1", "B": "3", "C": "4", "PWD": "/z"}
-        assert variables(now, opening) == {"B": Variable("3"), "C": Variable("4")}
-        assert variables({}, {"A": "1"}) == {"A": Variable(unset=True)}
-        assert variables(now, now, ["A", "Z"]) == {"A": Variable("1"), "Z": Variable(unset=True)}
+        assert changed_variables(now, opening) == {"B": Variable("3"), "C": Variable("4")}
+        assert changed_variables({}, {"A": "1"}) == {"A": Variable(unset=True)}
+        assert changed_variables(now, now, ["A", "Z"]) == {
+            "A": Variable("1"),
+            "Z": Variable(unset=True),
+        }
 
     def test_variable_with_undecodable_bytes_is_recorded_as_a_digest(self) -> None:
-        found = variables({"A": os.fsdecode(b"\xff")}, {})["A"]
+        found = changed_variables({"A": os.fsdecode(b"\xff")}, {})["A"]
         assert found == Variable(digest=hashlib.sha256(b"\xff").hexdigest())
         assert str(found) == "not kept (a8100ae6aa19)"
 
@@ -151,7 +160,7 @@ class TestVariables:
         self, name: str, value: str
     ) -> None:
         assert looks_secret(name, value)
-        assert variables({name: value}, {}) == {name: Variable(ref=f"env:{name}")}
+        assert changed_variables({name: value}, {}) == {name: Variable(ref=f"env:{name}")}
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -331,7 +340,9 @@ class TestSession:
             second = s.commit()
             assert s.environment(compare=True) == []
             assert s.commit() == second != first
-            assert Difference("package", "foo", "", "1") in s.environment(compare=first.oid)
+            assert EnvironmentDifference("package", "foo", "", "1") in s.environment(
+                compare=first.oid
+            )
 
     def test_session_without_files_records_no_environment(self, hub: Hub) -> None:
         with hub.session("s") as s:
@@ -369,8 +380,8 @@ class TestSession:
             s.commit()
             report = s.restore(good.oid)
             assert report.environment == [
-                Difference("package", "bar", "1", "2"),
-                Difference("package", "foo", "1", ""),
+                EnvironmentDifference("package", "bar", "1", "2"),
+                EnvironmentDifference("package", "foo", "1", ""),
             ]
             assert "package foo: 1 then, nothing now" in str(report)
             assert s.environment(compare=True) == report.environment
@@ -433,7 +444,7 @@ def hub_events(tmp_path: Path, environ: dict[str, str]) -> list[Event]:
 
 def test_differences_covers_python_npm_hosts_and_resolver() -> None:
     old = Environment(npm="a" * 64, hosts=["1 x"], resolver=["nameserver 1"])
-    new = Environment(python=Python("3.12", {}), hosts=["1 y"], resolver=["nameserver 1"])
+    new = Environment(python=PythonPackages("3.12", {}), hosts=["1 y"], resolver=["nameserver 1"])
     assert [str(one) for one in differences(old, new)] == [
         "python: nothing then, 3.12 now",
         "npm lock: aaaaaaaaaaaa then, nothing now",

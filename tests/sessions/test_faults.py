@@ -18,7 +18,7 @@ import pytest
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused
 from ortet.hub.hub import Hub
-from ortet.journal.events import MAX_BODY
+from ortet.journal.events import MAX_BODY_BYTES
 from ortet.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ BAD: dict[str, Any] = {
     "cycle": cycle(),
     "object": object(),
     "complex": 1j,
-    "large": "x" * (MAX_BODY + 1),
+    "large": "x" * (MAX_BODY_BYTES + 1),
 }
 
 
@@ -64,7 +64,7 @@ def test_value_that_is_not_json_is_refused_and_nothing_is_recorded(hub: Hub, val
     with hub.session("s") as s:
         s.say("user", "before")
         asked = s.ask("what?")
-        tip = s.mind.core.events
+        tip = s.state.core.events
         verbs: list[Callable[[], object]] = [
             lambda: s.say("user", value),
             lambda: s.say("user", "x", extra_part=value),
@@ -75,11 +75,11 @@ def test_value_that_is_not_json_is_refused_and_nothing_is_recorded(hub: Hub, val
             with pytest.raises(Invalid) as caught:
                 verb()
             assert caught.value.kind in ("not_json", "payload_too_large")
-        assert s.mind.core.events == tip
+        assert s.state.core.events == tip
         assert [m.content for m in s.messages()] == ["before"]
         assert s.act(lambda: value) is value  # an action may return anything: it is shown as text
         s.say("user", "after")
-    assert hub.audit(s.id).events == hub.get(s.id).mind.core.events
+    assert hub.audit(s.id).events == hub.get(s.id).state.core.events
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
@@ -190,7 +190,7 @@ class TestClock:
         with open_hub(store, clock=clock) as one, open_hub(store, clock=clock) as two:
             s = one.session("s")
             clock.advance(-5 * HOUR)
-            s.holding.beat()
+            s.held_lease.renew_if_due()
             clock.advance(31 * 10**9)
             two.session("s").say("user", "taken over")
             with pytest.raises(Refused):
@@ -354,7 +354,7 @@ class TestWeakSpots:
             ws.commit("by hand")
         (said,) = hub.get(s.id).comments()
         assert not said.waiting
-        assert said.seq <= hub.get(s.id).line.base.seq
+        assert said.seq <= hub.get(s.id).event_log.base.seq
 
     def test_archive_includes_waiting_comments(self, hub: Hub) -> None:
         with hub.session("s") as s:

@@ -15,7 +15,7 @@ from ortet.config.environment import open_hub
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
-from ortet.objects.group import MANY
+from ortet.objects.group import MERGE_MIN_TABLES
 
 Open = Callable[..., Hub]
 
@@ -130,8 +130,10 @@ def test_many_commits_on_a_full_cache_disk_succeed_without_merging_indexes(
     other, hub = host("other"), small(reserve=0)
     with hub.session("s") as s:
         fill(small_disk)
-        for number in range(MANY + 2):
+        for number in range(MERGE_MIN_TABLES + 2):
             s.say("user", f"{number}")
             s.commit(f"{number}")
-    assert [m.content for m in other.get("s").messages()] == [str(n) for n in range(MANY + 2)]
+    assert [m.content for m in other.get("s").messages()] == [
+        str(n) for n in range(MERGE_MIN_TABLES + 2)
+    ]
     assert not other.verify().problems

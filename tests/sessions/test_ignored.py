@@ -136,7 +136,7 @@ class TestRestore:
 def test_ignored_files_over_the_size_limit_are_left_out_and_reported(
     hub: Hub, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ignoredlayers, "MOST", 1000)
+    monkeypatch.setattr(ignoredlayers, "MAX_COPIED_BYTES", 1000)
     ws = machine(hub, work, "criu", busy=True)
     for _ in range(2):
         (fork,) = ws.fork(1)

@@ -54,6 +54,6 @@ def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
     two.close()
     three = host("three")
     assert not three.verify().problems
-    assert not three.objects.find(garbage.hex())
+    assert not three.objects.find_by_prefix(garbage.hex())
     three.restore("w", to=tmp_path / "out")
     assert (tmp_path / "out/big").read_bytes() == big

@@ -134,7 +134,7 @@ class TestOneDeed:
 
         def again() -> str:
             with pytest.raises(Conflict) as refused:  # both have seen that it failed
-                second._deeds._begin(
+                second._effects._begin(
                     action, said, why="", before=before, version=version, approve=None
                 )
             assert refused.value.kind == "in_flight"
@@ -142,7 +142,7 @@ class TestOneDeed:
             return "paid"
 
         action, said = _described(again)
-        before, version = second._deeds._before(action)
+        before, version = second._effects._find_previous(action)
         assert first.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert second.act(again, key="invoice-1", replay="once", name="pay") == "paid"
         assert done == ["first"]
@@ -194,7 +194,7 @@ class TestOneDeed:
             made = list(pool.map(lambda _: (both.wait(), s.carry())[1], range(8)))
         s.pause()
         for carried in set(made):
-            hub.from_carry(carried).let_go()
+            hub.from_carry(carried).release()
 
     def test_timeline_scoped_key_is_known_only_in_its_own_history(self, hub: Hub) -> None:
         s = hub.session("a")

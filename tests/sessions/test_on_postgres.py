@@ -54,21 +54,21 @@ def test_session_request_is_seen_and_expires_despite_clock_skew(
     host: OpenAs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender = host("one")
-    requests = lease_handover.Requests(lender)
+    requests = lease_handover.LeaseRequests(lender)
     ahead = ManualClock(lender.clock.now_ns() + 600 * 10**9)
     with open_hub(url, environ=host_environ(tmp_path, "two"), clock=ahead) as asker:
-        with lease_handover.Request(asker, "some") as request:
-            request.ask()
-            assert requests.sessions() == set()  # a signal comes first
-            request.ask()
-            assert requests.sessions() == {"some"}
-        assert requests.sessions() == set()
-        request = lease_handover.Request(asker, "gone")
-        request.ask()
-        request.ask()  # and it dies
-    assert requests.sessions() == {"gone"}
-    monkeypatch.setattr(lease_handover, "_STALE", 0.0)
-    assert requests.sessions() == set()
+        with lease_handover.LeaseRequest(asker, "some") as request:
+            request.send()
+            assert requests.requested_sessions() == set()  # a signal comes first
+            request.send()
+            assert requests.requested_sessions() == {"some"}
+        assert requests.requested_sessions() == set()
+        request = lease_handover.LeaseRequest(asker, "gone")
+        request.send()
+        request.send()  # and it dies
+    assert requests.requested_sessions() == {"gone"}
+    monkeypatch.setattr(lease_handover, "_STALE_REQUEST_SECONDS", 0.0)
+    assert requests.requested_sessions() == set()
     assert lender.catalog.rows("wanted") == []
 
 

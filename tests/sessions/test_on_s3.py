@@ -18,12 +18,12 @@ from tests.fixtures.s3 import Proxy, passes, takes_no_packs, takes_nothing
 from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backends.object_storage import upload_queue
-from ortet.backends.object_storage.pending_uploads import Owing, owing
+from ortet.backends.object_storage.pending_uploads import PendingUploadTable, list_pending_uploads
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
-from ortet.objects.remote.store import RemoteObjects
+from ortet.objects.remote.store import RemoteObjectStore
 
 _UPLOAD = 120.0
 """Seconds to wait for an upload: one that is under way takes half a minute to fail."""
@@ -71,11 +71,11 @@ def test_local_commit_is_readable_elsewhere_only_after_its_upload(
     (tmp_path / "work" / "file").write_text("content")
     hub = host("one", "local")
     other = host("two")
-    assert isinstance(hub.objects, RemoteObjects)
+    assert isinstance(hub.objects, RemoteObjectStore)
     with hub.session("s", workspace=tmp_path / "work") as s:
         s.say("user", "first")
         s.commit("first")
-        hub.objects.settle()
+        hub.objects.wait_for_uploads()
         (tmp_path / "work" / "file").write_text("changed")
         proxy.always = takes_nothing
         commit = s.commit("while the bucket is ill")
@@ -86,7 +86,7 @@ def test_local_commit_is_readable_elsewhere_only_after_its_upload(
             assert caught.value.kind == "not_uploaded_yet"
             assert os.uname().nodename in caught.value.message
         proxy.always = passes
-        hub.objects.settle()
+        hub.objects.wait_for_uploads()
     other.restore(commit.oid, to=tmp_path / "out")
     assert (tmp_path / "out" / "file").read_text() == "changed"
 
@@ -142,28 +142,28 @@ def test_upload_marker_is_removed_after_the_upload(
 def test_commits_one_after_the_other_are_owed_once(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_queue, "_REST", WAIT)
+    monkeypatch.setattr(upload_queue, "_QUIET_SECONDS", WAIT)
     hub, other = host("one"), host("two")
     told: list[str] = []
     for verb in ("tell", "done"):
-        real = getattr(Owing, verb)
+        real = getattr(PendingUploadTable, verb)
 
         def call(*args: Any, verb: str = verb, real: Any = real) -> None:
             if len(args) == 1:  # and not which commits
                 told.append(verb)
             real(*args)
 
-        monkeypatch.setattr(Owing, verb, call)
+        monkeypatch.setattr(PendingUploadTable, verb, call)
     with hub.session("s") as s:
         for number in range(3):
             s.say("user", str(number))
             s.commit(durable="local")
             eventually(lambda: not hub.objects.queued().objects, _UPLOAD)
         assert told == ["tell"]
-        assert owing(other.catalog)
+        assert list_pending_uploads(other.catalog)
     hub.close()
     assert told == ["tell", "done"]
-    assert not owing(other.catalog)
+    assert not list_pending_uploads(other.catalog)
 
 
 @pytest.mark.slow
@@ -177,7 +177,11 @@ def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
         proxy.always = takes_nothing
         s.say("user", "second")
         late = s.commit("second", durable="local").oid
-        eventually(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+        eventually(
+            lambda: any(
+                late in owes.commits for owes in list_pending_uploads(other.catalog).values()
+            )
+        )
         with pytest.raises(Unavailable) as caught:
             other.restore("s", to=tmp_path / "early")
         assert f"commit {late[:12]} was made on {os.uname().nodename}" in caught.value.message
@@ -186,7 +190,7 @@ def test_missing_commit_error_names_the_commit_and_the_host_that_owes_it(
         assert "not everything" in caught.value.message
         proxy.always = passes
         s.commit(durable="remote")
-    eventually(lambda: not owing(other.catalog), _UPLOAD)
+    eventually(lambda: not list_pending_uploads(other.catalog), _UPLOAD)
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 
@@ -201,7 +205,11 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         proxy.always = takes_no_packs
         s.say("user", "second")
         late = s.commit("second", durable="local").oid
-        eventually(lambda: any(late in owes.commits for owes in owing(other.catalog).values()))
+        eventually(
+            lambda: any(
+                late in owes.commits for owes in list_pending_uploads(other.catalog).values()
+            )
+        )
 
     def doctor(*words: str, code: int) -> Any:
         done = forked.run(
@@ -231,7 +239,7 @@ def test_a_host_that_is_lost_is_given_up_and_one_that_comes_back_goes_on(
         other.restore(late, to=tmp_path / "out")
     proxy.always = passes
     host("one")  # and it is not: the disk was still there
-    eventually(lambda: other.objects.find(late[:20]), _UPLOAD)
+    eventually(lambda: other.objects.find_by_prefix(late[:20]), _UPLOAD)
     assert [m.content for m in other.session("s").messages()] == ["first", "second"]
 
 

@@ -16,13 +16,13 @@ from tests.fixtures.valkey_hub import opened
 from tests.fixtures.waiting import WAIT
 
 from ortet.backends.valkey.cache import ValkeyCache
-from ortet.backends.valkey.client import Link
-from ortet.backends.valkey.valkeyaddress import address_of
+from ortet.backends.valkey.client import ValkeyClient
+from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.config.environment import open_hub
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 from ortet.server.auth.tokens import Caller
-from ortet.server.errors import TooMany
-from ortet.server.middleware.rate_limit import Limits
+from ortet.server.errors import TooManyRequests
+from ortet.server.middleware.rate_limit import RateLimiter
 
 pytestmark = pytest.mark.valkey
 
@@ -81,7 +81,7 @@ def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
     tmp_path: Path, valkey: Server
 ) -> None:
     with opened(tmp_path / "store", valkey) as one, opened(tmp_path / "store", valkey) as two:
-        ends: list[Callable[[], None]] = [lambda: one.tell("topic"), valkey.kill]
+        ends: list[Callable[[], None]] = [lambda: one.notify("topic"), valkey.kill]
         for end in ends:
             token, woken = two.signal.token("topic"), Event()
 
@@ -97,18 +97,21 @@ def test_waiting_hub_is_woken_by_a_signal_and_by_a_killed_valkey(
 
 
 def test_servers_share_a_rate_limit_and_keep_their_own_without_valkey(valkey: Server) -> None:
-    settings = Serve(rate=0.001, burst=3)
-    caches = [ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "store") for _ in range(2)]
-    one, two = (Limits(settings, cache) for cache in caches)
+    settings = ServeSettings(rate=0.001, burst=3)
+    caches = [
+        ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=WAIT), "store")
+        for _ in range(2)
+    ]
+    one, two = (RateLimiter(settings, cache) for cache in caches)
     caller = Caller(token="t", name="n")
     for limits in (one, two, one):
         limits.admit(caller)
     for limits in (one, two):
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyRequests):
             limits.admit(caller)
     valkey.kill()
     two.admit(caller)  # of its own it has given two
-    with pytest.raises(TooMany):
+    with pytest.raises(TooManyRequests):
         two.admit(caller)
     for cache in caches:
         cache.close()
@@ -129,7 +132,7 @@ def test_hosts_with_postgres_bucket_and_valkey_work_while_valkey_is_paused(
             session.commit("turn")
         assert one.get("s").working() == two.get("s").working()
         token = two.signal.token("topic")
-        one.tell("topic")
+        one.notify("topic")
         assert two.signal.wait("topic", token, WAIT) is True
         valkey.pause()
         with two.session("s") as session:

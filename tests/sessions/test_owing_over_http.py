@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.remote_hub import serving
 from tests.fixtures.waiting import eventually
 
-from ortet.backends.object_storage.pending_uploads import owing
+from ortet.backends.object_storage.pending_uploads import list_pending_uploads
 from ortet.backends.remote.bucket import HttpBucket
 from ortet.config.environment import open_hub
 from ortet.errors import Unavailable
@@ -39,13 +39,15 @@ def test_commit_not_yet_uploaded_by_a_client_names_its_host_in_the_error(
             s.say("user", "second")
             late = s.commit("second", durable="local").oid
             assert one.objects.queued().objects
-            assert [owes.host for owes in owing(server.catalog).values()] == [os.uname().nodename]
+            assert [owes.host for owes in list_pending_uploads(server.catalog).values()] == [
+                os.uname().nodename
+            ]
             for other in (two, server):
                 with pytest.raises(Unavailable) as caught:
                     other.restore(late, to=tmp_path / "early")
                 assert caught.value.kind == "not_uploaded_yet"
                 assert os.uname().nodename in caught.value.message
-        eventually(lambda: not owing(server.catalog))
+        eventually(lambda: not list_pending_uploads(server.catalog))
         for other in (two, server):
             assert [m.content for m in other.get("s").messages()] == ["first", "second"]
         assert not server.verify().problems

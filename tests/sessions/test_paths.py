@@ -7,21 +7,26 @@ from pathlib import Path
 import pytest
 
 import ortet
-from ortet.journal.event_log import Line
+from ortet.journal.event_log import EventLog
 from ortet.sessions import paths as module
-from ortet.sessions.paths import Paths
+from ortet.sessions.paths import TimelinePaths
 
 
 def _one_by_one(hub: ortet.Hub) -> list[list[object]]:
-    minds = hub._minds()
+    minds = hub._session_manager()
     return [
-        list(Line(hub.catalog, hub.objects, minds.chain, timeline=row.timeline).path())
+        list(
+            EventLog(hub.catalog, hub.objects, minds.chain, timeline=row.timeline).timeline_spans()
+        )
         for row in minds.all()
     ]
 
 
-def _at_once(hub: ortet.Hub, paths: Paths) -> list[list[object]]:
-    return [list(found) for found in paths.to_ends([row.timeline for row in hub._minds().all()])]
+def _at_once(hub: ortet.Hub, paths: TimelinePaths) -> list[list[object]]:
+    return [
+        list(found)
+        for found in paths.to_ends([row.timeline for row in hub._session_manager().all()])
+    ]
 
 
 def test_paths_of_all_sessions_equal_the_path_of_each_session(
@@ -30,7 +35,7 @@ def test_paths_of_all_sessions_equal_the_path_of_each_session(
     """Forks of forks, a fork that said nothing, a session gone back and one removed."""
     monkeypatch.setattr(module, "_PAGE", 2)
     with ortet.open(tmp_path / "store") as hub:
-        paths = Paths(hub.catalog)
+        paths = TimelinePaths(hub.catalog)
         assert _at_once(hub, paths) == []
         first = hub.session("first")
         first.say("user", "one")

@@ -14,7 +14,7 @@ from tests.fixtures.waiting import eventually
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid, OrtetError
 from ortet.hub.hub import Hub
-from ortet.sessions.hits import Recalled
+from ortet.sessions.hits import RecallResult
 from ortet.sessions.session import Session
 from ortet.testing.clock import ManualClock
 
@@ -130,9 +130,9 @@ class TestWhatIsFound:
         talk(hub)
         with hub.session("s") as s:
             head = s.commit()
-            before = s.mind.core.events
+            before = s.state.core.events
             s.recall("sardines")
-            assert s.mind.core.events == before
+            assert s.state.core.events == before
             assert s.commit().oid == head.oid
 
 
@@ -487,10 +487,10 @@ class Counting:
         return [[float(text.count(letter)) + 0.01 for letter in "abcdefgh"] for text in texts]
 
 
-def asked(s: Session, query: str, limit: int = 10) -> Recalled:
+def asked(s: Session, query: str, limit: int = 10) -> RecallResult:
     """Another thread embeds, and is waited for a moment only: asked until it has."""
 
-    def found() -> Recalled | None:
+    def found() -> RecallResult | None:
         answer = s.recall(query, limit, explain=True)
         return None if answer.dense in ("late", "some") else answer
 

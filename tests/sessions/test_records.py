@@ -28,7 +28,7 @@ def newer() -> Iterator[None]:
         return {"title": data["name"], "open": True}
 
     yield
-    upcast.forget(KIND, 1)
+    upcast.unregister(KIND, 1)
 
 
 def test_custom_records_are_stored_and_listed_by_kind(hub: Hub) -> None:

@@ -11,8 +11,8 @@ from tests.fixtures.stores import Open
 
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
-from ortet.journal.event_log import Line
-from ortet.sessions.table import Roll
+from ortet.journal.event_log import EventLog
+from ortet.sessions.table import SessionTable
 
 Gone = Callable[..., None]
 
@@ -42,20 +42,20 @@ def gone(hub: Hub, opened: Open, monkeypatch: pytest.MonkeyPatch) -> Gone:
 
 
 def test_recall_skips_a_session_removed_during_the_call(hub: Hub, gone: Gone) -> None:
-    gone(Roll, "all", 1)
+    gone(SessionTable, "all", 1)
     assert {hit.source.name for hit in hub.recall("sardines")} == {"a"}
 
 
 def test_reading_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: Gone) -> None:
     view = hub.get("b")
-    gone(Line, "path", 1)
+    gone(EventLog, "path", 1)
     with pytest.raises(NotFound) as caught:
         view.messages()
     assert caught.value.kind == "no_timeline"
 
 
 def test_get_of_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: Gone) -> None:
-    gone(Roll, "get", 1)
+    gone(SessionTable, "get", 1)
     with pytest.raises(NotFound) as caught:
         hub.get("b")
     assert caught.value.kind == "no_session"
@@ -63,7 +63,7 @@ def test_get_of_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: G
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_sweep_succeeds_if_a_session_is_removed_during_it(hub: Hub, gone: Gone, calls: int) -> None:
-    gone(Roll, "all", calls)
+    gone(SessionTable, "all", calls)
     hub.sweep(min_garbage=0.0)
     said = [message.content for message in hub.get("a").messages()]
     assert said == ["sardines of a", "more sardines of a"]
@@ -73,7 +73,7 @@ def test_sweep_succeeds_if_a_session_is_removed_during_it(hub: Hub, gone: Gone, 
 def test_verify_succeeds_if_a_session_is_removed_during_it(
     hub: Hub, gone: Gone, calls: int
 ) -> None:
-    gone(Roll, "all", calls)
+    gone(SessionTable, "all", calls)
     assert hub.verify().problems == []
 
 
@@ -84,7 +84,7 @@ def test_remove_succeeds_if_a_sibling_fork_is_removed_during_it(hub: Hub, gone: 
     names = [fork.name for fork in forks]
     for fork in forks:
         fork.pause()
-    gone(Roll, "all", 1, names[1])
+    gone(SessionTable, "all", 1, names[1])
     hub.remove(names[0])
     assert {row.name for row in hub.sessions()} == {"a", "b", "c"}
     assert [message.content for message in hub.get("c").messages()] == ["one"]

@@ -60,7 +60,7 @@ def live(hub: Hub, work: Path) -> Workspace:
 def in_store(tmp_path: Path) -> list[str]:
     """What of the store holds the value: objects, and files as they are."""
     with ortet.open(tmp_path / "store") as hub:
-        objects = [one for digit in "0123456789abcdef" for one in hub.objects.find(digit)]
+        objects = [one for digit in "0123456789abcdef" for one in hub.objects.find_by_prefix(digit)]
         assert objects
         found = [kind.name for oid, kind in objects if VALUE.encode() in hub.objects.get(oid)]
     for work, _, names in os.walk(tmp_path / "store"):
@@ -393,7 +393,7 @@ class TestJournal:
         assert hub.verify()
 
     def test_secret_beyond_the_first_page_of_rows_is_masked(self, hub: Hub) -> None:
-        rows = [hub.vault.sealed(f"N{n:04}", f"value-number-{n:04}") for n in range(1100)]
+        rows = [hub.vault.seal(f"N{n:04}", f"value-number-{n:04}") for n in range(1100)]
         hub.catalog.move([], verb="vault", rows=rows)
         with hub.session("s") as session:
             session.say("user", "value-number-1099")

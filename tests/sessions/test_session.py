@@ -16,14 +16,14 @@ import ortet
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unsettled
 from ortet.hub.hub import Hub
-from ortet.journal.events import Chain, Tip
+from ortet.journal.events import EventChain, Tip
 from ortet.testing.clock import ManualClock
 
 
 def check_chain(hub: Hub, session: str) -> int:
     view = hub.get(session)
-    chain = Chain(hub.objects.hasher, os.urandom)
-    return chain.check(Tip(), view.line.rows()).seq
+    chain = EventChain(hub.objects.hasher, os.urandom)
+    return chain.check(Tip(), view.event_log.rows()).seq
 
 
 class TestMind:

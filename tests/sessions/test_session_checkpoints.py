@@ -216,7 +216,7 @@ def test_checkpoint_carries_note_expiry_and_pending_approvals(hub: Hub, other: H
         assert [asked.id for asked in record.approvals] == [caught.value.details["id"]]
     with other.from_checkpoint(record.to_json()) as t:
         assert t.notes() == {"short": 1, "long": 2}
-        assert {note.key: note.expires for note in t.mind.notes} == {**record.expires, "long": 0}
+        assert {note.key: note.expires for note in t.state.notes} == {**record.expires, "long": 0}
         (asked,) = t.approvals()
         with pytest.raises(Refused):
             pay(t)

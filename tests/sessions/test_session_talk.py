@@ -14,8 +14,8 @@ from tests.fixtures import forked
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
-from ortet.journal.conversation.compaction import extract
-from ortet.journal.conversation.tool_calls import LOST
+from ortet.journal.conversation.compaction import extract_summary
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 
@@ -90,7 +90,7 @@ class TestCompact:
                 s.say("user", f"m{number}")
 
             def durable() -> list[Any]:
-                core = s.mind.core
+                core = s.state.core
                 return [
                     (core.goal, core.plan, core.limits, s.spent(), s.notes()),
                     (s.facts(), s.decisions(), s.questions(), s.effects()),
@@ -161,15 +161,15 @@ class TestCompact:
 
     def test_the_plain_summary_is_bounded(self) -> None:
         messages = [Message(n, "user", f"message {n} " + "w" * 500) for n in range(1000)]
-        text = extract(messages)
+        text = extract_summary(messages)
         assert len(text) <= 2000
         assert text.startswith("- user: message 0 ")
         assert "message 999" in text
         assert "more)" in text
-        again = extract([Message(1, "user", text, extra={"summary": True}), *messages[:3]])
+        again = extract_summary([Message(1, "user", text, extra={"summary": True}), *messages[:3]])
         assert len(again) <= 2000
         assert "message 2" in again
-        assert extract([]) == ""
+        assert extract_summary([]) == ""
 
 
 class TestDangling:
@@ -192,7 +192,7 @@ class TestDangling:
             last = s.messages()[-1]
             assert (last.role, last.extra["synthetic"]) == (role, True)
             if role == "tool":
-                assert (last.content, last.extra["tool_call_id"]) == (LOST, "c1")
+                assert (last.content, last.extra["tool_call_id"]) == (LOST_RESULT_TEXT, "c1")
             else:
                 (part,) = last.content
                 assert (part["tool_use_id"], part["is_error"]) == ("c1", True)
@@ -205,7 +205,7 @@ class TestDangling:
             s.say("assistant", None, tool_calls=CALLS)
             s.commit()
         with open_hub(store) as hub, hub.session("s") as s:
-            assert [m.content for m in s.messages()] == [None, LOST]
+            assert [m.content for m in s.messages()] == [None, LOST_RESULT_TEXT]
             s.say("user", "wait for it")
             s.say("tool", "paid", tool_call_id="c1")
             assert [m.content for m in s.messages()] == [None, "wait for it", "paid"]

@@ -14,7 +14,7 @@ from tests.fixtures.talk import texts
 from ortet.config.environment import open_hub
 from ortet.errors import Unavailable
 from ortet.hub.hub import Hub
-from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.index import SqliteWordIndex
 
 
 def holding(store: Path, text: bytes) -> list[Path]:
@@ -88,9 +88,9 @@ class TestCommittedByOthers:
         a.commit()
         timeline = a.row.timeline
         (work / "a.txt").write_text("two")
-        outside.look()
+        outside.refresh_head()
         outside.commit("by hand")
-        assert hub._minds().roll.get(a.id).timeline == timeline
+        assert hub._session_manager().table.get(a.id).timeline == timeline
         said = [message.content for message in hub.get("a").messages()]
         assert said == ["one", "after the restore"]
 
@@ -102,7 +102,7 @@ class TestCommittedByOthers:
         outside = opened().workspace(work, engine="folder")
         with hub.session("a", scopes=["project:p"]) as a, hub.session("b") as b:
             outside.commit("by hand")
-            row = hub._minds().roll.get(a.id)
+            row = hub._session_manager().table.get(a.id)
             assert (row.status, row.scopes) == ("active", ["project:p"])
             a.say("user", "two")
             a.commit()
@@ -126,14 +126,14 @@ def test_event_erased_while_it_is_being_indexed_is_not_found(
     with open_hub(store) as hub, hub.session("a") as a:
         a.say("user", "pigeon4711 is here")
         a.commit()
-    add = Index.add
+    add = SqliteWordIndex.add
 
-    def late(self: Index, *args: Any, **options: Any) -> None:
+    def late(self: SqliteWordIndex, *args: Any, **options: Any) -> None:
         monkeypatch.undo()
         forked.run([sys.executable, "-c", ERASE, store, a.id], check=True)
         add(self, *args, **options)
 
-    monkeypatch.setattr(Index, "add", late)
+    monkeypatch.setattr(SqliteWordIndex, "add", late)
     with open_hub(store) as hub:
         assert hub.recall("pigeon4711") == []
     assert holding(store, b"pigeon4711") == []

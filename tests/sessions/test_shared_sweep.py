@@ -18,7 +18,7 @@ from tests.fixtures.postgres import shared
 from tests.fixtures.stores import OpenAs, host_environ
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet._util.failpoints import ENVIRONMENT
+from ortet._util.failpoints import FAULT_VARIABLE
 from ortet.errors import Conflict, Refused, Unavailable
 from ortet.hub.hub import Hub
 from ortet.objects.base import Kind
@@ -186,7 +186,7 @@ def test_a_killed_sweep_is_ended_by_the_next(
     leave_garbage(hub)
     done = forked.run(
         [sys.executable, "-c", _SWEEPER, url],
-        env={**host_environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
+        env={**host_environ(tmp_path, "one"), FAULT_VARIABLE: f"{point}:kill"},
         timeout=WAIT,
         check=False,
     )

@@ -19,12 +19,12 @@ from tests.fixtures.s3 import set_environ
 from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import WAIT
 
-from ortet._util.failpoints import ENVIRONMENT
+from ortet._util.failpoints import FAULT_VARIABLE
 from ortet.config.environment import open_hub
 from ortet.hub.hub import Hub
 from ortet.objects.base import Kind
 from ortet.objects.gc import sweep_remote
-from ortet.objects.remote.pack_set import GONE
+from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX
 
 POINTS = ["sweep.after-marks", "sweep.after-epoch", "sweep.before-delete", "sweep.after-delete"]
 
@@ -141,7 +141,7 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
             garbage.append(leave_garbage(hub))
             done = forked.run(
                 [sys.executable, "-c", _SWEEPER, url],
-                env={**host_environ(tmp_path, "one"), ENVIRONMENT: f"{point}:kill"},
+                env={**host_environ(tmp_path, "one"), FAULT_VARIABLE: f"{point}:kill"},
                 timeout=WAIT,
                 check=False,
             )
@@ -150,10 +150,10 @@ def test_killed_sweeps_beside_two_hosts_that_write_lose_nothing(
             writer.end()
         hub.sweep(min_garbage=0.0, expire_ns=0)
         left = {found.key for found in hub.bucket.list("packs/")}
-    assert not any(key.endswith(GONE) for key in left)
+    assert not any(key.endswith(DELETION_MARK_SUFFIX) for key in left)
     with open_hub(url, environ=host_environ(tmp_path, "fresh")) as fresh:
         assert not fresh.verify().problems
-        assert not any(fresh.objects.find(oid.hex()) for oid in garbage)
+        assert not any(fresh.objects.find_by_prefix(oid.hex()) for oid in garbage)
         for writer in writers:
             _check(fresh, writer, tmp_path)
 

@@ -13,8 +13,8 @@ import ortet
 from ortet._util.codec import encode
 from ortet.hub.hub import Hub
 from ortet.journal.events import Draft
-from ortet.sessions.actions.effects import deeds_of
-from ortet.sessions.writing.bulk_import import retell
+from ortet.sessions.actions.effects import effect_rows
+from ortet.sessions.writing.bulk_import import import_events
 
 pytestmark = pytest.mark.files({})
 
@@ -71,7 +71,7 @@ def test_effects_show_the_command_argument_of_a_tool(hub: Hub) -> None:
             "scope": "family",
         }
         begun |= {"why": "", "args": [], "kwargs": {"command": f"echo {VALUE}"}}
-        retell(s, [Draft("begun", begun), Draft("ended", {"id": "b1", "state": "done"})])
+        import_events(s, [Draft("begun", begun), Draft("ended", {"id": "b1", "state": "done"})])
         assert told_commands(hub, s.id) == ["ls -l", "echo [DEPLOY]"]
 
 
@@ -105,7 +105,7 @@ def test_erasing_a_session_erases_its_commands(hub: Hub, work: Path) -> None:
 def test_effect_rows_of_earlier_releases_have_an_empty_command(hub: Hub, work: Path) -> None:
     with hub.session("s", workspace=work) as s:
         s.run("echo one")
-    (deed,) = deeds_of(hub.catalog, s.row.family)
+    (deed,) = effect_rows(hub.catalog, s.row.family)
     old = msgspec.structs.replace(deed, effect=msgspec.structs.replace(deed.effect, command=""))
     assert b"command" not in encode(old)
     hub.catalog.put_row(f"deed/{s.row.family}", deed.effect.id, encode(old))

@@ -10,17 +10,17 @@ from tests.fixtures.postgres import Server
 from tests.fixtures.stores import host_environ
 from tests.fixtures.waiting import eventually
 
-from ortet._util.deadlines import patient
+from ortet._util.deadlines import lock_timeout
 from ortet.config.environment import open_hub
 from ortet.errors import Unavailable
 from ortet.hub.hub import Hub
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 pytestmark = pytest.mark.postgres
 
 
-def said(session: View) -> list[str]:
+def said(session: SessionReader) -> list[str]:
     return [message.content for message in session.messages()]
 
 
@@ -110,7 +110,7 @@ def test_message_sent_during_a_database_pause_is_recorded_once(tmp_path: Path) -
             a.say("user", "one")
             server.pause()
             try:
-                with pytest.raises(Unavailable) as caught, patient(0.5):
+                with pytest.raises(Unavailable) as caught, lock_timeout(0.5):
                     a.say("user", "meanwhile")
             finally:
                 server.resume()

@@ -102,7 +102,11 @@ def look(store: str, directory: str, count: str) -> Any:
 
 def hold(store: str, directory: str) -> Any:
     """Be in the middle of moving files until told to go on."""
-    with ortet.open(store) as hub, hub.workspace(directory, engine="folder") as ws, ws.moving():
+    with (
+        ortet.open(store) as hub,
+        hub.workspace(directory, engine="folder") as ws,
+        ws.exclusive_access(),
+    ):
         wait()
         return time.monotonic_ns()
 

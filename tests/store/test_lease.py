@@ -14,12 +14,20 @@ from typing import Any, cast
 
 import pytest
 
-from ortet._util.deadlines import ours
+from ortet._util.deadlines import current_lock_timeout
 from ortet.backends.base import Catalog, Lease
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Refused, Unavailable
 from ortet.store import lease as leases
-from ortet.store.lease import Heart, Holding, Unheld, in_use, is_dead, is_held, process_here
+from ortet.store.lease import (
+    HeldLease,
+    LeaseRenewer,
+    NoLease,
+    is_lease_held,
+    is_owner_dead,
+    owner_prefix,
+    session_in_use,
+)
 from ortet.testing.clock import ManualClock
 
 TTL = 90
@@ -43,8 +51,8 @@ def sqlite_catalog(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteCatalog
 def ended() -> str:
     """The owner of a lease whose process has ended and was waited for."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        owner = f"here:{child.pid}:{leases._started(child.pid)}:1"
-        assert not is_dead(owner, "here")
+        owner = f"here:{child.pid}:{leases._process_start_time(child.pid)}:1"
+        assert not is_owner_dead(owner, "here")
     return owner
 
 
@@ -64,66 +72,66 @@ def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestOwner:
     def test_this_process_is_alive(self) -> None:
-        host, pid, began = process_here("here").split(":")
+        host, pid, began = owner_prefix("here").split(":")
         assert (host, pid) == ("here", str(os.getpid()))
         assert began.isdigit()
-        assert not is_dead(f"{process_here('here')}:1", "here")
+        assert not is_owner_dead(f"{owner_prefix('here')}:1", "here")
 
     def test_ended_process_of_this_host_is_dead(self, ended: str) -> None:
-        assert is_dead(ended, "here")
+        assert is_owner_dead(ended, "here")
 
     def test_process_that_nobody_has_waited_for_is_dead(self) -> None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            owner = f"here:{child.pid}:{leases._started(child.pid)}:1"
+            owner = f"here:{child.pid}:{leases._process_start_time(child.pid)}:1"
             assert child.stdin is not None
             child.stdin.close()
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert is_dead(owner, "here")
+            assert is_owner_dead(owner, "here")
 
     def test_process_whose_number_belongs_to_a_newer_process_is_dead(self) -> None:
-        assert is_dead(f"here:{os.getpid()}:1:1", "here")
+        assert is_owner_dead(f"here:{os.getpid()}:1:1", "here")
 
     @pytest.mark.parametrize("host", ["a-host-before", "the-host-after"])
     def test_process_of_another_host_is_never_dead(self, ended: str, host: str) -> None:
-        assert not is_dead(ended, host)
+        assert not is_owner_dead(ended, host)
 
     @pytest.mark.parametrize("owner", ["", "ann", f"here:{NEVER}:1", f"here:{NEVER}:1:2:3"])
     def test_owner_of_another_form_is_never_dead(self, owner: str) -> None:
-        assert not is_dead(owner, "here")
+        assert not is_owner_dead(owner, "here")
 
     def test_owner_without_a_process_number_is_never_dead(self) -> None:
-        assert not is_dead("here:worker:1:1", "here")
+        assert not is_owner_dead("here:worker:1:1", "here")
 
     def test_start_time_is_read_behind_a_name_with_brackets(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stat(monkeypatch, "S", threads=1, began=4711)
-        assert process_here("here").endswith(":4711")
-        assert not is_dead("here:77:4711:1", "here")
-        assert is_dead("here:77:4712:1", "here")
+        assert owner_prefix("here").endswith(":4711")
+        assert not is_owner_dead("here:77:4711:1", "here")
+        assert is_owner_dead("here:77:4712:1", "here")
 
     def test_process_whose_main_thread_ended_lives_while_another_thread_runs(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stat(monkeypatch, "Z", threads=2, began=4711)
-        assert not is_dead("here:77:4711:1", "here")
+        assert not is_owner_dead("here:77:4711:1", "here")
         stat(monkeypatch, "Z", threads=1, began=4711)
-        assert is_dead("here:77:4711:1", "here")
+        assert is_owner_dead("here:77:4711:1", "here")
         stat(monkeypatch, "S", threads=1, began=4711)
-        assert not is_dead("here:77:4711:1", "here")
+        assert not is_owner_dead("here:77:4711:1", "here")
 
 
 class TestOwnerWithoutProc:
     def test_process_that_exists_is_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
         without_proc(monkeypatch)
-        assert process_here("here").endswith(":alive")
-        assert not is_dead(f"{process_here('here')}:1", "here")
+        assert owner_prefix("here").endswith(":alive")
+        assert not is_owner_dead(f"{owner_prefix('here')}:1", "here")
 
     def test_process_that_does_not_exist_is_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
         without_proc(monkeypatch)
-        assert is_dead(f"here:{NEVER}:alive:1", "here")
-        assert is_dead(f"here:{NEVER}:4711:1", "here")
-        assert is_dead(f"here:{10**30}:alive:1", "here")
+        assert is_owner_dead(f"here:{NEVER}:alive:1", "here")
+        assert is_owner_dead(f"here:{NEVER}:4711:1", "here")
+        assert is_owner_dead(f"here:{10**30}:alive:1", "here")
 
     def test_process_of_another_user_is_not_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[int, int]] = []
@@ -134,18 +142,18 @@ class TestOwnerWithoutProc:
 
         without_proc(monkeypatch)
         monkeypatch.setattr(os, "kill", forbidden)
-        assert not is_dead("here:77:alive:1", "here")
+        assert not is_owner_dead("here:77:alive:1", "here")
         assert asked == [(77, 0)]  # a signal of another number would end it
 
     def test_process_whose_start_time_is_hidden_is_not_dead(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        owner = f"{process_here('here')}:1"
+        owner = f"{owner_prefix('here')}:1"
         without_proc(monkeypatch)
-        assert not is_dead(owner, "here")
+        assert not is_owner_dead(owner, "here")
 
     def test_process_that_could_not_read_its_own_start_time_is_not_dead(self) -> None:
-        assert not is_dead(f"here:{os.getpid()}:alive:1", "here")
+        assert not is_owner_dead(f"here:{os.getpid()}:alive:1", "here")
 
 
 class Told:
@@ -167,14 +175,14 @@ class TestTaking:
         self, sqlite_catalog: Catalog, clock: ManualClock, ended: str
     ) -> None:
         old = sqlite_catalog.acquire("w", ended, TTL)
-        new = leases.take(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
+        new = leases.acquire_lease(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
         assert new == Lease("w", "here:1:1:2", new.fence, clock.now_ns() + TTL)
         assert new.fence > old.fence
 
     def test_lease_of_a_live_process_is_refused(self, sqlite_catalog: Catalog) -> None:
-        old = sqlite_catalog.acquire("w", f"{process_here('here')}:1", TTL)
+        old = sqlite_catalog.acquire("w", f"{owner_prefix('here')}:1", TTL)
         with pytest.raises(Refused) as caught:
-            leases.take(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
+            leases.acquire_lease(sqlite_catalog, "w", "here:1:1:2", "here", TTL)
         assert caught.value.kind == "lease_held"
         assert sqlite_catalog.lease("w") == old
 
@@ -182,26 +190,26 @@ class TestTaking:
         held = Lease("w", ended, 1, 1)
         for told in (Told("other", held), Told("lease_held", None), Told("other", None)):
             with pytest.raises(Refused) as caught:
-                leases.take(cast(Catalog, told), "w", "me", "here")
+                leases.acquire_lease(cast(Catalog, told), "w", "me", "here")
             assert caught.value.kind == told.kind
 
     def test_lease_is_held_until_it_expires(
         self, sqlite_catalog: Catalog, clock: ManualClock
     ) -> None:
         now = clock.now_ns()
-        assert not is_held(sqlite_catalog, "w", "here", now)
+        assert not is_lease_held(sqlite_catalog, "w", "here", now)
         sqlite_catalog.acquire("w", "ann", TTL)
-        assert is_held(sqlite_catalog, "w", "here", now)
-        assert is_held(sqlite_catalog, "w", "here", now + TTL - 1)
-        assert not is_held(sqlite_catalog, "w", "here", now + TTL)
-        assert not is_held(sqlite_catalog, "w", "here", now + 2 * TTL)
+        assert is_lease_held(sqlite_catalog, "w", "here", now)
+        assert is_lease_held(sqlite_catalog, "w", "here", now + TTL - 1)
+        assert not is_lease_held(sqlite_catalog, "w", "here", now + TTL)
+        assert not is_lease_held(sqlite_catalog, "w", "here", now + 2 * TTL)
 
     def test_lease_of_a_dead_process_is_not_held(
         self, sqlite_catalog: Catalog, clock: ManualClock, ended: str
     ) -> None:
         sqlite_catalog.acquire("w", ended, TTL)
-        assert not is_held(sqlite_catalog, "w", "here", clock.now_ns())
-        assert is_held(sqlite_catalog, "w", "there", clock.now_ns())
+        assert not is_lease_held(sqlite_catalog, "w", "here", clock.now_ns())
+        assert is_lease_held(sqlite_catalog, "w", "there", clock.now_ns())
 
 
 class TestRefusal:
@@ -219,19 +227,21 @@ class TestRefusal:
     )
     def test_refusal_names_the_process_that_has_the_session(self, owner: str, who: str) -> None:
         owner = owner.replace("PID", str(os.getpid()))  # not in the id: each worker has its own
-        error = in_use(Refused("lease_held", "no", owner=owner, expires=7), "s", "here")
+        error = session_in_use(Refused("lease_held", "no", owner=owner, expires=7), "s", "here")
         assert f"session 's' is open {who}:" in error.message
         assert error.kind == "lease_held"
         assert error.details == {"owner": owner, "expires": 7}
 
     def test_refusal_without_an_owner_names_another_host(self) -> None:
-        assert "a process of another host" in in_use(Refused("k", "no"), "s", "here").message
+        assert (
+            "a process of another host" in session_in_use(Refused("k", "no"), "s", "here").message
+        )
 
 
 class TestHolding:
     @pytest.fixture
-    def holding(self, sqlite_catalog: Catalog, clock: ManualClock) -> Holding:
-        return Holding(sqlite_catalog, clock, sqlite_catalog.acquire("w", "ann", TTL), TTL)
+    def holding(self, sqlite_catalog: Catalog, clock: ManualClock) -> HeldLease:
+        return HeldLease(sqlite_catalog, clock, sqlite_catalog.acquire("w", "ann", TTL), TTL)
 
     @pytest.mark.parametrize(
         ("passed", "renewed"), [(0, False), (30, False), (31, True), (90, True), (-1, True)]
@@ -240,29 +250,29 @@ class TestHolding:
         self,
         sqlite_catalog: Catalog,
         clock: ManualClock,
-        holding: Holding,
+        holding: HeldLease,
         passed: int,
         renewed: bool,
     ) -> None:
         before = holding.lease
         clock.advance(passed)
-        holding.beat()
+        holding.renew_if_due()
         assert sqlite_catalog.lease("w") == holding.lease
         expires = clock.now_ns() + TTL if renewed else before.expires
         assert holding.lease == Lease("w", "ann", before.fence, expires)
 
     def test_lease_taken_by_another_is_lost_at_the_next_renewal(
-        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: HeldLease
     ) -> None:
         clock.advance(TTL)
         sqlite_catalog.acquire("w", "bob", TTL)
-        for renew in (holding.beat, holding.renew):
+        for renew in (holding.renew_if_due, holding.renew):
             with pytest.raises(Refused) as caught:
                 renew()
             assert caught.value.kind == "lease_lost"
 
     def test_renew_extends_the_lease_at_once(
-        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: HeldLease
     ) -> None:
         clock.advance(1)
         holding.renew()
@@ -270,34 +280,34 @@ class TestHolding:
         assert holding.lease.expires == clock.now_ns() + TTL
 
     def test_ended_lease_is_released_and_never_renewed(
-        self, sqlite_catalog: Catalog, clock: ManualClock, holding: Holding
+        self, sqlite_catalog: Catalog, clock: ManualClock, holding: HeldLease
     ) -> None:
-        assert not holding.ended
-        holding.end()
-        assert holding.ended
+        assert not holding.is_released
+        holding.release()
+        assert holding.is_released
         assert sqlite_catalog.lease("w") is None
         clock.advance(TTL)
-        holding.beat()
+        holding.renew_if_due()
         with pytest.raises(Refused) as caught:
             holding.renew()
         assert caught.value.kind == "closed"
         again = sqlite_catalog.acquire("w", "ann", TTL)
         holding.lease = again
-        holding.end()  # a second end must not release what was acquired since
+        holding.release()  # a second end must not release what was acquired since
         assert sqlite_catalog.lease("w") == again
 
     def test_reader_has_no_lease_and_cannot_get_one(
         self, sqlite_catalog: Catalog, clock: ManualClock
     ) -> None:
-        unheld = Unheld(sqlite_catalog, clock, "w")
+        unheld = NoLease(sqlite_catalog, clock, "w")
         assert unheld.lease == Lease("w", "", 0, 0)
-        unheld.beat()
+        unheld.renew_if_due()
         with pytest.raises(Refused) as caught:
             unheld.renew()
         assert caught.value.kind == "replaying"
-        assert not unheld.ended
-        unheld.end()
-        assert unheld.ended
+        assert not unheld.is_released
+        unheld.release()
+        assert unheld.is_released
         assert sqlite_catalog.lease("w") is None
 
 
@@ -309,8 +319,8 @@ class Beating:
         self.patience: set[float | None] = set()
         self._then = then
 
-    def beat(self) -> None:
-        found = ours()
+    def renew_if_due(self) -> None:
+        found = current_lock_timeout()
         self.patience.add(found.seconds if found else None)
         self.beaten.set()
         self._then()
@@ -322,42 +332,44 @@ def fail() -> None:
 
 class TestHeart:
     @pytest.fixture
-    def heart(self) -> Iterator[Heart]:
-        heart = Heart(0.001)
+    def heart(self) -> Iterator[LeaseRenewer]:
+        heart = LeaseRenewer(0.001)
         yield heart
         heart.close()
 
     def test_lease_lives_for_thirty_seconds_and_is_renewed_every_ten(self) -> None:
-        assert leases.TTL_NS == 30 * 10**9
-        assert Heart()._seconds == 10.0
+        assert leases.LEASE_TTL_NS == 30 * 10**9
+        assert LeaseRenewer()._interval_seconds == 10.0
 
-    def test_every_lease_is_renewed_again_and_again_although_one_fails(self, heart: Heart) -> None:
+    def test_every_lease_is_renewed_again_and_again_although_one_fails(
+        self, heart: LeaseRenewer
+    ) -> None:
         held = [Beating(fail), Beating(), Beating()]
         for one in held:
-            heart.add(cast(Holding, one))
+            heart.add(cast(HeldLease, one))
         for _ in range(3):
             for one in held:
                 one.beaten.clear()
             assert all(one.beaten.wait(30) for one in held)
 
-    def test_renewing_thread_does_not_keep_the_process_alive(self, heart: Heart) -> None:
+    def test_renewing_thread_does_not_keep_the_process_alive(self, heart: LeaseRenewer) -> None:
         before = set(enumerate_threads())
-        heart.add(cast(Holding, Beating()))
+        heart.add(cast(HeldLease, Beating()))
         (thread,) = set(enumerate_threads()) - before
         assert (thread.name, thread.daemon) == ("ortet-heart", True)
 
-    def test_renewal_waits_one_second_for_a_locked_store(self, heart: Heart) -> None:
+    def test_renewal_waits_one_second_for_a_locked_store(self, heart: LeaseRenewer) -> None:
         one = Beating()
-        heart.add(cast(Holding, one))
+        heart.add(cast(HeldLease, one))
         assert one.beaten.wait(30)
         assert one.patience == {1.0}
 
-    def test_removed_lease_is_not_renewed(self, heart: Heart) -> None:
+    def test_removed_lease_is_not_renewed(self, heart: LeaseRenewer) -> None:
         gone, kept = Beating(), Beating()
         for one in (gone, kept):
-            heart.add(cast(Holding, one))
-        heart.remove(cast(Holding, gone))
-        heart.remove(cast(Holding, gone))
+            heart.add(cast(HeldLease, one))
+        heart.remove(cast(HeldLease, gone))
+        heart.remove(cast(HeldLease, gone))
         for _ in range(2):  # the round in which it was removed may still renew it
             kept.beaten.clear()
             assert kept.beaten.wait(30)
@@ -366,12 +378,12 @@ class TestHeart:
         assert kept.beaten.wait(30)
         assert not gone.beaten.is_set()
 
-    def test_closed_heart_starts_again_with_the_next_lease(self, heart: Heart) -> None:
+    def test_closed_heart_starts_again_with_the_next_lease(self, heart: LeaseRenewer) -> None:
         heart.close()
         heart.close()
         first, second = Beating(), Beating()
-        heart.add(cast(Holding, first))
+        heart.add(cast(HeldLease, first))
         assert first.beaten.wait(30)
         heart.close()
-        heart.add(cast(Holding, second))
+        heart.add(cast(HeldLease, second))
         assert second.beaten.wait(30)

@@ -35,7 +35,7 @@ def at_point(monkeypatch: pytest.MonkeyPatch, point: str, deed: Callable[[], obj
         if name == point and todo:
             todo.pop()()
 
-    monkeypatch.setattr(sweep_remote, "reach", reach)
+    monkeypatch.setattr(sweep_remote, "failpoint", reach)
 
 
 def lost_commit(hub: Hub, tmp_path: Path) -> str:
@@ -242,7 +242,7 @@ def test_verb_interrupted_by_sweeps_is_retried_until_it_succeeds(
 
     def meeting(write: Callable[..., Any]) -> Callable[..., Any]:
         def met(*args: Any, **given: Any) -> Any:
-            if len(swept) < 4 and two.objects.gate.is_inside():
+            if len(swept) < 4 and two.objects.sweep_lock.is_writing():
                 with one.writing():
                     one.objects.put(Kind.BLOB, os.urandom(50_000))
                     one.objects.flush()

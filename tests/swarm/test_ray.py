@@ -26,14 +26,14 @@ from ortet.config.environment import open_hub
 from ortet.errors import Invalid, Refused, Unavailable, Unsupported
 from ortet.hub.hub import Hub
 from ortet.sessions.session import Session
-from ortet.sessions.swarm_api import Halt, SwarmResult
-from ortet.swarm.attempt import Job
-from ortet.swarm.plan import Keep, Terms
-from ortet.swarm.records import Book, SwarmRow, create
-from ortet.swarm.task_transport import work_of
+from ortet.sessions.swarm_api import SwarmResult, SwarmStopSignal
+from ortet.swarm.attempt import AttemptJob
+from ortet.swarm.plan import KeepRule, SwarmTerms
+from ortet.swarm.records import SwarmRecords, SwarmRow, create_swarm
+from ortet.swarm.task_transport import pack_task
 from ortet.swarm.workers import ray_node
-from ortet.swarm.workers.client import telling
-from ortet.swarm.workers.placement import Cluster, elsewhere
+from ortet.swarm.workers.client import worker_config
+from ortet.swarm.workers.placement import RayClusterSpec, ray_worker_config
 
 LIMIT = 120.0
 """Seconds that Ray may need to begin or to end attempts, before ORTET_TEST_PATIENCE."""
@@ -150,7 +150,7 @@ def test_attempts_run_on_nodes_that_have_what_they_need(hub: Hub, tmp_path: Path
     assert (work / "answer").read_text() == "2\n"
     assert sorted(fact.text for fact in session.facts()) == [f"learned by {i}" for i in range(3)]
     assert [row.name for row in hub.sessions()] == ["far"]
-    assert [row.name for row in hub.registry.all()] == [session.row.branch]
+    assert [row.name for row in hub.workspace_table.all()] == [session.row.branch]
     assert {"running", "finished"} <= {one.state for one in shown}
     hub.verify()
     with pytest.raises(Refused, match="no node of the cluster has what"):
@@ -191,7 +191,7 @@ def test_swarm_whose_driver_is_killed_is_resumed_and_stopped(hub: Hub, tmp_path:
         eventually(lambda: len(lines(marks)) == 4, LIMIT, say="they have not begun again")
         halt.stop()
 
-    with Halt() as halt:
+    with SwarmStopSignal() as halt:
         enough = threading.Thread(target=stop)
         enough.start()
         session = hub.session("left")
@@ -351,15 +351,17 @@ def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
         session = hub.session("twice")
         point = session.commit("point")
         lease = hub.catalog.acquire("swarm:twice", "us", 10**12)
-        terms = Terms(n=1, keep=Keep(), task="", score="")
+        terms = SwarmTerms(n=1, keep=KeepRule(), task="", score="")
         row = SwarmRow(hub.new_id(), "two", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
-        book = Book(hub.catalog, session.id, create(hub.catalog, session.id, row, lease).id)
-        work = work_of("echo 7", "task", far=True)
+        book = SwarmRecords(
+            hub.catalog, session.id, create_swarm(hub.catalog, session.id, row, lease).id
+        )
+        work = pack_task("echo 7", "task", is_remote=True)
         told = {
-            **telling(open_hub, work, None),
-            **elsewhere(hub, Cluster("auto", {"cpu": 1}), None),
+            **worker_config(open_hub, work, None),
+            **ray_worker_config(hub, RayClusterSpec("auto", {"cpu": 1}), None),
         }
-        job = Job(
+        job = AttemptJob(
             root=hub.url,
             session=session.id,
             swarm=row.id,
@@ -372,16 +374,19 @@ def test_a_job_that_is_begun_twice_has_one_result(tmp_path: Path) -> None:
             slot=0,
             scored=True,
         )
-        assert ray_node.look(told) == {}
-        said = [ray_node.perform(told, msgspec.to_builtins(job)) for _ in range(2)]
+        assert ray_node.check_node(told) == {}
+        said = [ray_node.run_job(told, msgspec.to_builtins(job)) for _ in range(2)]
         found = book.attempt(0)
         assert (found.state, found.score, len(found.forks)) == ("done", 7, 1)
         assert said[1]["why"] == "lost"
-        assert ray_node.look({**told, "version": "0"})["kind"] == "other_version"
-        assert ray_node.look({**told, "host": "another"})["kind"] == "store_elsewhere"
-        assert ray_node.look({**told, "root": str(tmp_path / "none")})["kind"] == "no_store_there"
-        assert ray_node.perform({**told, "host": "another"}, {})["why"] == "error"
-    ray_node.leave()
+        assert ray_node.check_node({**told, "version": "0"})["kind"] == "other_version"
+        assert ray_node.check_node({**told, "host": "another"})["kind"] == "store_elsewhere"
+        assert (
+            ray_node.check_node({**told, "root": str(tmp_path / "none")})["kind"]
+            == "no_store_there"
+        )
+        assert ray_node.run_job({**told, "host": "another"}, {})["why"] == "error"
+    ray_node.close_workers()
 
 
 def test_bad_cluster_options_are_refused_before_a_swarm_is_made(

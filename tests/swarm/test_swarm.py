@@ -14,7 +14,7 @@ from tests.swarm import tasks
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unavailable
 from ortet.hub.hub import Hub
 from ortet.sessions.session import Session
-from ortet.sessions.swarm_api import Halt, SwarmResult
+from ortet.sessions.swarm_api import SwarmResult, SwarmStopSignal
 
 
 def states(result: SwarmResult) -> list[str]:
@@ -70,7 +70,7 @@ def test_files_are_tried_apart_and_adopted(hub: Hub, files: Session, work: Path)
     assert states(result) == ["done"] * 3, [one.error for one in result.attempts]
     assert sorted(path.name for path in work.iterdir()) == ["all", "mine-2"]
     assert (work / "all").read_text() == "2\n"
-    assert [row.name for row in hub.registry.all()] == [files.row.branch]
+    assert [row.name for row in hub.workspace_table.all()] == [files.row.branch]
     assert list((hub.root / "local/machines").iterdir()) == [
         hub.root / "local/machines" / files.machine.row.machine
     ]
@@ -153,7 +153,7 @@ def test_swarm_stops_the_rest_once_stop_when_is_reached(mind: Session) -> None:
 
 
 def test_halted_swarm_keeps_the_best_finished_attempt(mind: Session, long: int) -> None:
-    with Halt() as halt:
+    with SwarmStopSignal() as halt:
 
         def enough(result: SwarmResult) -> None:
             if result.best:
@@ -172,9 +172,9 @@ def test_swarm_left_by_its_driver_can_be_resumed(mind: Session, tmp_path: Path, 
 
     def leave(now: SwarmResult) -> None:
         if now.best is not None:
-            halt.leave()
+            halt.detach()
 
-    with Halt() as halt, pytest.raises(Unavailable) as error:
+    with SwarmStopSignal() as halt, pytest.raises(Unavailable) as error:
         mind.swarm(task, 4, name="cut", halt=halt, progress=leave)
     assert error.value.kind == "swarm_left"
     assert sleeping(long) == []

@@ -16,15 +16,15 @@ from tests.swarm import tasks
 
 from ortet.errors import Invalid
 from ortet.sessions.session import Session
-from ortet.swarm.task_transport import unpack, work_of
+from ortet.swarm.task_transport import pack_task, unpack_task
 
 
 def test_what_can_be_imported_goes_by_name() -> None:
     for task in (tasks.number, tasks.Adder(5), functools.partial(tasks.number)):
-        assert callable(unpack(work_of(task, "task")))
-    assert work_of(tasks.number, "task").label == "tests.swarm.tasks:number"
-    assert unpack(work_of("make test", "task")) == "make test"
-    assert unpack(work_of(("make", "test"), "task")) == ["make", "test"]
+        assert callable(unpack_task(pack_task(task, "task")))
+    assert pack_task(tasks.number, "task").label == "tests.swarm.tasks:number"
+    assert unpack_task(pack_task("make test", "task")) == "make test"
+    assert unpack_task(pack_task(("make", "test"), "task")) == ["make", "test"]
 
 
 def test_callable_object_keeps_its_arguments_in_the_worker(mind: Session) -> None:

@@ -16,7 +16,7 @@ from ortet.config.environment import open_hub
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError, Refused
 from ortet.hub.hub import Hub
 from ortet.vault.keys import Keyring
-from ortet.vault.vault import KIND, Secret
+from ortet.vault.vault import VAULT_ROW_KIND, Secret
 
 VALUE = "ghp_do-not-show-me-4711"
 KEY, OTHER = "ab" * 32, "cd" * 32
@@ -192,18 +192,18 @@ class TestTampering:
     def test_flipped_byte_of_an_entry_never_gives_a_wrong_value(self, open_with: OpenWith) -> None:
         hub = open_with()
         hub.vault.put("a", VALUE)
-        row = hub.catalog.row(KIND, "a")
+        row = hub.catalog.row(VAULT_ROW_KIND, "a")
         assert row is not None
         for at in range(len(row.value)):
             bad = bytearray(row.value)
             bad[at] ^= 1
-            hub.catalog.put_row(KIND, "a", bytes(bad))
+            hub.catalog.put_row(VAULT_ROW_KIND, "a", bytes(bad))
             try:
                 assert hub.vault.get("a") == VALUE  # of its time, or of the layout: not of it
             except (Corrupt, Refused) as error:
                 assert VALUE not in str(error)
         box = row.value.index(b"box") + 6
-        hub.catalog.put_row(KIND, "a", row.value[:box] + b"\0\0" + row.value[box + 2 :])
+        hub.catalog.put_row(VAULT_ROW_KIND, "a", row.value[:box] + b"\0\0" + row.value[box + 2 :])
         with pytest.raises(Corrupt, match="put the secret again") as caught:
             hub.vault.get("a")
         assert caught.value.kind == "bad_entry"
@@ -212,9 +212,9 @@ class TestTampering:
         hub = open_with()
         hub.vault.put("low", "harmless")
         hub.vault.put("high", VALUE)
-        row = hub.catalog.row(KIND, "high")
+        row = hub.catalog.row(VAULT_ROW_KIND, "high")
         assert row is not None
-        hub.catalog.put_row(KIND, "low", row.value)
+        hub.catalog.put_row(VAULT_ROW_KIND, "low", row.value)
         with pytest.raises(Corrupt):
             hub.vault.get("low")
 
@@ -226,9 +226,9 @@ class TestRotate:
         hub = open_with()
         hub.vault.put("a", VALUE)
         hub.vault.put("b", "two")
-        before = hub.catalog.row(KIND, "a")
+        before = hub.catalog.row(VAULT_ROW_KIND, "a")
         assert hub.vault.rotate() == 2
-        after = hub.catalog.row(KIND, "a")
+        after = hub.catalog.row(VAULT_ROW_KIND, "a")
         assert before is not None and after is not None and before.value[:20] != after.value[:20]
         assert hub.vault.get("a") == VALUE and hub.vault.get("b") == "two"
         assert len((Path(env["HOME"]) / ".config/ortet/vault.key").read_text().split()) == 2

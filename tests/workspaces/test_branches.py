@@ -21,7 +21,7 @@ class TestRename:
         assert hub.refs.get("proj") is None
         with hub.workspace(work, engine="folder") as again:
             assert (again.name, again.commit("same")) == ("better/name", first)
-        assert [row.name for row in hub.registry.all()] == ["better/name"]
+        assert [row.name for row in hub.workspace_table.all()] == ["better/name"]
         assert hub.reopen("proj", work).name == "better/name"
 
     def test_open_workspace_continues_under_the_renamed_branch(
@@ -57,13 +57,13 @@ class TestRename:
         for name in ("proj/1", "fresh", "proj"):
             with pytest.raises(Conflict, match="choose another name"):
                 branches.rename(hub, "proj", name)
-        assert hub.registry.need("fresh").directory == tmp_path / "fresh"
+        assert hub.workspace_table.need("fresh").directory == tmp_path / "fresh"
 
     def test_a_bad_name_changes_nothing(self, hub: Hub, ws: Workspace) -> None:
         ws.commit("first")
         with pytest.raises(Invalid):
             branches.rename(hub, "proj", "a..b")
-        assert hub.registry.need("proj") is not None
+        assert hub.workspace_table.need("proj") is not None
 
     def test_rename_of_a_branch_that_does_not_exist_is_not_found(
         self, hub: Hub, ws: Workspace

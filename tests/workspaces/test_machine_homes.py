@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from ortet.errors import Conflict, Unsupported
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, from_hex
-from ortet.machines.base import Capability, Engine, Machine, Spec
-from ortet.workspaces.machine_homes import Machines
+from ortet.machines.base import Capability, Engine, Machine, MachineSpec
+from ortet.workspaces.machine_homes import MachineHomes
 from ortet.workspaces.table import WorkspaceRow
 from ortet.workspaces.workspace import Workspace
 
@@ -26,7 +26,7 @@ class Unable(Engine):
     def probe(self) -> list[Capability]:
         return [Capability("first", ok=True), Capability("second", False, "no such", "install it")]
 
-    def open(self, spec: Spec) -> Machine:
+    def open(self, spec: MachineSpec) -> Machine:
         raise AssertionError(spec)
 
     def remove(self, home: Path) -> None:
@@ -34,7 +34,7 @@ class Unable(Engine):
 
 
 def test_an_engine_that_cannot_be_used_says_what_to_change(tmp_path: Path) -> None:
-    machines = Machines(tmp_path, lambda _: Unable())
+    machines = MachineHomes(tmp_path, lambda _: Unable())
     with pytest.raises(Unsupported, match="second: no such; install it"):
         machines.check("unable")
 
@@ -62,7 +62,7 @@ def test_machines_being_copied_are_not_listed_as_leftovers(hub: Hub, ws: Workspa
     rows, image = children(ws, 2)
     with hub._machines.copies(rows, image, None) as lives:
         assert hub.leftovers() == []
-        with pytest.raises(Conflict), hub._machines.nobody_in(rows[0]):
+        with pytest.raises(Conflict), hub._machines.lock_for_removal(rows[0]):
             pass
     for live in lives:
         live.close()
@@ -72,6 +72,6 @@ def test_machines_being_copied_are_not_listed_as_leftovers(hub: Hub, ws: Workspa
 
 
 def test_temporary_snapshot_machine_leaves_no_home_directory(hub: Hub, ws: Workspace) -> None:
-    image = hub._machines.photograph(ws.row, "camera")
+    image = hub._machines.capture_directory(ws.row, "camera")
     assert image == hub.image_oid(from_hex(ws.commit("same").oid))
     assert os.listdir(hub.root / "local/machines") == [ws.row.machine]

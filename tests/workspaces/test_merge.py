@@ -349,6 +349,6 @@ class TestLandAgain:
         with hub.workspace(work, engine="folder", files="private") as private:
             (private.path / "new").touch()
             private.land()
-        row = hub.registry.at(work, "inplace", "folder")
+        row = hub.workspace_table.find_at(work, "inplace", "folder")
         assert row is not None
         assert (row.forks, (work / "new").exists()) == ("", True)

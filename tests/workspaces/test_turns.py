@@ -13,12 +13,12 @@ import pytest
 from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Conflict, NotFound
-from ortet.workspaces.turns import Turn, nobody_in
+from ortet.workspaces.turns import MachineLock, lock_for_removal
 
 
 @pytest.fixture
-def turn(tmp_path: Path) -> Iterator[Turn]:
-    turn = Turn(tmp_path)
+def turn(tmp_path: Path) -> Iterator[MachineLock]:
+    turn = MachineLock(tmp_path)
     yield turn
     turn.close()
 
@@ -35,36 +35,38 @@ def can(home: Path, how: int, name: str = "turn") -> bool:
     return True
 
 
-def test_shared_turn_allows_other_readers_and_no_writer(turn: Turn, tmp_path: Path) -> None:
-    with turn.looking():
+def test_shared_turn_allows_other_readers_and_no_writer(turn: MachineLock, tmp_path: Path) -> None:
+    with turn.shared():
         assert can(tmp_path, fcntl.LOCK_SH)
         assert not can(tmp_path, fcntl.LOCK_EX)
 
 
-def test_exclusive_turn_allows_no_reader(turn: Turn, tmp_path: Path) -> None:
-    with turn.moving():
+def test_exclusive_turn_allows_no_reader(turn: MachineLock, tmp_path: Path) -> None:
+    with turn.exclusive():
         assert not can(tmp_path, fcntl.LOCK_SH)
 
 
-def test_turn_is_released_when_the_block_or_the_holder_ends(turn: Turn, tmp_path: Path) -> None:
-    for use in (turn.looking, turn.moving):
+def test_turn_is_released_when_the_block_or_the_holder_ends(
+    turn: MachineLock, tmp_path: Path
+) -> None:
+    for use in (turn.shared, turn.exclusive):
         with pytest.raises(ZeroDivisionError), use():
             _ = 1 / 0
         assert can(tmp_path, fcntl.LOCK_EX)
-    other = Turn(tmp_path)
-    with other.moving():
+    other = MachineLock(tmp_path)
+    with other.exclusive():
         other.close()
         assert can(tmp_path, fcntl.LOCK_EX)
-        other = Turn(tmp_path)
+        other = MachineLock(tmp_path)
     other.close()
 
 
-def test_forked_child_process_waits_for_its_parents_turn(turn: Turn, tmp_path: Path) -> None:
-    with turn.moving():
+def test_forked_child_process_waits_for_its_parents_turn(turn: MachineLock, tmp_path: Path) -> None:
+    with turn.exclusive():
         child = os.fork()
         if child == 0:
             try:
-                turn.looking().__enter__()  # waits for its parent
+                turn.shared().__enter__()  # waits for its parent
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -79,33 +81,38 @@ def test_forked_child_process_waits_for_its_parents_turn(turn: Turn, tmp_path: P
 
 
 class TestPresence:
-    def test_directory_open_elsewhere_cannot_be_removed(self, turn: Turn, tmp_path: Path) -> None:
-        with pytest.raises(Conflict, match="close it there first"), nobody_in(tmp_path, "proj"):
+    def test_directory_open_elsewhere_cannot_be_removed(
+        self, turn: MachineLock, tmp_path: Path
+    ) -> None:
+        with (
+            pytest.raises(Conflict, match="close it there first"),
+            lock_for_removal(tmp_path, "proj"),
+        ):
             pass
-        other = Turn(tmp_path)  # many have it open
+        other = MachineLock(tmp_path)  # many have it open
         other.close()
 
     def test_closed_directory_can_be_removed(self, tmp_path: Path) -> None:
-        with nobody_in(tmp_path / "missing", "proj"):
+        with lock_for_removal(tmp_path / "missing", "proj"):
             pass
-        Turn(tmp_path).close()
-        with nobody_in(tmp_path, "proj"):
+        MachineLock(tmp_path).close()
+        with lock_for_removal(tmp_path, "proj"):
             assert not can(tmp_path, fcntl.LOCK_SH, "open")
         assert can(tmp_path, fcntl.LOCK_EX, "open")
 
     def test_opening_a_directory_while_it_is_removed_is_not_found(self, tmp_path: Path) -> None:
         home = tmp_path / "home"
         home.mkdir()
-        Turn(home).close()
+        MachineLock(home).close()
         found: list[Exception] = []
 
         def enter() -> None:
             try:
-                Turn(home)
+                MachineLock(home)
             except NotFound as error:
                 found.append(error)
 
-        with nobody_in(home, "proj"):
+        with lock_for_removal(home, "proj"):
             waiter = threading.Thread(target=enter)
             waiter.start()
 

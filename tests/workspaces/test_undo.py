@@ -12,7 +12,7 @@ from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
 from ortet.ids import Oid
 from ortet.sessions.session import Session
-from ortet.workspaces.undo import WORK, Trail
+from ortet.workspaces.undo import UNCOMMITTED_MESSAGE, UndoHistory
 from ortet.workspaces.workspace import Workspace
 
 pytestmark = pytest.mark.files({})
@@ -87,7 +87,7 @@ class TestFiles:
     ) -> None:
         ws.undo()
         (work / "idea").write_text("mine")
-        assert [step.detail for step in ws.undo().steps] == [WORK]
+        assert [step.detail for step in ws.undo().steps] == [UNCOMMITTED_MESSAGE]
         assert ((work / "idea").exists(), (work / "a").read_text()) == (False, "2")
         ws.redo()
         assert ((work / "idea").read_text(), (work / "a").read_text()) == ("mine", "2")
@@ -159,7 +159,7 @@ class TestFiles:
         (work / "b").write_text("new")
         ops = hub.catalog.last_op()
         found = ws.undo(2, dry_run=True)
-        assert [step.detail for step in found.steps] == [WORK, "3"]
+        assert [step.detail for step in found.steps] == [UNCOMMITTED_MESSAGE, "3"]
         assert [(c.kind, c.path) for c in found.changes] == [("modified", "a"), ("removed", "b")]
         assert found.kept and found.restored.to == ws.log()[1].oid
         assert hub.catalog.last_op() == ops
@@ -272,13 +272,15 @@ def op(seq: int, verb: str, old: str, new: str, detail: str = "") -> Op:
 class TestTrail:
     def test_undo_works_after_the_reflog_was_trimmed(self) -> None:
         """A sweep trims the reflog: an undo of what it no longer holds still leads somewhere."""
-        trail = Trail([op(9, "undo", "C", "A", "2 steps"), op(10, "commit", "A", "D", "d")])
+        trail = UndoHistory([op(9, "undo", "C", "A", "2 steps"), op(10, "commit", "A", "D", "d")])
         assert trail.find("undo", 1, Oid(b"D"))[0] == b"A"
         with pytest.raises(NotFound):
             trail.find("redo", 1, Oid(b"D"))
 
     def test_undo_skips_moves_that_lead_to_the_current_state(self) -> None:
-        trail = Trail([op(1, "commit", "", "A"), op(2, "move", "A", "B"), op(3, "move", "B", "A")])
+        trail = UndoHistory(
+            [op(1, "commit", "", "A"), op(2, "move", "A", "B"), op(3, "move", "B", "A")]
+        )
         oid, far, _ = trail.find("undo", 2, Oid(b"B"))
         assert (oid, far) == (b"A", 2)
         with pytest.raises(NotFound):
@@ -286,4 +288,4 @@ class TestTrail:
 
     def test_undo_without_any_move_is_refused(self) -> None:
         with pytest.raises(NotFound):
-            Trail([]).find("undo", 1, Oid(b"A"))
+            UndoHistory([]).find("undo", 1, Oid(b"A"))

@@ -514,7 +514,7 @@ class TestForkFails:
             assert caught.value.kind == "disk_full"
             assert os.listdir(store / "local/machines") == [ws.row.machine]
             assert [head.name for head in hub.refs.branches()] == ["proj"]
-            assert [row.name for row in hub.registry.all()] == ["proj"]
+            assert [row.name for row in hub.workspace_table.all()] == ["proj"]
             assert (read(work), ws.status().clean) == (before, True)
             assert [child.name for child in ws.fork(1)] == ["proj/1"]
 
@@ -560,7 +560,7 @@ class TestEngines:
     def test_an_unknown_engine_is_refused_and_not_remembered(self, hub: Hub, work: Path) -> None:
         with pytest.raises(Invalid, match="give auto, folder"):
             hub.workspace(work, engine="magic")
-        assert list(hub.registry.all()) == []
+        assert list(hub.workspace_table.all()) == []
         assert hub.workspace(work, engine="folder").commit("works").message == "works"
         with pytest.raises(Invalid, match="give auto, folder"):
             hub.workspace(work, engine="magic")
@@ -572,7 +572,7 @@ class TestEngines:
         with pytest.raises(Unsupported, match="engine='overlay'") as caught:
             hub.workspace(work, engine="criu")
         assert caught.value.kind == "engine_unusable"
-        assert list(hub.registry.all()) == []
+        assert list(hub.workspace_table.all()) == []
 
     @pytest.mark.parametrize("engine", ["overlay", "criu"])
     def test_engines_that_keep_files_private_cannot_be_in_place(
@@ -637,7 +637,7 @@ class TestClose:
             lambda: ws.restore(first.oid),
             lambda: ws.merge("proj/1"),
             lambda: child.merge(ws),
-            ws.image,
+            ws.current_image,
         ]
         for verb in verbs:
             with pytest.raises(Invalid, match="open it again") as caught:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import blake3 as _blake3
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Corrupt, Invalid
 from ortet.ids import Oid
 
@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 ZSTD_LEVEL = 1
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     """Base of everything that is stored: immutable, positional."""
 
 
@@ -48,7 +48,7 @@ def encode(value: Any) -> bytes:
         ) from error
 
 
-def array_head(count: int) -> bytes:
+def array_header(count: int) -> bytes:
     """What canonical bytes of an array of so many items begin with; the items follow."""
     if count < 16:
         return bytes((0x90 | count,))
@@ -59,7 +59,7 @@ def array_head(count: int) -> bytes:
 
 @cache
 def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(known(type_))
+    return msgspec.msgpack.Decoder(thread_safe_struct(type_))
 
 
 def decode(type_: type[T], data: bytes) -> T:
@@ -112,51 +112,51 @@ class Compressor:
         return self._zstd.compress(data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
 
 
-COMPRESSED = b"\x28\xb5\x2f\xfd"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """What everything that `Compressor` makes begins with."""
 
 
-def expand(data: bytes, most: int) -> bytes:
+def decompress_bounded(data: bytes, max_size: int) -> bytes:
     """Undo `Compressor.compress` where nothing but the data itself says its size; Corrupt when that
     is above `most`."""
     try:
         size = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError:
         size = None
-    if size is None or size > most:
+    if size is None or size > max_size:
         raise Corrupt("bad_frame", "compressed data does not say its size: run `ortet verify`")
     return decompress(data, size)
 
 
-class Expander:
+class Decompressor:
     """`expand`, of much that is small, from any thread. A zstd context takes ten times as long to
     make as to use, and Python's can be used once; that of the zstandard package again. It is used
     where another program has loaded it, as LangChain does."""
 
     def __init__(self) -> None:
-        self._one = Lock()
+        self._lock = Lock()
         self._context: Any = None
-        self._size: Any = None
+        self._frame_content_size: Any = None
 
-    def expand(self, data: bytes, most: int) -> bytes:
+    def decompress(self, data: bytes, max_size: int) -> bytes:
         if self._context is None:
             package = sys.modules.get("zstandard")
             make = getattr(package, "ZstdDecompressor", None)
             if package is None or make is None:
-                return expand(data, most)
-            self._size, self._context = package.frame_content_size, make()
-        if not self._one.acquire(blocking=False):
-            return expand(data, most)
+                return decompress_bounded(data, max_size)
+            self._frame_content_size, self._context = package.frame_content_size, make()
+        if not self._lock.acquire(blocking=False):
+            return decompress_bounded(data, max_size)
         try:
-            if 0 <= (size := self._size(data)) <= most:
+            if 0 <= (size := self._frame_content_size(data)) <= max_size:
                 plain: bytes = self._context.decompress(data)
                 if len(plain) == size:
                     return plain
         except Exception:
             pass
         finally:
-            self._one.release()
-        return expand(data, most)
+            self._lock.release()
+        return decompress_bounded(data, max_size)
 
 
 def decompress(data: bytes | memoryview, size: int) -> bytes:

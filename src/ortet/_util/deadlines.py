@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 
-class Patience:
+class LockTimeout:
     """Seconds for one lock. Who did not get one waits for no other: a call that writes several
     times, and tidies up when that fails, is not late by the sum of it."""
 
@@ -16,23 +16,23 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def lose(self) -> None:
+    def expire(self) -> None:
         self.seconds = 0.0
 
 
-_OURS: ContextVar[Patience | None] = ContextVar("ortet-patience", default=None)
+_CURRENT_TIMEOUT: ContextVar[LockTimeout | None] = ContextVar("ortet-patience", default=None)
 
 
 @contextmanager
-def patient(seconds: float) -> Iterator[None]:
+def lock_timeout(seconds: float) -> Iterator[None]:
     """In this block no lock is waited for any longer."""
-    token = _OURS.set(Patience(seconds))
+    token = _CURRENT_TIMEOUT.set(LockTimeout(seconds))
     try:
         yield
     finally:
-        _OURS.reset(token)
+        _CURRENT_TIMEOUT.reset(token)
 
 
-def ours() -> Patience | None:
+def current_lock_timeout() -> LockTimeout | None:
     """Of who asks; None: as long as the store itself allows."""
-    return _OURS.get()
+    return _CURRENT_TIMEOUT.get()

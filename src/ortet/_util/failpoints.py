@@ -15,7 +15,7 @@ from functools import cache
 
 from ortet.errors import Invalid
 
-ENVIRONMENT = "ORTET_FAULT"
+FAULT_VARIABLE = "ORTET_FAULT"
 
 
 class _Fault:
@@ -24,11 +24,11 @@ class _Fault:
     def __init__(self, name: str, action: str, nth: int) -> None:
         self.name = name
         self._action = action
-        self._left = nth
+        self._remaining_hits = nth
 
     def hit(self) -> None:
-        self._left -= 1
-        if self._left != 0:
+        self._remaining_hits -= 1
+        if self._remaining_hits != 0:
             return
         if self._action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -42,18 +42,18 @@ def parse(text: str) -> _Fault:
     if len(parts) not in (2, 3) or parts[1] not in ("kill", "nospace") or not count.isdigit():
         raise Invalid(
             "bad_fault",
-            f"{ENVIRONMENT}={text!r}: write NAME:kill or NAME:nospace, then :N if needed",
+            f"{FAULT_VARIABLE}={text!r}: write NAME:kill or NAME:nospace, then :N if needed",
         )
     return _Fault(parts[0], parts[1], int(count))
 
 
 @cache
 def _armed() -> _Fault | None:
-    text = os.environ.get(ENVIRONMENT)
+    text = os.environ.get(FAULT_VARIABLE)
     return parse(text) if text else None
 
 
-def reach(name: str) -> None:
+def failpoint(name: str) -> None:
     """Say that execution has come to the point `name`."""
     fault = _armed()
     if fault is not None and fault.name == name:

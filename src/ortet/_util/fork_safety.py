@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Handled(Protocol):
+class ForkAware(Protocol):
     def before_fork(self) -> None:
         """Wait for other threads, and close: the child must not inherit half of anything."""
 
@@ -16,10 +16,10 @@ class Handled(Protocol):
         """In parent and child."""
 
 
-def close_at_fork(handled: Handled) -> None:
+def close_at_fork(resource: ForkAware) -> None:
     """For as long as it lives."""
-    ref = weakref.ref(handled)  # hooks cannot be taken back, so they must not keep it alive
-    held: list[Handled] = []
+    ref = weakref.ref(resource)  # hooks cannot be taken back, so they must not keep it alive
+    held: list[ForkAware] = []
 
     def before() -> None:
         found = ref()
@@ -34,7 +34,7 @@ def close_at_fork(handled: Handled) -> None:
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
 
 
-def begin_in_child(begin: Callable[[], None]) -> None:
+def reset_in_child(begin: Callable[[], None]) -> None:
     """A method that makes locks and rows anew, which a thread that is not there in the child may
     have held; for as long as what it is of lives."""
     ref = weakref.WeakMethod(begin)

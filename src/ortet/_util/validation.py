@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from ortet.errors import Invalid
 
 
-class Sort(NamedTuple):
+class Constraint(NamedTuple):
     """What may be given, in words, and whether a value is that."""
 
-    words: str
-    fits: Callable[[Any], bool]
+    description: str
+    accepts: Callable[[Any], bool]
     kind: str = "bad_value"
 
 
@@ -34,17 +34,19 @@ def _is_path(value: Any) -> bool:
     return isinstance(text, str) and text != "" and "\0" not in text
 
 
-TEXT = Sort("text", lambda value: isinstance(value, str), "not_text")
-PATH = Sort("a path, not empty and without NUL, as text or a Path", _is_path, "bad_path")
-COUNT = Sort("a whole number from 0", _is_count)
-TIMES = Sort("a whole number from 1", lambda value: _is_count(value) and value > 0, "bad_count")
-NUMBER = Sort("a number from 0", _is_number)
-SHARE = Sort("a number from 0 to 1", lambda value: _is_number(value) and value <= 1)
-FLAG = Sort("True or False", lambda value: isinstance(value, bool))
-DICT = Sort("a dict", lambda value: isinstance(value, Mapping))
-CALL = Sort("a function", callable)
-BYTES = Sort("text or bytes", lambda value: isinstance(value, str | bytes))
-SEVERAL = Sort(
+TEXT = Constraint("text", lambda value: isinstance(value, str), "not_text")
+PATH = Constraint("a path, not empty and without NUL, as text or a Path", _is_path, "bad_path")
+COUNT = Constraint("a whole number from 0", _is_count)
+POSITIVE_COUNT = Constraint(
+    "a whole number from 1", lambda value: _is_count(value) and value > 0, "bad_count"
+)
+NUMBER = Constraint("a number from 0", _is_number)
+FRACTION = Constraint("a number from 0 to 1", lambda value: _is_number(value) and value <= 1)
+FLAG = Constraint("True or False", lambda value: isinstance(value, bool))
+DICT = Constraint("a dict", lambda value: isinstance(value, Mapping))
+CALLABLE = Constraint("a function", callable)
+TEXT_OR_BYTES = Constraint("text or bytes", lambda value: isinstance(value, str | bytes))
+LIST = Constraint(
     "a list",
     lambda value: (
         type(value) is list or (isinstance(value, Iterable) and not isinstance(value, str | bytes))
@@ -52,22 +54,22 @@ SEVERAL = Sort(
 )
 
 
-def must_be(sort: Sort, /, **fields: Any) -> None:
+def require(constraint: Constraint, /, **fields: Any) -> None:
     """Invalid, in the words of the parameter's own name, unless each is of this sort."""
     for name, value in fields.items():
-        if not sort.fits(value):
+        if not constraint.accepts(value):
             said = repr(value) if isinstance(value, int | float) else type(value).__name__
-            raise Invalid(sort.kind, f"{name} is {said}: give {sort.words}")
+            raise Invalid(constraint.kind, f"{name} is {said}: give {constraint.description}")
 
 
-def may_be(sort: Sort, /, **fields: Any) -> None:
+def optional(constraint: Constraint, /, **fields: Any) -> None:
     """The same of what may be left out: None."""
-    must_be(sort, **{name: value for name, value in fields.items() if value is not None})
+    require(constraint, **{name: value for name, value in fields.items() if value is not None})
 
 
 def check_text(**fields: Any) -> None:
     """A mind that took anything else could not be read again."""
-    must_be(TEXT, **fields)
+    require(TEXT, **fields)
 
 
 def check_texts(name: str, value: Any) -> list[str]:

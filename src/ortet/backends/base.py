@@ -13,45 +13,45 @@ from pathlib import Path
 
 import msgspec
 
-from ortet.backends.records import Claim, Head, Lease, Move, Op, Row, RowChange
+from ortet.backends.records import CatalogRow, Head, Lease, LeaseClaim, Move, Op, RowChange
 from ortet.backends.timelines import Append, EventRow, Timeline, Timelines
 from ortet.errors import Conflict, NotFound
 
 __all__ = [
     "Append",
     "Bucket",
+    "BucketEntry",
     "Cache",
     "Catalog",
-    "Claim",
+    "CatalogRow",
     "EventRow",
     "Head",
     "Lease",
-    "Listing",
+    "LeaseClaim",
     "Move",
     "Op",
-    "Queued",
-    "Row",
     "RowChange",
     "Signal",
     "Timeline",
     "Timelines",
+    "UploadBacklog",
 ]
 
 
-_NOBODYS = "news"
+_ANY_TOPIC = "news"
 """A topic to wait under for what a signal cannot tell by itself."""
-_NOTHING = "ready"
+_PROBE_KEY = "ready"
 """A key that nobody puts."""
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 """Seconds after which anything may have happened."""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class BucketEntry(msgspec.Struct, frozen=True):
     key: str
     size: int
 
 
-class Queued(msgspec.Struct, frozen=True):
+class UploadBacklog(msgspec.Struct, frozen=True):
     """What is on this disk only, and why, if something is wrong."""
 
     objects: int = 0
@@ -106,7 +106,7 @@ class Bucket(ABC):
         """NotFound("no_key") if it is not there."""
 
     @abstractmethod
-    def list(self, prefix: str = "") -> Iterator[Listing]:
+    def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         """In key order."""
 
     @abstractmethod
@@ -117,11 +117,11 @@ class Bucket(ABC):
         """Where it can be mapped on this host; None if it cannot or is not there: use get."""
         return None
 
-    def answers(self, seconds: float) -> None:  # noqa: ARG002
+    def check_reachable(self, seconds: float) -> None:  # noqa: ARG002
         """That it is there, asked once: raises why not, and Unavailable when it has said nothing
         for so long, where it is a server."""
         try:
-            self.get(_NOTHING)
+            self.get(_PROBE_KEY)
         except NotFound as error:
             if error.kind != "no_key":
                 raise
@@ -157,7 +157,7 @@ class Catalog(Timelines):
         rows: Sequence[RowChange] = (),
         timelines: Sequence[Timeline] = (),
         appends: Sequence[Append] = (),
-        claims: Sequence[Claim] = (),
+        claims: Sequence[LeaseClaim] = (),
     ) -> list[Lease]:
         """All of it in this order, or nothing: claims, new timelines, events, moves with one Op
         each, rows. Returns the leases that were claimed.
@@ -212,14 +212,14 @@ class Catalog(Timelines):
     # records
 
     @abstractmethod
-    def row(self, kind: str, key: str) -> Row | None: ...
+    def row(self, kind: str, key: str) -> CatalogRow | None: ...
 
     @abstractmethod
-    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
+    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
         """In key order, keys greater than `after`."""
 
     @abstractmethod
-    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
+    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
         """Write; `expect` is the version that must be there (0: none), else "row_moved"."""
 
     @abstractmethod
@@ -257,15 +257,15 @@ class Signal(ABC):
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         """True as soon as the topic was notified after `token`; False at the time-out."""
 
-    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+    def wait_any(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
         """Topics notified after `token`, as soon as there are any or at the time-out, and the token
         to go on from: one listener for any number of topics. None instead of the topics: any may
         have been. Without a token it begins now, at once."""
         if token is not None:
-            self.wait(_NOBODYS, token, min(timeout, _LOOK))
-        return self.token(_NOBODYS), set() if token is None else None
+            self.wait(_ANY_TOPIC, token, min(timeout, _POLL_SECONDS))
+        return self.token(_ANY_TOPIC), set() if token is None else None
 
-    def narrowed(self, prefix: str) -> Signal:  # noqa: ARG002
+    def with_prefix(self, prefix: str) -> Signal:  # noqa: ARG002
         """One for topics that begin so, for who would be woken by all others in vain. It is closed
         by whoever asked for it; it may be this one itself."""
         return self
@@ -302,7 +302,7 @@ class Cache(ABC):
         """Forget everything."""
         self.drop("")
 
-    def take(self, name: str, *, rate: float, burst: float) -> float | None:  # noqa: ARG002
+    def take_token(self, name: str, *, rate: float, burst: float) -> float | None:  # noqa: ARG002
         """One drop of a bucket that all who use this cache share: it holds `burst`, and `rate` of
         them come back each second. 0 when there was one, else the seconds until there is; None
         where nobody shares it now."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ortet.backends.base import Bucket
-from ortet.backends.object_storage.url import SCHEMES
+from ortet.backends.object_storage.url import BUCKET_SCHEMES
 from ortet.errors import Invalid
 
 
-def bucket_of(url: str) -> Bucket:
+def open_bucket(url: str) -> Bucket:
     """s3://…, gs://…, az://… or file:///PATH; Invalid("bad_url")."""
     scheme = url.partition("://")[0].lower()
-    if scheme in SCHEMES:
+    if scheme in BUCKET_SCHEMES:
         from ortet.backends.object_storage.bucket import S3Bucket
 
         return S3Bucket(url)

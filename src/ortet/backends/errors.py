@@ -11,7 +11,7 @@ def no_key(key: str) -> NotFound:
     return NotFound("no_key", f"the bucket has no {key!r}: it was never stored, or it was deleted")
 
 
-def exists(key: str) -> Conflict:
+def key_exists(key: str) -> Conflict:
     message = f"the bucket has a {key!r} already: objects are written once, choose another key"
     return Conflict("exists", message, key=key)
 

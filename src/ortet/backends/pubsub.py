@@ -12,25 +12,25 @@ from typing import Protocol
 
 from ortet.backends.base import Signal
 from ortet.backends.keys import check_name
-from ortet.backends.local.signal import Board
+from ortet.backends.local.signal import TopicVersions
 from ortet.errors import Invalid
 
-LOOK = 1.0
+RECONNECT_SECONDS = 1.0
 """Seconds after which anything may have happened, while the server cannot be heard."""
-_AT_ONCE = 4
+_PUBLISH_BURST = 4
 """Tellings that need not keep the pace, after a pause: somebody waits for each of them."""
-_LAST = 2.0
+_FLUSH_TIMEOUT_SECONDS = 2.0
 """Seconds that closing waits for what was still to be told."""
 
 
-class Speaker(Protocol):
-    def tell(self, topics: list[str]) -> None: ...
+class Publisher(Protocol):
+    def publish(self, topics: list[str]) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Hearer(Protocol):
-    def heard(self) -> list[str] | None:
+class Subscriber(Protocol):
+    def receive(self) -> list[str] | None:
         """The next topics, none of them after about a second; None: any may have been. Raises one
         of the wire's troubles when the server does not answer."""
 
@@ -40,7 +40,7 @@ class Hearer(Protocol):
     def close(self) -> None: ...
 
 
-class Wire(Hashable, Protocol):
+class PubSubTransport(Hashable, Protocol):
     """A server and the space of a store there. `narrows`: a hearer can be for topics that begin
     with a word. `is_deaf`: it does not hear what this process itself tells. `pace`: seconds between
     one telling and the next, where there are many."""
@@ -48,276 +48,279 @@ class Wire(Hashable, Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def narrows(self) -> bool: ...
+    def has_prefix_filter(self) -> bool: ...
     @property
-    def is_deaf(self) -> bool: ...
+    def is_echo_free(self) -> bool: ...
     @property
-    def pace(self) -> float: ...
+    def publish_interval(self) -> float: ...
     @property
-    def troubles(self) -> tuple[type[Exception], ...]: ...
+    def connection_errors(self) -> tuple[type[Exception], ...]: ...
 
-    def speaker(self) -> Speaker: ...
+    def connect_publisher(self) -> Publisher: ...
 
-    def hearer(self, prefix: str) -> Hearer: ...
+    def connect_subscriber(self, prefix: str) -> Subscriber: ...
 
 
-class PostSignal(Signal):
+class PubSubSignal(Signal):
     """Telling costs its caller nothing: a thread does it. A server that is gone is tried again each
     second, and until then who waits is woken each second: it is slower, and nothing is missed."""
 
-    def __init__(self, wire: Wire, *, prefix: str = "") -> None:
-        self._wire = wire
+    def __init__(self, transport: PubSubTransport, *, prefix: str = "") -> None:
+        self._transport = transport
         self._prefix = prefix
         self._pid = 0
-        self._post()
+        self._channel()
 
     def notify(self, topic: str) -> None:
-        self._post().tell(check_name(topic))
+        self._channel().publish(check_name(topic))
 
     def token(self, topic: str) -> int:
         check_name(topic)
-        return self._post().ear(self._prefix).token(self._prefix)
+        return self._channel().listener(self._prefix).token(self._prefix)
 
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         check_name(topic)
-        place = self._post().ear(self._prefix).place(self._prefix)
+        place = self._channel().listener(self._prefix).slot(self._prefix)
         with place.changed:
-            return place.changed.wait_for(lambda: place.board.since(topic, token), timeout)
+            return place.changed.wait_for(lambda: place.versions.has_changed(topic, token), timeout)
 
-    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
-        ear = self._post().ear(self._prefix)
-        now, place = ear.token(self._prefix) if token is None else token, ear.place(self._prefix)
+    def wait_any(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+        ear = self._channel().listener(self._prefix)
+        now, place = ear.token(self._prefix) if token is None else token, ear.slot(self._prefix)
         with place.changed:
             if token is not None:
-                place.changed.wait_for(lambda: place.board.now > now, timeout)
-            return place.board.now, place.board.topics(now)
+                place.changed.wait_for(lambda: place.versions.current > now, timeout)
+            return place.versions.current, place.versions.changed_topics(now)
 
-    def narrowed(self, prefix: str) -> Signal:
+    def with_prefix(self, prefix: str) -> Signal:
         if not prefix.isalnum():
             raise Invalid("bad_topic", f"{prefix!r}: give a word of letters and digits")
-        return PostSignal(self._wire, prefix=prefix)
+        return PubSubSignal(self._transport, prefix=prefix)
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Why the server is not heard; "" when it is."""
-        return self._post().ear(self._prefix).trouble
+        return self._channel().listener(self._prefix).last_error
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            self._shared.flush()
-            self._leave()
+            self._shared_channel.flush()
+            self._finalizer()
 
-    def _post(self) -> _Post:
+    def _channel(self) -> _PubSubChannel:
         if self._pid != os.getpid():  # threads and connections stay with the parent
             self._pid = os.getpid()
-            self._shared = _join(self._wire)
-            self._leave = weakref.finalize(self, _leave, self._shared)
-        return self._shared
+            self._shared_channel = _acquire_channel(self._transport)
+            self._finalizer = weakref.finalize(self, _release_channel, self._shared_channel)
+        return self._shared_channel
 
 
-class _Post:
+class _PubSubChannel:
     """What the signals of one process and space have in common."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, transport: PubSubTransport) -> None:
         self.pid = os.getpid()
-        self.wire = wire
+        self.transport = transport
         self.users = 0
-        self._ears: dict[str, _Ear] = {}
-        self._some = Condition()
-        self._topics: dict[str, None] = {}
-        self._telling = False
-        self._lost = False  # what was told last
+        self._listeners: dict[str, _TopicListener] = {}
+        self._condition = Condition()
+        self._pending_topics: dict[str, None] = {}
+        self._is_publishing = False
+        self._has_failed = False  # what was told last
         self._thread: Thread | None = None
         self._closed = False
 
-    def tell(self, topic: str) -> None:
-        if self.wire.is_deaf:
-            for ear in list(self._ears.values()):
-                ear.hear([topic])
-        with self._some:
-            self._topics[topic] = None
+    def publish(self, topic: str) -> None:
+        if self.transport.is_echo_free:
+            for ear in list(self._listeners.values()):
+                ear.deliver([topic])
+        with self._condition:
+            self._pending_topics[topic] = None
             if self._thread is None:
-                name = f"ortet-{self.wire.name}-tell"
+                name = f"ortet-{self.transport.name}-tell"
                 self._thread = Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-            self._some.notify_all()
+            self._condition.notify_all()
 
     def flush(self) -> None:
-        with self._some:
-            self._some.wait_for(lambda: self._lost or not (self._topics or self._telling), _LAST)
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._has_failed or not (self._pending_topics or self._is_publishing),
+                _FLUSH_TIMEOUT_SECONDS,
+            )
 
-    def ear(self, prefix: str) -> _Ear:
-        part = prefix if self.wire.narrows else ""
-        found = self._ears.get(part)
+    def listener(self, prefix: str) -> _TopicListener:
+        part = prefix if self.transport.has_prefix_filter else ""
+        found = self._listeners.get(part)
         if found is None:
-            with self._some:
-                if part not in self._ears:
-                    self._ears[part] = _Ear(self.wire, part)
-                found = self._ears[part]
+            with self._condition:
+                if part not in self._listeners:
+                    self._listeners[part] = _TopicListener(self.transport, part)
+                found = self._listeners[part]
         return found
 
     def stop(self) -> None:
-        with self._some:
+        with self._condition:
             self._closed = True
-            self._some.notify_all()
-            ears = list(self._ears.values())
+            self._condition.notify_all()
+            ears = list(self._listeners.values())
         for ear in ears:
             ear.stop()
 
     def _run(self) -> None:
-        speaker: Speaker | None = None
-        pace, due = self.wire.pace, 0.0
+        speaker: Publisher | None = None
+        pace, due = self.transport.publish_interval, 0.0
         while topics := self._next():
             for _ in range(2):  # a connection that was idle may be of a server that is gone
                 try:
-                    speaker = speaker or self.wire.speaker()
-                    speaker.tell(topics)
+                    speaker = speaker or self.transport.connect_publisher()
+                    speaker.publish(topics)
                     break
-                except self.wire.troubles:
+                except self.transport.connection_errors:
                     if speaker is not None:
                         speaker.close()
                     speaker = None
             if speaker is None:  # lost, which a hint may be
-                with self._some:
-                    self._lost, self._telling = True, False
-                    self._some.notify_all()
-                    self._some.wait_for(lambda: self._closed, LOOK)
+                with self._condition:
+                    self._has_failed, self._is_publishing = True, False
+                    self._condition.notify_all()
+                    self._condition.wait_for(lambda: self._closed, RECONNECT_SECONDS)
             else:
-                self._lost = False
+                self._has_failed = False
                 now = time.monotonic()
-                due = max(due, now - _AT_ONCE * pace) + pace
+                due = max(due, now - _PUBLISH_BURST * pace) + pace
                 time.sleep(max(0.0, due - now))
         if speaker is not None:
             speaker.close()
 
     def _next(self) -> list[str]:
-        with self._some:
-            self._telling = False
-            self._some.notify_all()
-            self._some.wait_for(lambda: self._topics or self._closed)
-            topics, self._topics = list(self._topics), {}
-            self._telling = bool(topics)
+        with self._condition:
+            self._is_publishing = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._pending_topics or self._closed)
+            topics, self._pending_topics = list(self._pending_topics), {}
+            self._is_publishing = bool(topics)
             return topics
 
 
-class _Place:
+class _SubscriberSlot:
     """What was heard of topics that begin with a word."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.board = Board()
+        self.versions = TopicVersions()
         self.changed = Condition()
 
 
-class _Ear:
+class _TopicListener:
     """One connection, for all who wait for some of the topics it hears."""
 
-    def __init__(self, wire: Wire, prefix: str) -> None:
-        self.trouble = ""
-        self._wire = wire
+    def __init__(self, transport: PubSubTransport, prefix: str) -> None:
+        self.last_error = ""
+        self._transport = transport
         self._prefix = prefix
-        self._places: dict[str, _Place] = {}
-        self._state = Condition()
-        self._tried = False
+        self._slots: dict[str, _SubscriberSlot] = {}
+        self._condition = Condition()
+        self._has_tried = False
         self._closed = False
-        self._hearer: Hearer | None = None
-        Thread(target=self._run, name=f"ortet-{wire.name}-hear", daemon=True).start()
+        self._subscriber: Subscriber | None = None
+        Thread(target=self._run, name=f"ortet-{transport.name}-hear", daemon=True).start()
 
-    def place(self, prefix: str) -> _Place:
-        found = self._places.get(prefix)
+    def slot(self, prefix: str) -> _SubscriberSlot:
+        found = self._slots.get(prefix)
         if found is None:
-            with self._state:
-                found = self._places.setdefault(prefix, _Place(prefix))
+            with self._condition:
+                found = self._slots.setdefault(prefix, _SubscriberSlot(prefix))
         return found
 
     def token(self, prefix: str) -> int:
         """Before the first try is over it is not known whether what happens now will be heard."""
-        place = self.place(prefix)
-        with self._state:
-            self._state.wait_for(lambda: self._tried)
+        place = self.slot(prefix)
+        with self._condition:
+            self._condition.wait_for(lambda: self._has_tried)
         with place.changed:
-            return place.board.now
+            return place.versions.current
 
-    def hear(self, topics: Iterable[str] | None) -> None:
+    def deliver(self, topics: Iterable[str] | None) -> None:
         """None: any may have been told."""
-        for place in list(self._places.values()):
+        for place in list(self._slots.values()):
             ours = topics and [topic for topic in topics if topic.startswith(place.prefix)]
             if ours or topics is None:
                 with place.changed:
                     for topic in ours or ():
-                        place.board.mark(topic)
+                        place.versions.mark(topic)
                     if topics is None:
-                        place.board.mark_all()
+                        place.versions.mark_all()
                     place.changed.notify_all()
 
     def stop(self) -> None:
-        with self._state:
+        with self._condition:
             self._closed = True
-            self._state.notify_all()
-            if self._hearer is not None:
-                self._hearer.wake()
+            self._condition.notify_all()
+            if self._subscriber is not None:
+                self._subscriber.wake()
 
     def _run(self) -> None:
         while not self._closed:
             try:
                 self._listen()
-            except self._wire.troubles as error:
-                self.trouble = str(error) or type(error).__name__
-            with self._state:
-                hearer, self._hearer = self._hearer, None
-                self._tried = True
-                self._state.notify_all()
-            self.hear(None)
+            except self._transport.connection_errors as error:
+                self.last_error = str(error) or type(error).__name__
+            with self._condition:
+                hearer, self._subscriber = self._subscriber, None
+                self._has_tried = True
+                self._condition.notify_all()
+            self.deliver(None)
             if hearer is not None:
                 hearer.close()
                 continue
-            with self._state:
-                self._state.wait_for(lambda: self._closed, LOOK)
+            with self._condition:
+                self._condition.wait_for(lambda: self._closed, RECONNECT_SECONDS)
 
     def _listen(self) -> None:
-        hearer = self._wire.hearer(self._prefix)
-        with self._state:
-            self._hearer, self.trouble = hearer, ""
-            again, self._tried = self._tried, True
-            self._state.notify_all()
+        hearer = self._transport.connect_subscriber(self._prefix)
+        with self._condition:
+            self._subscriber, self.last_error = hearer, ""
+            again, self._has_tried = self._has_tried, True
+            self._condition.notify_all()
         if again:
-            self.hear(None)  # what was told before was not heard
+            self.deliver(None)  # what was told before was not heard
         while not self._closed:
-            topics = hearer.heard()
+            topics = hearer.receive()
             if topics is None or topics:
-                self.hear(topics)
+                self.deliver(topics)
 
 
-_POSTS: dict[Wire, _Post] = {}
+_CHANNELS: dict[PubSubTransport, _PubSubChannel] = {}
 """Of this process: a server opens a hub for each session, and all of them hear the same."""
 _lock = RLock()  # re-entered when one is collected while another joins
 
 
-def _join(wire: Wire) -> _Post:
+def _acquire_channel(transport: PubSubTransport) -> _PubSubChannel:
     with _lock:
-        post = _POSTS.get(wire)
+        post = _CHANNELS.get(transport)
         if post is None:
-            post = _POSTS[wire] = _Post(wire)
+            post = _CHANNELS[transport] = _PubSubChannel(transport)
         post.users += 1
         return post
 
 
-def _leave(post: _Post) -> None:
-    if post.pid != os.getpid():
+def _release_channel(channel: _PubSubChannel) -> None:
+    if channel.pid != os.getpid():
         return
     with _lock:
-        post.users -= 1
-        if post.users:
+        channel.users -= 1
+        if channel.users:
             return
-        _POSTS.pop(post.wire, None)
-    post.stop()
+        _CHANNELS.pop(channel.transport, None)
+    channel.stop()
 
 
-def _anew() -> None:
+def _reset_in_child() -> None:
     """In a child: what was shared is its parent's, and so may the lock be."""
     global _lock
     _lock = RLock()
-    _POSTS.clear()
+    _CHANNELS.clear()
 
 
-os.register_at_fork(after_in_child=_anew)
+os.register_at_fork(after_in_child=_reset_in_child)

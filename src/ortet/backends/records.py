@@ -49,7 +49,7 @@ class Lease(msgspec.Struct, frozen=True):
     expires: int
 
 
-class Claim(msgspec.Struct, frozen=True):
+class LeaseClaim(msgspec.Struct, frozen=True):
     """A lease that is wanted; nobody may hold it."""
 
     name: str
@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
     ttl_ns: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class CatalogRow(msgspec.Struct, frozen=True):
     """A small versioned record: workspaces, machines, sessions, holds. `value` is canonical bytes.
 
     `version` grows by one with every write; a row made again starts above where it ended.

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from ortet._util.codec import COMPRESSED, Compressor, Expander, expand
+from ortet._util.codec import ZSTD_MAGIC, Compressor, Decompressor, decompress_bounded
 from ortet.errors import Invalid
 
-LARGEST = 1 << 30
-_REMEMBERED = 1 << 20
-_SMALL = 192
+MAX_BODY_BYTES = 1 << 30
+_CACHE_BYTES = 1 << 20
+_MIN_COMPRESS_BYTES = 192
 """Bodies below this are stored as they are: of a sentence, not thirty bytes would be saved."""
-_WORTH = 8
+_MIN_SAVED_FRACTION = 8
 """So are those of which not an eighth is saved: to expand one takes longer than to read all else
 of its event."""
 
 
-class Packer(Compressor):
+class CachingCompressor(Compressor):
     """Remembers what it compressed last, by how that is stored: events are read again soon, to be
     sealed, and a zstd context for each costs more than all else of reading it. What a row does not
     hold any more, because it was erased, is not found by this."""
 
-    def __init__(self, most: int = _REMEMBERED) -> None:
+    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
         super().__init__()
-        self._expander = Expander()
-        self._most = most
+        self._decompressor = Decompressor()
+        self._max_bytes = max_bytes
         self._size = 0
         self._new: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
@@ -31,31 +31,31 @@ class Packer(Compressor):
         less = super().compress(data)
         self._new[less] = data
         self._size += len(less) + len(data)
-        if self._size > self._most // 2:
-            self.forget(self._new)
+        if self._size > self._max_bytes // 2:
+            self.clear_cache(self._new)
         return less
 
-    def expand(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes) -> bytes:
         known = self._new.get(data) or self._old.get(data)
-        return known or self._expander.expand(data, LARGEST)
+        return known or self._decompressor.decompress(data, MAX_BODY_BYTES)
 
-    def forget(self, but: dict[bytes, bytes] | None = None) -> None:
-        self._old, self._new, self._size = but or {}, {}, 0
+    def clear_cache(self, keep: dict[bytes, bytes] | None = None) -> None:
+        self._old, self._new, self._size = keep or {}, {}, 0
 
 
-def packed(body: bytes, zstd: Compressor) -> bytes:
+def compress_body(body: bytes, zstd: Compressor) -> bytes:
     """Compressed where it pays; and always what would be taken for compressed."""
-    mistaken = body.startswith(COMPRESSED)
-    if len(body) < _SMALL and not mistaken:
+    mistaken = body.startswith(ZSTD_MAGIC)
+    if len(body) < _MIN_COMPRESS_BYTES and not mistaken:
         return body
     less = zstd.compress(body)
-    return less if mistaken or len(less) <= len(body) - len(body) // _WORTH else body
+    return less if mistaken or len(less) <= len(body) - len(body) // _MIN_SAVED_FRACTION else body
 
 
-def unpacked(body: bytes, zstd: Packer | None = None) -> bytes:
-    if not body.startswith(COMPRESSED):
+def decompress_body(body: bytes, zstd: CachingCompressor | None = None) -> bytes:
+    if not body.startswith(ZSTD_MAGIC):
         return body
-    return expand(body, LARGEST) if zstd is None else zstd.expand(body)
+    return decompress_bounded(body, MAX_BODY_BYTES) if zstd is None else zstd.decompress(body)
 
 
 def raw_id(id_: str) -> bytes:

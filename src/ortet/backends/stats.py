@@ -24,7 +24,7 @@ _POSTGRES = """SELECT count(*)::bigint, coalesce(sum(last - at), 0)::bigint,
     FROM timelines"""
 
 
-class Measures(msgspec.Struct, frozen=True):
+class CatalogStats(msgspec.Struct, frozen=True):
     """`events` are all that were ever appended, those that only commits still have included.
     `bytes` are tables with their indexes, `memory` those of the index of memories among them."""
 
@@ -35,21 +35,23 @@ class Measures(msgspec.Struct, frozen=True):
     partitions: int = 0
 
 
-def measure(catalog: Catalog, root: Path) -> Measures | None:
+def read_catalog_stats(catalog: Catalog, root: Path) -> CatalogStats | None:
     """None of a catalog that is behind a server: it is that one's to count. `root`: of the
     store, where the catalog is a file of it."""
     if isinstance(catalog, SqliteCatalog):
         with catalog._handle as db:
             timelines, events = next(db.execute(_SQLITE))
-        return Measures(timelines, events, sum(_size(path) for path in root.glob("catalog.db*")))
+        return CatalogStats(
+            timelines, events, sum(_size(path) for path in root.glob("catalog.db*"))
+        )
     try:
         from ortet.backends.postgres.catalog import PostgresCatalog
     except ImportError:
         return None
     if not isinstance(catalog, PostgresCatalog):
         return None
-    timelines, events, size, memory, partitions = catalog._link.run(_POSTGRES)[0]
-    return Measures(timelines, events, size, memory, partitions)
+    timelines, events, size, memory, partitions = catalog._client.run(_POSTGRES)[0]
+    return CatalogStats(timelines, events, size, memory, partitions)
 
 
 def _size(path: Path) -> int:

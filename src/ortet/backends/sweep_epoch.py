@@ -16,12 +16,12 @@ from typing import Protocol, runtime_checkable
 from ortet.backends.base import Lease
 from ortet.errors import Conflict
 
-FRESH = 1.0
+EPOCH_MAX_AGE_SECONDS = 1.0
 """Seconds for which what was heard need not be asked again."""
 
 
 @runtime_checkable
-class Fencing(Protocol):
+class EpochFencedCatalog(Protocol):
     """A catalog that can refuse, from now on, what the writers of all hosts rely on."""
 
     def raise_epoch(self, lease: Lease) -> int:
@@ -29,47 +29,51 @@ class Fencing(Protocol):
         when the lease is not held any more."""
 
 
-class Epochs:
+class EpochTracker:
     """What was heard last, and what each thread relies on while it writes."""
 
-    def __init__(self, ask: Callable[[], int]) -> None:
-        self._ask = ask
-        self._heard: int | None = None
-        self._when = 0.0
-        self._relied: dict[int, int] = {}
+    def __init__(self, fetch: Callable[[], int]) -> None:
+        self._fetch = fetch
+        self._last_epoch: int | None = None
+        self._observed_at = 0.0
+        self._write_epochs: dict[int, int] = {}
 
-    def hear(self, epoch: int) -> None:
-        self._heard, self._when = epoch, time.monotonic()
+    def observe(self, epoch: int) -> None:
+        self._last_epoch, self._observed_at = epoch, time.monotonic()
 
     @contextmanager
-    def hearing(self) -> Iterator[None]:
+    def observe_conflicts(self) -> Iterator[None]:
         """A write that is refused tells the epoch that it should have shown."""
         try:
             yield
         except Conflict as error:
             if error.kind == "swept":
-                self.hear(error.details["epoch"])
+                self.observe(error.details["epoch"])
             raise
 
-    def now(self) -> int:
+    def cached(self) -> int:
         """As of the last answer, however long ago."""
-        return self.ask() if self._heard is None else self._heard
+        return self.refresh() if self._last_epoch is None else self._last_epoch
 
-    def ask(self) -> int:
+    def refresh(self) -> int:
         """As it is at this moment."""
-        self.hear(self._ask())
-        return self._heard or 0
+        self.observe(self._fetch())
+        return self._last_epoch or 0
 
-    def fresh(self) -> int:
+    def recent(self) -> int:
         """As of a moment ago: a writer that begins with an old one is refused at its end."""
-        return self.ask() if time.monotonic() - self._when > FRESH else self.now()
+        return (
+            self.refresh()
+            if time.monotonic() - self._observed_at > EPOCH_MAX_AGE_SECONDS
+            else self.cached()
+        )
 
-    def rely(self, epoch: int | None) -> None:
+    def set_write_epoch(self, epoch: int | None) -> None:
         """From now on this thread's writes show it; None: they name no objects."""
         if epoch is None:
-            self._relied.pop(get_ident(), None)
+            self._write_epochs.pop(get_ident(), None)
         else:
-            self._relied[get_ident()] = epoch
+            self._write_epochs[get_ident()] = epoch
 
-    def relied(self) -> int | None:
-        return self._relied.get(get_ident())
+    def write_epoch(self) -> int | None:
+        return self._write_epochs.get(get_ident())

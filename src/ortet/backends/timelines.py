@@ -9,7 +9,7 @@ import msgspec
 
 from ortet.backends.records import Lease, RowChange
 
-_FAR = 100
+_EVENTS_PER_QUERY_COST = 100
 """So many events that nobody wants cost as much as a question."""
 
 
@@ -82,11 +82,11 @@ class Timelines(ABC):
         In order of seq in either case.
         """
 
-    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
         """Of its own events those of these numbers, which are in order; not those it has not."""
         found, wanted = list[EventRow](), set(seqs)
         after, last = (seqs[0] - 1, seqs[-1]) if seqs else (0, 0)
-        if len(seqs) * _FAR < last - after:  # few of many
+        if len(seqs) * _EVENTS_PER_QUERY_COST < last - after:  # few of many
             asked = ((seq, self.events(timeline, seq - 1, 1)) for seq in seqs)
             return [row for seq, rows in asked for row in rows if row.seq == seq]
         while after < last and (rows := self.events(timeline, after, min(1000, last - after))):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ortet.cli.pager import Pager
     from ortet.machines.base import Loss
 
-PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
+EXIT_PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
 
 
-class Answers:
+class CliOutput:
     """The half of Call that speaks."""
 
     def __init__(self) -> None:
@@ -32,32 +32,32 @@ class Answers:
         self.paged = False  # the answer of this verb may be long
         self._pager: Pager | None = None
 
-    def begin(self, path: str) -> None:
+    def begin_command(self, path: str) -> None:
         """A verb is called, by its name and those of the groups that it is in."""
-        from ortet.cli.pager import PAGED
+        from ortet.cli.pager import PAGED_VERBS
 
-        self.paged = path.partition(" ")[2] in PAGED
+        self.paged = path.partition(" ")[2] in PAGED_VERBS
 
     def emit(self, data: object, lines: Iterable[str] = ()) -> None:
         """`data` with --json, nothing with -q, else the lines."""
         if self.json:
             lines = [output.to_json(data)]
         if self.json or not self.quiet:
-            with self.answering():
+            with self.paged_output():
                 sys.stdout.writelines(f"{line}\n" for line in lines)
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def paged_output(self) -> Iterator[None]:
         """For what writes to standard output itself: into the pager, if there is to be one."""
-        if self._pager is None and (pager := self.new_pager()) is not None:
+        if self._pager is None and (pager := self.start_pager()) is not None:
             self._pager = pager
-            pager.take_over()
+            pager.redirect_output()
         try:
             yield
         except BrokenPipeError:
-            raise SystemExit(self.exit_code if self._is_read else PIPE_CLOSED) from None
+            raise SystemExit(self.exit_code if self._is_paging else EXIT_PIPE_CLOSED) from None
 
-    def end_pager(self) -> None:
+    def close_pager(self) -> None:
         """When its reader has read."""
         if self._pager is not None:
             pager, self._pager = self._pager, None
@@ -68,26 +68,26 @@ class Answers:
         if self._pager is None:
             sys.stdout.flush()
 
-    def new_pager(self) -> Pager | None:
+    def start_pager(self) -> Pager | None:
         """A pager for this verb, started; None where none is wanted."""
         if not (self.paged and self.pages) or self.json or self.quiet or not sys.stdout.isatty():
             return None
-        from ortet.cli.pager import start
+        from ortet.cli.pager import start_pager
 
-        return start(self.note)
+        return start_pager(self.note)
 
     @property
-    def _is_read(self) -> bool:
+    def _is_paging(self) -> bool:
         """Whether what we write goes into a pager, ours or that of whom we do this for."""
-        from ortet.cli.pager import IN_USE
-        from ortet.config.environment import variable
+        from ortet.cli.pager import PAGER_IN_USE_VARIABLE
+        from ortet.config.environment import read_variable
 
-        return self._pager is not None or bool(variable(IN_USE))
+        return self._pager is not None or bool(read_variable(PAGER_IN_USE_VARIABLE))
 
     @property
     def on_terminal(self) -> bool:
         """Whether somebody reads the answer on a terminal, perhaps through a pager."""
-        return sys.stdout.isatty() or self._is_read
+        return sys.stdout.isatty() or self._is_paging
 
     def table(self, rows: Iterable[Sequence[str]]) -> list[str]:
         """Columns; on a terminal, a line is no longer than that is wide."""
@@ -106,47 +106,47 @@ class Answers:
 
     def progress(self, label: str) -> Progress:
         """For a `with` block around slow work."""
-        return Progress(label, sys.stderr, shown=self.draws)
+        return Progress(label, sys.stderr, shown=self.can_draw)
 
     @property
-    def draws(self) -> bool:
+    def can_draw(self) -> bool:
         """Whether somebody looks at a terminal that can be drawn on."""
-        from ortet.config.environment import variable
+        from ortet.config.environment import read_variable
 
         seen = sys.stderr.isatty() and not self.quiet and not self.json
-        return seen and variable("TERM") != "dumb"
+        return seen and read_variable("TERM") != "dumb"
 
-    def losses(self, losses: Iterable[Loss]) -> None:
+    def print_losses(self, losses: Iterable[Loss]) -> None:
         for loss in losses:
             self.note(f"not kept: {output.safe(loss.path)}: {loss.what} ({output.safe(loss.why)})")
 
     def paint(self, text: str, **style: Any) -> str:
         """Colour, where somebody can see it and did not ask for none."""
-        return click.style(text, **style) if self.coloured(terminal=self.on_terminal) else text
+        return click.style(text, **style) if self.use_color(terminal=self.on_terminal) else text
 
-    def coloured(self, *, terminal: bool) -> bool:
+    def use_color(self, *, terminal: bool) -> bool:
         if self.color != "auto":
             return self.color == "always"
-        return output.coloured(terminal=terminal)
+        return output.use_color(terminal=terminal)
 
     # errors
 
-    def fail(self, error: OrtetError) -> int:
+    def print_error(self, error: OrtetError) -> int:
         """Say what went wrong; returns the exit code."""
         _trace(error)
         if self.json:
             sys.stderr.write(output.to_json(error.as_dict()) + "\n")
         else:
             head = "error:"
-            if self.coloured(terminal=sys.stderr.isatty()):
+            if self.use_color(terminal=sys.stderr.isatty()):
                 head = click.style(head, fg="red", bold=True)
             message = output.safe(error.message, keep="\n")
             sys.stderr.write(f"{head} {message}\n")
             for conflict in error.details.get("conflicts", ()):
-                sys.stderr.write(f"  {output.conflict(conflict)}\n")
+                sys.stderr.write(f"  {output.conflict_text(conflict)}\n")
         return code_of(error).exit_code
 
-    def crash(self, error: Exception) -> int:
+    def print_bug(self, error: Exception) -> int:
         """A bug of ours: short, and how to see the rest."""
         _trace(error)
         text = f"{type(error).__name__}: {error}"
@@ -158,9 +158,9 @@ class Answers:
 
 
 def _trace(error: Exception) -> None:
-    from ortet.config.environment import debugging
+    from ortet.config.environment import is_debug
 
-    if debugging():
+    if is_debug():
         import traceback
 
         traceback.print_exception(error)

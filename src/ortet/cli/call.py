@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ortet.cli.answers import Answers
+from ortet.cli.answers import CliOutput
 from ortet.errors import Invalid, NotFound, OrtetError
 
 if TYPE_CHECKING:
-    from ortet.cli.daemon.cache import Resident
+    from ortet.cli.daemon.cache import DaemonCache
     from ortet.config.pointer_file import Pointer
     from ortet.hub.hub import Hub
     from ortet.ids import Oid
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Call(Answers):
+class CliCall(CliOutput):
     """Made once a process; the store is opened at first use and closed with the `with` block."""
 
-    resident: Resident | None = None
+    daemon_cache: DaemonCache | None = None
     """What stays open after this call, where the host agent does it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._stack = ExitStack()
         self._hub: Hub | None = None
-        self.about = ""
+        self.session_id = ""
         """The session that it is about, by its id, once that is known."""
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> CliCall:
         return self
 
     def __exit__(self, *error: Any) -> None:
         try:
             self._stack.__exit__(*error)
         finally:
-            self.end_pager()
+            self.close_pager()
 
     # where
 
@@ -59,10 +59,10 @@ class Call(Answers):
             ) from error
 
     @property
-    def here(self) -> Path:
-        from ortet.config.environment import here
+    def cwd(self) -> Path:
+        from ortet.config.environment import working_directory
 
-        return here()
+        return working_directory()
 
     @property
     def hub(self) -> Hub:
@@ -71,33 +71,33 @@ class Call(Answers):
             self._hub = self.open_hub(create=False)
         return self._hub
 
-    def stay(self) -> None:
+    def open_watching_hub(self) -> None:
         """This call goes on for long: its hub, which is not opened yet, follows what changes."""
         from ortet.config.environment import open_hub
 
-        self._hub = self._stack.enter_context(open_hub(cwd=self.here, create=False))
+        self._hub = self._stack.enter_context(open_hub(cwd=self.cwd, create=False))
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
         from ortet.config.environment import open_hub
 
-        hub = open_hub(url, cwd=self.here, create=create, alone=True)
+        hub = open_hub(url, cwd=self.cwd, create=create, one_shot=True)
         return self._stack.enter_context(hub)
 
-    def place(self) -> Path:
+    def local_store_path(self) -> Path:
         """What the store has on this host: itself, or what is kept of it here. It need not be
         there; a store that is elsewhere is opened for it."""
         from ortet.config.environment import store_path, store_url
-        from ortet.config.store_url import is_elsewhere
+        from ortet.config.store_url import is_networked
 
         if self._hub is not None:
             return self._hub.root
-        url = store_url(cwd=self.here)
-        return self.hub.root if is_elsewhere(url) else store_path(url)
+        url = store_url(cwd=self.cwd)
+        return self.hub.root if is_networked(url) else store_path(url)
 
     def pointer(self) -> Pointer | None:
         from ortet.config.pointer_file import find_pointer
 
-        return find_pointer(self.here)
+        return find_pointer(self.cwd)
 
     def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
         """The one named, else the one whose directory this is, opened.
@@ -106,14 +106,14 @@ class Call(Answers):
         history of the one it was copied from. One that only looks leaves it alone.
         """
         if name is not None:
-            row = self.hub.registry.need(name)
-            return self.opened(row) or self.hub.workspace(name=name)
+            row = self.hub.workspace_table.need(name)
+            return self.cached_workspace(row) or self.hub.workspace(name=name)
         pointer = self.pointer()
         if pointer is None:
-            raise _no_workspace(self.here)
-        said = self._said(pointer)
+            raise _no_workspace(self.cwd)
+        said = self._pointer_workspace(pointer)
         located = self.hub.locate(said or "", pointer.directory)
-        workspace = self.opened(located) if located else None
+        workspace = self.cached_workspace(located) if located else None
         workspace = workspace or self.hub.reopen(said or "", pointer.directory)
         if writes and said is not None and workspace.name != said:
             from ortet.config.pointer_file import write_pointer
@@ -126,67 +126,67 @@ class Call(Answers):
         """Remember how long a verb took, by its name, unless it waits for something else."""
         from ortet.cli import slow_calls
 
-        if path.partition(" ")[0] in slow_calls.LONG:
+        if path.partition(" ")[0] in slow_calls.WAITING_VERBS:
             yield
             return
-        with slow_calls.timed(path, "cli") as timing:
+        with slow_calls.time_call(path, "cli") as timing:
             try:
                 yield
             finally:
                 timing.root = self._hub.root if self._hub is not None else None
-                timing.session = self.about
+                timing.session = self.session_id
 
-    def opened(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
+    def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
         """The workspace of this row, if it was opened by a command before this one."""
         return None
 
-    def _said(self, pointer: Pointer) -> str | None:
+    def _pointer_workspace(self, pointer: Pointer) -> str | None:
         """The workspace a pointer names; None when we are told to use another store than its."""
-        from ortet.config.environment import names_store
+        from ortet.config.environment import is_pointer_to
 
-        return pointer.workspace if names_store(pointer, self.hub.url) else None
+        return pointer.workspace if is_pointer_to(pointer, self.hub.url) else None
 
     def row(self, name: str | None = None) -> WorkspaceRow:
         """The same, not opened: enough to read history."""
         if name is not None:
-            return self.hub.registry.need(name)
+            return self.hub.workspace_table.need(name)
         pointer = self.pointer()
-        row = self._located(pointer) if pointer else None
+        row = self._locate_row(pointer) if pointer else None
         if row is None:
-            raise _no_workspace(self.here)
+            raise _no_workspace(self.cwd)
         return row
 
     def branch(self) -> str | None:
         """The branch HEAD means here; None outside every workspace."""
         pointer = self.pointer()
         if pointer is None:
-            return self._branch_unmarked()
-        if row := self._located(pointer):
+            return self._branch_without_pointer()
+        if row := self._locate_row(pointer):
             return row.name
-        said = self._said(pointer)  # its workspace was dropped, its branch was not
+        said = self._pointer_workspace(pointer)  # its workspace was dropped, its branch was not
         return said if said and self.hub.refs.get(said) else None
 
-    def _branch_unmarked(self) -> str | None:
+    def _branch_without_pointer(self) -> str | None:
         """Of a directory that a program made a workspace: only `ortet init` leaves a pointer."""
-        here = self.here.resolve()
+        here = self.cwd.resolve()
         for directory in (here, *here.parents):
-            if row := self.hub.registry.at(directory, "inplace", "folder"):
+            if row := self.hub.workspace_table.find_at(directory, "inplace", "folder"):
                 return row.name
         return None
 
-    def _located(self, pointer: Pointer) -> WorkspaceRow | None:
-        return self.hub.locate(self._said(pointer) or "", pointer.directory)
+    def _locate_row(self, pointer: Pointer) -> WorkspaceRow | None:
+        return self.hub.locate(self._pointer_workspace(pointer) or "", pointer.directory)
 
     def resolve(self, ref: str, branch: str | None = None) -> Oid:
         return self.hub.refs.resolve(ref, default_branch=branch or self.branch())
 
-    def inside(self, path: str, name: str | None) -> str:
+    def workspace_relative(self, path: str, name: str | None) -> str:
         """A path as the user wrote it -> relative to the workspace."""
         pointer = self.pointer()
         if name is not None or pointer is None:
             return os.path.normpath(path)
         # the directory may be reached through a link: compare real places, but keep the last name
-        full = self.here / path
+        full = self.cwd / path
         real = full.resolve()
         if full.name != "..":
             real = Path(os.path.realpath(full.parent)) / full.name
@@ -195,13 +195,13 @@ class Call(Answers):
             raise Invalid("bad_path", f"{path} is outside the workspace {pointer.directory}")
         return relative
 
-    def remark_uncommitted(self, *refs: str) -> None:
+    def warn_uncommitted(self, *refs: str) -> None:
         """Say of forks named by the user that what they hold is more than what is looked at."""
         if self.json or self.quiet:
             return
         for ref in refs:
             try:
-                with self.hub.private(ref) as private:
+                with self.hub.private_workspace(ref) as private:
                     dirty = private is not None and not private.status().clean
             except OrtetError:  # in use elsewhere, or unusable here: the answer does not need it
                 continue
@@ -220,7 +220,7 @@ def _no_workspace(here: Path) -> NotFound:
     )
 
 
-def common(function: F, *, top: bool = False) -> F:
+def common_options(function: F, *, top: bool = False) -> F:
     """--json and -q, before the verb and after it; so are --no-pager and --color, which only the
     `top` shows."""
     for flags, name, text in (
@@ -272,7 +272,7 @@ def group(function: Callable[[], None]) -> click.Group:
         if ctx.invoked_subcommand is None:
             click.echo(ctx.get_help())
 
-    return click.group(invoke_without_command=True)(common(click.pass_context(bare)))
+    return click.group(invoke_without_command=True)(common_options(click.pass_context(bare)))
 
 
 def verb(
@@ -281,13 +281,13 @@ def verb(
     """A command that takes the Call first and has the common options."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        return click.command(name, click.Command, **settings)(common(wrapped(function)))
+        return click.command(name, click.Command, **settings)(common_options(wrapped(function)))
 
     def wrapped(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
-        def begin(call: Call, *given: Any, **options: Any) -> None:
+        def begin(call: CliCall, *given: Any, **options: Any) -> None:
             path = click.get_current_context().command_path
-            call.begin(path)
+            call.begin_command(path)
             with call.timed(path.partition(" ")[2]):
                 function(call, *given, **options)
 
@@ -296,7 +296,7 @@ def verb(
     return decorate
 
 
-which = click.option(
+workspace_option = click.option(
     "-w", "--workspace", "name", metavar="NAME", help="The workspace or fork, such as proj/1."
 )
 

@@ -8,20 +8,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-FOLLOWED = ("commit", "status")
+DAEMON_VERBS = ("commit", "status")
 """Verbs that look at all files of a directory. An agent has watched it meanwhile. All others read
 the store, which costs the same here, or run programs, which are to be children of their caller."""
 
 _POINTER = ".ortet"
-_LOST = (
+_DAEMON_LOST_MESSAGE = (
     "error: the host agent ended in the middle of this, and may or may not have done it: repeat "
     "the command (a commit of nothing new records nothing)\n"
 )
-LOST_CODE = 7
-INTERRUPTED = 130
+EXIT_DAEMON_LOST = 7
+EXIT_INTERRUPTED = 130
 
 
-class Asked(NamedTuple):
+class ParsedCommand(NamedTuple):
     """What a command line says, as far as it must be known to choose who does it."""
 
     verb: str
@@ -32,7 +32,11 @@ class Asked(NamedTuple):
 def main() -> NoReturn:
     """Run one command and exit."""
     words = sys.argv[1:]
-    code = for_shell(words) if words[:1] in (["_complete"], ["completion"]) else by_agent(words)
+    code = (
+        run_completion(words)
+        if words[:1] in (["_complete"], ["completion"])
+        else run_by_agent(words)
+    )
     if code is None:
         from ortet.cli.main import main as here
 
@@ -40,7 +44,7 @@ def main() -> NoReturn:
     os._exit(code)  # nothing was opened that is to be closed
 
 
-def for_shell(words: Sequence[str]) -> int | None:
+def run_completion(words: Sequence[str]) -> int | None:
     """What a shell asks at every start, and at every Tab; None for what is not plain."""
     from ortet.cli.completion import engine
 
@@ -55,53 +59,53 @@ def for_shell(words: Sequence[str]) -> int | None:
     return 0
 
 
-def by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
+def run_by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
     """The exit code of what the agent did; None when it is to be done here."""
-    asked = understand(words)
-    if asked is None or asked.verb not in FOLLOWED or not _wanted(environ):
+    asked = parse_words(words)
+    if asked is None or asked.verb not in DAEMON_VERBS or not _may_use_agent(environ):
         return None
-    found = locate(asked, environ)
+    found = locate_store(asked, environ)
     if found is None:
         return None
     store, name = found
     from ortet.cli.daemon import client
 
     try:
-        return client.perform(store, name, words)
-    except client.NoAgent:
-        _start(store)
+        return client.run_command(store, name, words)
+    except client.NoDaemon:
+        _start_agent(store)
         return None
-    except client.Lost:
-        sys.stderr.write(_LOST)
-        return LOST_CODE
+    except client.DaemonLost:
+        sys.stderr.write(_DAEMON_LOST_MESSAGE)
+        return EXIT_DAEMON_LOST
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
-def _start(store: str) -> None:
+def _start_agent(store: str) -> None:
     """For the next command: this one would wait longer for an agent than it takes itself."""
     from ortet.cli.daemon import client
 
     try:
         if os.stat(store).st_uid == os.geteuid():
-            client.start(store)
+            client.spawn_daemon(store)
     except OSError:
         return
 
 
-def _wanted(environ: Mapping[str, str]) -> bool:
+def _may_use_agent(environ: Mapping[str, str]) -> bool:
     """Commands that are re-enacted, or have a stream closed, are not for it."""
     replayed = "ORTET_REPLAY" in environ
     streams = None not in (sys.stdin, sys.stdout, sys.stderr)
-    return sys.platform == "linux" and not is_off(environ) and not replayed and streams
+    return sys.platform == "linux" and not is_agent_off(environ) and not replayed and streams
 
 
-def is_off(environ: Mapping[str, str] = os.environ) -> bool:
+def is_agent_off(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the user wants no agent."""
     return environ.get("ORTET_AGENT", "").lower() in ("off", "0", "no", "false")
 
 
-def understand(words: Sequence[str]) -> Asked | None:
+def parse_words(words: Sequence[str]) -> ParsedCommand | None:
     """None for what is not plain: the command line proper finds out what is meant, or says what is
     wrong."""
     directory = verb = name = ""
@@ -119,23 +123,23 @@ def understand(words: Sequence[str]) -> Asked | None:
             verb = word
         else:
             return None
-    return Asked(verb, directory, name) if verb else None
+    return ParsedCommand(verb, directory, name) if verb else None
 
 
-def locate(asked: Asked, environ: Mapping[str, str]) -> tuple[str, str] | None:
+def locate_store(command: ParsedCommand, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """The store's directory and the workspace's name; None where they are not plain."""
     url = environ.get("ORTET_URL", "")
-    said = find(asked.directory) if not url or not asked.name else ("", "", "")
+    said = read_nearest_pointer(command.directory) if not url or not command.name else ("", "", "")
     if said is None:
         return None
     at, named, workspace = said
     store = url or os.path.join(at, named)
-    name = asked.name or workspace
+    name = command.name or workspace
     plain = os.path.isabs(store) and "://" not in store and "\n" not in name
     return (store, name) if plain else None
 
 
-def find(directory: str) -> tuple[str, str, str] | None:
+def read_nearest_pointer(directory: str) -> tuple[str, str, str] | None:
     """What the nearest `.ortet` says: where it is, the store, the workspace."""
     try:
         at = os.path.realpath(directory) if directory else os.getcwd()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.journal.events import Event
 
-_PATIENCE = 5.0
+_POLL_SECONDS = 5.0
 """Seconds after which a follower looks by itself: a signal is only a hint."""
 
 
@@ -23,57 +23,59 @@ class Follower:
         self._topic = f"session:{session}"
         self._token = hub.signal.token(self._topic)  # before the first look: nothing falls between
         self._view = hub.get(session)
-        self._place = self._where()
-        self._last = 0
-        self._seen: set[tuple[str, int, str]] = set()
+        self._position = self._current_position()
+        self._last_seq = 0
+        self._shown_inbox_events: set[tuple[str, int, str]] = set()
 
     def first(self, limit: int | None, kinds: Sequence[str]) -> list[Event]:
         """What there is, or the last `limit` of it."""
-        line = self._view.line
+        line = self._view.event_log
         if limit is not None and not kinds:
-            found = [*line.newest(limit), *self._letters()][-limit:]
-            self._last = line.tip().seq
+            found = [*line.newest(limit), *self._inbox_events()][-limit:]
+            self._last_seq = line.tip().seq
             return found
-        found = [event for event in self._news() if not kinds or event.kind in kinds]
+        found = [event for event in self._new_events() if not kinds or event.kind in kinds]
         return found[-limit:] if limit else found
 
     def wait(self, kinds: Sequence[str]) -> list[Event]:
         """What came since; it may be nothing."""
-        self._hub.signal.wait(self._topic, self._token, _PATIENCE)
+        self._hub.signal.wait(self._topic, self._token, _POLL_SECONDS)
         self._token = self._hub.signal.token(self._topic)
-        place = self._where()
-        if place != self._place:
-            self._move()
-            self._place = place
-        return [event for event in self._news() if not kinds or event.kind in kinds]
+        place = self._current_position()
+        if place != self._position:
+            self._switch_timeline()
+            self._position = place
+        return [event for event in self._new_events() if not kinds or event.kind in kinds]
 
-    def _news(self) -> Iterator[Event]:
-        for event in self._view.line.events(self._last):
-            self._last = event.seq
+    def _new_events(self) -> Iterator[Event]:
+        for event in self._view.event_log.events(self._last_seq):
+            self._last_seq = event.seq
             yield event
-        yield from self._letters()
+        yield from self._inbox_events()
 
-    def _letters(self) -> Iterator[Event]:
+    def _inbox_events(self) -> Iterator[Event]:
         """What waits for the writer, each once."""
-        from ortet.sessions.writing.inbox import waiting
+        from ortet.sessions.writing.inbox import pending_events
 
-        for event in waiting(self._hub.catalog, self._id):
+        for event in pending_events(self._hub.catalog, self._id):
             mark = event.kind, event.time, event.actor
-            if mark not in self._seen:
-                self._seen.add(mark)
+            if mark not in self._shown_inbox_events:
+                self._shown_inbox_events.add(mark)
                 yield event
 
-    def _where(self) -> tuple[str, bytes]:
+    def _current_position(self) -> tuple[str, bytes]:
         """The timeline and the head: rows behind a new head may be trimmed."""
-        from ortet.sessions.table import Roll
+        from ortet.sessions.table import SessionTable
 
-        row = Roll(self._hub.catalog).get(self._id)
+        row = SessionTable(self._hub.catalog).get(self._id)
         head = self._hub.catalog.head(f"branch:{row.branch}")
         return row.timeline, head.oid if head else b""
 
-    def _move(self) -> None:
-        from ortet.journal.event_log import shared_by
+    def _switch_timeline(self) -> None:
+        from ortet.journal.event_log import last_shared_seq
 
-        before = self._view.line.path()
+        before = self._view.event_log.timeline_spans()
         self._view = self._hub.get(self._id)
-        self._last = min(self._last, shared_by(before, self._view.line.path()))
+        self._last_seq = min(
+            self._last_seq, last_shared_seq(before, self._view.event_log.timeline_spans())
+        )

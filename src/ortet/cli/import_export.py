@@ -12,22 +12,22 @@ import click
 import msgspec
 
 from ortet.cli import output as render
-from ortet.cli.call import Call
-from ortet.cli.session_args import read
+from ortet.cli.call import CliCall
+from ortet.cli.session_args import read_session
 from ortet.errors import Invalid, NotFound, Unavailable
 from ortet.integrations import otel_export
 from ortet.integrations.transcripts import locate
-from ortet.integrations.transcripts.importer import Taken, take
+from ortet.integrations.transcripts.importer import ImportResult, import_transcript
 
 if TYPE_CHECKING:
-    from ortet.integrations.transcripts.locate import Place
-    from ortet.sessions.reader import View
+    from ortet.integrations.transcripts.locate import TranscriptFile
+    from ortet.sessions.reader import SessionReader
 
-_MOST = 10
+_MAX_SHOWN = 10
 """Transcripts that a person is shown."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ImportOptions(msgspec.Struct, frozen=True):
     """What is to be taken in; without a path, what the tool has of this directory."""
 
     tool: str
@@ -38,47 +38,49 @@ class Wanted(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
-def import_transcripts(call: Call, wanted: Wanted) -> None:
+def import_transcripts(call: CliCall, options: ImportOptions) -> None:
     """Each into a session; those of agents that worked for it go with it."""
-    chosen, others = _chosen(call, wanted)
-    if wanted.name is not None and len(chosen) > 1:
+    chosen, others = _choose_transcripts(call, options)
+    if options.name is not None and len(chosen) > 1:
         raise Invalid("bad_usage", f"{len(chosen)} transcripts cannot have one name: leave it out")
     hub = call.open_hub(create=True)
-    found: list[Taken] = []
+    found: list[ImportResult] = []
     with call.progress("import") as progress:
         for number, place in enumerate(chosen):
             progress(number, len(chosen))
-            for path in (Path(place.path), *locate.agents_of(wanted.tool, Path(place.path))):
-                found += take(
+            for path in (Path(place.path), *locate.agents_of(options.tool, Path(place.path))):
+                found += import_transcript(
                     hub,
-                    wanted.tool,
+                    options.tool,
                     path,
-                    name=wanted.name or "",
-                    agent=wanted.agent,
-                    dry_run=wanted.dry_run,
+                    name=options.name or "",
+                    agent=options.agent,
+                    dry_run=options.dry_run,
                 )
     data = {
         "sessions": [render.fields(one) for one in found],
         "others": [render.fields(one) for one in others],
-        "dry_run": wanted.dry_run,
+        "dry_run": options.dry_run,
     }
-    call.emit(data, [*_lines(found, dry_run=wanted.dry_run), *_more(others)])
+    call.emit(data, [*_lines(found, dry_run=options.dry_run), *_other_lines(others)])
 
 
-def _chosen(call: Call, wanted: Wanted) -> tuple[list[Place], list[Place]]:
+def _choose_transcripts(
+    call: CliCall, options: ImportOptions
+) -> tuple[list[TranscriptFile], list[TranscriptFile]]:
     """Those that are meant, and others that could have been."""
-    if wanted.path is not None:
-        if wanted.everything:
+    if options.path is not None:
+        if options.everything:
             raise Invalid("bad_usage", "a FILE, or --all of them? leave one out")
-        found = locate.named(wanted.tool, Path(wanted.path))
+        found = locate.transcripts_at(options.tool, Path(options.path))
         if not found:
-            raise NotFound("no_transcript", f"there is no transcript in {wanted.path}")
+            raise NotFound("no_transcript", f"there is no transcript in {options.path}")
         return found, []
-    root = locate.default_place(wanted.tool)
-    every = locate.transcripts(wanted.tool, root)
-    if wanted.everything:
+    root = locate.default_directory(options.tool)
+    every = locate.find_transcripts(options.tool, root)
+    if options.everything:
         return every, []
-    here = locate.of_directory(wanted.tool, every, call.here)
+    here = locate.filter_by_directory(options.tool, every, call.cwd)
     if here:
         return here[:1], here[1:]
     if not call.json:
@@ -91,7 +93,7 @@ def _chosen(call: Call, wanted: Wanted) -> tuple[list[Place], list[Place]]:
     )
 
 
-def _lines(found: Sequence[Taken], *, dry_run: bool) -> Iterator[str]:
+def _lines(found: Sequence[ImportResult], *, dry_run: bool) -> Iterator[str]:
     for one in found:
         verb = "would be taken in" if dry_run else "taken in"
         yield f"{render.safe(one.name)}: {one.added} of {_counted(one)} {verb}"
@@ -107,38 +109,38 @@ def _lines(found: Sequence[Taken], *, dry_run: bool) -> Iterator[str]:
         ]
         if told:
             yield f"  {', '.join(told)}"
-        for path in one.files[:_MOST]:
+        for path in one.files[:_MAX_SHOWN]:
             yield f"  changed {render.safe(path)}"
-        if len(one.files) > _MOST:
-            yield f"  and {len(one.files) - _MOST} more"
+        if len(one.files) > _MAX_SHOWN:
+            yield f"  and {len(one.files) - _MAX_SHOWN} more"
         if one.unknown:
             how = "it is" if one.unknown == 1 else "they are"
             yield f"  {render.plural(one.unknown, 'line')} not understood, kept as {how}"
         if one.rest:
-            yield f"  its last line is not whole yet ({render.size(one.rest)}): import it again"
+            yield f"  its last line is not whole yet ({render.format_size(one.rest)}): import it again"
 
 
-def _counted(one: Taken) -> str:
+def _counted(one: ImportResult) -> str:
     return render.plural(one.lines, "line")
 
 
-def _more(others: Sequence[Place]) -> list[str]:
+def _other_lines(others: Sequence[TranscriptFile]) -> list[str]:
     if not others:
         return []
     return [f"{render.plural(len(others), 'older transcript')} of this directory:", *_table(others)]
 
 
-def _table(found: Sequence[Place]) -> list[str]:
+def _table(found: Sequence[TranscriptFile]) -> list[str]:
     rows = [
-        (render.when(one.changed), render.size(one.size), render.safe(one.path))
-        for one in found[:_MOST]
+        (render.format_time(one.changed), render.format_size(one.size), render.safe(one.path))
+        for one in found[:_MAX_SHOWN]
     ]
-    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
     return [*render.table(rows), *more]
 
 
 def export_session(
-    call: Call,
+    call: CliCall,
     words: Sequence[str],
     format: str,
     *,
@@ -151,15 +153,15 @@ def export_session(
         raise click.UsageError("--format writes one session: name one")
     if (content and format != "otel") or (whole and format == "otel"):
         raise click.UsageError("--content goes with --format otel, --whole with the others")
-    view = read(call, words[0] if words else None)
+    view = read_session(call, words[0] if words else None)
     data = (
         otel_export.spans_of(view, content=content)
         if format == "otel"
-        else _said(view, format, whole)
+        else _export_messages(view, format, whole)
     )
     text = render.to_json(data)
     if output is None or output == "-":
-        with call.answering():
+        with call.paged_output():
             sys.stdout.write(f"{text}\n")
         return
     _write(Path(output), text)
@@ -167,7 +169,7 @@ def export_session(
     call.emit(told, [f"{render.safe(view.name)} -> {render.safe(output)}"])
 
 
-def _said(view: View, format: Any, whole: bool) -> Any:
+def _export_messages(view: SessionReader, format: Any, whole: bool) -> Any:
     return view.export_messages(format, whole=whole)
 
 

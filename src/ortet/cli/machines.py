@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.cli.commands import agentcall
 from ortet.cli.daemon import client, live_machines
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Unavailable, Unsupported
 
 if TYPE_CHECKING:
-    from ortet.cli.call import Call
+    from ortet.cli.call import CliCall
     from ortet.hub.hub import Hub
-    from ortet.machines.base import Command, Output, Result
-    from ortet.machines.control.client import Indoors
+    from ortet.machines.base import Command, OutputCallback, Result
+    from ortet.machines.control.client import InitClient
 
-_PATIENCE = 3600.0  # seconds: what is done with a machine before may be a dump of much memory
+_COMMAND_TIMEOUT_SECONDS = (
+    3600.0  # seconds: what is done with a machine before may be a dump of much memory
+)
 
 
-class Living(msgspec.Struct, frozen=True):
+class LiveMachineInfo(msgspec.Struct, frozen=True):
     """A machine that the agent holds: what its door is, and since when it lives."""
 
     name: str
@@ -35,11 +37,11 @@ class Living(msgspec.Struct, frozen=True):
     directory: str
     since: float
 
-    def ask(self) -> Indoors:
+    def connect(self) -> InitClient:
         """Whoever keeps its programs, to be asked by this process."""
-        from ortet.machines.control.client import Indoors
+        from ortet.machines.control.client import InitClient
 
-        return Indoors(self.pid, path=self.path, lock=self.lock)
+        return InitClient(self.pid, path=self.path, lock_path=self.lock)
 
     def run(
         self,
@@ -49,21 +51,21 @@ class Living(msgspec.Struct, frozen=True):
         cwd: str = "",
         timeout: float | None = None,
         stdin: bytes | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
         secrets: Sequence[str] = (),
     ) -> Result:
         """As Workspace.run, beside whatever else is done with the machine. `secrets` must be none:
         no commit may be made meanwhile, and of that only the agent can take care."""
         assert not secrets
-        from ortet.machines.command import argv_of, check_run, environment
-        from ortet.machines.folder import inside
+        from ortet.machines.command import argv_of, build_environment, check_run
+        from ortet.machines.folder import relative_cwd
 
         check_run(command, env=env, cwd=cwd, timeout=timeout, stdin=stdin, output=output)
         mark = os.urandom(8).hex()
-        return self.ask().run(
+        return self.connect().run(
             argv_of(command),
-            env=environment(env, mark),
-            cwd=os.path.join(self.directory, inside(cwd)),
+            env=build_environment(env, mark),
+            cwd=os.path.join(self.directory, relative_cwd(cwd)),
             timeout=timeout,
             stdin=stdin,
             output=output,
@@ -71,54 +73,56 @@ class Living(msgspec.Struct, frozen=True):
         )
 
 
-def by_its_agent(words: Sequence[str], error: OrtetError, call: Call) -> int | None:
+def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> int | None:
     """A verb that found a machine open, done where it is: the exit code, or None when it is not in
     the agent."""
-    from ortet.cli.entry import is_off
+    from ortet.cli.entry import is_agent_off
 
-    if error.kind != "machine_open" or is_off():
+    if error.kind != "machine_open" or is_agent_off():
         return None
-    store = call.place()
-    name = next((name for name in living(store) if name in words), None)
+    store = call.local_store_path()
+    name = next((name for name in list_live(store) if name in words), None)
     if name is None:
         return None
-    from ortet.cli.pager import lent
+    from ortet.cli.pager import streams_for_agent
 
     try:
-        with lent(call.new_pager()) as given:
-            return client.perform(str(store), name, words, patience=_PATIENCE, **given._asdict())
-    except (client.NoAgent, client.Lost):
+        with streams_for_agent(call.start_pager()) as given:
+            return client.run_command(
+                str(store), name, words, timeout=_COMMAND_TIMEOUT_SECONDS, **given._asdict()
+            )
+    except (client.NoDaemon, client.DaemonLost):
         return None
 
 
-def living(store: Path) -> dict[str, Living]:
+def list_live(store: Path) -> dict[str, LiveMachineInfo]:
     """All of a store, by name; none where no agent runs."""
-    found = agentcall.live(store)
+    found = agentcall.list_live_machines(store)
     return {
-        name: msgspec.convert({"name": name, **about}, known(Living))
+        name: msgspec.convert({"name": name, **about}, thread_safe_struct(LiveMachineInfo))
         for name, about in found.items()
     }
 
 
-def found_dead(hub: Hub, living: Collection[str]) -> list[str]:
+def list_dead(hub: Hub, live: Collection[str]) -> list[str]:
     """Those that lived, were not ended, and can be started again; what is gone is forgotten."""
-    names = sorted(name for name in live_machines.remembered(hub.root) if name not in living)
+    names = sorted(name for name in live_machines.recorded_machines(hub.root) if name not in live)
     for name in names:
-        if hub.registry.get(name) is None:  # dropped since
-            live_machines.forget(hub.root, name)
-    return [name for name in names if hub.registry.get(name) is not None]
+        if hub.workspace_table.get(name) is None:  # dropped since
+            live_machines.remove_record(hub.root, name)
+    return [name for name in names if hub.workspace_table.get(name) is not None]
 
 
-def named(call: Call, name: str | None) -> str:
+def resolve_name(call: CliCall, name: str | None) -> str:
     """The machine that is meant: the one named, that of this directory, or the only one."""
     if name is not None:
         return name
-    known = living(call.hub.root)
+    known = list_live(call.hub.root)
     pointer = call.pointer()
     if pointer is not None:
         here = os.path.realpath(pointer.directory)
         ours = [one.name for one in known.values() if os.path.realpath(one.directory) == here]
-        if row := _of_directory(call, pointer.directory):
+        if row := _machine_of_directory(call, pointer.directory):
             return row
         if len(ours) == 1:
             return ours[0]
@@ -128,21 +132,21 @@ def named(call: Call, name: str | None) -> str:
     raise Invalid("which_machine", "which machine? name one with -w (`ortet ps` lists them)")
 
 
-def _of_directory(call: Call, directory: Path) -> str:
+def _machine_of_directory(call: CliCall, directory: Path) -> str:
     for engine in ("criu", "overlay"):
-        row = call.hub.registry.at(directory.resolve(), "private", engine)
+        row = call.hub.workspace_table.find_at(directory.resolve(), "private", engine)
         if row is not None:
             return row.name
     return ""
 
 
-def need(call: Call, name: str | None) -> Living:
+def require_live(call: CliCall, name: str | None) -> LiveMachineInfo:
     """A machine that lives; NotFound, with the command that starts it, for one that does not."""
-    meant = named(call, name)
-    found = living(call.hub.root).get(meant)
+    meant = resolve_name(call, name)
+    found = list_live(call.hub.root).get(meant)
     if found is None:
         if meant:
-            call.hub.registry.need(meant)
+            call.hub.workspace_table.need(meant)
         raise NotFound(
             "not_live",
             f"{meant or 'the machine of this directory'} does not live: `ortet start"
@@ -151,13 +155,13 @@ def need(call: Call, name: str | None) -> Living:
     return found
 
 
-def begin(
-    call: Call, name: str | None, *, restore: bool = False, network: str | None = None
-) -> Living:
+def find_or_start(
+    call: CliCall, name: str | None, *, restore: bool = False, network: str | None = None
+) -> LiveMachineInfo:
     """A machine that lives, or that is started now; `restore`: with what ran at its last commit."""
-    meant = named(call, name)
-    if found := living(call.hub.root).get(meant):
-        if network not in (None, call.hub.registry.need(meant).network):
+    meant = resolve_name(call, name)
+    if found := list_live(call.hub.root).get(meant):
+        if network not in (None, call.hub.workspace_table.need(meant).network):
             raise Conflict(
                 "already_live",
                 f"{meant} lives, with the network it has: `ortet stop {meant}`, then start it so",
@@ -166,31 +170,35 @@ def begin(
     words = ["machine", "open", *(["--restore"] if restore else [])]
     words += ["--network", network] if network is not None else []
     if meant:
-        call.hub.registry.need(meant)
+        call.hub.workspace_table.need(meant)
         words += ["-w", meant]
-    told = order(call, meant or f"{call.row().name}-live", words, start=True)
+    told = run_in_agent(call, meant or f"{call.row().name}-live", words, start=True)
     for loss in told.pop("losses"):
         call.note(f"not kept: {loss['path']}: {loss['what']} ({loss['why']})")
-    return msgspec.convert(told, known(Living))
+    return msgspec.convert(told, thread_safe_struct(LiveMachineInfo))
 
 
-def order(call: Call, key: str, words: Sequence[str], *, start: bool = False) -> dict[str, Any]:
+def run_in_agent(
+    call: CliCall, key: str, words: Sequence[str], *, start: bool = False
+) -> dict[str, Any]:
     """Have the agent do a verb of its own and return what that answers; what it complains of goes
     to our standard error, and its exit code is then ours."""
     store = call.hub.root
     if start:
-        _check_wanted()
-        agentcall.start(store)
+        _check_agent_allowed()
+        agentcall.start_agent(store)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         given = ["--json", *words] if call.json else list(words)
-        code = client.perform(str(store), key, given, streams=(0, write, 2), patience=_PATIENCE)
-    except client.NoAgent as error:
+        code = client.run_command(
+            str(store), key, given, streams=(0, write, 2), timeout=_COMMAND_TIMEOUT_SECONDS
+        )
+    except client.NoDaemon as error:
         os.close(read)
         raise Unavailable(
             "no_agent", f"the host agent does not do it ({error}): try again"
         ) from error
-    except client.Lost as error:
+    except client.DaemonLost as error:
         os.close(read)
         raise Unavailable(
             "agent_lost", "the host agent ended in the middle of this: look with `ortet ps`"
@@ -205,10 +213,10 @@ def order(call: Call, key: str, words: Sequence[str], *, start: bool = False) ->
     return answer
 
 
-def _check_wanted() -> None:
-    from ortet.cli.entry import is_off
+def _check_agent_allowed() -> None:
+    from ortet.cli.entry import is_agent_off
 
-    if is_off():
+    if is_agent_off():
         raise Unsupported(
             "agent_off",
             "a machine lives on in the host agent, which ORTET_AGENT=off forbids: unset it, or "

@@ -17,11 +17,11 @@ from typing import NoReturn
 import click
 
 from ortet import __version__
-from ortet.cli.answers import PIPE_CLOSED
-from ortet.cli.call import Call, common
+from ortet.cli.answers import EXIT_PIPE_CLOSED
+from ortet.cli.call import CliCall, common_options
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 # Verb -> the module that holds it, in the order of the help page.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
@@ -84,7 +84,7 @@ _HIDDEN = {"machine": "machine_internal", "values": "completion"}
 """What the agent is asked for by other verbs."""
 
 
-class Verbs(click.Group):
+class LazyVerbs(click.Group):
     """Imports the module of a verb when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -126,13 +126,13 @@ class Verbs(click.Group):
 
 
 @click.group(
-    cls=Verbs,
+    cls=LazyVerbs,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, "--version", message="%(prog)s %(version)s")
 @click.option("-C", "directory", metavar="DIR", help="Work as if started in DIR.")
-@partial(common, top=True)
+@partial(common_options, top=True)
 @click.pass_context
 def cli(ctx: click.Context, directory: str | None) -> None:
     """Git for the whole AI agent: commit, fork and restore all of it.
@@ -149,14 +149,14 @@ def cli(ctx: click.Context, directory: str | None) -> None:
         ctx.obj.enter(directory)
 
 
-_GARBAGE = 200_000
+_GC_THRESHOLD = 200_000
 """A command is short: looking for garbage as often as usual takes a tenth of its time."""
 
 
 def main() -> NoReturn:
     """Run one command and exit."""
-    gc.set_threshold(_GARBAGE)
-    _fill_streams()
+    gc.set_threshold(_GC_THRESHOLD)
+    _open_missing_streams()
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -165,7 +165,7 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _fill_streams() -> None:
+def _open_missing_streams() -> None:
     """What the caller closed goes nowhere; else the next file opened would be that stream."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -173,12 +173,12 @@ def _fill_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def run(words: list[str], call: Call | None = None) -> int:
+def run(words: list[str], call: CliCall | None = None) -> int:
     """The exit code: 0, what a command run by it returned, or the code of the error."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    call = call or Call()
-    _end_in_order()
+    call = call or CliCall()
+    _install_signal_handlers()
     try:
         with call:
             code = cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
@@ -188,40 +188,44 @@ def run(words: list[str], call: Call | None = None) -> int:
         return end.code if isinstance(end.code, int) else 1
     except (click.Abort, KeyboardInterrupt):
         call.note("interrupted")
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except Exception as error:
         call.json = call.json or _asks_for_json(words)
-        if isinstance(error, Conflict) and not call.resident:
-            from ortet.cli.machines import by_its_agent
+        if isinstance(error, Conflict) and not call.daemon_cache:
+            from ortet.cli.machines import retry_in_agent
 
-            if (code := by_its_agent(words, error, call)) is not None:
+            if (code := retry_in_agent(words, error, call)) is not None:
                 return code
-        return _end(call, error)
+        return _print_error(call, error)
 
 
-def _end(call: Call, error: Exception) -> int:
+def _print_error(call: CliCall, error: Exception) -> int:
     """Say what went wrong; returns the exit code."""
     if isinstance(error, click.UsageError):
-        return call.fail(Invalid("bad_usage", _usage(error)))
+        return call.print_error(Invalid("bad_usage", _usage(error)))
     if isinstance(error, OrtetError):
-        return call.fail(error)
+        return call.print_error(error)
     if isinstance(error, OSError):
-        return PIPE_CLOSED if error.errno == errno.EPIPE else call.fail(as_ours(error))
-    return call.crash(error)
+        return (
+            EXIT_PIPE_CLOSED
+            if error.errno == errno.EPIPE
+            else call.print_error(to_ortet_error(error))
+        )
+    return call.print_bug(error)
 
 
-def _end_in_order() -> None:
+def _install_signal_handlers() -> None:
     """Asked to end, close what is open: a command that we run must not outlive us."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_on_signal)
 
 
-def _leave(number: int, _: object) -> NoReturn:
+def _exit_on_signal(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def as_ours(error: OSError) -> OrtetError:
+def to_ortet_error(error: OSError) -> OrtetError:
     """What the system refused, in the words of our errors."""
     where = f": {error.filename}" if error.filename else ""
     text = f"{error.strerror or error}{where}"

@@ -7,20 +7,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortet.backends.base import Queued
-    from ortet.history.diff.tree_diff import Change
+    from ortet.backends.base import UploadBacklog
+    from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.merge.tree_merge import FileConflict
     from ortet.machines.base import Report
-    from ortet.objects.base import Objects
+    from ortet.objects.base import ObjectStore
 
-SHORT = 12
+SHORT_ID_DIGITS = 12
 """Digits of an id shown to people."""
 
-LONGEST = 2000
+MAX_TEXT_CHARS = 2000
 """Characters of a text in a list; a terminal shows as many as fit."""
 
-MARKS = {"added": "A", "removed": "D", "modified": "M", "metadata": "m", "renamed": "R"}
-CONFLICTS = {
+CHANGE_MARKS = {"added": "A", "removed": "D", "modified": "M", "metadata": "m", "renamed": "R"}
+CONFLICT_TEXTS = {
     "content": "both sides changed it",
     "added": "both sides added it",
     "deleted_by_us": "deleted here, changed there",
@@ -28,7 +28,7 @@ CONFLICTS = {
     "type": "it became different things",
     "metadata": "both sides changed its owner, mode or attributes",
 }
-COLOURS = {"added": "green", "removed": "red", "modified": "yellow", "renamed": "cyan"}
+CHANGE_COLORS = {"added": "green", "removed": "red", "modified": "yellow", "renamed": "cyan"}
 
 
 def to_json(data: object) -> str:
@@ -40,15 +40,15 @@ def to_json(data: object) -> str:
     return json.dumps(msgspec.to_builtins(data, enc_hook=str))
 
 
-def coloured(*, terminal: bool) -> bool:
+def use_color(*, terminal: bool) -> bool:
     """Whether to colour what is said to a terminal, or not to one, unless --color says so."""
-    from ortet.config.environment import variable
+    from ortet.config.environment import read_variable
 
-    if variable("NO_COLOR") or variable("FORCE_COLOR") == "0":
+    if read_variable("NO_COLOR") or read_variable("FORCE_COLOR") == "0":
         return False
-    if variable("FORCE_COLOR") or variable("CLICOLOR_FORCE") not in (None, "", "0"):
+    if read_variable("FORCE_COLOR") or read_variable("CLICOLOR_FORCE") not in (None, "", "0"):
         return True
-    return terminal and variable("TERM") != "dumb" and variable("CLICOLOR") != "0"
+    return terminal and read_variable("TERM") != "dumb" and read_variable("CLICOLOR") != "0"
 
 
 def safe(text: str, *, keep: str = "") -> str:
@@ -68,8 +68,8 @@ def _safe(char: str) -> str:
     return char.encode("unicode_escape").decode()
 
 
-def short(oid: str) -> str:
-    return oid[:SHORT]
+def short_id(oid: str) -> str:
+    return oid[:SHORT_ID_DIGITS]
 
 
 def title(message: str) -> str:
@@ -77,14 +77,14 @@ def title(message: str) -> str:
     return safe(message.strip().partition("\n")[0])
 
 
-def line(text: str) -> str:
+def single_line(text: str) -> str:
     """All of a text in one line, cut where nobody reads on."""
     from ortet.journal.conversation.text import one_line
 
-    return safe(one_line(text, LONGEST))
+    return safe(one_line(text, MAX_TEXT_CHARS))
 
 
-def when(time_ns: int) -> str:
+def format_time(time_ns: int) -> str:
     """Local time, to the second."""
     try:
         moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).astimezone()
@@ -93,7 +93,7 @@ def when(time_ns: int) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -101,7 +101,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def seconds(duration: float) -> str:
+def format_duration(duration: float) -> str:
     if duration < 1:
         return f"{duration * 1000:.1f} ms"
     return f"{duration:.1f} s"
@@ -131,22 +131,24 @@ def fields(record: object) -> dict[str, Any]:
     return found
 
 
-def queued_lines(found: Queued) -> Iterator[str]:
+def queued_lines(found: UploadBacklog) -> Iterator[str]:
     """What other hosts cannot read yet, if there is anything."""
     if found.objects:
         why = f" ({safe(found.trouble)})" if found.trouble else ""
-        what = f"{plural(found.objects, 'pack')}, {size(found.bytes)}"
+        what = f"{plural(found.objects, 'pack')}, {format_size(found.bytes)}"
         yield f"queued  {what}: on this host only until uploaded{why}"
 
 
-def report(found: Report) -> str:
+def report_text(found: Report) -> str:
     parts = [f"{found.written} written", f"{found.removed} removed"]
     if found.started:
         parts.append(f"running: {', '.join(map(safe, found.started))}")
     return ", ".join(parts)
 
 
-def change(found: Change, objects: Objects | None = None, *, patch: bool = False) -> dict[str, Any]:
+def change_data(
+    found: TreeChange, objects: ObjectStore | None = None, *, patch: bool = False
+) -> dict[str, Any]:
     """A change for JSON; with `patch`, its changed lines too."""
     data = {
         "path": found.path,
@@ -160,7 +162,7 @@ def change(found: Change, objects: Objects | None = None, *, patch: bool = False
     return {**data, "patch": patch_text(found, objects)} if patch and objects else data
 
 
-def patch_text(found: Change, objects: Objects) -> str:
+def patch_text(found: TreeChange, objects: ObjectStore) -> str:
     """The change as a unified diff; a line in words where there is no content to compare."""
     from ortet.history.diff.tree_diff import file_diff
 
@@ -171,32 +173,32 @@ def patch_text(found: Change, objects: Objects) -> str:
     return text or f"{found.kind}: {_move(found)}\n"
 
 
-def change_lines(changes: Iterable[Change], paint: Callable[..., str]) -> Iterator[str]:
+def change_lines(changes: Iterable[TreeChange], paint: Callable[..., str]) -> Iterator[str]:
     for found in changes:
-        mark = paint(MARKS[found.kind], fg=COLOURS.get(found.kind))
+        mark = paint(CHANGE_MARKS[found.kind], fg=CHANGE_COLORS.get(found.kind))
         slash = "/" if _is_dir(found) else ""
         what = f" ({', '.join(found.fields)})" if found.kind == "metadata" else ""
         yield f"  {mark} {_move(found)}{slash}{what}"
 
 
-def _is_dir(found: Change) -> bool:
+def _is_dir(found: TreeChange) -> bool:
     entry = found.new or found.old
     return entry is not None and entry.is_dir
 
 
-def _move(found: Change) -> str:
+def _move(found: TreeChange) -> str:
     old = f"{safe(found.old_path)} -> " if found.old_path else ""
     return f"{old}{safe(found.path)}"
 
 
-def tally(changes: Sequence[Change]) -> list[str]:
-    counts = {kind: sum(found.kind == kind for found in changes) for kind in MARKS}
+def change_counts(changes: Sequence[TreeChange]) -> list[str]:
+    counts = {kind: sum(found.kind == kind for found in changes) for kind in CHANGE_MARKS}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return [", ".join(parts) or "no difference"]
 
 
-def conflict(found: FileConflict | Mapping[str, Any]) -> str:
+def conflict_text(found: FileConflict | Mapping[str, Any]) -> str:
     path, kind = (
         (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
     )
-    return f"{safe(path)}: {CONFLICTS.get(kind, kind)}"
+    return f"{safe(path)}: {CONFLICT_TEXTS.get(kind, kind)}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TextIO
 
-PAGED = frozenset(
+PAGED_VERBS = frozenset(
     {
         *("log", "show", "diff", "reflog"),
         *("journal", "brief", "environment", "audit", "session ls", "session show"),
@@ -21,39 +21,41 @@ PAGED = frozenset(
 )
 """Verbs whose answer may be longer than a screen. Others may say so of themselves."""
 
-IN_USE = "ORTET_PAGER_IN_USE"
+PAGER_IN_USE_VARIABLE = "ORTET_PAGER_IN_USE"
 """Set for whoever does a verb in our place: what it writes goes into a pager of ours."""
 
 _DEFAULT = "less -FRX"
 _OFF = ("", "cat")
 _SHELL = frozenset("|&;<>()$`\\\"'*?[]#~=%")  # what only a shell can read
-_LESS = ': "${LESS=FRX}" "${LV=-c}"; export LESS LV; '  # as git has it, for a pager of the user's
+_LESS_SETUP = (
+    ': "${LESS=FRX}" "${LV=-c}"; export LESS LV; '  # as git has it, for a pager of the user's
+)
 
 
-def chosen() -> str:
+def pager_command() -> str:
     """The pager's command line; "" for none."""
-    from ortet.config.environment import variable
+    from ortet.config.environment import read_variable
 
     for name in ("ORTET_PAGER", "PAGER"):
-        said = variable(name)
+        said = read_variable(name)
         if said is not None:
             return "" if said.strip() in _OFF else said
-    return "" if variable("TERM") in (None, "dumb") else _DEFAULT
+    return "" if read_variable("TERM") in (None, "dumb") else _DEFAULT
 
 
-def start(note: Callable[[str], None]) -> Pager | None:
+def start_pager(note: Callable[[str], None]) -> Pager | None:
     """The pager that the user wants; None for none, and for one that is not there."""
-    command = chosen()
+    command = pager_command()
     if not command:
         return None
-    if not _is_there(command):
+    if not _is_installed(command):
         if command != _DEFAULT:
             note(f"the pager {command!r} is not there: set ORTET_PAGER, or empty for none")
         return None
     return Pager(command)
 
 
-def _is_there(command: str) -> bool:
+def _is_installed(command: str) -> bool:
     """Whether a command can be started at all; what only a shell can tell, it is left to."""
     import shutil
 
@@ -69,7 +71,7 @@ class Pager:
 
         out, into = os.pipe2(os.O_CLOEXEC)
         try:
-            self._process = subprocess.Popen(["sh", "-c", _LESS + command], stdin=out)
+            self._process = subprocess.Popen(["sh", "-c", _LESS_SETUP + command], stdin=out)
         except BaseException:
             os.close(into)
             raise
@@ -78,9 +80,9 @@ class Pager:
         self.stream: TextIO = open(  # noqa: SIM115
             into, "w", encoding=sys.stdout.encoding, errors="backslashreplace"
         )
-        self._replaced = sys.stdout, sys.stderr
+        self._saved_streams = sys.stdout, sys.stderr
 
-    def take_over(self) -> None:
+    def redirect_output(self) -> None:
         """What we say from now on goes into it; remarks too, where they would be on its screen."""
         sys.stdout = self.stream
         if sys.stderr.isatty():
@@ -88,7 +90,7 @@ class Pager:
 
     def close(self) -> None:
         """Until the user has read it. An interrupt is the pager's: it knows what to do with it."""
-        sys.stdout, sys.stderr = self._replaced
+        sys.stdout, sys.stderr = self._saved_streams
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             with suppress(OSError):  # it was quit before the end
@@ -98,7 +100,7 @@ class Pager:
             signal.signal(signal.SIGINT, before)
 
 
-class Lent(NamedTuple):
+class AgentStreams(NamedTuple):
     """What whoever does a verb in our place is given."""
 
     streams: tuple[int, int, int] = (0, 1, 2)
@@ -106,16 +108,16 @@ class Lent(NamedTuple):
 
 
 @contextmanager
-def lent(pager: Pager | None) -> Iterator[Lent]:
+def streams_for_agent(pager: Pager | None) -> Iterator[AgentStreams]:
     """Our streams, where what is said goes into the pager, if there is one."""
     if pager is None:
-        yield Lent()
+        yield AgentStreams()
         return
     import shutil
 
     into, width = pager.stream.fileno(), shutil.get_terminal_size().columns
     try:
         streams = 0, into, into if sys.stderr.isatty() else 2
-        yield Lent(streams, (f"{IN_USE}=1", f"COLUMNS={width}"))
+        yield AgentStreams(streams, (f"{PAGER_IN_USE_VARIABLE}=1", f"COLUMNS={width}"))
     finally:
         pager.close()

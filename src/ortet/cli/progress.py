@@ -7,9 +7,9 @@ import threading
 import time
 from typing import IO
 
-PATIENCE = 1.0  # seconds before anything is shown
-BEAT = 0.1
-BAR = 24
+SHOW_AFTER_SECONDS = 1.0  # seconds before anything is shown
+REDRAW_SECONDS = 0.1
+BAR_WIDTH = 24
 
 
 class Progress:
@@ -19,7 +19,7 @@ class Progress:
         self._label = label
         self._stream = stream
         self._state = (0, 0)
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._draw, daemon=True) if shown else None
 
@@ -37,20 +37,20 @@ class Progress:
             self._thread.join()
 
     def _draw(self) -> None:
-        if self._done.wait(PATIENCE):
+        if self._done.wait(SHOW_AFTER_SECONDS):
             return
         while not self._done.is_set():
             self._write(self._line())
-            self._done.wait(BEAT)
+            self._done.wait(REDRAW_SECONDS)
         self._write("")
 
     def _line(self) -> str:
-        elapsed = int(time.monotonic() - self._began)
+        elapsed = int(time.monotonic() - self._started_at)
         done, total = self._state
         if total <= 0:
             return f"{self._label} ... {elapsed} s"
-        filled = min(BAR, BAR * done // total)
-        bar = "#" * filled + "-" * (BAR - filled)
+        filled = min(BAR_WIDTH, BAR_WIDTH * done // total)
+        bar = "#" * filled + "-" * (BAR_WIDTH - filled)
         return f"{self._label} [{bar}] {100 * done // total:3d} %  {done}/{total}  {elapsed} s"
 
     def _write(self, line: str) -> None:

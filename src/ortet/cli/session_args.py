@@ -15,15 +15,15 @@ from ortet.cli.call import as_text
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from ortet.cli.call import Call
+    from ortet.cli.call import CliCall
     from ortet.journal.events import Event
     from ortet.journal.state.records import Effect
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
     from ortet.sessions.table import SessionRow
 
-_SHORTEST = 4
-_DIGITS = 8
+_MIN_ID_DIGITS = 4
+_SHOWN_ID_DIGITS = 8
 """Digits of the id of a deed shown to people: the last ones, as the first are those of its time."""
 
 session_argument = click.argument("session", metavar="[SESSION]", required=False)
@@ -37,22 +37,22 @@ scope_option = click.option(
 agent_option = click.option("--agent", metavar="NAME", help="Of all sessions of this agent.")
 all_option = click.option("--all", "everything", is_flag=True, help="Of all sessions.")
 
-_KEPT = "ortet.session"
+_SESSION_META_KEY = "ortet.session"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def _keep(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    ctx.meta[_KEPT] = value
+def _store_option(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_SESSION_META_KEY] = value
 
 
-def _either(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    other: str | None = ctx.meta.get(_KEPT)
+def _merge_option(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    other: str | None = ctx.meta.get(_SESSION_META_KEY)
     if None not in (value, other) and value != other:
         raise Invalid("two_sessions", f"{value} or {other}? give one session")
     return other if value is None else value
 
 
-def session_either(command: _Command) -> _Command:
+def session_argument_or_option(command: _Command) -> _Command:
     """SESSION as an argument, or with -s as verbs take it that have another argument."""
     option = click.option(
         *("-s", "--session", "kept"),
@@ -60,33 +60,35 @@ def session_either(command: _Command) -> _Command:
         help="The same.",
         is_eager=True,
         expose_value=False,
-        callback=_keep,
+        callback=_store_option,
     )
-    argument = click.argument("session", metavar="[SESSION]", required=False, callback=_either)
+    argument = click.argument(
+        "session", metavar="[SESSION]", required=False, callback=_merge_option
+    )
     return argument(option(command))
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-def find(call: Call, word: str | None) -> SessionRow:
+def find_session(call: CliCall, word: str | None) -> SessionRow:
     """By name, agent/name, id or the first digits of one; without a word, the one that works in
     this directory."""
-    row = _found(call, word)
-    call.about = row.id
+    row = _match_session(call, word)
+    call.session_id = row.id
     return row
 
 
-def _found(call: Call, word: str | None) -> SessionRow:
+def _match_session(call: CliCall, word: str | None) -> SessionRow:
     rows = call.hub.sessions()
     if word is None:
-        return _here(call, rows)
+        return _session_of_directory(call, rows)
     agent, _, rest = word.partition("/")
     ways = (
         [row for row in rows if row.id == word],
         [row for row in rows if row.name == word],
         [row for row in rows if row.agent == agent and row.name == rest],
-        [row for row in rows if len(word) >= _SHORTEST and row.id.startswith(word)],
+        [row for row in rows if len(word) >= _MIN_ID_DIGITS and row.id.startswith(word)],
     )
     for found in ways:
         if len(found) == 1:
@@ -98,7 +100,7 @@ def _found(call: Call, word: str | None) -> SessionRow:
 
 
 def find_or_all(
-    call: Call, session: str | None, *, agent: str | None, everything: bool
+    call: CliCall, session: str | None, *, agent: str | None, everything: bool
 ) -> SessionRow | None:
     """The session that is meant; None for all of them, also where none works in this place."""
     if session is not None and (agent is not None or everything):
@@ -106,14 +108,14 @@ def find_or_all(
     if agent is not None or everything:
         return None
     try:
-        return find(call, session)
+        return find_session(call, session)
     except NotFound as error:
         if session is not None or error.kind != "no_session":
             raise
         return None
 
 
-def _here(call: Call, rows: list[SessionRow]) -> SessionRow:
+def _session_of_directory(call: CliCall, rows: list[SessionRow]) -> SessionRow:
     branch = call.branch()
     for row in rows:
         if branch is not None and row.branch == branch:
@@ -123,44 +125,44 @@ def _here(call: Call, rows: list[SessionRow]) -> SessionRow:
     )
 
 
-def read(call: Call, word: str | None) -> View:
-    return call.hub.get(find(call, word).id)
+def read_session(call: CliCall, word: str | None) -> SessionReader:
+    return call.hub.get(find_session(call, word).id)
 
 
-def unknown(call: Call, view: View) -> list[Effect]:
+def unsettled_effects(call: CliCall, view: SessionReader) -> list[Effect]:
     """Deeds whose outcome nobody knows: not what a process that has the session open is doing."""
     states = ("unsettled",) if call.hub.is_open(view.id) else ("begun", "unsettled")
     return [effect for effect in view.effects() if effect.state in states]
 
 
-def write(call: Call, word: str | None) -> Session:
+def open_session(call: CliCall, word: str | None) -> Session:
     """Opened; it is let go when the command ends."""
-    row = find(call, word)
+    row = find_session(call, word)
     # a command is short: it looks around when it is asked to
     return call.hub.session(row.name, agent=row.agent, environment="asked")
 
 
-def pick(ids: Iterable[str], word: str) -> str:
+def match_id(ids: Iterable[str], word: str) -> str:
     """The one id that is meant: whole, or by four or more of its first or last digits; "" when
     there is none."""
     known = set(ids)
     if word in known:
         return word
     found = {id_ for id_ in known if id_.startswith(word) or id_.endswith(word)}
-    if len(word) < _SHORTEST or not found:
+    if len(word) < _MIN_ID_DIGITS or not found:
         return ""
     if len(found) > 1:
-        shown = ", ".join(sorted(map(tail, found))[:5])
+        shown = ", ".join(sorted(map(id_suffix, found))[:5])
         raise Conflict("ambiguous", f"{word!r} may be {shown}: give more digits")
     return found.pop()
 
 
-def tail(id_: str) -> str:
+def id_suffix(id_: str) -> str:
     """An id as people see it."""
-    return id_[-_DIGITS:]
+    return id_[-_SHOWN_ID_DIGITS:]
 
 
-def confirm(call: Call, yes: bool, what: str) -> None:
+def confirm(call: CliCall, yes: bool, what: str) -> None:
     """Go on only when the user means it: --yes, or an answer at the terminal."""
     if yes:
         return
@@ -170,7 +172,7 @@ def confirm(call: Call, yes: bool, what: str) -> None:
         raise click.Abort
 
 
-def limits_of(words: Iterable[str], option: str) -> dict[str, float | None]:
+def parse_limits(words: Iterable[str], option: str) -> dict[str, float | None]:
     """usd=5 as a limit; usd=none takes one away."""
     limits: dict[str, float | None] = {}
     for word in words:
@@ -206,13 +208,13 @@ def _refs(event: Event) -> list[str]:
 
 
 def event_line(event: Event) -> str:
-    from ortet.hub.governance.audit import told
+    from ortet.hub.governance.audit import audit_line
 
-    line = told(event)
+    line = audit_line(event)
     why = f"  ({output.title(line.why)})" if line.why else ""
     actor = output.safe(line.actor)
     seq = "-" if event.waiting else line.seq
-    head = f"{seq:>5}  {output.when(line.time)}  {actor}  {line.kind}"
+    head = f"{seq:>5}  {output.format_time(line.time)}  {actor}  {line.kind}"
     return f"{head}  {output.title(line.what)}{why}".rstrip()
 
 
@@ -227,7 +229,7 @@ def read_text(path: str) -> str:
         raise Invalid("not_text", f"{path} is not UTF-8 text: give a file that is") from None
 
 
-def said(text: str | None) -> str:
+def text_or_stdin(text: str | None) -> str:
     """What an argument says; what comes in from standard input without one, or for -."""
     found = read_text("-") if text in (None, "-") else as_text(text)
     if not found:
@@ -235,7 +237,7 @@ def said(text: str | None) -> str:
     return found
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """JSON where it is JSON, else the text itself."""
     import json
 

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 
-PLACE = "local/slow"
-_MOST = 50
-_DAYS = 7
-_WORTH = 0.05
+SLOW_CALLS_FILE = "local/slow"
+_MAX_RECORDED = 50
+_KEEP_DAYS = 7
+_MIN_RECORDED_SECONDS = 0.05
 """Seconds below which nobody would ask why."""
 
-LONG = frozenset({"agent", "attach", "bisect", "journal", "logs", "mcp", "run", "serve", "swarm"})
-LONG |= {"turn", "watch", "replay"}
+WAITING_VERBS = frozenset(
+    {"agent", "attach", "bisect", "journal", "logs", "mcp", "run", "serve", "swarm"}
+)
+WAITING_VERBS |= {"turn", "watch", "replay"}
 """Verbs that take as long as what they wait for."""
 
 
-class Slow(msgspec.Struct, frozen=True):
+class SlowCall(msgspec.Struct, frozen=True):
     """`what` was called, of which session, by its id: never with what was given to it."""
 
     what: str
@@ -33,15 +35,15 @@ class Slow(msgspec.Struct, frozen=True):
     way: str = "cli"
 
 
-def note(root: Path, slow: Slow) -> None:
+def record_slow_call(root: Path, call: SlowCall) -> None:
     """Remember it, if it is among the slowest of a week. A disk that is full forgets."""
-    if slow.ms < _WORTH * 1000:
+    if call.ms < _MIN_RECORDED_SECONDS * 1000:
         return
     known = slowest(root)
-    if len(known) >= _MOST and slow.ms <= known[-1].ms:
+    if len(known) >= _MAX_RECORDED and call.ms <= known[-1].ms:
         return
-    known = sorted([*known, slow], key=_order)[:_MOST]
-    file = root / PLACE
+    known = sorted([*known, call], key=_order)[:_MAX_RECORDED]
+    file = root / SLOW_CALLS_FILE
     part = file.with_name(f"slow.{os.getpid()}.{os.urandom(4).hex()}")
     with suppress(OSError):
         try:
@@ -51,18 +53,20 @@ def note(root: Path, slow: Slow) -> None:
             part.unlink(missing_ok=True)
 
 
-def slowest(root: Path) -> list[Slow]:
+def slowest(root: Path) -> list[SlowCall]:
     """Those of the last week, the slowest first."""
-    since = time.time_ns() - _DAYS * 86_400 * 1_000_000_000
+    since = time.time_ns() - _KEEP_DAYS * 86_400 * 1_000_000_000
     try:
-        found = msgspec.json.decode((root / PLACE).read_bytes(), type=known(list[Slow]))
+        found = msgspec.json.decode(
+            (root / SLOW_CALLS_FILE).read_bytes(), type=thread_safe_struct(list[SlowCall])
+        )
     except (OSError, msgspec.DecodeError):  # a hint, and not more
         return []
     return sorted((one for one in found if one.time > since), key=_order)
 
 
 @contextmanager
-def timed(what: str, way: str) -> Iterator[Timing]:
+def time_call(what: str, way: str) -> Iterator[Timing]:
     """What is done in the block; it says where the store is, once that is known."""
     timing, began = Timing(), time.perf_counter()
     try:
@@ -70,7 +74,9 @@ def timed(what: str, way: str) -> Iterator[Timing]:
     finally:
         if timing.root is not None:
             ms = (time.perf_counter() - began) * 1000
-            note(timing.root, Slow(what, round(ms, 1), time.time_ns(), timing.session, way))
+            record_slow_call(
+                timing.root, SlowCall(what, round(ms, 1), time.time_ns(), timing.session, way)
+            )
 
 
 class Timing:
@@ -80,5 +86,5 @@ class Timing:
     session: str = ""
 
 
-def _order(one: Slow) -> float:
+def _order(one: SlowCall) -> float:
     return -one.ms

@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 from ortet.errors import OrtetError
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
 
-_OBJECTS = 500_000
-_FILES = 100_000
-_COMMITS = 2000
+_MAX_OBJECTS = 500_000
+_MAX_FILES = 100_000
+_MAX_COMMITS = 2000
 """How much is looked at; beyond it, numbers are "at least"."""
 
-_PLACES = (
+_DIRECTORIES = (
     ("packs", "bucket/packs"),
     ("open ends of writers", "local/tails"),
     ("indexes", "local/index"),
@@ -33,7 +33,7 @@ _PLACES = (
 )
 
 
-class Copies(msgspec.Struct, frozen=True):
+class CheckoutSizes(msgspec.Struct, frozen=True):
     """`bytes` is what the files of `commits` would be, each as a directory of its own."""
 
     bytes: int
@@ -41,14 +41,14 @@ class Copies(msgspec.Struct, frozen=True):
     whole: bool
 
 
-def by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
+def sizes_by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
     """Bytes and objects of each, those stored twice once; whether that is all."""
     sizes: Counter[int] = Counter()
     counts: Counter[int] = Counter()
     seen: set[bytes] = set()
-    for source in hub.objects.shelf.sources():
-        for oid, (_, _, _, length, kind) in source.spots():
-            if len(seen) >= _OBJECTS:
+    for source in hub.objects.pack_set.sources():
+        for oid, (_, _, _, length, kind) in source.locations():
+            if len(seen) >= _MAX_OBJECTS:
                 return sizes, counts, False
             if oid not in seen:
                 seen.add(oid)
@@ -57,46 +57,46 @@ def by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
     return sizes, counts, True
 
 
-def copies(hub: Hub) -> Copies:
+def checkout_sizes(hub: Hub) -> CheckoutSizes:
     """What the files of commits would take without us."""
     total = files = 0
     sizes: dict[bytes, int] = {}
     commits: set[str] = set()
     for branch in hub.refs.branches():
-        for commit in hub.log(branch.name, limit=_COMMITS):
+        for commit in hub.log(branch.name, limit=_MAX_COMMITS):
             if commit.oid in commits:
                 break  # and all before it
-            if len(commits) >= _COMMITS or files >= _FILES:
-                return Copies(total, len(commits), False)
+            if len(commits) >= _MAX_COMMITS or files >= _MAX_FILES:
+                return CheckoutSizes(total, len(commits), False)
             commits.add(commit.oid)
             try:
                 root = hub.read_image(hub.image_oid(from_hex(commit.oid))).root
             except OrtetError:  # a mind without files
                 continue
             if root.data not in sizes:
-                sizes[root.data], count = _tree(hub, root, _FILES - files)
+                sizes[root.data], count = _tree_size(hub, root, _MAX_FILES - files)
                 files += count
             total += sizes[root.data]
-    return Copies(total, len(commits), True)
+    return CheckoutSizes(total, len(commits), True)
 
 
-def _tree(hub: Hub, root: Entry, most: int) -> tuple[int, int]:
+def _tree_size(hub: Hub, root: TreeEntry, limit: int) -> tuple[int, int]:
     size = count = 0
     for _, entry in hub.trees.walk(root):
         size += entry.size
         count += 1
-        if count >= most:
+        if count >= limit:
             break
     return size, count
 
 
-def places(root: Path) -> tuple[dict[str, int], bool]:
+def directory_sizes(root: Path) -> tuple[dict[str, int], bool]:
     """Bytes on this disk by what they are; whether all files were looked at."""
     found: dict[str, int] = {}
-    left = _FILES
-    for name, place in _PLACES:
+    left = _MAX_FILES
+    for name, place in _DIRECTORIES:
         size = 0
-        for one in _files(root / place):
+        for one in _file_sizes(root / place):
             if left <= 0:
                 break
             left -= 1
@@ -106,12 +106,12 @@ def places(root: Path) -> tuple[dict[str, int], bool]:
     return found, left > 0
 
 
-def _files(place: Path) -> Iterator[int]:
+def _file_sizes(directory: Path) -> Iterator[int]:
     """Bytes of every file below it, as the disk has them; what another removes meanwhile is not
     counted, what is mounted there is not entered."""
-    todo = [place]
+    todo = [directory]
     try:
-        device = place.stat().st_dev
+        device = directory.stat().st_dev
     except OSError:
         return
     while todo:

@@ -10,29 +10,29 @@ from typing import IO
 from ortet.cli import output
 from ortet.sessions.swarm_api import Attempt, SwarmResult
 
-_ROWS = 12
+_MAX_ROWS = 12
 """Attempts that are shown at once: what runs, then the best."""
 
-_BAR = 24
+_BAR_WIDTH = 24
 
 
 class SwarmTable:
     """Called with each state of a swarm."""
 
-    def __init__(self, stream: IO[str], ended: Callable[[Attempt], None], *, live: bool) -> None:
+    def __init__(self, stream: IO[str], on_ended: Callable[[Attempt], None], *, live: bool) -> None:
         self._stream = stream
-        self._ended = ended
+        self._on_ended = on_ended
         self._live = live
-        self._told: set[int] = set()
-        self._drawn = 0
+        self._reported: set[int] = set()
+        self._drawn_lines = 0
 
     def __call__(self, found: SwarmResult) -> None:
         for one in found.attempts:
-            if one.state not in ("waiting", "running") and one.i not in self._told:
-                self._told.add(one.i)
-                self._ended(one)
+            if one.state not in ("waiting", "running") and one.i not in self._reported:
+                self._reported.add(one.i)
+                self._on_ended(one)
         if self._live:
-            self._draw(_lines(found))
+            self._draw(_table_lines(found))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -44,32 +44,32 @@ class SwarmTable:
             width = os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
             width = 80
-        up = f"\x1b[{self._drawn}F" if self._drawn else ""
+        up = f"\x1b[{self._drawn_lines}F" if self._drawn_lines else ""
         body = "".join(f"{line[: width - 1]}\x1b[K\n" for line in lines)
         self._stream.write(f"{up}{body}\x1b[J")
         self._stream.flush()
-        self._drawn = len(lines)
+        self._drawn_lines = len(lines)
 
 
-def _lines(found: SwarmResult) -> list[str]:
-    total = len(found.attempts)
-    over = total - found.count("waiting") - found.count("running")
-    bar = "#" * (_BAR * over // total) + "-" * (_BAR - _BAR * over // total)
-    best = f"  best {found.best.score:g} (attempt {found.best.i})" if found.best else ""
-    failed = f"  {found.count('failed')} failed" if found.count("failed") else ""
-    head = f"swarm {found.name} [{bar}] {over}/{total}{best}{failed}"
-    running = [one for one in found.attempts if one.state == "running"]
-    return [head, *(line_of(one) for one in [*running, *found.ranked][:_ROWS])]
+def _table_lines(result: SwarmResult) -> list[str]:
+    total = len(result.attempts)
+    over = total - result.count("waiting") - result.count("running")
+    bar = "#" * (_BAR_WIDTH * over // total) + "-" * (_BAR_WIDTH - _BAR_WIDTH * over // total)
+    best = f"  best {result.best.score:g} (attempt {result.best.i})" if result.best else ""
+    failed = f"  {result.count('failed')} failed" if result.count("failed") else ""
+    head = f"swarm {result.name} [{bar}] {over}/{total}{best}{failed}"
+    running = [one for one in result.attempts if one.state == "running"]
+    return [head, *(attempt_line(one) for one in [*running, *result.ranked][:_MAX_ROWS])]
 
 
-def line_of(one: Attempt) -> str:
-    score = "" if one.score is None else f"{one.score:g}"
-    took = f"{one.seconds:.1f} s" if one.seconds else ""
-    mark = "*" if one.kept else " "
-    error = f"  {one.reason}: {output.title(one.error)}" if one.reason else ""
-    return f"{mark} {one.i:>4}  {one.state:<8}{score:>10}  {took:>8}{error}".rstrip()
+def attempt_line(attempt: Attempt) -> str:
+    score = "" if attempt.score is None else f"{attempt.score:g}"
+    took = f"{attempt.seconds:.1f} s" if attempt.seconds else ""
+    mark = "*" if attempt.kept else " "
+    error = f"  {attempt.reason}: {output.title(attempt.error)}" if attempt.reason else ""
+    return f"{mark} {attempt.i:>4}  {attempt.state:<8}{score:>10}  {took:>8}{error}".rstrip()
 
 
-def lines_of(found: SwarmResult) -> list[str]:
+def attempt_lines(result: SwarmResult) -> list[str]:
     """All of it."""
-    return [line_of(one) for one in found.attempts]
+    return [attempt_line(one) for one in result.attempts]

@@ -18,13 +18,13 @@ from ortet.errors import Invalid, OrtetError
 if TYPE_CHECKING:
     from ortet.machines.control.jobs import Job
 
-LEAVE = 0x1D  # control-]
-_TAIL = 4096  # bytes of what was on the screen before
-_WAIT = 20.0
+DETACH_BYTE = 0x1D  # control-]
+_RECENT_OUTPUT_BYTES = 4096  # bytes of what was on the screen before
+_READ_WAIT_SECONDS = 20.0
 _CHUNK = 1 << 12
 
 
-def check() -> None:
+def check_terminal() -> None:
     """Invalid where there is no terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid(
@@ -32,7 +32,7 @@ def check() -> None:
         )
 
 
-def size() -> tuple[int, int]:
+def terminal_size() -> tuple[int, int]:
     """Rows and columns."""
     found = os.get_terminal_size(0)
     return found.lines or 24, found.columns or 80
@@ -40,109 +40,111 @@ def size() -> tuple[int, int]:
 
 def attach(job: Job) -> int | None:
     """Until the shell ends, with its code, or the user leaves it running: None."""
-    return _Attached(job).run()
+    return _AttachedTerminal(job).run()
 
 
-class Escape:
+class DetachDetector:
     """Finds out whether what is typed means to leave: control-], or ~. at the begin of a line."""
 
     def __init__(self) -> None:
-        self._fresh = True
-        self._held = b""
+        self._at_line_start = True
+        self._pending_tilde = b""
 
-    def typed(self, data: bytes) -> tuple[bytes, bool]:
+    def feed(self, data: bytes) -> tuple[bytes, bool]:
         """What goes to the shell, and whether the user leaves after it."""
         out = bytearray()
         for code in data:
             one = bytes((code,))
-            if code == LEAVE:
+            if code == DETACH_BYTE:
                 return bytes(out), True
-            if self._held:
-                self._held = b""
+            if self._pending_tilde:
+                self._pending_tilde = b""
                 if one == b".":
                     return bytes(out), True
                 out += b"" if one == b"~" else b"~"  # ~~ is one of them
-            elif self._fresh and one == b"~":
-                self._held = one
+            elif self._at_line_start and one == b"~":
+                self._pending_tilde = one
                 continue
             out += one
-            self._fresh = one in (b"\r", b"\n")
+            self._at_line_start = one in (b"\r", b"\n")
         return bytes(out), False
 
 
-class _Attached:
+class _AttachedTerminal:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._code: int | None = None
         self._error: OrtetError | None = None
-        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._left = self._over = False
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_detached = self._is_ended = False
 
     def run(self) -> int | None:
-        with _raw(), self._resized():
+        with _raw(), self._watch_resize():
             self._resize()
-            cursor = self._show_the_last()
-            reader = threading.Thread(target=self._read, args=(cursor,), daemon=True)
+            cursor = self._show_recent_output()
+            reader = threading.Thread(target=self._forward_output, args=(cursor,), daemon=True)
             reader.start()
-            self._type()
+            self._forward_input()
         if self._error is not None:
             raise self._error
         return self._code
 
-    def _show_the_last(self) -> int:
+    def _show_recent_output(self) -> int:
         """What a person would still see; returns where the rest begins."""
         seen, cursor = b"", 0
         while True:
             piece = self._job.read(cursor)
-            seen, cursor = (seen + piece.data)[-_TAIL:], piece.cursor
+            seen, cursor = (seen + piece.data)[-_RECENT_OUTPUT_BYTES:], piece.cursor
             if not piece.data:
                 break
         _put(seen)
         return cursor
 
-    def _read(self, cursor: int) -> None:
+    def _forward_output(self, cursor: int) -> None:
         try:
-            while not self._left:
-                piece = self._job.read(cursor, _WAIT)
-                if self._left:
+            while not self._is_detached:
+                piece = self._job.read(cursor, _READ_WAIT_SECONDS)
+                if self._is_detached:
                     return
                 _put(piece.data)
                 cursor = piece.cursor
                 if piece.eof or (piece.code is not None and not piece.data):
-                    self._code = piece.code if piece.code is not None else self._job.wait(_WAIT)
+                    self._code = (
+                        piece.code if piece.code is not None else self._job.wait(_READ_WAIT_SECONDS)
+                    )
                     break
         except OrtetError as error:
             self._error = error
-        self._over = True
+        self._is_ended = True
         with suppress(OSError):
-            os.write(self._woken, b"\0")
+            os.write(self._wake_writer, b"\0")
 
-    def _type(self) -> None:
-        escape = Escape()
+    def _forward_input(self) -> None:
+        escape = DetachDetector()
         poll = select.poll()
         poll.register(0, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
-            if self._wake in ready:
-                os.read(self._wake, _CHUNK)
-                if self._over:
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, _CHUNK)
+                if self._is_ended:
                     return
                 self._resize()
             if 0 in ready:
                 data = os.read(0, _CHUNK)
-                given, leaves = escape.typed(data)
+                given, leaves = escape.feed(data)
                 with suppress(OrtetError):  # it has just ended: the reader says so
                     self._job.write(given)
                 if leaves or not data:
-                    self._left = True
+                    self._is_detached = True
                     return
 
     @contextmanager
-    def _resized(self) -> Iterator[None]:
+    def _watch_resize(self) -> Iterator[None]:
         """The signal may come to any thread: what it writes wakes the one that types."""
         before: Any = signal.signal(signal.SIGWINCH, lambda *_: None)
-        told = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             yield
         finally:
@@ -151,7 +153,7 @@ class _Attached:
 
     def _resize(self) -> None:
         with suppress(OrtetError, OSError):
-            self._job.resize(*size())
+            self._job.resize(*terminal_size())
 
 
 @contextmanager

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.cli.call import Call
+    from ortet.cli.call import CliCall
 
 _NUMBER = re.compile(r"\d{9,}(\.\d*)?")  # eight digits are a date
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def moment(call: Call, option: str, text: str | None, *, ahead: bool = False) -> str | None:
+def parse_time(call: CliCall, option: str, text: str | None, *, ahead: bool = False) -> str | None:
     """As the library takes it. A time without a zone is UTC, a number counts seconds since 1970;
     an age such as 7d is so long ago, or with `ahead` from now on."""
     if text is None:
         return None
-    return moment_at(call.hub.clock.now_ns(), option, text, ahead=ahead)
+    return parse_time_at(call.hub.clock.now_ns(), option, text, ahead=ahead)
 
 
-def moment_at(now_ns: int, name: str, text: str | None, *, ahead: bool = False) -> str | None:
+def parse_time_at(now_ns: int, name: str, text: str | None, *, ahead: bool = False) -> str | None:
     """The same, `now_ns` being now."""
     if text is None:
         return None
     with suppress(ValueError, OverflowError):
         if age := _AGE.fullmatch(text):
-            span = int(age[1]) * _SECONDS[age[2]]
-            return _at(now_ns / 1e9 + span if ahead else now_ns / 1e9 - span)
+            span = int(age[1]) * _UNIT_SECONDS[age[2]]
+            return _iso_time(now_ns / 1e9 + span if ahead else now_ns / 1e9 - span)
         if _NUMBER.fullmatch(text):
-            return _at(float(text))
+            return _iso_time(float(text))
         return datetime.fromisoformat(text).isoformat()
     raise Invalid(
         "bad_time",
@@ -43,5 +43,5 @@ def moment_at(now_ns: int, name: str, text: str | None, *, ahead: bool = False) 
     )
 
 
-def _at(seconds: float) -> str:
+def _iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortet.cli import output
 from ortet.errors import Corrupt, NotFound, OrtetError, Unsupported
-from ortet.history.diff.tree_diff import is_touch
+from ortet.history.diff.tree_diff import is_directory_touch
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
-    from ortet.history.diff.tree_diff import Change
+    from ortet.history.diff.tree_diff import TreeChange
     from ortet.history.records import Image
     from ortet.machines.base import Loss
     from ortet.workspaces.workspace import Workspace
 
-_NAMED = 3
+_MAX_NAMED_FILES = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SOONEST, _LATEST = 0.5, 30.0
+_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS = 0.5, 30.0
 """Seconds until what failed is tried again: twice as long each time."""
 
 
-class Pace(NamedTuple):
+class WatchTiming(NamedTuple):
     """In seconds: how long nothing must change before a commit; how long a change waits for that at
     most; how often to look where changes cannot be heard of."""
 
@@ -36,49 +36,49 @@ class Pace(NamedTuple):
     every: float = 5.0
 
 
-class Made(NamedTuple):
+class WatchedCommit(NamedTuple):
     """A commit it made."""
 
     info: CommitInfo
-    changes: list[Change]
+    changes: list[TreeChange]
     losses: list[Loss]
     seconds: float
 
 
-class Stop:
+class WatchStop:
     """Whether to end: `asked` by a signal, which can also be read from `wake`. A second signal is
     an interrupt."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.is_requested = False
+        self.wake_fd, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Signals mean this for the time of the block."""
         before: dict[int, Any] = {}
-        told = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                    before[number] = signal.signal(number, self._signalled)
+                    before[number] = signal.signal(number, self._on_signal)
             yield
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)
             signal.set_wakeup_fd(told)
-            os.close(self.wake)
-            os.close(self._woken)
+            os.close(self.wake_fd)
+            os.close(self._wake_writer)
 
     def wait(self, seconds: float) -> None:
         """So long, or until asked to end."""
-        if not self.asked:
-            select.select([self.wake], [], [], max(0.0, seconds))
+        if not self.is_requested:
+            select.select([self.wake_fd], [], [], max(0.0, seconds))
 
-    def _signalled(self, *_: object) -> None:
-        if self.asked:
+    def _on_signal(self, *_: object) -> None:
+        if self.is_requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
 
 class Watcher:
@@ -88,38 +88,40 @@ class Watcher:
     def __init__(
         self,
         workspace: Workspace,
-        stop: Stop,
+        stop: WatchStop,
         *,
-        pace: Pace,
+        timing: WatchTiming,
         message: str,
-        trouble: Callable[[OrtetError], None],
+        on_error: Callable[[OrtetError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workspace = workspace
         self._stop = stop
-        self._pace = pace
+        self._timing = timing
         self._message = message
-        self._trouble = trouble
+        self._on_error = on_error
         self._clock = clock
-        self._seen: Image | None = None  # the files, as last looked at
-        self._since = clock()  # the first change that is not committed; it may be from before us
-        self._last = self._since  # the last change
-        self._waiting = True  # there may be something to commit
-        self._fresh = False  # it is in directories of which nothing is heard yet
-        self._delay = 0.0  # until what failed is tried again
-        self._met = ""  # what is in the way, and was told
-        self._open = True
+        self._last_image: Image | None = None  # the files, as last looked at
+        self._first_change = (
+            clock()
+        )  # the first change that is not committed; it may be from before us
+        self._last_change = self._first_change  # the last change
+        self._has_uncommitted = True  # there may be something to commit
+        self._has_unwatched = False  # it is in directories of which nothing is heard yet
+        self._retry_delay = 0.0  # until what failed is tried again
+        self._reported_error_kind = ""  # what is in the way, and was told
+        self._is_open = True
 
-    def commits(self) -> Iterator[Made]:
+    def commits(self) -> Iterator[WatchedCommit]:
         """Each when it was made, until asked to stop: what is there then is the last."""
-        self._attempt(self._look)
-        while not self._stop.asked:
-            self._listen()
-            if self._stop.asked or not self._is_due():
+        self._attempt(self._scan_files)
+        while not self._stop.is_requested:
+            self._wait_for_changes()
+            if self._stop.is_requested or not self._is_due():
                 continue
-            if self._fresh and not self._is_overdue():
-                self._attempt(self._look)  # from now on we hear of these, too
-                self._last = self._clock()
+            if self._has_unwatched and not self._is_overdue():
+                self._attempt(self._scan_files)  # from now on we hear of these, too
+                self._last_change = self._clock()
             elif (made := self._attempt(self._commit)) is not None:
                 yield made
         if (made := self._attempt(self._commit, last=True)) is not None:
@@ -127,111 +129,113 @@ class Watcher:
 
     # when
 
-    def _listen(self) -> None:
-        if self._delay:
-            self._stop.wait(self._delay)
+    def _wait_for_changes(self) -> None:
+        if self._retry_delay:
+            self._stop.wait(self._retry_delay)
             return
-        left = self._left() if self._waiting else -1.0
-        news = self._workspace.listen(left, self._stop.wake)
+        left = self._seconds_until_due() if self._has_uncommitted else -1.0
+        news = self._workspace.wait_for_changes(left, self._stop.wake_fd)
         if news is None:
-            every = self._pace.every
-            self._stop.wait(min(every, left) if self._waiting else every)
-            before = self._seen
-            self._attempt(self._look)
-            if self._seen == before:
+            every = self._timing.every
+            self._stop.wait(min(every, left) if self._has_uncommitted else every)
+            before = self._last_image
+            self._attempt(self._scan_files)
+            if self._last_image == before:
                 return
         elif not news.changed:
             return
         now = self._clock()
-        if not self._waiting:
-            self._waiting, self._since = True, now
-        self._last = now
-        self._fresh = self._fresh or (news is not None and news.fresh)
+        if not self._has_uncommitted:
+            self._has_uncommitted, self._first_change = True, now
+        self._last_change = now
+        self._has_unwatched = self._has_unwatched or (news is not None and news.fresh)
 
-    def _left(self) -> float:
+    def _seconds_until_due(self) -> float:
         """Seconds until a commit is due."""
-        quiet = self._last + self._pace.settle
-        late = self._since + self._pace.at_most
+        quiet = self._last_change + self._timing.settle
+        late = self._first_change + self._timing.at_most
         return max(0.0, min(quiet, late) - self._clock())
 
     def _is_due(self) -> bool:
-        return bool(self._delay) or (self._waiting and self._left() == 0)
+        return bool(self._retry_delay) or (self._has_uncommitted and self._seconds_until_due() == 0)
 
     def _is_overdue(self) -> bool:
-        return self._clock() >= self._since + self._pace.at_most
+        return self._clock() >= self._first_change + self._timing.at_most
 
     # what
 
-    def _look(self) -> None:
+    def _scan_files(self) -> None:
         """Whose directories are watched from then on."""
-        self._fresh = False
-        self._seen = self._workspace.image()
+        self._has_unwatched = False
+        self._last_image = self._workspace.current_image()
 
-    def _commit(self) -> Made | None:
+    def _commit(self) -> WatchedCommit | None:
         began = time.perf_counter()
         workspace = self._workspace
-        self._fresh = self._waiting = False
+        self._has_unwatched = self._has_uncommitted = False
         found = workspace.status()
-        if all(map(is_touch, found.changes)):
+        if all(map(is_directory_touch, found.changes)):
             return None
-        message = self._message or told(found.changes)
+        message = self._message or commit_message(found.changes)
         before = workspace.head
         info = workspace.commit(message)
-        self._seen = workspace.image()
+        self._last_image = workspace.current_image()
         if before is not None and before.oid == info.oid:
             return None
-        return Made(info, found.changes, workspace.losses, time.perf_counter() - began)
+        return WatchedCommit(info, found.changes, workspace.losses, time.perf_counter() - began)
 
-    def _attempt(self, deed: Callable[[], Made | None], *, last: bool = False) -> Made | None:
+    def _attempt(
+        self, operation: Callable[[], WatchedCommit | None], *, last: bool = False
+    ) -> WatchedCommit | None:
         """Do it, others meanwhile waiting for their turn; what is in the way is told, and it is
         tried again later."""
         try:
-            self._take_again()
+            self._reacquire_workspace()
             try:
-                made = deed()
+                made = operation()
             finally:
-                self._workspace.rest()
+                self._workspace.suspend()
         except (Corrupt, Unsupported):
             raise
         except OrtetError as error:
             if last or error.kind == "dropped":
                 raise
-            self._later(error)
+            self._schedule_retry(error)
             return None
-        self._delay, self._met = 0.0, ""
+        self._retry_delay, self._reported_error_kind = 0.0, ""
         return made
 
-    def _take_again(self) -> None:
+    def _reacquire_workspace(self) -> None:
         """As it was left, or opened anew: another process may have been killed in a restore."""
         workspace = self._workspace
-        if self._open and workspace.resume():
+        if self._is_open and workspace.resume():
             return
         workspace.close()
-        self._open = False
-        if workspace.hub.registry.get(workspace.name) is None:
+        self._is_open = False
+        if workspace.hub.workspace_table.get(workspace.name) is None:
             raise _dropped(workspace.name)
         self._workspace = workspace.hub.workspace(name=workspace.name)
-        self._open = True
+        self._is_open = True
 
-    def _later(self, error: OrtetError) -> None:
-        self._waiting = True
-        if error.kind not in ("head_moved", self._met):
-            self._met = error.kind
-            self._trouble(error)
-        self._delay = min(_LATEST, max(_SOONEST, 2 * self._delay))
+    def _schedule_retry(self, error: OrtetError) -> None:
+        self._has_uncommitted = True
+        if error.kind not in ("head_moved", self._reported_error_kind):
+            self._reported_error_kind = error.kind
+            self._on_error(error)
+        self._retry_delay = min(_RETRY_MAX_SECONDS, max(_RETRY_MIN_SECONDS, 2 * self._retry_delay))
 
 
-def told(changes: list[Change]) -> str:
+def commit_message(changes: list[TreeChange]) -> str:
     """A message for a commit of these: how many, and the first of them."""
     shown = [one for one in changes if not _is_dir(one)] or changes
-    names = [output.safe(one.path) for one in shown[:_NAMED]]
-    more = ["..."] if len(shown) > _NAMED else []
+    names = [output.safe(one.path) for one in shown[:_MAX_NAMED_FILES]]
+    more = ["..."] if len(shown) > _MAX_NAMED_FILES else []
     kinds = {one.kind for one in shown}
     did = kinds.pop() if kinds in ({"added"}, {"removed"}, {"renamed"}) else "changed"
     return f"{output.plural(len(shown), 'file')} {did}: {', '.join(names + more)}"
 
 
-def _is_dir(change: Change) -> bool:
+def _is_dir(change: TreeChange) -> bool:
     entry = change.new or change.old
     return entry is not None and entry.is_dir
 

@@ -12,47 +12,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ortet.backends.object_storage.url import SCHEMES
-from ortet.config.open_shared_store import address_of
-from ortet.config.open_store import is_remote, remote_address, token_in
+from ortet.backends.object_storage.url import BUCKET_SCHEMES
+from ortet.config.open_shared_store import parse_shared_url
+from ortet.config.open_store import is_remote, parse_remote_url, read_token_file
 from ortet.errors import Conflict, NotFound, OrtetError
 from ortet.machines.base import Capability
 
 if TYPE_CHECKING:
     from ortet.backends.base import Bucket
 
-MARK = "doctor/"
+PROBE_PREFIX = "doctor/"
 """Where a bucket is tried: below its prefix, beside what belongs to a store."""
 
-_ROOM = 4 << 30
+_MIN_CACHE_BYTES = 4 << 30
 """What a host keeps of a store, and as much again for what waits to be uploaded."""
-_PATIENCE = 5.0
-_GONE = "start it, or leave it out of the address; meanwhile hosts look for news once a second"
-_TRIES = 3
+_PROBE_TIMEOUT_SECONDS = 5.0
+_SIGNAL_DOWN_HINT = (
+    "start it, or leave it out of the address; meanwhile hosts look for news once a second"
+)
+_PING_SAMPLES = 3
 
 
 def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capability]:
     """One line for each thing that a store at this address needs."""
     if is_remote(url):
-        return [_server(url, token), _cache(cache)]
+        return [_check_remote_server(url, token), _check_cache(cache)]
     from ortet.config.server_checks import examine_database
 
-    address = address_of(url)
+    address = parse_shared_url(url)
     found = examine_database(address)
-    found.append(_tried("bucket", lambda: _bucket(address.bucket), "see the address after bucket="))
+    found.append(
+        _run_check("bucket", lambda: _check_bucket(address.bucket), "see the address after bucket=")
+    )
     for name, valkey in (("valkey", address.signal), ("valkey cache", address.cache)):
         if valkey:
-            found.append(_tried(name, partial(_valkey, name, valkey), _GONE))
+            found.append(_run_check(name, partial(_check_valkey, name, valkey), _SIGNAL_DOWN_HINT))
     if not address.signal:
         what = "none, and none is needed: the database wakes hosts, and they share no cache"
         found.append(Capability("valkey", True, what))
-    return [*found, _cache(cache)]
+    return [*found, _check_cache(cache)]
 
 
-def _tried(name: str, look: Callable[[], Capability], fix: str) -> Capability:
+def _run_check(name: str, check: Callable[[], Capability], fix: str) -> Capability:
     """Our errors say what is wrong, and after a colon what to do about it."""
     try:
-        return look()
+        return check()
     except OrtetError as error:
         what, _, todo = str(error).rpartition(": ")
         return Capability(name, False, what or str(error), todo if what else fix)
@@ -60,24 +64,26 @@ def _tried(name: str, look: Callable[[], Capability], fix: str) -> Capability:
         return Capability(name, False, str(error), fix)
 
 
-def _bucket(url: str) -> Capability:
+def _check_bucket(url: str) -> Capability:
     """Exclusive create is what keeps two hosts from writing one pack: it must be the server's."""
-    if not url.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+    if not url.startswith(tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)):
         path = Path(unquote(urlsplit(url).path))
         if url.startswith("file:///") and not path.is_dir():
             what = f"{path} is not there yet: it is made with the store"
             return Capability("bucket", True, what)
-        from ortet.backends.buckets import bucket_of
+        from ortet.backends.buckets import open_bucket
 
-        return _probed(bucket_of(url), str(path))
+        return _probe_bucket(open_bucket(url), str(path))
     from ortet.backends.object_storage.bucket import S3Bucket
 
-    bucket = S3Bucket(url, patience=_PATIENCE, silence=_PATIENCE)
-    return _probed(bucket, str(bucket.address))
+    bucket = S3Bucket(
+        url, retry_seconds=_PROBE_TIMEOUT_SECONDS, read_timeout=_PROBE_TIMEOUT_SECONDS
+    )
+    return _probe_bucket(bucket, str(bucket.address))
 
 
-def _probed(bucket: Bucket, where: str) -> Capability:
-    key, data = f"{MARK}{os.urandom(8).hex()}", os.urandom(64)
+def _probe_bucket(bucket: Bucket, where: str) -> Capability:
+    key, data = f"{PROBE_PREFIX}{os.urandom(8).hex()}", os.urandom(64)
     began = time.perf_counter()
     bucket.put(key, data)
     took = time.perf_counter() - began
@@ -92,7 +98,7 @@ def _probed(bucket: Bucket, where: str) -> Capability:
             return Capability("bucket", False, what, fix)
         if bucket.get(key, 8, 16) != data[8:24]:
             return Capability("bucket", False, f"{where} gives wrong ranges", "use another server")
-        if key not in {found.key for found in bucket.list(MARK)}:
+        if key not in {found.key for found in bucket.list(PROBE_PREFIX)}:
             return Capability("bucket", False, f"{where} does not list what it has", "allow List")
     finally:
         bucket.delete([key])
@@ -105,23 +111,23 @@ def _probed(bucket: Bucket, where: str) -> Capability:
     return Capability("bucket", False, f"{where} does not delete", "allow Delete: a sweep needs it")
 
 
-def _valkey(name: str, url: str) -> Capability:
-    from ortet.backends.valkey.client import Link
-    from ortet.backends.valkey.valkeyaddress import address_of as parsed
+def _check_valkey(name: str, url: str) -> Capability:
+    from ortet.backends.valkey.client import ValkeyClient
+    from ortet.backends.valkey.valkeyaddress import parse_valkey_url as parsed
 
-    link = Link(parsed(url), patience=_PATIENCE)
-    link.check()  # says so where it lets nobody in
-    line = link.connect(_PATIENCE)
+    link = ValkeyClient(parsed(url), answer_timeout=_PROBE_TIMEOUT_SECONDS)
+    link.check_login()  # says so where it lets nobody in
+    line = link.connect(_PROBE_TIMEOUT_SECONDS)
     try:
         told = _fields(line.call("INFO", "server")) | _fields(line.call("INFO", "memory"))
         times = []
-        for _ in range(_TRIES):
+        for _ in range(_PING_SAMPLES):
             began = time.perf_counter()
             line.call("PING")
             times.append(time.perf_counter() - began)
-    except link.troubles as error:
+    except link.connection_errors as error:
         why = " ".join(str(error).split())
-        return Capability(name, False, f"{link.address} does not answer ({why})", _GONE)
+        return Capability(name, False, f"{link.address} does not answer ({why})", _SIGNAL_DOWN_HINT)
     finally:
         line.close()
     version = told.get("valkey_version") or told.get("redis_version", "?")
@@ -131,35 +137,35 @@ def _valkey(name: str, url: str) -> Capability:
     return Capability(name, True, detail)
 
 
-def _fields(told: Any) -> dict[str, str]:
-    pairs = (line.partition(":") for line in told.decode().splitlines())
+def _fields(info: Any) -> dict[str, str]:
+    pairs = (line.partition(":") for line in info.decode().splitlines())
     return {name: value.strip() for name, mark, value in pairs if mark}
 
 
-def _cache(place: Path) -> Capability:
+def _check_cache(directory: Path) -> Capability:
     """What this host reads is kept there, and with durable=local what it has not uploaded yet."""
-    at = place
+    at = directory
     while not at.exists() and at != at.parent:
         at = at.parent
     if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
         fix = "set XDG_CACHE_HOME to a directory that you may write"
-        return Capability("cache", False, f"{place} cannot be written", fix)
+        return Capability("cache", False, f"{directory} cannot be written", fix)
     free = shutil.disk_usage(at).free
-    detail = f"{place}, {free / (1 << 30):.1f} GiB free"
-    if free < _ROOM:
-        fix = f"give it {_ROOM >> 30} GiB, or set XDG_CACHE_HOME to a larger disk"
+    detail = f"{directory}, {free / (1 << 30):.1f} GiB free"
+    if free < _MIN_CACHE_BYTES:
+        fix = f"give it {_MIN_CACHE_BYTES >> 30} GiB, or set XDG_CACHE_HOME to a larger disk"
         return Capability("cache", False, detail, fix)
     return Capability("cache", True, detail)
 
 
-def _server(url: str, token: str) -> Capability:
+def _check_remote_server(url: str, token: str) -> Capability:
     def look() -> Capability:
         from ortet.backends.remote.catalog import HttpCatalog
-        from ortet.backends.remote.client import Link
+        from ortet.backends.remote.client import RemoteClient
         from ortet.ids import SystemClock
 
-        address, options = remote_address(url)
-        link = Link(address, token=token_in(options.get("token_file")) or token)
+        address, options = parse_remote_url(url)
+        link = RemoteClient(address, token=read_token_file(options.get("token_file")) or token)
         catalog = HttpCatalog(link, SystemClock(), random=os.urandom)
         try:
             began = time.perf_counter()
@@ -169,4 +175,4 @@ def _server(url: str, token: str) -> Capability:
             catalog.close()
         return Capability("server", True, f"format {hello.format}, {took * 1000:.0f} ms")
 
-    return _tried("server", look, "check that `ortet serve` runs there")
+    return _run_check("server", look, "check that `ortet serve` runs there")

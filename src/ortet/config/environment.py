@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ortet.config.open_shared_store import SHARED, is_shared, open_shared
+from ortet.config.open_shared_store import SHARED_SCHEMES, is_shared, open_shared
 from ortet.config.open_store import (
-    REMOTE,
-    Opened,
+    REMOTE_SCHEMES,
+    StoreBackends,
     bad_url,
     is_remote,
     open_embedded,
@@ -25,7 +25,7 @@ from ortet.config.open_store import (
 )
 from ortet.config.pointer_file import POINTER, Pointer, find_pointer
 from ortet.config.settings import Settings
-from ortet.config.store_url import check_chosen, is_elsewhere, same_store
+from ortet.config.store_url import check_trusted, is_networked, is_same_store
 from ortet.errors import Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random, SystemClock
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.machines.base import Engine
     from ortet.memory.embedders.base import Embedder
-    from ortet.objects.store import LocalObjects
+    from ortet.objects.store import LocalObjectStore
 
 __all__ = ["Settings", "open_hub", "read_settings", "store_path", "store_url"]
 
@@ -52,26 +52,26 @@ def store_url(
         return os.fspath(url)
     if environ.get("ORTET_URL"):
         return environ["ORTET_URL"]
-    pointer = find_pointer(cwd or here())
+    pointer = find_pointer(cwd or working_directory())
     if pointer is not None:
-        if is_elsewhere(pointer.url):
-            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
-        return _seen_from(pointer.directory, pointer.url)
+        if is_networked(pointer.url):
+            check_trusted(pointer.url, pointer.directory / POINTER, config_directory(environ))
+        return _resolve_pointer_url(pointer.directory, pointer.url)
     data = environ.get("XDG_DATA_HOME", "")
     if not data.startswith("/"):  # the specification says to ignore a relative one
-        if (place := home(environ)) is None:
+        if (place := home_directory(environ)) is None:
             raise Invalid("no_home", "this user has no home directory: set ORTET_URL to a store")
         data = str(place / ".local" / "share")
     return f"{data}/ortet"
 
 
-def _seen_from(directory: Path, url: str) -> str:
+def _resolve_pointer_url(directory: Path, url: str) -> str:
     """A pointer written by hand may name a store relative to itself."""
     is_path = _SCHEME.match(url) is None and not url.startswith("~")
     return str(directory / url) if is_path else url
 
 
-def here() -> Path:
+def working_directory() -> Path:
     """The working directory."""
     try:
         return Path.cwd()
@@ -81,7 +81,7 @@ def here() -> Path:
         ) from None
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path | None:
+def home_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The user's home directory, if there is one."""
     try:
         return Path(environ.get("HOME") or Path.home())
@@ -94,11 +94,11 @@ def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ORTET_MCP_TOKEN", "")
 
 
-def names_store(pointer: Pointer, url: str) -> bool:
+def is_pointer_to(pointer: Pointer, url: str) -> bool:
     """Whether a pointer leads to the store at `url`."""
-    named = _seen_from(pointer.directory, pointer.url)
-    if is_elsewhere(named) or is_elsewhere(url):
-        return is_elsewhere(named) and is_elsewhere(url) and same_store(named, url)
+    named = _resolve_pointer_url(pointer.directory, pointer.url)
+    if is_networked(named) or is_networked(url):
+        return is_networked(named) and is_networked(url) and is_same_store(named, url)
     return os.path.realpath(store_path(named)) == os.path.realpath(store_path(url))
 
 
@@ -107,43 +107,43 @@ def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os
     if (
         store is None
         and not environ.get("ORTET_URL")
-        and usable_pointer(directory, environ) is None
+        and find_usable_pointer(directory, environ) is None
     ):
         above = directory.parent
-        while above != above.parent and usable_pointer(above, environ) is None:
+        while above != above.parent and find_usable_pointer(above, environ) is None:
             above = above.parent
         return store_url(None, cwd=above, environ=environ)
     return store_url(store, cwd=directory, environ=environ)
 
 
-def usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
+def find_usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
     """The nearest pointer, unless it is garbage: a store inside the directory is that too, and one
     elsewhere that this user never chose."""
-    from ortet.workspaces.places import keep_apart
+    from ortet.workspaces.places import check_outside_store
 
     try:
         pointer = find_pointer(directory)
-        if pointer is not None and is_elsewhere(pointer.url):
-            check_chosen(pointer.url, pointer.directory / POINTER, config_place(environ))
+        if pointer is not None and is_networked(pointer.url):
+            check_trusted(pointer.url, pointer.directory / POINTER, config_directory(environ))
         elif pointer is not None:
-            place = store_path(_seen_from(pointer.directory, pointer.url))
-            keep_apart(place, pointer.directory.resolve())
+            place = store_path(_resolve_pointer_url(pointer.directory, pointer.url))
+            check_outside_store(place, pointer.directory.resolve())
     except (Invalid, Refused, Unsupported):
         return None
     return pointer
 
 
-def debugging(environ: Mapping[str, str] = os.environ) -> bool:
+def is_debug(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether to show tracebacks."""
     return environ.get("ORTET_DEBUG", "") not in ("", "0")
 
 
-def wanted_criu(environ: Mapping[str, str] = os.environ) -> str:
+def criu_setting(environ: Mapping[str, str] = os.environ) -> str:
     """The CRIU that is to be used: a path, "off" for none, "" to look for one."""
     return environ.get("ORTET_CRIU", "")
 
 
-def variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+def read_variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(name)
 
 
@@ -158,7 +158,7 @@ def store_path(url: str) -> Path:
         except RuntimeError as error:
             raise bad_url(url, str(error)) from error
     name = scheme[1].lower()
-    if name in (*REMOTE, *SHARED):
+    if name in (*REMOTE_SCHEMES, *SHARED_SCHEMES):
         raise Unsupported(
             "remote_store", f"a store at {name}:// has no directory here: do this at the server"
         )
@@ -194,7 +194,7 @@ def open_hub(
     cwd: Path | None = None,
     create: bool = True,
     watch: bool | None = None,
-    alone: bool = False,
+    one_shot: bool = False,
     clock: Clock | None = None,
     random: Random = os.urandom,
     environ: Mapping[str, str] = os.environ,
@@ -210,20 +210,22 @@ def open_hub(
     from ortet.backends.local.cache import ProcessCache
     from ortet.history.tree.tree import Trees
     from ortet.hub.hub import Hub
-    from ortet.store.context import Parts, encore_of, user_here
+    from ortet.store.context import StoreContext, default_author, read_replay_request
     from ortet.swarm.lazy import LazySwarms
-    from ortet.vault.keys import VARIABLE, Keyring
+    from ortet.vault.keys import VAULT_KEY_VARIABLE, Keyring
 
     _check_embedder(embedder)  # before anything is made
     clock = clock or SystemClock()
     asked = store_url(url, cwd=cwd, environ=environ)
-    found = _opened(asked, clock=clock, random=random, create=create, environ=environ)
+    found = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
     root, objects, settings = found.root, found.objects, found.settings
-    trees, criu = Trees(objects), wanted_criu(environ)
-    watch = not alone and (settings.watch if watch is None else watch)
-    engine = _engines(objects, trees, clock, root=root, watch=watch, alone=alone, criu=criu)
+    trees, criu = Trees(objects), criu_setting(environ)
+    watch = not one_shot and (settings.watch if watch is None else watch)
+    engine = _engine_factory(
+        objects, trees, clock, root=root, watch=watch, one_shot=one_shot, criu=criu
+    )
     return Hub(
-        Parts(
+        StoreContext(
             url=found.url,
             root=root,
             catalog=found.catalog,
@@ -235,39 +237,39 @@ def open_hub(
             strongest=lambda: _strongest(engine),
             clock=clock,
             random=random,
-            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or user_here(),
+            author=_text(environ.get("ORTET_AUTHOR")) or settings.author or default_author(),
             host=found.host,
             scope="host" if os.geteuid() == 0 else "workspace",
             hide=_secret_places(environ),
-            encore=encore_of(environ),
-            vault=Keyring(environ.get(VARIABLE, ""), config_place(environ)),
+            encore=read_replay_request(environ),
+            vault=Keyring(environ.get(VAULT_KEY_VARIABLE, ""), config_directory(environ)),
             environ=environ,
             swarms=LazySwarms(open_hub),
             cache=found.cache or ProcessCache(clock),
             embedder=settings.embedder if embedder is None else embedder,
-            shelves=found.shelves,
+            shelves=found.index_factory,
         )
     )
 
 
-def _opened(
+def _open_backends(
     url: str, *, clock: Clock, random: Random, create: bool, environ: Mapping[str, str]
-) -> Opened:
+) -> StoreBackends:
     if is_shared(url):
-        kept = cache_place(environ)
+        kept = cache_directory(environ)
         return open_shared(url, cache=kept, clock=clock, random=random, create=create)
     if not is_remote(url):
         return open_embedded(store_path(url), clock=clock, random=random, create=create)
     token = environ.get("ORTET_TOKEN", "").strip()
-    return open_remote(url, token=token, cache=cache_place(environ), clock=clock, random=random)
+    return open_remote(url, token=token, cache=cache_directory(environ), clock=clock, random=random)
 
 
-def cache_place(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """What this host keeps of remote stores, and their machines."""
     named = environ.get("XDG_CACHE_HOME", "")
     if named.startswith("/"):
         return Path(named) / "ortet"
-    if (place := home(environ)) is None:
+    if (place := home_directory(environ)) is None:
         raise Invalid("no_home", "this user has no home directory: set XDG_CACHE_HOME")
     return place / ".cache" / "ortet"
 
@@ -279,14 +281,14 @@ def _check_embedder(embedder: Embedder | str | None) -> None:
         check_embedder(embedder)
 
 
-def _engines(
-    objects: LocalObjects,
+def _engine_factory(
+    objects: LocalObjectStore,
     trees: Trees,
     clock: Clock,
     *,
     root: Path,
     watch: bool,
-    alone: bool,
+    one_shot: bool,
     criu: str,
 ) -> Callable[[str], Engine]:
     @cache
@@ -294,7 +296,7 @@ def _engines(
         if name == "folder":
             from ortet.machines.folder import FolderEngine
 
-            return FolderEngine(objects, trees, clock, watch=watch, alone=alone)
+            return FolderEngine(objects, trees, clock, watch=watch, may_fork=one_shot)
         if name == "overlay":
             from ortet.machines.overlay.engine import OverlayEngine
 
@@ -317,18 +319,18 @@ def _text(value: str | None) -> str:
     return os.fsencode(value or "").decode("utf-8", "replace")
 
 
-def config_place(environ: Mapping[str, str] = os.environ) -> Path | None:
+def config_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where a user's programs keep their settings; None without a home directory."""
     named = environ.get("XDG_CONFIG_HOME", "")
     if named.startswith("/"):
         return Path(named) / "ortet"
-    place = home(environ)
+    place = home_directory(environ)
     return None if place is None else place / ".config" / "ortet"
 
 
 def _secret_places(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    from ortet.workspaces.places import SECRET_PLACES
+    from ortet.workspaces.places import SECRET_PATHS
 
-    top = home(environ)
-    places = () if top is None else SECRET_PLACES
+    top = home_directory(environ)
+    places = () if top is None else SECRET_PATHS
     return tuple(path for place in places if top and os.path.lexists(path := top / place))

@@ -12,27 +12,33 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
-from ortet._util.structs import known
-from ortet.config.open_store import MIB, Opened, place_of, read_key, read_settings
+from ortet._util.structs import thread_safe_struct
+from ortet.config.open_store import (
+    MIB,
+    StoreBackends,
+    make_cache_directory,
+    read_key,
+    read_settings,
+)
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random
 
 if TYPE_CHECKING:
     from ortet.backends.base import Bucket, Cache, Catalog, Signal
-    from ortet.backends.postgres.pool import Database
+    from ortet.backends.postgres.pool import PostgresDatabase
 
-SHARED = ("postgresql", "postgres")
+SHARED_SCHEMES = ("postgresql", "postgres")
 _OPTIONS = ("bucket", "durable", "signal", "cache", "schema", "connections", "key_file")
 _SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
-_LONGEST = 63  # bytes of a name in PostgreSQL, which cuts off the rest
-_STORE = ("store", "id")
+_MAX_SCHEMA_BYTES = 63  # bytes of a name in PostgreSQL, which cuts off the rest
+_STORE_ID_ROW = ("store", "id")
 _FORMAT = ("store", "format")
-_PLACE = ("store", "bucket")
-_MARK = "stores/"
+_BUCKET_ROW = ("store", "bucket")
+_STORE_MARK_PREFIX = "stores/"
 
 
-class Address(msgspec.Struct, frozen=True):
+class SharedStoreAddress(msgspec.Struct, frozen=True):
     """What the address of a shared store says; `database` is for the driver."""
 
     database: str
@@ -45,7 +51,7 @@ class Address(msgspec.Struct, frozen=True):
     key_file: str | None = None
 
 
-class _Format(msgspec.Struct, frozen=True):
+class _StoreFormat(msgspec.Struct, frozen=True):
     """As the FORMAT file of a store in a directory."""
 
     format: int
@@ -53,10 +59,10 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def is_shared(url: str) -> bool:
-    return "://" in url and url.partition("://")[0].lower() in SHARED
+    return "://" in url and url.partition("://")[0].lower() in SHARED_SCHEMES
 
 
-def address_of(url: str) -> Address:
+def parse_shared_url(url: str) -> SharedStoreAddress:
     """What is ours of an address; all else behind the question mark goes to the driver."""
     try:
         parts = urlsplit(url)
@@ -71,23 +77,25 @@ def address_of(url: str) -> Address:
         )
     ours = {name: value for name, value in pairs if name in _OPTIONS}
     rest = urlencode([pair for pair in pairs if pair[0] not in _OPTIONS], quote_via=quote, safe="/")
-    _check_place(parts.netloc, parts.path)
+    _check_hosts(parts.netloc, parts.path)
     if not ours.get("bucket"):
         raise _no_bucket(pairs)
     _check_options(ours)
     return msgspec.convert(
-        {**ours, "database": with_query(parts, rest)}, known(Address), strict=False
+        {**ours, "database": replace_query(parts, rest)},
+        thread_safe_struct(SharedStoreAddress),
+        strict=False,
     )
 
 
-def with_query(parts: SplitResult, query: str) -> str:
+def replace_query(parts: SplitResult, query: str) -> str:
     """The address with these options. urlunsplit would take the slashes of postgresql:///DATABASE
     away."""
     end = f"#{parts.fragment}" if parts.fragment else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{query and '?'}{query}{end}"
 
 
-def _check_place(hosts: str, path: str) -> None:
+def _check_hosts(hosts: str, path: str) -> None:
     """What the driver would take for something else, and then not reach."""
     if not all(_HOST.fullmatch(host) for host in hosts.rpartition("@")[2].split(",")):
         raise Invalid(
@@ -118,44 +126,46 @@ def _no_bucket(pairs: list[tuple[str, str]]) -> Invalid:
     )
 
 
-def _check_options(ours: dict[str, str]) -> None:
-    durable, connections = ours.get("durable", "remote"), ours.get("connections", "1")
-    schema = ours.get("schema", "ortet")
+def _check_options(options: dict[str, str]) -> None:
+    durable, connections = options.get("durable", "remote"), options.get("connections", "1")
+    schema = options.get("schema", "ortet")
     if durable not in ("remote", "local"):
         raise Invalid("bad_url", f"durable={durable} in the address: give remote or local")
     if not re.fullmatch("0*[1-9][0-9]{0,5}", connections, re.ASCII):
         raise Invalid(
             "bad_url", f"connections={connections} in the address: give a number from 1 on"
         )
-    if not schema or schema.lower().startswith("pg_") or len(schema.encode()) > _LONGEST:
+    if not schema or schema.lower().startswith("pg_") or len(schema.encode()) > _MAX_SCHEMA_BYTES:
         raise Invalid(
             "bad_url",
-            f"schema={schema} in the address: give a name of at most {_LONGEST} bytes that does "
+            f"schema={schema} in the address: give a name of at most {_MAX_SCHEMA_BYTES} bytes that does "
             "not begin with pg_, which PostgreSQL keeps for itself",
         )
 
 
-def signal_of(url: str, *, space: str, database: Database) -> Signal:
+def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Signal:
     """That of a Valkey or Redis server. Without one the database itself tells its hosts."""
     if not url:
         from ortet.backends.postgres.notify import PostgresSignal
 
-        return PostgresSignal(database, space)
+        return PostgresSignal(database, namespace)
     from ortet.backends.valkey import valkey
 
-    return valkey.signal_of(url, space=space)
+    return valkey.open_signal(url, namespace=namespace)
 
 
-def cache_of(url: str, *, space: str) -> Cache | None:
+def open_shared_cache(url: str, *, namespace: str) -> Cache | None:
     """The same of a cache; without one, nothing that hosts would share is cached."""
     if not url:
         return None
     from ortet.backends.valkey import valkey
 
-    return valkey.cache_of(url, space=space)
+    return valkey.open_cache(url, namespace=namespace)
 
 
-def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: bool) -> Opened:
+def open_shared(
+    url: str, *, cache: Path, clock: Clock, random: Random, create: bool
+) -> StoreBackends:
     """Rows in PostgreSQL, packs in a bucket; what is read of them, and machines, below `cache`."""
     try:
         from ortet.backends.postgres.catalog import PostgresCatalog
@@ -165,14 +175,14 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             f'a store in PostgreSQL needs psycopg ({error}): pip install "ortet[postgres]"',
         ) from error
     from ortet._util.codec import Hasher, checksum
-    from ortet.backends.buckets import bucket_of
-    from ortet.backends.object_storage.pending_uploads import Owing
-    from ortet.memory.postgres.postgres_shelves import PostgresShelves
-    from ortet.objects.remote.store import RemoteObjects
+    from ortet.backends.buckets import open_bucket
+    from ortet.backends.object_storage.pending_uploads import PendingUploadTable
+    from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory
+    from ortet.objects.remote.store import RemoteObjectStore
     from ortet.store.context import host_id
 
-    address = address_of(url)
-    bucket = bucket_of(address.bucket)
+    address = parse_shared_url(url)
+    bucket = open_bucket(address.bucket)
     with ExitStack() as undo:
         undo.callback(bucket.close)
         try:
@@ -186,14 +196,14 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
         except Corrupt as error:
             raise _no_store() if error.kind == "no_catalog" else error from None
         undo.callback(catalog.close)
-        store = _identity(catalog, create=create)
-        root = place_of(cache, store)
+        store = _read_or_create_store_id(catalog, create=create)
+        root = make_cache_directory(cache, store)
         settings = read_settings(root)
         hasher = Hasher(read_key(address.key_file or settings.key_file, root))
-        _check(catalog, hasher.key_id)
+        _check_format(catalog, hasher.key_id)
         # machines lie in `root`: another user's, or another cache, is another host to them
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
-        objects = RemoteObjects(
+        objects = RemoteObjectStore(
             root,
             bucket,
             epochs=catalog.epochs,
@@ -202,28 +212,32 @@ def open_shared(url: str, *, cache: Path, clock: Clock, random: Random, create: 
             random=random,
             reserve=settings.reserve * MIB,
             durable=address.durable,
-            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
+            pending_uploads=PendingUploadTable(
+                catalog, host, name=os.uname().nodename, clock=clock
+            ),
         )
         undo.callback(objects.close)
-        seen = objects.root.local / "bucket-seen"
+        seen = objects.layout.local / "bucket-seen"
         _check_bucket(catalog, bucket, store, seen, address.bucket)
-        shared = cache_of(address.cache or address.signal, space=store)
+        shared = open_shared_cache(address.cache or address.signal, namespace=store)
         undo.callback(shared.close if shared is not None else lambda: None)
-        signal = signal_of(address.signal, space=store, database=catalog.database)
+        signal = open_signal(address.signal, namespace=store, database=catalog.database)
         undo.pop_all()
-    shelves = PostgresShelves(catalog.link)
-    return Opened(url, root, host, settings, catalog, bucket, signal, objects, shared, shelves)
+    shelves = PostgresIndexFactory(catalog.client)
+    return StoreBackends(
+        url, root, host, settings, catalog, bucket, signal, objects, shared, shelves
+    )
 
 
-def _identity(catalog: Catalog, *, create: bool) -> str:
+def _read_or_create_store_id(catalog: Catalog, *, create: bool) -> str:
     """The id of the store, made by who comes first."""
-    row = catalog.row(*_STORE)
+    row = catalog.row(*_STORE_ID_ROW)
     if row is None:
         if not create:
             raise _no_store()
         with suppress(Conflict):  # another was faster
-            catalog.put_row(*_STORE, os.urandom(16).hex().encode(), expect=0)
-        return _identity(catalog, create=False)
+            catalog.put_row(*_STORE_ID_ROW, os.urandom(16).hex().encode(), expect=0)
+        return _read_or_create_store_id(catalog, create=False)
     return row.value.decode()
 
 
@@ -234,17 +248,17 @@ def _no_store() -> NotFound:
     )
 
 
-def _check(catalog: Catalog, key_id: bytes) -> None:
+def _check_format(catalog: Catalog, key_id: bytes) -> None:
     """Nothing is touched of a store that is newer, or made with another key."""
     from ortet._util.codec import FORMAT_VERSION
 
     row = catalog.row(*_FORMAT)
     if row is None:
         with suppress(Conflict):
-            made = msgspec.msgpack.encode(_Format(FORMAT_VERSION, key_id))
+            made = msgspec.msgpack.encode(_StoreFormat(FORMAT_VERSION, key_id))
             catalog.put_row(*_FORMAT, made, expect=0)
-        return _check(catalog, key_id)
-    found = msgspec.msgpack.decode(row.value, type=known(_Format))
+        return _check_format(catalog, key_id)
+    found = msgspec.msgpack.decode(row.value, type=thread_safe_struct(_StoreFormat))
     if found.format > FORMAT_VERSION:
         raise Unsupported(
             "newer_format",
@@ -260,16 +274,20 @@ def _check(catalog: Catalog, key_id: bytes) -> None:
     return None
 
 
-def _check_bucket(catalog: Catalog, bucket: Bucket, store: str, note: Path, url: str) -> None:
+def _check_bucket(
+    catalog: Catalog, bucket: Bucket, store: str, checked_file: Path, url: str
+) -> None:
     """That the packs of this store are there, and not those of others: looked up once a host, and
     each time in a directory, which may not be mounted today."""
     is_directory = url.lower().startswith("file:")
-    if not is_directory and note.exists() and note.read_text("utf-8") == url:
+    if not is_directory and checked_file.exists() and checked_file.read_text("utf-8") == url:
         return
-    place = catalog.row(*_PLACE)
+    place = catalog.row(*_BUCKET_ROW)
     begun = place is not None or bool(catalog.heads(limit=1))
-    marks = [found.key for found in bucket.list(_MARK)]  # later: a row comes after the mark
-    if marks and f"{_MARK}{store}" not in marks:
+    marks = [
+        found.key for found in bucket.list(_STORE_MARK_PREFIX)
+    ]  # later: a row comes after the mark
+    if marks and f"{_STORE_MARK_PREFIX}{store}" not in marks:
         raise Invalid(
             "wrong_bucket",
             "this bucket holds the files of another store: give the bucket of this one, or another "
@@ -277,18 +295,18 @@ def _check_bucket(catalog: Catalog, bucket: Bucket, store: str, note: Path, url:
         )
     if not marks:
         if begun:
-            raise _elsewhere(url, place.value.decode() if place is not None else "")
+            raise _wrong_bucket(url, place.value.decode() if place is not None else "")
         with suppress(Conflict):
-            bucket.put(f"{_MARK}{store}", b"")
+            bucket.put(f"{_STORE_MARK_PREFIX}{store}", b"")
     if place is None:
         with suppress(Conflict):
-            catalog.put_row(*_PLACE, url.partition("?")[0].encode(), expect=0)
-    note.write_text(url, "utf-8")
+            catalog.put_row(*_BUCKET_ROW, url.partition("?")[0].encode(), expect=0)
+    checked_file.write_text(url, "utf-8")
 
 
-def _elsewhere(url: str, place: str) -> Invalid:
+def _wrong_bucket(url: str, first_bucket: str) -> Invalid:
     """Commits would go where no other host looks for them."""
-    began = f", and it began with {place}" if place else ""
+    began = f", and it began with {first_bucket}" if first_bucket else ""
     return Invalid(
         "wrong_bucket",
         f"nothing of this store is in {url.partition('?')[0]}{began}: correct bucket= (its name "

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.config.settings import Settings
 from ortet.errors import Invalid, NotFound, Refused, Unsupported
 from ortet.ids import Clock, Random
@@ -18,19 +18,19 @@ from ortet.ids import Clock, Random
 if TYPE_CHECKING:
     from ortet.backends.base import Bucket, Cache, Catalog, Signal
     from ortet.backends.remote.protocol import Hello
-    from ortet.memory.base import Shelves
-    from ortet.objects.store import LocalObjects
+    from ortet.memory.base import IndexFactory
+    from ortet.objects.store import LocalObjectStore
 
 MIB = 1 << 20
 
-_LONGEST = 490
+_MAX_PATH_BYTES = 490
 """SQLite knows paths of 512 bytes, of which it needs some itself."""
 
-REMOTE = ("http", "https")
+REMOTE_SCHEMES = ("http", "https")
 _OPTIONS = ("token_file", "key_file")
 
 
-class Opened(NamedTuple):
+class StoreBackends(NamedTuple):
     """A store: where its rows and bytes are, and what of it is on this host, below `root`."""
 
     url: str
@@ -40,33 +40,33 @@ class Opened(NamedTuple):
     catalog: Catalog
     bucket: Bucket
     signal: Signal
-    objects: LocalObjects
+    objects: LocalObjectStore
     cache: Cache | None = None  # one that servers share
-    shelves: Shelves | None = None  # what memories are found by, where hosts share it
+    index_factory: IndexFactory | None = None  # what memories are found by, where hosts share it
 
 
-def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> Opened:
+def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> StoreBackends:
     """Rows in SQLite, packs in files."""
     from ortet._util.codec import Hasher
     from ortet.backends.local.bucket import FileBucket
     from ortet.backends.local.signal import HostSignal
-    from ortet.backends.object_storage.pending_uploads import Owing
+    from ortet.backends.object_storage.pending_uploads import PendingUploadTable
     from ortet.backends.sqlite.catalog import SqliteCatalog
-    from ortet.objects.layout import open_root
-    from ortet.objects.store import LocalObjects
+    from ortet.objects.layout import open_layout
+    from ortet.objects.store import LocalObjectStore
     from ortet.store.context import host_id
 
     exists = _prepare(root, create=create)
     settings = read_settings(root)
     hasher = Hasher(read_key(settings.key_file, root))
     if exists:
-        open_root(root, hasher)  # a format or a key that is not ours: touch nothing
+        open_layout(root, hasher)  # a format or a key that is not ours: touch nothing
     with ExitStack() as undo:
         # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
         catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
         undo.callback(catalog.close)
         bucket = FileBucket(root / "bucket")
-        objects = LocalObjects(
+        objects = LocalObjectStore(
             root,
             bucket,
             hasher=hasher,
@@ -74,39 +74,43 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
             random=random,
             quota=settings.quota * MIB if settings.quota is not None else None,
             reserve=settings.reserve * MIB,
-            owing=Owing(catalog, "", name="", clock=clock),  # of those who use it over HTTP
+            pending_uploads=PendingUploadTable(
+                catalog, "", name="", clock=clock
+            ),  # of those who use it over HTTP
         )
         undo.pop_all()
     signal = HostSignal(root / "local" / "signal")
-    return Opened(str(root), root, host_id(), settings, catalog, bucket, signal, objects)
+    return StoreBackends(str(root), root, host_id(), settings, catalog, bucket, signal, objects)
 
 
-def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Random) -> Opened:
+def open_remote(
+    url: str, *, token: str, cache: Path, clock: Clock, random: Random
+) -> StoreBackends:
     """Rows and packs with a server; what is read of them, and machines, below `cache`."""
     from ortet._util.codec import Hasher, checksum
-    from ortet.backends.object_storage.pending_uploads import Owing
+    from ortet.backends.object_storage.pending_uploads import PendingUploadTable
     from ortet.backends.remote.bucket import HttpBucket
     from ortet.backends.remote.catalog import HttpCatalog
-    from ortet.backends.remote.client import Link
+    from ortet.backends.remote.client import RemoteClient
     from ortet.backends.remote.signal import HttpSignal
-    from ortet.objects.remote.store import RemoteObjects
+    from ortet.objects.remote.store import RemoteObjectStore
     from ortet.store.context import host_id
 
-    address, options = remote_address(url)
-    link = Link(address, token=token_in(options.get("token_file")) or token)
+    address, options = parse_remote_url(url)
+    link = RemoteClient(address, token=read_token_file(options.get("token_file")) or token)
     catalog = HttpCatalog(link, clock, random=random)
     with ExitStack() as undo:
         undo.callback(catalog.close)
         hello = catalog.hello()
-        catalog.epochs.hear(hello.epoch)
-        root = place_of(cache, hello.store)
+        catalog.epochs.observe(hello.epoch)
+        root = make_cache_directory(cache, hello.store)
         settings = read_settings(root)
         hasher = Hasher(read_key(options.get("key_file") or settings.key_file, root))
-        _check(link.url, hello, hasher.key_id)
+        _check_hello(link.url, hello, hasher.key_id)
         bucket = HttpBucket(link)
         # machines lie in `root`: another user's, or another cache, is another host to them
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
-        objects = RemoteObjects(
+        objects = RemoteObjectStore(
             root,
             bucket,
             epochs=catalog.epochs,
@@ -114,17 +118,19 @@ def open_remote(url: str, *, token: str, cache: Path, clock: Clock, random: Rand
             clock=clock,
             random=random,
             reserve=settings.reserve * MIB,
-            owing=Owing(catalog, host, name=os.uname().nodename, clock=clock),
+            pending_uploads=PendingUploadTable(
+                catalog, host, name=os.uname().nodename, clock=clock
+            ),
         )
         undo.pop_all()
-    return Opened(url, root, host, settings, catalog, bucket, HttpSignal(link), objects)
+    return StoreBackends(url, root, host, settings, catalog, bucket, HttpSignal(link), objects)
 
 
 def is_remote(url: str) -> bool:
-    return url.partition("://")[0].lower() in REMOTE and "://" in url
+    return url.partition("://")[0].lower() in REMOTE_SCHEMES and "://" in url
 
 
-def remote_address(url: str) -> tuple[str, dict[str, str]]:
+def parse_remote_url(url: str) -> tuple[str, dict[str, str]]:
     """The server's own address, and what is said behind the question mark."""
     try:
         parts = urlsplit(url)
@@ -148,7 +154,7 @@ def remote_address(url: str) -> tuple[str, dict[str, str]]:
     return f"{parts.scheme.lower()}://{parts.netloc}{parts.path.rstrip('/')}", options
 
 
-def token_in(file: str | None) -> str:
+def read_token_file(file: str | None) -> str:
     if file is None:
         return ""
     path = Path(file).expanduser()
@@ -161,22 +167,22 @@ def token_in(file: str | None) -> str:
         ) from None
 
 
-def place_of(cache: Path, store: str) -> Path:
+def make_cache_directory(cache: Path, store: str) -> Path:
     """What this host keeps of the store with this id."""
-    from ortet.machines.dirfd import failure
+    from ortet.machines.dirfd import translate_os_error
 
     if not store.isalnum():
         raise Unsupported("bad_answer", "the server gave its store a strange id: upgrade ortet")
     root = cache / "remote" / store
-    _check_length(root)
+    _check_path_length(root)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise failure(error, f"cannot make {root}") from error
+        raise translate_os_error(error, f"cannot make {root}") from error
     return root
 
 
-def _check(url: str, hello: Hello, key_id: bytes) -> None:
+def _check_hello(url: str, hello: Hello, key_id: bytes) -> None:
     from ortet._util.codec import FORMAT_VERSION
 
     if hello.format > FORMAT_VERSION:
@@ -192,9 +198,9 @@ def _check(url: str, hello: Hello, key_id: bytes) -> None:
         )
 
 
-def _check_length(root: Path) -> None:
-    if len(os.fsencode(os.path.realpath(root))) > _LONGEST:
-        raise bad_url(str(root), f"SQLite needs a path of at most {_LONGEST} bytes")
+def _check_path_length(root: Path) -> None:
+    if len(os.fsencode(os.path.realpath(root))) > _MAX_PATH_BYTES:
+        raise bad_url(str(root), f"SQLite needs a path of at most {_MAX_PATH_BYTES} bytes")
 
 
 def bad_url(url: str, why: str) -> Invalid:
@@ -203,29 +209,29 @@ def bad_url(url: str, why: str) -> Invalid:
 
 def _prepare(root: Path, *, create: bool) -> bool:
     """Make the directory if it may be made; returns whether a store is in it already."""
-    from ortet.machines.dirfd import failure
-    from ortet.objects.layout import check_place
+    from ortet.machines.dirfd import translate_os_error
+    from ortet.objects.layout import check_directory
 
     if os.fsencode(root) != str(root).encode("utf-8", "replace"):
         raise bad_url(str(root), "SQLite needs a path that is UTF-8")
-    _check_length(root)
+    _check_path_length(root)
     try:
         os.stat(root / "FORMAT")
         exists = True
     except (FileNotFoundError, NotADirectoryError):
         exists = False
     except OSError as error:  # it may be there, but is closed to us
-        raise failure(error, f"cannot look into {root}") from error
+        raise translate_os_error(error, f"cannot look into {root}") from error
     if not exists and not create:
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
     if not exists:
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            check_place(root)
+            check_directory(root)
         except (FileExistsError, NotADirectoryError) as error:
             raise bad_url(str(root), "a file is in the way") from error
         except OSError as error:
-            raise failure(error, f"cannot make a store at {root}") from error
+            raise translate_os_error(error, f"cannot make a store at {root}") from error
     return exists
 
 
@@ -237,7 +243,7 @@ def read_settings(root: Path) -> Settings:
 
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
-        return msgspec.convert(values, known(Settings))
+        return msgspec.convert(values, thread_safe_struct(Settings))
     except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
         raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.structs import known
-from ortet.config.open_shared_store import Address
+from ortet._util.structs import thread_safe_struct
+from ortet.config.open_shared_store import SharedStoreAddress
 from ortet.errors import OrtetError
 from ortet.machines.base import Capability
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import psycopg
 
 _TIMEOUT = 10
-_TRIES = 5
+_QUERY_SAMPLES = 5
 _SKEW = 60.0
 """Seconds that clocks may differ: leases go by the database's, the grace of a sweep is an hour."""
 
-_SEEN = """SELECT current_setting('server_version_num')::int AS version,
+_DATABASE_STATE_QUERY = """SELECT current_setting('server_version_num')::int AS version,
     current_setting('server_version') AS release,
     current_setting('server_encoding') AS encoding,
     extract(epoch FROM clock_timestamp())::float8 AS now,
@@ -45,7 +45,7 @@ _SEEN = """SELECT current_setting('server_version_num')::int AS version,
     EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') AS vectors"""
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _DatabaseState(msgspec.Struct, frozen=True):
     version: int
     release: str
     encoding: str
@@ -64,7 +64,7 @@ class _Seen(msgspec.Struct, frozen=True):
     vectors: bool
 
 
-def examine_database(address: Address) -> list[Capability]:
+def examine_database(address: SharedStoreAddress) -> list[Capability]:
     """What must be so of the database, a line each; the first alone where it cannot be reached."""
     name = "postgresql"
     try:
@@ -72,67 +72,71 @@ def examine_database(address: Address) -> list[Capability]:
     except ImportError as error:
         what = f"psycopg cannot be used ({error})"
         return [Capability(name, False, what, 'pip install "ortet[postgres]"')]
-    from ortet.backends.postgres.errors import ENCODED, way_in
+    from ortet.backends.postgres.errors import BAD_OPTION_HINT, connection_hint
 
     try:
         with psycopg.connect(
             address.database, autocommit=True, connect_timeout=_TIMEOUT
         ) as connection:
-            return list(_looked(connection, address))
+            return list(_check_database(connection, address))
     except psycopg.Error as error:
         why = " ".join(str(error).split())
         misread = isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None
-        fix = ENCODED if misread else way_in(why)
+        fix = BAD_OPTION_HINT if misread else connection_hint(why)
         return [Capability(name, False, f"it cannot be used ({why})", fix)]
 
 
-def _looked(connection: psycopg.Connection, address: Address) -> Iterator[Capability]:
+def _check_database(
+    connection: psycopg.Connection, address: SharedStoreAddress
+) -> Iterator[Capability]:
     from psycopg.rows import dict_row
 
     with connection.cursor(row_factory=dict_row) as cursor:
         began = time.time()
-        row: dict[str, Any] | None = cursor.execute(_SEEN, {"schema": address.schema}).fetchone()
+        row: dict[str, Any] | None = cursor.execute(
+            _DATABASE_STATE_QUERY, {"schema": address.schema}
+        ).fetchone()
         ours = (began + time.time()) / 2
-    seen = msgspec.convert(row, known(_Seen))
+    seen = msgspec.convert(row, thread_safe_struct(_DatabaseState))
     times, processes = [], set()
-    for _ in range(_TRIES):
+    for _ in range(_QUERY_SAMPLES):
         start = time.perf_counter()
         processes.add(connection.execute("SELECT pg_backend_pid()").fetchone())
         times.append(time.perf_counter() - start)
-    yield _server(seen, min(times), one=len(processes) == 1)
-    yield _schema(address, seen)
-    yield _rights(address, seen)
-    yield _clock(seen.now - ours)
-    yield _connections(address, seen)
-    yield _durable(seen)
-    yield _vectors(seen)
+    yield _check_server(seen, min(times), is_single_backend=len(processes) == 1)
+    yield _check_schema(address, seen)
+    yield _check_privileges(address, seen)
+    yield _check_clock(seen.now - ours)
+    yield _check_connections(address, seen)
+    yield _check_durability(seen)
+    yield _check_pgvector(seen)
 
 
-def _server(seen: _Seen, took: float, *, one: bool) -> Capability:
+def _check_server(state: _DatabaseState, took: float, *, is_single_backend: bool) -> Capability:
     from ortet.backends.postgres.schema import OLDEST
 
-    name, detail = "postgresql", f"{seen.release}, {took * 1000:.1f} ms"
-    if seen.version < OLDEST:
+    name, detail = "postgresql", f"{state.release}, {took * 1000:.1f} ms"
+    if state.version < OLDEST:
         return Capability(name, False, detail, f"upgrade it to {OLDEST // 10_000} or newer")
-    if seen.encoding != "UTF8":
+    if state.encoding != "UTF8":
         fix = "make a database with ENCODING 'UTF8'"
-        return Capability(name, False, f"{detail}, text as {seen.encoding}", fix)
-    if not one:
+        return Capability(name, False, f"{detail}, text as {state.encoding}", fix)
+    if not is_single_backend:
         fix = "set pool_mode = session there, or go around it"
         return Capability(name, False, f"{detail}, a pooler that changes connections", fix)
-    if seen.standby:
+    if state.standby:
         fix = "name the primary, or several hosts and target_session_attrs=read-write"
         return Capability(name, False, f"{detail}, a standby that takes no writes", fix)
     return Capability(name, True, detail)
 
 
-def _schema(address: Address, seen: _Seen) -> Capability:
+def _check_schema(address: SharedStoreAddress, state: _DatabaseState) -> Capability:
     from ortet.backends.postgres.schema import MIGRATIONS
-    from ortet.config.store_format import format_of
+    from ortet.config.store_format import read_format_at
 
     name, newest = "schema", len(MIGRATIONS)
     try:
-        found = format_of(address) if seen.made else 0
+        found = read_format_at(address) if state.made else 0
     except OrtetError as error:
         return Capability(name, False, str(error), "see the line about rights")
     if found == 0:
@@ -146,51 +150,51 @@ def _schema(address: Address, seen: _Seen) -> Capability:
     return Capability(name, True, detail)
 
 
-def _rights(address: Address, seen: _Seen) -> Capability:
+def _check_privileges(address: SharedStoreAddress, state: _DatabaseState) -> Capability:
     name = "rights"
-    if not seen.may and not seen.made:
-        fix = f'GRANT CREATE ON DATABASE "{seen.base}" TO "{seen.who}"'
-        return Capability(name, False, f"{seen.who} may make no schema there", fix)
-    if not seen.may:
-        fix = f'GRANT ALL ON SCHEMA "{address.schema}" TO "{seen.who}"'
-        return Capability(name, False, f"{seen.who} may not use schema {address.schema}", fix)
-    if seen.others:
-        what = f"tables of another user: {seen.others}"
-        fix = f'connect as their owner, or as one who has its role: GRANT owner TO "{seen.who}"'
+    if not state.may and not state.made:
+        fix = f'GRANT CREATE ON DATABASE "{state.base}" TO "{state.who}"'
+        return Capability(name, False, f"{state.who} may make no schema there", fix)
+    if not state.may:
+        fix = f'GRANT ALL ON SCHEMA "{address.schema}" TO "{state.who}"'
+        return Capability(name, False, f"{state.who} may not use schema {address.schema}", fix)
+    if state.others:
+        what = f"tables of another user: {state.others}"
+        fix = f'connect as their owner, or as one who has its role: GRANT owner TO "{state.who}"'
         return Capability(name, False, what, fix)
-    return Capability(name, True, f"{seen.who} may read, write, and make tables")
+    return Capability(name, True, f"{state.who} may read, write, and make tables")
 
 
-def _clock(ahead: float) -> Capability:
+def _check_clock(ahead: float) -> Capability:
     detail = f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) < _SKEW:
         return Capability("clock", True, detail)
     return Capability("clock", False, detail, "set the clocks by NTP: sessions show wrong times")
 
 
-def _connections(address: Address, seen: _Seen) -> Capability:
-    free = seen.places - seen.taken
-    detail = f"{seen.taken} of {seen.places} in use, a process here opens {address.connections}"
+def _check_connections(address: SharedStoreAddress, state: _DatabaseState) -> Capability:
+    free = state.places - state.taken
+    detail = f"{state.taken} of {state.places} in use, a process here opens {address.connections}"
     if free >= address.connections:
         return Capability("connections", True, detail)
     fix = "raise max_connections, lower connections= in the address, or put a pooler in session "
     return Capability("connections", False, detail, f"{fix}mode in front")
 
 
-def _durable(seen: _Seen) -> Capability:
-    if seen.fsync != "on":
+def _check_durability(state: _DatabaseState) -> Capability:
+    if state.fsync != "on":
         what = "fsync is off: what was acknowledged is lost with the power"
         return Capability("durable", False, what, "set fsync = on, unless it is for tests")
-    return Capability("durable", True, f"fsync on, synchronous_commit {seen.synchronous}")
+    return Capability("durable", True, f"fsync on, synchronous_commit {state.synchronous}")
 
 
-def _vectors(seen: _Seen) -> Capability:
+def _check_pgvector(state: _DatabaseState) -> Capability:
     name = "pgvector"
-    if seen.vector:
-        return Capability(name, True, seen.vector)
+    if state.vector:
+        return Capability(name, True, state.vector)
     what = "not there: meanings are compared on each host"
-    if seen.vectors:
+    if state.vectors:
         return Capability(
-            name, False, what, f'as a superuser in "{seen.base}": CREATE EXTENSION vector'
+            name, False, what, f'as a superuser in "{state.base}": CREATE EXTENSION vector'
         )
     return Capability(name, False, what, "install pgvector at the server, then CREATE EXTENSION")

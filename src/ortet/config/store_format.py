@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ortet.config.open_shared_store import Address, address_of
+from ortet.config.open_shared_store import SharedStoreAddress, parse_shared_url
 from ortet.errors import Unsupported
 
 
-def format_in_file(path: Path) -> int:
+def read_sqlite_format(path: Path) -> int:
     """Of an embedded store's catalog; 0 where there is none."""
     import apsw
 
-    from ortet.backends.sqlite.connection import translated
+    from ortet.backends.sqlite.connection import translate_sqlite_error
 
     if not path.exists():
         return 0
@@ -24,15 +24,15 @@ def format_in_file(path: Path) -> int:
         finally:
             connection.close()
     except apsw.Error as error:
-        raise translated(error, path) from error
+        raise translate_sqlite_error(error, path) from error
 
 
-def format_in_database(url: str) -> int:
+def read_postgres_format(url: str) -> int:
     """Of a shared store's catalog; 0 where there is none."""
-    return format_of(address_of(url))
+    return read_format_at(parse_shared_url(url))
 
 
-def format_of(address: Address) -> int:
+def read_format_at(address: SharedStoreAddress) -> int:
     """The same of an address that was taken apart."""
     try:
         import psycopg
@@ -43,7 +43,7 @@ def format_of(address: Address) -> int:
         ) from error
     from psycopg import sql
 
-    from ortet.backends.postgres.errors import gone, translated
+    from ortet.backends.postgres.errors import database_gone, translate_postgres_error
 
     table = sql.Identifier(address.schema, "ortet_format")
     place = f"the database ({address.schema})"
@@ -56,6 +56,6 @@ def format_of(address: Address) -> int:
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return 0
     except psycopg.OperationalError as error:
-        raise gone(place, error) from error
+        raise database_gone(place, error) from error
     except psycopg.Error as error:
-        raise translated(error, place) from error
+        raise translate_postgres_error(error, place) from error

@@ -9,14 +9,14 @@ from itertools import islice
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.validation import COUNT, may_be
+from ortet._util.validation import COUNT, optional
 from ortet.errors import NotFound
 from ortet.history.records import Commit, Image, State
 from ortet.ids import Oid, to_hex
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
-_KEEP = 16_384
-_MOST = 1 << 62
+_COMMIT_CACHE_SIZE = 16_384
+_MAX_PARENT_STEPS = 1 << 62
 """Decoded commits held: about 8 MB."""
 
 _OURS, _THEIRS, _STALE = 1, 2, 4
@@ -36,27 +36,27 @@ class CommitInfo(msgspec.Struct, frozen=True):
 class History:
     """The commits of one store. Clocks may disagree: what descends from what decides, then time."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._held: dict[Oid, Commit] = {}
-        self._state: tuple[Oid, State] | None = None  # the last that was asked for
+        self._commit_cache: dict[Oid, Commit] = {}
+        self._last_state: tuple[Oid, State] | None = None  # the last that was asked for
 
     def put(self, commit: Commit) -> Oid:
         oid = self._objects.put_new(Kind.COMMIT, encode(commit))
-        return self._hold(oid, commit)
+        return self._cache_commit(oid, commit)
 
     def read(self, oid: Oid) -> Commit:
         """NotFound("no_object") when it is not there, Corrupt when it is not a commit."""
-        commit = self._held.get(oid)
+        commit = self._commit_cache.get(oid)
         if commit is None:
             commit = decode(Commit, self._objects.get(oid))
-            self._hold(oid, commit)
+            self._cache_commit(oid, commit)
         return commit
 
-    def _hold(self, oid: Oid, commit: Commit) -> Oid:
-        if len(self._held) >= _KEEP:
-            self._held.clear()
-        self._held[oid] = commit
+    def _cache_commit(self, oid: Oid, commit: Commit) -> Oid:
+        if len(self._commit_cache) >= _COMMIT_CACHE_SIZE:
+            self._commit_cache.clear()
+        self._commit_cache[oid] = commit
         return oid
 
     def info(self, oid: Oid) -> CommitInfo:
@@ -72,10 +72,10 @@ class History:
 
     def state(self, oid: Oid) -> State:
         """What a commit holds."""
-        last = self._state
+        last = self._last_state
         if last is None or last[0] != oid:
             last = (oid, decode(State, self._objects.get(self.read(oid).state)))
-            self._state = last
+            self._last_state = last
         return last[1]
 
     def image(self, oid: Oid) -> Image:
@@ -100,13 +100,13 @@ class History:
 
     def nth_parent(self, oid: Oid, n: int) -> Oid:
         """n commits back along first parents."""
-        found = list(islice(self.line(oid), n, n + 1)) if n < _MOST else []
+        found = list(islice(self.first_parents(oid), n, n + 1)) if n < _MAX_PARENT_STEPS else []
         if not found:
             few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
             raise NotFound("no_parent", f"{few} before {to_hex(oid)[:12]}: `ortet log` shows them")
         return found[0]
 
-    def line(self, oid: Oid) -> Iterator[Oid]:
+    def first_parents(self, oid: Oid) -> Iterator[Oid]:
         """The commit and its first parents, newest first."""
         at: Oid | None = oid
         while at is not None:
@@ -118,8 +118,8 @@ class History:
         self, oid: Oid, *, limit: int | None = None, first_parent: bool = False
     ) -> Iterator[CommitInfo]:
         """Newest first, no commit before one that descends from it; among equals by time."""
-        may_be(COUNT, limit=limit)
-        order = self.line(oid) if first_parent else self._order(oid)
+        optional(COUNT, limit=limit)
+        order = self.first_parents(oid) if first_parent else self._topological_order(oid)
         for found in islice(order, limit):
             yield self.info(found)
 
@@ -136,11 +136,11 @@ class History:
 
     def is_ancestor(self, old: Oid, new: Oid) -> bool:
         """Whether `new` descends from `old`, or is it."""
-        return self._paint(old, new)[old] & _THEIRS != 0
+        return self._mark_reachable(old, new)[old] & _THEIRS != 0
 
     def merge_base(self, a: Oid, b: Oid) -> Oid | None:
         """The best common ancestor; of several (a criss-cross) the newest, then the lowest id."""
-        marks = self._paint(a, b)
+        marks = self._mark_reachable(a, b)
         found = [oid for oid, mark in marks.items() if mark == _OURS | _THEIRS]
         if len(found) > 1:
             # clocks that disagree can leave one that another descends from
@@ -151,7 +151,7 @@ class History:
             ]
         return min(found, key=lambda oid: (-self.read(oid).time, oid), default=None)
 
-    def _order(self, oid: Oid) -> Iterator[Oid]:
+    def _topological_order(self, oid: Oid) -> Iterator[Oid]:
         """All ancestors, children first. While there is one line only, nothing is read ahead."""
         at = oid
         while len(parents := self.read(at).parents) < 2:
@@ -172,7 +172,7 @@ class History:
                 if not children[parent]:
                     heappush(ready, (-self.read(parent).time, parent))
 
-    def _paint(self, ours: Oid, theirs: Oid) -> dict[Oid, int]:
+    def _mark_reachable(self, ours: Oid, theirs: Oid) -> dict[Oid, int]:
         """Mark what each side reaches, down to where only shared history (stale) is left."""
         marks = {ours: _OURS}
         marks[theirs] = marks.get(theirs, 0) | _THEIRS

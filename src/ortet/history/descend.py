@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ortet.objects.base import Kind, Link
+from ortet.objects.base import Kind, ObjectRef
 
-LinksOf = Callable[[Link], Iterable[Link]]
+ChildrenOf = Callable[[ObjectRef], Iterable[ObjectRef]]
 
 
-def descend(roots: Iterable[Link], links_of: LinksOf) -> Iterator[tuple[Link, list[Link]]]:
+def walk_postorder(
+    roots: Iterable[ObjectRef], children_of: ChildrenOf
+) -> Iterator[tuple[ObjectRef, list[ObjectRef]]]:
     """Each distinct (oid, kind) once with its references, after everything it refers to.
 
     `links_of` is not asked about blobs. Needs no recursion: a history is deeper than any stack.
     """
-    done: set[Link] = set()
+    done: set[ObjectRef] = set()
     for root in roots:
         stack = [(root, [root], iter([root]))]  # the root's own turn comes as its only child
         while stack:
@@ -23,7 +25,7 @@ def descend(roots: Iterable[Link], links_of: LinksOf) -> Iterator[tuple[Link, li
                 if child in done:
                     continue
                 if child.kind is not Kind.BLOB:
-                    below = list(links_of(child))
+                    below = list(children_of(child))
                     stack.append((child, below, iter(below)))
                     break
                 done.add(child)

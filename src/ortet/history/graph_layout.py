@@ -11,7 +11,7 @@ Edge = tuple[int, int]
 """From a lane of this row to a lane of the next one."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class CommitGraphRow(msgspec.Struct, frozen=True):
     """One commit. Edges from its own lane lead to its parents, the others pass it by."""
 
     oid: str
@@ -24,7 +24,7 @@ class Row(msgspec.Struct, frozen=True):
         return [start for start, _ in self.edges if start != self.lane]
 
 
-def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[Row]:
+def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[CommitGraphRow]:
     """Rows for (oid, parents), children before parents. A lane is used again as soon as it is free.
 
     Lazy; the cost of a row is the number of lanes that are open beside it.
@@ -52,10 +52,10 @@ def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[Row]:
         for gone in [joined] * (joined >= 0) + [lane] * mine:
             heappush(free, gone)
         passing = [(other, lane if other == joined else other) for other in beside]
-        yield Row(oid, lane, passing + edges)
+        yield CommitGraphRow(oid, lane, passing + edges)
 
 
-def render_text(rows: Iterable[Row]) -> Iterator[str]:
+def render_text(rows: Iterable[CommitGraphRow]) -> Iterator[str]:
     """For each row what to print before its text; after a newline, a line of edges only."""
     for row in rows:
         cells = dict.fromkeys(row.passing, "|") | {row.lane: "*"}
@@ -74,7 +74,7 @@ def draw(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, st
             yield from ((line, "") for line in rest)
 
 
-def _edges(row: Row) -> str:
+def _edges(row: CommitGraphRow) -> str:
     """Lanes are two columns apart; an edge runs along the foot of the line and then to its lane."""
     width = 2 * max(max(edge) for edge in row.edges) + 1
     line = [" "] * width

@@ -5,30 +5,30 @@ from __future__ import annotations
 import stat
 from enum import IntFlag
 
-from ortet._util.codec import Record
+from ortet._util.codec import StoredRecord
 from ortet.ids import Oid
-from ortet.objects.blobs import BLOCK, Blocks
+from ortet.objects.blobs import BLOCK_BYTES, Blocks
 
 __all__ = [
-    "BLOCK",
+    "BLOCK_BYTES",
     "Blocks",
     "Bodies",
     "Commit",
-    "Entry",
+    "EventHeader",
     "Flag",
     "Fold",
-    "Header",
     "Image",
-    "Journal",
+    "JournalHead",
+    "JournalSegment",
     "Layer",
     "Memory",
-    "Page",
     "PageMap",
-    "PageRef",
     "Processes",
-    "Segment",
     "State",
     "System",
+    "TreeEntry",
+    "TreePage",
+    "TreePageRef",
 ]
 
 
@@ -40,7 +40,7 @@ class Flag(IntFlag):
     OPAQUE = 2  # nothing of the layer below shows through this directory
 
 
-class Entry(Record, frozen=True, gc=False):
+class TreeEntry(StoredRecord, frozen=True, gc=False):
     """One name in a directory, with everything that makes it identical.
 
     `data` is, of a file, the Oid of its blob or Blocks (b"" when empty); of a directory, the Oid of
@@ -81,42 +81,42 @@ class Entry(Record, frozen=True, gc=False):
         return kind | (self.mode & 0o100 if self.is_file else 0), self.data
 
 
-class Page(Record, frozen=True):
+class TreePage(StoredRecord, frozen=True):
     """A piece of a directory: `entries` at level 0, `pages` above; history/tree/tree.py cuts it."""
 
     level: int
-    entries: list[Entry] = []
-    pages: list[PageRef] = []
+    entries: list[TreeEntry] = []
+    pages: list[TreePageRef] = []
 
 
-class PageRef(Record, frozen=True, gc=False):
+class TreePageRef(StoredRecord, frozen=True, gc=False):
     last: bytes  # greatest name in the page
     oid: bytes
     cid: bytes
 
 
-class Layer(Record, frozen=True):
+class Layer(StoredRecord, frozen=True):
     """What changed on one host mount: a delta tree whose entries may carry flags."""
 
     mount: bytes
-    root: Entry
+    root: TreeEntry
     links: bytes = b""
 
 
-class System(Record, frozen=True):
+class System(StoredRecord, frozen=True):
     """Changes outside the workspace, against a base whose fingerprint must match to apply them."""
 
     base: str
     layers: list[Layer] = []
 
 
-class Image(Record, frozen=True):
+class Image(StoredRecord, frozen=True):
     """A frozen machine. No host path enters it: `root` is the workspace with the name b"".
 
     `links` is the Oid of META list[list[path]], the hardlink groups: each sorted, the list sorted.
     """
 
-    root: Entry
+    root: TreeEntry
     links: bytes = b""
     system: System | None = None
     env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
@@ -125,7 +125,7 @@ class Image(Record, frozen=True):
     processes: bytes = b""  # Oid of Processes, b"" for none
 
 
-class PageMap(Record, frozen=True):
+class PageMap(StoredRecord, frozen=True):
     """Memory pages, in the order of their file.
 
     `children` is a run of 32-byte Oids, none of them twice: of blobs at level 0, of PageMaps one
@@ -139,7 +139,7 @@ class PageMap(Record, frozen=True):
     extents: list[tuple[int, int, int]]
 
 
-class Processes(Record, frozen=True):
+class Processes(StoredRecord, frozen=True):
     """Running processes, as the images an engine made of them, and the host it was on.
 
     `files` are (name, size, Oid of its blob or Blocks, b"" when empty) and `memory` the files that
@@ -158,7 +158,7 @@ class Processes(Record, frozen=True):
     jobs: bytes = b""  # canonical bytes of the machine layer: what a restore report tells of them
 
 
-class Header(Record, frozen=True, gc=False):
+class EventHeader(StoredRecord, frozen=True, gc=False):
     """What is chained of an event. `seal` commits to salt and body without telling them."""
 
     seq: int
@@ -169,13 +169,13 @@ class Header(Record, frozen=True, gc=False):
     prev: bytes  # hash of the event before, b"" for the first of a family
 
 
-class Bodies(Record, frozen=True):
+class Bodies(StoredRecord, frozen=True):
     """(salt, body) of each event of a segment; what is erased is in neither."""
 
     items: list[tuple[bytes, bytes]]
 
 
-class Segment(Record, frozen=True):
+class JournalSegment(StoredRecord, frozen=True):
     """Events of one timeline, sealed by a commit, and the segment before them.
 
     `refs` are the objects that their bodies name: an artifact lives as long as its event.
@@ -188,7 +188,7 @@ class Segment(Record, frozen=True):
     refs: list[tuple[bytes, int]] = []
 
 
-class Journal(Record, frozen=True):
+class JournalHead(StoredRecord, frozen=True):
     """All that a mind has been through: the last segment, and what it adds up to."""
 
     segment: bytes
@@ -197,7 +197,7 @@ class Journal(Record, frozen=True):
     fold: bytes
 
 
-class Fold(Record, frozen=True):
+class Fold(StoredRecord, frozen=True):
     """A mind as a fold of its events: small things in `core`, the rest in maps that share pages.
 
     `core` is canonical bytes of the journal layer's own record; `maps` are (name, root of a map).
@@ -207,7 +207,7 @@ class Fold(Record, frozen=True):
     maps: list[tuple[str, bytes]] = []
 
 
-class Memory(Record, frozen=True):
+class Memory(StoredRecord, frozen=True):
     """What an agent shares with others, as far as it knew it: (scope, Oid of its Journal), sorted.
 
     A scope is "agent:NAME", "user:…" or "project:…", with a timeline and a mind of its own.
@@ -216,7 +216,7 @@ class Memory(Record, frozen=True):
     scopes: list[tuple[str, bytes]]
 
 
-class State(Record, frozen=True):
+class State(StoredRecord, frozen=True):
     """The whole agent. Its hash is `c.state`."""
 
     journal: bytes = b""
@@ -224,7 +224,7 @@ class State(Record, frozen=True):
     machine: bytes = b""  # Oid of an Image, b"" for none
 
 
-class Commit(Record, frozen=True):
+class Commit(StoredRecord, frozen=True):
     """A state with its place in history."""
 
     state: Oid

@@ -8,58 +8,60 @@ from collections.abc import Callable, Sequence
 from ortet._util.codec import decode
 from ortet.errors import Corrupt
 from ortet.history.records import (
-    BLOCK,
+    BLOCK_BYTES,
     Blocks,
     Bodies,
     Commit,
-    Entry,
+    EventHeader,
     Flag,
     Fold,
-    Header,
     Image,
-    Journal,
+    JournalHead,
+    JournalSegment,
     Layer,
     Memory,
-    Page,
     PageMap,
     Processes,
-    Segment,
     State,
+    TreeEntry,
+    TreePage,
 )
-from ortet.history.tree.page import TOP
+from ortet.history.tree.page import MAX_PAGE_LEVEL
 from ortet.ids import OID_BYTES, Oid
-from ortet.objects.base import Kind, Link, Objects, Walk
-from ortet.objects.blobs import FAN
+from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser
+from ortet.objects.blobs import BLOCK_FANOUT
 from ortet.objects.source import kind_of
 
 _TIMELINE_BYTES = 16
 
 
-def references(kind: Kind, data: bytes) -> list[Link]:
+def references(kind: Kind, data: bytes) -> list[ObjectRef]:
     """Every reference inside an object of this kind; Corrupt when it is not what its kind says.
 
     A name that could leave its directory is Corrupt("bad_tree"): what passes here can be restored.
     """
-    return _WALKS[kind](data)
+    return _PARSERS[kind](data)
 
 
-ERASABLE = frozenset({Kind.SEGMENT, Kind.BODIES, Kind.FOLD})
+ERASABLE_KINDS = frozenset({Kind.SEGMENT, Kind.BODIES, Kind.FOLD})
 """What an erasure may replace: where a record names one, its heir is meant."""
 
 
-def follow(objects: Objects) -> Walk:
+def references_after_erasure(objects: ObjectStore) -> ReferenceParser:
     """`references`, with what was erased replaced by what stands for it."""
 
-    def walk(kind: Kind, data: bytes) -> list[Link]:
+    def walk(kind: Kind, data: bytes) -> list[ObjectRef]:
         return [
-            Link(objects.heir(link.oid), link.kind) if link.kind in ERASABLE else link
+            ObjectRef(objects.replacement_of(link.oid), link.kind)
+            if link.kind in ERASABLE_KINDS
+            else link
             for link in references(kind, data)
         ]
 
     return walk
 
 
-def read_links(objects: Objects, oid: bytes) -> list[list[bytes]]:
+def read_hardlinks(objects: ObjectStore, oid: bytes) -> list[list[bytes]]:
     """Hardlink groups of an image: lists of safe relative paths, b"" for none."""
     if not oid:
         return []
@@ -67,70 +69,70 @@ def read_links(objects: Objects, oid: bytes) -> list[list[bytes]]:
     for group in groups:
         for path in group:
             for name in path.split(b"/"):
-                if not _is_name(name):
+                if not _is_safe_name(name):
                     raise _bad_tree(f"hardlink path {path!r} could leave the workspace")
     return groups
 
 
-def _nothing(data: bytes) -> list[Link]:
+def _nothing(data: bytes) -> list[ObjectRef]:
     del data
     return []
 
 
-def _commit(data: bytes) -> list[Link]:
+def _commit(data: bytes) -> list[ObjectRef]:
     commit = decode(Commit, data)
-    links = [_link(commit.state, Kind.STATE)]
-    links += [_link(parent, Kind.COMMIT) for parent in commit.parents]
+    links = [_make_ref(commit.state, Kind.STATE)]
+    links += [_make_ref(parent, Kind.COMMIT) for parent in commit.parents]
     return links
 
 
-def _state(data: bytes) -> list[Link]:
+def _state(data: bytes) -> list[ObjectRef]:
     state = decode(State, data)
     mind = _optional(state.journal, Kind.JOURNAL) + _optional(state.memory, Kind.MEMORY)
     return mind + _optional(state.machine, Kind.IMAGE)
 
 
-def _memory(data: bytes) -> list[Link]:
+def _memory(data: bytes) -> list[ObjectRef]:
     memory = decode(Memory, data)
     names = [name for name, _ in memory.scopes]
     if names != sorted(set(names)):
         raise Corrupt("bad_memory", "scopes of a memory are out of order or there twice")
-    return [_link(oid, Kind.JOURNAL) for _, oid in memory.scopes]
+    return [_make_ref(oid, Kind.JOURNAL) for _, oid in memory.scopes]
 
 
-def _journal(data: bytes) -> list[Link]:
-    journal = decode(Journal, data)
+def _journal(data: bytes) -> list[ObjectRef]:
+    journal = decode(JournalHead, data)
     return _optional(journal.segment, Kind.SEGMENT) + _optional(journal.fold, Kind.FOLD)
 
 
-def _segment(data: bytes) -> list[Link]:
-    segment = decode(Segment, data)
+def _segment(data: bytes) -> list[ObjectRef]:
+    segment = decode(JournalSegment, data)
     if len(segment.timeline) != _TIMELINE_BYTES or not segment.heads:
         raise Corrupt("bad_segment", "a segment of events has no timeline, or no events")
     for head in segment.heads:
-        decode(Header, head)
-    links = [_link(segment.bodies, Kind.BODIES), *_optional(segment.before, Kind.SEGMENT)]
-    return links + [_link(oid, kind_of(number)) for oid, number in segment.refs]
+        decode(EventHeader, head)
+    links = [_make_ref(segment.bodies, Kind.BODIES), *_optional(segment.before, Kind.SEGMENT)]
+    return links + [_make_ref(oid, kind_of(number)) for oid, number in segment.refs]
 
 
-def _bodies(data: bytes) -> list[Link]:
+def _bodies(data: bytes) -> list[ObjectRef]:
     decode(Bodies, data)
     return []
 
 
-def _fold(data: bytes) -> list[Link]:
-    return [_link(root, Kind.MAP) for _, root in decode(Fold, data).maps]
+def _fold(data: bytes) -> list[ObjectRef]:
+    return [_make_ref(root, Kind.MAP) for _, root in decode(Fold, data).maps]
 
 
-def _map(data: bytes) -> list[Link]:
+def _map(data: bytes) -> list[ObjectRef]:
     """A map is a tree whose entries are keys and values, none of them files."""
-    page = decode(Page, data)
-    return [_link(ref.oid, Kind.MAP) for ref in page.pages]
+    page = decode(TreePage, data)
+    return [_make_ref(ref.oid, Kind.MAP) for ref in page.pages]
 
 
-def _image(data: bytes) -> list[Link]:
+def _image(data: bytes) -> list[ObjectRef]:
     image = decode(Image, data)
-    if any(not _is_name(name) for name in image.cwd.encode().split(b"/")) and image.cwd:
+    if any(not _is_safe_name(name) for name in image.cwd.encode().split(b"/")) and image.cwd:
         raise Corrupt("bad_image", f"working directory {image.cwd!r} is not below the workspace")
     links = _root(image.root, image.links)
     if image.system is not None:
@@ -139,17 +141,17 @@ def _image(data: bytes) -> list[Link]:
     return links + _optional(image.processes, Kind.PROCESSES)
 
 
-def _layers(layers: Sequence[Layer]) -> list[Link]:
+def _layers(layers: Sequence[Layer]) -> list[ObjectRef]:
     return [link for layer in layers for link in _root(layer.root, layer.links)]
 
 
-def _root(root: Entry, groups: bytes) -> list[Link]:
+def _root(root: TreeEntry, groups: bytes) -> list[ObjectRef]:
     if root.name or not root.is_dir:
         raise _bad_tree("the root of an image is not a nameless directory")
     return _entry(root) + _optional(groups, Kind.META)
 
 
-def _processes(data: bytes) -> list[Link]:
+def _processes(data: bytes) -> list[ObjectRef]:
     processes = decode(Processes, data)
     plain = [name.encode() for name, _, _ in processes.files]
     paged = [name.encode() for name, _ in processes.memory]
@@ -157,16 +159,16 @@ def _processes(data: bytes) -> list[Link]:
         _check_names(names)
     if not _is_page_size(processes.page_size):
         raise _bad_pages(f"pages cannot have {processes.page_size} bytes")
-    links: list[Link] = []
+    links: list[ObjectRef] = []
     for name, size, oid in processes.files:
         if bool(size) != bool(oid) or size < 0:
             raise _bad_pages(f"file {name!r} has size {size} but not the data for it")
-        links += _optional(oid, Kind.BLOB if size <= BLOCK else Kind.BLOCKS)
+        links += _optional(oid, Kind.BLOB if size <= BLOCK_BYTES else Kind.BLOCKS)
     links += [link for _, oid in processes.memory for link in _optional(oid, Kind.PAGES)]
     return links + _layers(processes.covers)
 
 
-def _page_map(data: bytes) -> list[Link]:
+def _page_map(data: bytes) -> list[ObjectRef]:
     found = decode(PageMap, data)
     count, rest = divmod(len(found.children), OID_BYTES)
     sane = 0 <= found.level < 8 and not rest and found.pages > 0
@@ -181,64 +183,64 @@ def _page_map(data: bytes) -> list[Link]:
         raise _bad_pages("its extents are malformed")
     kind = Kind.PAGES if found.level else Kind.BLOB
     starts = range(0, len(found.children), OID_BYTES)
-    return [Link(Oid(found.children[start : start + OID_BYTES]), kind) for start in starts]
+    return [ObjectRef(Oid(found.children[start : start + OID_BYTES]), kind) for start in starts]
 
 
-def _tree(data: bytes) -> list[Link]:
-    page = decode(Page, data)
+def _tree(data: bytes) -> list[ObjectRef]:
+    page = decode(TreePage, data)
     if page.level == 0 and not page.pages:
         _check_names([entry.name for entry in page.entries])
         return [link for entry in page.entries for link in _entry(entry)]
-    if not 0 < page.level <= TOP or page.entries or not page.pages:
+    if not 0 < page.level <= MAX_PAGE_LEVEL or page.entries or not page.pages:
         raise _bad_tree(f"a page of level {page.level} holds what does not belong there")
     _check_names([ref.last for ref in page.pages])
     for ref in page.pages:
         _check_oid(ref.cid)
-    return [_link(ref.oid, Kind.TREE) for ref in page.pages]
+    return [_make_ref(ref.oid, Kind.TREE) for ref in page.pages]
 
 
-def _blocks(data: bytes) -> list[Link]:
+def _blocks(data: bytes) -> list[ObjectRef]:
     blocks = decode(Blocks, data)
     run = blocks.children
     sane = 0 <= blocks.level < 8 and blocks.size > 0
-    count = -(-blocks.size // (BLOCK * FAN**blocks.level)) if sane else 0
-    if not 0 < count <= FAN or len(run) != count * OID_BYTES:
+    count = -(-blocks.size // (BLOCK_BYTES * BLOCK_FANOUT**blocks.level)) if sane else 0
+    if not 0 < count <= BLOCK_FANOUT or len(run) != count * OID_BYTES:
         raise Corrupt("bad_blocks", "a file's list of blocks is malformed: run `ortet verify`")
     kind = Kind.BLOCKS if blocks.level else Kind.BLOB
     starts = range(0, len(run), OID_BYTES)
-    return [Link(Oid(run[start : start + OID_BYTES]), kind) for start in starts]
+    return [ObjectRef(Oid(run[start : start + OID_BYTES]), kind) for start in starts]
 
 
-def _entry(entry: Entry) -> list[Link]:
+def _entry(entry: TreeEntry) -> list[ObjectRef]:
     """References of one entry."""
     kind = stat.S_IFMT(entry.mode)
-    links: list[Link] = []
+    links: list[ObjectRef] = []
     if kind == stat.S_IFREG:
         if bool(entry.size) != bool(entry.data) or entry.size < 0:
             raise _bad_tree(f"file {entry.name!r} has size {entry.size} but not the data for it")
-        links = _optional(entry.data, Kind.BLOB if entry.size <= BLOCK else Kind.BLOCKS)
+        links = _optional(entry.data, Kind.BLOB if entry.size <= BLOCK_BYTES else Kind.BLOCKS)
     elif kind == stat.S_IFDIR:
         _check_oid(entry.cid)
-        links = [_link(entry.data, Kind.TREE)]
+        links = [_make_ref(entry.data, Kind.TREE)]
     elif kind == stat.S_IFLNK:
         if not entry.data or b"\0" in entry.data:
             raise _bad_tree(f"symlink {entry.name!r} has no usable target")
     elif entry.data or (kind == 0 and not entry.flags & Flag.WHITEOUT):
         raise _bad_tree(f"{entry.name!r} is of unknown type {entry.mode:o}")
     if entry.xattrs:
-        links.append(_link(entry.xattrs, Kind.META))
+        links.append(_make_ref(entry.xattrs, Kind.META))
     if entry.holes:
-        links.append(_link(entry.holes, Kind.META))
+        links.append(_make_ref(entry.holes, Kind.META))
     return links
 
 
-def _optional(oid: bytes, kind: Kind) -> list[Link]:
-    return [_link(oid, kind)] if oid else []
+def _optional(oid: bytes, kind: Kind) -> list[ObjectRef]:
+    return [_make_ref(oid, kind)] if oid else []
 
 
-def _link(oid: bytes, kind: Kind) -> Link:
+def _make_ref(oid: bytes, kind: Kind) -> ObjectRef:
     _check_oid(oid)
-    return Link(Oid(oid), kind)
+    return ObjectRef(Oid(oid), kind)
 
 
 def _check_oid(oid: bytes) -> None:
@@ -249,19 +251,19 @@ def _check_oid(oid: bytes) -> None:
 def _check_names(names: Sequence[bytes]) -> None:
     before = b""
     for name in names:
-        if not _is_name(name):
+        if not _is_safe_name(name):
             raise _bad_tree(f"{name!r} cannot be a file name")
         if name <= before:
             raise _bad_tree(f"name {name!r} is out of order or there twice")
         before = name
 
 
-def _is_name(name: bytes) -> bool:
+def _is_safe_name(name: bytes) -> bool:
     return bool(name) and name not in (b".", b"..") and b"/" not in name and b"\0" not in name
 
 
 def _is_page_size(size: int) -> bool:
-    return 4096 <= size <= BLOCK and not size & (size - 1)
+    return 4096 <= size <= BLOCK_BYTES and not size & (size - 1)
 
 
 def _bad_pages(what: str) -> Corrupt:
@@ -272,7 +274,7 @@ def _bad_tree(what: str) -> Corrupt:
     return Corrupt("bad_tree", f"{what}: run `ortet verify` to see which commits are damaged")
 
 
-_WALKS: dict[Kind, Callable[[bytes], list[Link]]] = {
+_PARSERS: dict[Kind, Callable[[bytes], list[ObjectRef]]] = {
     Kind.BLOB: _nothing,
     Kind.BLOCKS: _blocks,
     Kind.TREE: _tree,

@@ -14,39 +14,39 @@ from ortet.backends.base import Catalog, Head, Lease, Move, Op
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.history.commits import CommitInfo, History
 from ortet.ids import OID_BYTES, Oid, to_hex
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 RefKind = Literal["branch", "tag"]
 Ref = str | CommitInfo
 """A commit as its user names it: in words, or as a call has returned it."""
 
-Find = Callable[[str], list[tuple[Oid, Kind]]]
+FindByPrefix = Callable[[str], list[tuple[Oid, Kind]]]
 """A prefix in hex -> the objects whose ids start with it."""
 
-Naming = Callable[[Oid, Callable[[], object]], object]
+RunPinned = Callable[[Oid, Callable[[], object]], object]
 """Makes a ref of a commit that perhaps only its id leads to: no sweep takes it meanwhile."""
 
-_RESERVED = ("HEAD", "@")
-MAX_NAME = 200
-MIN_PREFIX = 4
+_HEAD_NAMES = ("HEAD", "@")
+MAX_NAME_BYTES = 200
+MIN_PREFIX_DIGITS = 4
 
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
-_SUFFIXES = re.compile(
+_REF_SYNTAX = re.compile(
     r"(?P<base>.*?)(?:@\{(?P<at>\d{1,9})\})?(?P<steps>(?:[~^]\d{0,9})*)", re.DOTALL
 )
 _STEP = re.compile(r"([~^])(\d*)")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 
 
-def is_name(name: str) -> bool:
+def is_ref_name(name: str) -> bool:
     """Git's rules for a ref, and: no leading `-`, no full id, at most 200 bytes."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         return False
     return (
-        0 < size <= MAX_NAME
-        and name not in _RESERVED
+        0 < size <= MAX_NAME_BYTES
+        and name not in _HEAD_NAMES
         and not name.startswith("-")
         and not name.endswith(".")
         and _FORBIDDEN.search(name) is None
@@ -55,15 +55,15 @@ def is_name(name: str) -> bool:
     )
 
 
-def check_name(name: str) -> str:
+def check_ref_name(name: str) -> str:
     """The name, when a branch or tag may have it; else Invalid("bad_name")."""
-    if name in _RESERVED:
+    if name in _HEAD_NAMES:
         raise Invalid(
             "bad_name",
             f"{name!r} always means the branch you work on: give the new branch or tag another "
             "name",
         )
-    if not is_name(name):
+    if not is_ref_name(name):
         raise Invalid(
             "bad_name",
             f"{name[:100]!r} cannot name a branch or tag: use letters, digits and - _ . / without "
@@ -75,12 +75,16 @@ def check_name(name: str) -> str:
 class Refs:
     """Branches and tags over the catalog's heads. Every change leaves a line in the reflog."""
 
-    def __init__(self, catalog: Catalog, objects: Objects, find: Find) -> None:
+    def __init__(
+        self, catalog: Catalog, objects: ObjectStore, find_by_prefix: FindByPrefix
+    ) -> None:
         self._catalog = catalog
         self._history = History(objects)
-        self._find = find
-        self.sees: Callable[[Oid], bool] | None = None  # of whoever asks now; None: all there is
-        self.naming: Naming = lambda _, call: call()
+        self._find_by_prefix = find_by_prefix
+        self.is_visible: Callable[[Oid], bool] | None = (
+            None  # of whoever asks now; None: all there is
+        )
+        self.run_pinned: RunPinned = lambda _, call: call()
 
     def branches(self) -> list[Head]:
         """In name order, names without prefix."""
@@ -104,9 +108,9 @@ class Refs:
     ) -> None:
         """Conflict("head_moved") when the name is taken."""
         self._history.read(oid)
-        move = Move(f"{kind}:{check_name(name)}", None, oid)
-        with _in_words(kind, name):
-            self.naming(
+        move = Move(f"{kind}:{check_ref_name(name)}", None, oid)
+        with _translate_conflict(kind, name):
+            self.run_pinned(
                 oid,
                 lambda: self._catalog.move(
                     [move], verb=f"create {kind}", actor=actor, detail=detail
@@ -126,8 +130,8 @@ class Refs:
         lease: Lease | None = None,
     ) -> None:
         """Compare and set; Conflict("head_moved") when it is not at `expect` (None: not there)."""
-        move = Move(f"{kind}:{check_name(name)}", expect, to)
-        with _in_words(kind, name):
+        move = Move(f"{kind}:{check_ref_name(name)}", expect, to)
+        with _translate_conflict(kind, name):
             self._catalog.move([move], verb=verb, actor=actor, detail=detail, lease=lease)
 
     def delete(
@@ -142,9 +146,9 @@ class Refs:
         """Returns where it pointed; the reflog still holds it. `expect` makes it compare first."""
         head = self._catalog.head(f"{kind}:{name}")
         if head is None:
-            raise self._unknown(name, kind)
+            raise self._unknown_ref(name, kind)
         move = Move(head.name, head.oid if expect is None else expect, None)
-        with _in_words(kind, name):
+        with _translate_conflict(kind, name):
             self._catalog.move([move], verb=f"delete {kind}", actor=actor, detail=detail)
         return head.oid
 
@@ -154,7 +158,7 @@ class Refs:
         found: list[Op] = []
         while page := self._catalog.ops(f"{kind}:{name}", after=found[-1].seq if found else 0):
             found += page
-        return found[::-1] if self.sees is None else since_made(found[::-1])
+        return found[::-1] if self.is_visible is None else since_creation(found[::-1])
 
     def resolve(self, ref: Ref, default_branch: str | None = None) -> Oid:
         """The commit that `ref` means.
@@ -164,76 +168,78 @@ class Refs:
         `@{n}` (where it was n moves ago), then any of `~n` (n back along first parents) and `^n`
         (the n-th parent).
         """
-        text = text_of(ref)
-        match = _SUFFIXES.fullmatch(text)
+        text = ref_text(ref)
+        match = _REF_SYNTAX.fullmatch(text)
         if match is None:
-            raise self._unknown(text)
+            raise self._unknown_ref(text)
         base, at = match["base"], match["at"]
         head = None
-        if base == "" or base in _RESERVED:
+        if base == "" or base in _HEAD_NAMES:
             base = f"branch:{default_branch or self._only_branch()}"
             head = self._catalog.head(base)  # whose name a deep fork may have made a long one
             if head is None and (at is None or not self._catalog.ops(base)):
                 raise NotFound("no_commit", "no commit yet: run `ortet commit`")
         if at is not None:
-            oid = self._was(base, int(at))
+            oid = self._resolve_reflog(base, int(at))
         else:
-            oid = head.oid if head is not None else self._base(base)
-        if self.sees is not None and not self.sees(oid):  # then not what comes before it, either
-            raise self._unknown(text)
+            oid = head.oid if head is not None else self._resolve_base(base)
+        if self.is_visible is not None and not self.is_visible(
+            oid
+        ):  # then not what comes before it, either
+            raise self._unknown_ref(text)
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)
             go = self._history.nth_parent if sign == "~" else self._history.parent
             oid = go(oid, count)
         return oid
 
-    def _base(self, text: str) -> Oid:
+    def _resolve_base(self, text: str) -> Oid:
         full = len(text) == 2 * OID_BYTES and _HEX.fullmatch(text) is not None
-        head = None if full else self._named(text)
+        head = None if full else self._find_head(text)
         if head is not None:
             return head.oid
-        if len(text) < MIN_PREFIX or not _HEX.fullmatch(text):
-            raise self._unknown(text)
-        found = self._find(text.lower())
+        if len(text) < MIN_PREFIX_DIGITS or not _HEX.fullmatch(text):
+            raise self._unknown_ref(text)
+        found = self._find_by_prefix(text.lower())
         commits = sorted(oid for oid, kind in found if kind == Kind.COMMIT)
-        if self.sees is not None:
-            commits = [oid for oid in commits if self.sees(oid)]
+        if self.is_visible is not None:
+            commits = [oid for oid in commits if self.is_visible(oid)]
         if len(commits) == 1:
             return commits[0]
         if commits:
             ids = [to_hex(oid) for oid in commits]
             raise Invalid(
                 "ambiguous",
-                f"{text} is the start of {len(ids)} commits ({_some(ids)}): give more digits",
+                f"{text} is the start of {len(ids)} commits ({_join_first(ids)}): give more digits",
                 candidates=ids,
             )
-        if found and self.sees is None:
+        if found and self.is_visible is None:
             raise NotFound(
                 "no_commit",
                 f"{text} is a {found[0][1].name.lower()}, not a commit: `ortet log` lists commits",
             )
-        raise self._unknown(text)
+        raise self._unknown_ref(text)
 
-    def _named(self, text: str) -> Head | None:
+    def _find_head(self, text: str) -> Head | None:
         prefix, colon, name = text.rpartition(":")
-        if not is_name(name) or prefix not in ("", "branch", "tag"):
+        if not is_ref_name(name) or prefix not in ("", "branch", "tag"):
             return None
         if colon:
             return self._catalog.head(text)
         return self._catalog.head(f"branch:{text}") or self._catalog.head(f"tag:{text}")
 
-    def _was(self, text: str, moves: int) -> Oid:
+    def _resolve_reflog(self, text: str, moves: int) -> Oid:
         """Where a branch (or tag) was some moves ago."""
         name = text.removeprefix("branch:")
-        ops = self.reflog(name) if is_name(name) else []
-        if not ops and is_name(name := text.removeprefix("tag:")):
+        ops = self.reflog(name) if is_ref_name(name) else []
+        if not ops and is_ref_name(name := text.removeprefix("tag:")):
             ops = self.reflog(name, kind="tag")
         if not ops:
-            raise self._unknown(text)
+            raise self._unknown_ref(text)
         values = [op.new for op in ops] + [ops[-1].old]
         oid = values[moves] if moves < len(values) else None
-        if oid is None and self.sees is not None:
-            raise self._unknown(text)
+        if oid is None and self.is_visible is not None:
+            raise self._unknown_ref(text)
         if oid is None:
             raise NotFound(
                 "no_reflog",
@@ -242,28 +248,30 @@ class Refs:
         return oid
 
     def _only_branch(self) -> str:
-        if self.sees is not None:
+        if self.is_visible is not None:
             raise Invalid("no_default", "say which branch, tag or commit you mean", candidates=[])
         names = [head.name for head in self.branches()]
         if len(names) == 1:
             return names[0]
         if not names:
             raise NotFound("no_commit", "there is no branch yet: make a first commit")
-        raise Invalid("no_default", f"say which branch you mean: {_some(names)}", candidates=names)
+        raise Invalid(
+            "no_default", f"say which branch you mean: {_join_first(names)}", candidates=names
+        )
 
-    def _unknown(self, text: str, kind: RefKind | None = None) -> NotFound:
+    def _unknown_ref(self, text: str, kind: RefKind | None = None) -> NotFound:
         from difflib import get_close_matches  # noqa: PLC0415 - no need of it when all is well
 
-        if self.sees is not None:  # what is near to it may not be theirs to know
+        if self.is_visible is not None:  # what is near to it may not be theirs to know
             return NotFound("no_ref", f"no branch, tag or commit is called {text[:100]!r}", near=[])
         if kind is None:
             heads = [*self.branches(), *self.tags()]
             text = text.removeprefix("branch:").removeprefix("tag:")
         else:
             heads = self._list(kind)
-        near = get_close_matches(text[:MAX_NAME], [head.name for head in heads], n=3)
+        near = get_close_matches(text[:MAX_NAME_BYTES], [head.name for head in heads], n=3)
         look = f"`ortet {kind or 'branch'}` lists what there is"
-        hint = f"did you mean {_some(near)}?" if near else look
+        hint = f"did you mean {_join_first(near)}?" if near else look
         what = kind or "branch, tag or commit"
         return NotFound("no_ref", f"no {what} is called {text[:100]!r}: {hint}", near=near)
 
@@ -275,12 +283,12 @@ class Refs:
         return [msgspec.structs.replace(h, name=h.name.removeprefix(prefix)) for h in found]
 
 
-def since_made(ops: Sequence[Op]) -> list[Op]:
+def since_creation(ops: Sequence[Op]) -> list[Op]:
     """Moves, newest first, since a branch or tag of the name was made last; none of a deleted."""
     return list(takewhile(lambda op: op.new is not None, ops))
 
 
-def text_of(ref: Ref) -> str:
+def ref_text(ref: Ref) -> str:
     """How a commit is written down; Invalid("bad_ref") for what names none."""
     text = ref.oid if isinstance(ref, CommitInfo) else ref
     if not isinstance(text, str):
@@ -293,7 +301,7 @@ def text_of(ref: Ref) -> str:
 
 
 @contextmanager
-def _in_words(kind: RefKind, name: str) -> Iterator[None]:
+def _translate_conflict(kind: RefKind, name: str) -> Iterator[None]:
     """The catalog knows heads, its users branches and tags: say it in their words."""
     try:
         yield
@@ -306,5 +314,5 @@ def _in_words(kind: RefKind, name: str) -> Iterator[None]:
         raise Conflict(error.kind, message, **error.details) from error
 
 
-def _some(names: Sequence[str], count: int = 5) -> str:
+def _join_first(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.validation import COUNT, must_be
+from ortet._util.validation import COUNT, require
 from ortet.backends.base import Move, Op
 from ortet.errors import Conflict, Corrupt
-from ortet.history.references import follow, references
-from ortet.history.refs import is_name
+from ortet.history.references import references, references_after_erasure
+from ortet.history.refs import is_ref_name
 from ortet.history.transfer import bundle
-from ortet.history.transfer.bundlelimits import Limits
+from ortet.history.transfer.bundlelimits import BundleLimits
 from ortet.ids import Oid, to_hex
-from ortet.objects.base import Kind, Link
-from ortet.objects.gc.sweep import MIN_GARBAGE, SweepReport, sweep
+from ortet.objects.base import Kind, ObjectRef
+from ortet.objects.gc.sweep import MIN_GARBAGE_FRACTION, SweepReport, sweep
 from ortet.objects.gc.verify import Problem, VerifyReport, verify
 from ortet.sessions.memory.shared_scopes import sealed_scopes
-from ortet.sessions.table import Roll
-from ortet.store.sweep_retry import repeated, sweep_shared
+from ortet.sessions.table import SessionTable
+from ortet.store.sweep_retry import run_with_sweep_retry, sweep_shared
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.hub.maintenance import Progress
 
-_EXPIRED = ("care", "expired")
-_TRIES = 100
+_REFLOG_EXPIRY_ROW = ("care", "expired")
+_MAX_NAME_ATTEMPTS = 100
 """How often names that another process was faster to take are replaced by the next."""
 
 
-class Expired(msgspec.Struct, frozen=True):
+class ReflogExpiry(msgspec.Struct, frozen=True):
     """The reflog that has let go of its commits: up to `seq`, and older than `time`.
 
     The log itself keeps the last line of every branch, so its age alone does not tell: what that
@@ -50,17 +50,17 @@ class Expired(msgspec.Struct, frozen=True):
         return op.seq <= self.seq and op.time < self.time
 
 
-def expired(hub: Hub) -> Expired:
-    row = hub.catalog.row(*_EXPIRED)
-    return decode(Expired, row.value) if row else Expired()
+def load_reflog_expiry(hub: Hub) -> ReflogExpiry:
+    row = hub.catalog.row(*_REFLOG_EXPIRY_ROW)
+    return decode(ReflogExpiry, row.value) if row else ReflogExpiry()
 
 
-def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
+def gc_roots(hub: Hub, expiry: ReflogExpiry) -> Iterator[ObjectRef]:
     """What must stay: heads, the reflog that is not `gone`, images private machines rest on, and
     what events name that no commit holds yet."""
     after = ""
     while heads := hub.catalog.heads("", after):
-        yield from (Link(head.oid, Kind.COMMIT) for head in heads)
+        yield from (ObjectRef(head.oid, Kind.COMMIT) for head in heads)
         after = heads[-1].name
     seq = 0
     while ops := hub.catalog.ops(after=seq):
@@ -70,19 +70,19 @@ def roots(hub: Hub, gone: Expired) -> Iterator[Link]:
                     "catalog_damaged",
                     f"line {op.seq} of the operation log is damaged: run `ortet verify`",
                 )
-            if not gone.covers(op):
-                yield from (Link(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
+            if not expiry.covers(op):
+                yield from (ObjectRef(oid, Kind.COMMIT) for oid in (op.old, op.new) if oid)
         seq = ops[-1].seq
-    for row in hub.registry.all():
+    for row in hub.workspace_table.all():
         if row.base:
-            yield Link(Oid(row.base), Kind.IMAGE)
-    for session in Roll(hub.catalog).all():
+            yield ObjectRef(Oid(row.base), Kind.IMAGE)
+    for session in SessionTable(hub.catalog).all():
         if session.sealed:
-            yield Link(Oid(session.sealed), Kind.JOURNAL)
+            yield ObjectRef(Oid(session.sealed), Kind.JOURNAL)
         if session.beliefs:
-            yield Link(Oid(session.beliefs), Kind.MEMORY)
+            yield ObjectRef(Oid(session.beliefs), Kind.MEMORY)
     yield from sealed_scopes(hub.catalog)
-    yield from hub.unsealed()
+    yield from hub.unsealed_objects()
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
@@ -91,12 +91,12 @@ def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
     whole = not rows
     report = verify(
         hub.objects,
-        lambda: roots(hub, expired(hub)) if whole else iter(()),
-        follow(hub.objects),
+        lambda: gc_roots(hub, load_reflog_expiry(hub)) if whole else iter(()),
+        references_after_erasure(hub.objects),
         progress=progress,
     )
     if not report.problems and whole:  # else a chain cannot be followed
-        rows = [Problem(oid="", where=where, what=what) for where, what in hub.check_minds()]
+        rows = [Problem(oid="", where=where, what=what) for where, what in hub.check_event_chains()]
     if problems := [*report.problems, *rows]:
         raise Corrupt(
             "verify_failed",
@@ -115,17 +115,17 @@ def sweep_store(
     min_garbage: float | None,
     progress: Progress | None,
 ) -> SweepReport:
-    gone = expired(hub)
+    gone = load_reflog_expiry(hub)
     if expire_ns is not None:
-        must_be(COUNT._replace(kind="bad_age", words="an age from 0"), expire_ns=expire_ns)
+        require(COUNT._replace(kind="bad_age", words="an age from 0"), expire_ns=expire_ns)
         since = hub.clock.now_ns() - expire_ns
-        gone = Expired(max(since, gone.time), hub.catalog.last_op())
+        gone = ReflogExpiry(max(since, gone.time), hub.catalog.last_op())
         if not dry_run:
-            hub.catalog.put_row(*_EXPIRED, encode(gone))
+            hub.catalog.put_row(*_REFLOG_EXPIRY_ROW, encode(gone))
             hub.catalog.trim_ops(since)
-    least = MIN_GARBAGE if min_garbage is None else min_garbage
-    found, walk = partial(roots, hub, gone), follow(hub.objects)
-    if hub.objects.remote:
+    least = MIN_GARBAGE_FRACTION if min_garbage is None else min_garbage
+    found, walk = partial(gc_roots, hub, gone), references_after_erasure(hub.objects)
+    if hub.objects.is_remote:
         return sweep_shared(hub, found, walk, dry_run=dry_run, min_garbage=least, progress=progress)
     return sweep(hub.objects, found, walk, dry_run=dry_run, min_garbage=least, progress=progress)
 
@@ -134,21 +134,21 @@ def export_refs(
     hub: Hub, names: Sequence[str], path: Path, *, progress: Progress | None
 ) -> bundle.BundleReport:
     heads = {name: hub.refs.resolve(name) for name in names}
-    return bundle.export(hub.objects, heads, references, path, progress=progress)
+    return bundle.export_bundle(hub.objects, heads, references, path, progress=progress)
 
 
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
-    return repeated(hub, lambda: _import(hub, path, progress))
+    return run_with_sweep_retry(hub, lambda: _import(hub, path, progress))
 
 
 def _import(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
     with hub.writing():
-        room = Limits(room=shutil.disk_usage(hub.root).free)
-        found = bundle.import_(hub.objects, path, references, limits=room, progress=progress)
+        room = BundleLimits(room=shutil.disk_usage(hub.root).free)
+        found = bundle.import_bundle(hub.objects, path, references, limits=room, progress=progress)
         hub.objects.flush()
-        heads, rows = found.refs, hub.adopt_erased(found, path.name)
+        heads, rows = found.refs, hub.adopt_erasures(found, path.name)
         detail = os.fsencode(path.name).decode("utf-8", "replace")
-        for _ in range(_TRIES):
+        for _ in range(_MAX_NAME_ATTEMPTS):
             names = _free_branches(hub, heads)
             missing = [name for name in names if hub.catalog.head(f"branch:{name}") is None]
             moves = [Move(f"branch:{name}", None, names[name]) for name in missing]
@@ -171,7 +171,9 @@ def _free_branches(hub: Hub, heads: Mapping[str, Oid]) -> dict[str, Oid]:
         candidate, number = name, 1
         while _is_taken(hub, candidate, oid, names):
             number += 1
-            candidate = f"{name}-{number}" if is_name(f"{name}-{number}") else f"bundle-{number}"
+            candidate = (
+                f"{name}-{number}" if is_ref_name(f"{name}-{number}") else f"bundle-{number}"
+            )
         names[candidate] = oid
     return names
 
@@ -179,5 +181,5 @@ def _free_branches(hub: Hub, heads: Mapping[str, Oid]) -> dict[str, Oid]:
 def _is_taken(hub: Hub, name: str, oid: Oid, names: Mapping[str, Oid]) -> bool:
     head = hub.catalog.head(f"branch:{name}")
     if head is None and name not in names:
-        return hub.registry.get(name) is not None  # a workspace without a commit yet
+        return hub.workspace_table.get(name) is not None  # a workspace without a commit yet
     return oid != (head.oid if head else names[name])

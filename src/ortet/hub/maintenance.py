@@ -7,40 +7,40 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ortet._util.validation import CALL, FLAG, NUMBER, PATH, SEVERAL, may_be, must_be
+from ortet._util.validation import CALLABLE, FLAG, LIST, NUMBER, PATH, optional, require
 from ortet.history.commits import CommitInfo
-from ortet.history.refs import Ref, text_of
+from ortet.history.refs import Ref, ref_text
 
 if TYPE_CHECKING:
     from ortet.history.transfer.bundle import BundleReport
     from ortet.hub.hub import Hub
-    from ortet.hub.transfer import Pulled
+    from ortet.hub.transfer import TransferReport
     from ortet.machines.cleanup import Leftover
     from ortet.objects.gc.sweep import SweepReport
     from ortet.objects.gc.verify import VerifyReport
-    from ortet.workspaces.machine_homes import Machines
-    from ortet.workspaces.table import Registry, WorkspaceRow
+    from ortet.workspaces.machine_homes import MachineHomes
+    from ortet.workspaces.table import WorkspaceRow, WorkspaceTable
 
 Progress = Callable[[int, int], None]
 
 
-class Keeping:
+class Maintenance:
     """The half of Hub that looks after the store. What it needs is imported where it is used."""
 
     root: Path
-    registry: Registry
-    _machines: Machines
+    workspace_table: WorkspaceTable
+    _machines: MachineHomes
 
     @property
-    def _whole(self) -> Hub:
+    def _hub(self) -> Hub:
         return cast("Hub", self)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Recompute every hash, follow every reference; Corrupt carries the report in details."""
         from ortet.hub.care import verify_store
 
-        may_be(CALL, progress=progress)
-        return verify_store(self._whole, progress)
+        optional(CALLABLE, progress=progress)
+        return verify_store(self._hub, progress)
 
     def sweep(
         self,
@@ -58,25 +58,25 @@ class Keeping:
         from ortet.hub.care import sweep_store
         from ortet.store.sweep_retry import check_sweep
 
-        must_be(FLAG, dry_run=dry_run)
-        may_be(NUMBER, min_garbage=min_garbage)
-        may_be(CALL, progress=progress)
-        check_sweep(self._whole)
-        if not dry_run and self._whole.catalog.rows("removing", limit=1):
-            from ortet.hub.governance.remove import finish
+        require(FLAG, dry_run=dry_run)
+        optional(NUMBER, min_garbage=min_garbage)
+        optional(CALLABLE, progress=progress)
+        check_sweep(self._hub)
+        if not dry_run and self._hub.catalog.rows("removing", limit=1):
+            from ortet.hub.governance.remove import finish_pending_removals
 
-            finish(self._whole)
+            finish_pending_removals(self._hub)
         report = sweep_store(
-            self._whole,
+            self._hub,
             dry_run=dry_run,
             expire_ns=expire_ns,
             min_garbage=min_garbage,
             progress=progress,
         )
-        if not dry_run and self._whole.catalog.rows("browser", limit=1):
-            from ortet.sessions.environment.traces import free_states
+        if not dry_run and self._hub.catalog.rows("browser", limit=1):
+            from ortet.sessions.environment.traces import drop_unused_browser_states
 
-            free_states(self._whole._minds())
+            drop_unused_browser_states(self._hub._session_manager())
         return report
 
     def leftovers(self) -> list[Leftover]:
@@ -84,18 +84,18 @@ class Keeping:
         from ortet.machines.cleanup import find_leftovers
 
         found = find_leftovers(
-            self.root, {one for row in self.registry.all() for one in row.machines}
+            self.root, {one for row in self.workspace_table.all() for one in row.machines}
         )
         # read again: what was being made while we looked has its row now
-        known = {one for row in self.registry.all() for one in row.machines}
+        known = {one for row in self.workspace_table.all() for one in row.machines}
         return [one for one in found if one.what != "home" or Path(one.path).name not in known]
 
     def tidy(self) -> tuple[list[Leftover], int]:
         """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
-        from ortet.machines.cleanup import clean
+        from ortet.machines.cleanup import remove_leftovers
 
         found = self.leftovers()
-        clean(found)
+        remove_leftovers(found)
         return found, self._machines.prune()
 
     def drop(self, name: str, *, discard: bool = False) -> None:
@@ -103,14 +103,14 @@ class Keeping:
 
         What private files hold and no commit does is committed first, unless you `discard` it.
         """
-        must_be(FLAG, discard=discard)
-        row = self.registry.need(name)
+        require(FLAG, discard=discard)
+        row = self.workspace_table.need(name)
         if not discard:
-            self._record_last(row)
-        for workspace in self._whole.opened(name):
+            self._commit_before_drop(row)
+        for workspace in self._hub.open_workspaces(name):
             workspace.close()
-        with self._machines.nobody_in(row):
-            self.registry.drop(row)
+        with self._machines.lock_for_removal(row):
+            self.workspace_table.drop(row)
             self._machines.remove(row)
 
     def export(
@@ -124,11 +124,11 @@ class Keeping:
         from ortet.hub.care import export_refs
 
         chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
-        must_be(SEVERAL, refs=chosen)
-        must_be(PATH, path=path)
-        may_be(CALL, progress=progress)
-        names = [text_of(ref) for ref in chosen]
-        return export_refs(self._whole, names, Path(path), progress=progress)
+        require(LIST, refs=chosen)
+        require(PATH, path=path)
+        optional(CALLABLE, progress=progress)
+        names = [ref_text(ref) for ref in chosen]
+        return export_refs(self._hub, names, Path(path), progress=progress)
 
     def import_(
         self, path: str | os.PathLike[str], *, progress: Progress | None = None
@@ -136,9 +136,9 @@ class Keeping:
         """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
         from ortet.hub.care import import_bundle
 
-        must_be(PATH, path=path)
-        may_be(CALL, progress=progress)
-        return import_bundle(self._whole, Path(path), progress)
+        require(PATH, path=path)
+        optional(CALLABLE, progress=progress)
+        return import_bundle(self._hub, Path(path), progress)
 
     def pull(
         self,
@@ -146,18 +146,18 @@ class Keeping:
         refs: str | Sequence[str] = (),
         *,
         progress: Progress | None = None,
-    ) -> Pulled:
+    ) -> TransferReport:
         """Bring branches and tags of another hub here, or of a bundle, these or all: only objects
         that are missing travel, verified, and what an interrupted call brought is not sent again. A
         branch that has gone on there goes on here; one that is another here, or that somebody works
         on, gets a number."""
         from ortet.hub.bundling import pull_bundle
-        from ortet.hub.transfer import transfer
+        from ortet.hub.transfer import transfer_refs
 
-        names = _chosen(other, refs, progress)
+        names = _check_refs(other, refs, progress)
         if isinstance(other, str | os.PathLike):
-            return pull_bundle(self._whole, Path(other), names, progress=progress)
-        return transfer(other, self._whole, names, forward=False, progress=progress)
+            return pull_bundle(self._hub, Path(other), names, progress=progress)
+        return transfer_refs(other, self._hub, names, fast_forward_only=False, progress=progress)
 
     def push(
         self,
@@ -165,33 +165,35 @@ class Keeping:
         refs: str | Sequence[str] = (),
         *,
         progress: Progress | None = None,
-    ) -> Pulled:
+    ) -> TransferReport:
         """The same the other way. A branch that is another there, or that somebody works on there,
         is Conflict("not_forward"), and nothing is sent. A bundle is written whole."""
         from ortet.hub.bundling import push_bundle
-        from ortet.hub.transfer import transfer
+        from ortet.hub.transfer import transfer_refs
 
-        names = _chosen(other, refs, progress)
+        names = _check_refs(other, refs, progress)
         if isinstance(other, str | os.PathLike):
-            return push_bundle(self._whole, Path(other), names, progress=progress)
-        return transfer(self._whole, other, names, forward=True, progress=progress)
+            return push_bundle(self._hub, Path(other), names, progress=progress)
+        return transfer_refs(self._hub, other, names, fast_forward_only=True, progress=progress)
 
     # inside
 
-    def _record_last(self, row: WorkspaceRow) -> None:
-        if not self._whole.opened(row.name):
-            with self._machines.nobody_in(row):
+    def _commit_before_drop(self, row: WorkspaceRow) -> None:
+        if not self._hub.open_workspaces(row.name):
+            with self._machines.lock_for_removal(row):
                 pass  # else nothing is to happen, also no commit
         if self._machines.exists(row):
-            with self._whole.private(row.name) as private:
+            with self._hub.private_workspace(row.name) as private:
                 if private is not None:
                     private.commit("before drop")
 
 
-def _chosen(other: object, refs: str | Sequence[str], progress: Progress | None) -> Sequence[str]:
+def _check_refs(
+    other: object, refs: str | Sequence[str], progress: Progress | None
+) -> Sequence[str]:
     names = [refs] if isinstance(refs, str) else refs
-    must_be(SEVERAL, refs=names)
-    may_be(CALL, progress=progress)
+    require(LIST, refs=names)
+    optional(CALLABLE, progress=progress)
     if isinstance(other, str | os.PathLike):
-        must_be(PATH, other=other)
+        require(PATH, other=other)
     return names

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ortet._util.validation import CALL, FLAG, TEXT, may_be, must_be
+from ortet._util.validation import CALLABLE, FLAG, TEXT, optional, require
 from ortet.errors import Invalid, NotFound
-from ortet.store.context import Parts
+from ortet.store.context import StoreContext
 
 if TYPE_CHECKING:
     from ortet.history.refs import Ref
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ortet.memory.extraction.extracting import Extractor
     from ortet.memory.extraction.summaries import Summariser
     from ortet.memory.library import Library
-    from ortet.sessions.hits import Recalled
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.memory.consolidate import Consolidated
+    from ortet.sessions.hits import RecallResult
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.memory.consolidate import ConsolidationReport
     from ortet.sessions.memory.report import MemoryDiff
     from ortet.sessions.times import Moment
 
-_TRIES = 20
+_MAX_RECALL_ATTEMPTS = 20
 
 
-class Recalling:
+class MemoryQueries:
     """The half of Hub that deals with memory. Who recalls nothing loads nothing of it."""
 
-    _parts: Parts
+    _store: StoreContext
 
     def recall(
         self,
@@ -46,16 +46,18 @@ class Recalling:
         since: Moment | None = None,
         scope: str | None = None,
         explain: bool = False,
-    ) -> Recalled:
+    ) -> RecallResult:
         """The k memories nearest to a question in all sessions, those of an `agent` or several, or
         one, and in what they share, or in one `scope` alone; see `Session.recall`."""
         from ortet.sessions.memory import recall as remembering
 
-        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
-        minds, tries = self._all(), _TRIES
+        asked = remembering.parse_query(
+            query, k, tiers=tiers, at=at, on=on, since=since, scope=scope
+        )
+        minds, tries = self._manager(), _MAX_RECALL_ATTEMPTS
         while True:
             try:
-                reach = remembering.reach_everywhere(
+                reach = remembering.all_searchable_logs(
                     minds, agent=agent, session=session, word=asked.scope
                 )
                 return remembering.recall(minds, reach, asked, explain=explain)
@@ -69,12 +71,12 @@ class Recalling:
         """Where memories are found again: an index of the journals, which is made of them."""
         from ortet.memory.library import Library
 
-        parts = self._parts
+        parts = self._store
         return Library(
             parts.root / "local" / "memory",
             parts.clock,
             embedder=parts.embedder,
-            shelves=parts.shelves,
+            index_factory=parts.shelves,
         )
 
     @cached_property
@@ -99,11 +101,11 @@ class Recalling:
         outcome: str | None = None,
     ) -> list[Episode]:
         """What happened in all sessions, of an `agent` or of one session; the oldest first."""
-        may_be(TEXT, agent=agent, session=session)
-        minds = self._all()
-        meant = minds.roll.meant(session) if session is not None else None
+        optional(TEXT, agent=agent, session=session)
+        minds = self._manager()
+        meant = minds.table.resolve(session) if session is not None else None
         found: dict[str, Episode] = {}
-        for row in minds.all() if meant is None else [minds.roll.get(meant)]:
+        for row in minds.all() if meant is None else [minds.table.get(meant)]:
             if agent in (None, row.agent) and row.status != "archived":
                 told = minds.get(row.id).episodes(since=since, until=until, outcome=outcome)
                 for one in told:
@@ -115,7 +117,7 @@ class Recalling:
 
     def consolidate(
         self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
-    ) -> Consolidated:
+    ) -> ConsolidationReport:
         """Make facts of an agent's episodes, each with the event that it is from: for all its
         sessions, or, of a session that was opened with a user's scope, for that user's.
 
@@ -126,8 +128,8 @@ class Recalling:
         from ortet.sessions.memory.consolidate import consolidate
         from ortet.sessions.table import check_agent
 
-        must_be(FLAG, dry_run=dry_run)
-        may_be(CALL, extractor=extractor)
+        require(FLAG, dry_run=dry_run)
+        optional(CALLABLE, extractor=extractor)
         if extractor is not None and not isinstance(getattr(extractor, "name", None), str):
             raise Invalid(
                 "no_name",
@@ -135,14 +137,14 @@ class Recalling:
                 "every episode anew",
             )
         chosen = extractor if extractor is not None else RuleExtractor()
-        return consolidate(self._all(), check_agent(agent), chosen, dry_run=dry_run)
+        return consolidate(self._manager(), check_agent(agent), chosen, dry_run=dry_run)
 
     def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
         """What is believed at one commit or branch and not at another, and what happened since."""
         from ortet.sessions.memory.report import memory_diff
 
         hub = cast("Hub", self)
-        return memory_diff(self._all(), hub.refs.resolve(old), hub.refs.resolve(new))
+        return memory_diff(self._manager(), hub.refs.resolve(old), hub.refs.resolve(new))
 
-    def _all(self) -> Sessions:
-        return cast("Hub", self)._minds()
+    def _manager(self) -> SessionManager:
+        return cast("Hub", self)._session_manager()

@@ -9,20 +9,20 @@ import msgspec
 
 from ortet.backends.base import Head, Move, RowChange
 from ortet.errors import Conflict, NotFound
-from ortet.history.refs import is_name
-from ortet.history.transfer.bundle import Imported, Progress
-from ortet.history.transfer.copy_missing import Carried, carry_over
+from ortet.history.refs import is_ref_name
+from ortet.history.transfer.bundle import BundleImport, Progress
+from ortet.history.transfer.copy_missing import ObjectCopyReport, copy_missing
 from ortet.ids import Oid, to_hex
-from ortet.store.sweep_retry import repeated
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-_TRIES = 100
+_MAX_NAME_ATTEMPTS = 100
 """How often a name that another process was faster to take is replaced by the next."""
 
 
-class Pulled(msgspec.Struct, frozen=True):
+class TransferReport(msgspec.Struct, frozen=True):
     """What is there now: branches and tags by name, `moved` those of them that were not so before.
     `objects` travelled, in `bytes`; `known` were there. `kept` are tags that are others there."""
 
@@ -35,34 +35,38 @@ class Pulled(msgspec.Struct, frozen=True):
     known: int
 
 
-def transfer(
+def transfer_refs(
     source: Hub,
     target: Hub,
     names: Sequence[str],
     *,
-    forward: bool,
+    fast_forward_only: bool,
     progress: Progress | None,
-) -> Pulled:
+) -> TransferReport:
     """Of `source`, these branches and tags, or all. A branch that is another in `target`, or that
     somebody works on there, gets a number; with `forward` it is Conflict("not_forward")."""
-    branches, tags = _chosen(source, names)
-    if forward:
-        _placed(source, target, branches, forward=True)  # before anything travels
-    return repeated(target, lambda: _transfer(source, target, (branches, tags), forward, progress))
+    branches, tags = _select_refs(source, names)
+    if fast_forward_only:
+        _plan_branch_moves(
+            source, target, branches, fast_forward_only=True
+        )  # before anything travels
+    return run_with_sweep_retry(
+        target, lambda: _transfer(source, target, (branches, tags), fast_forward_only, progress)
+    )
 
 
 def _transfer(
     source: Hub,
     target: Hub,
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
-    forward: bool,
+    fast_forward_only: bool,
     progress: Progress | None,
-) -> Pulled:
+) -> TransferReport:
     branches, tags = chosen
     tips = list(dict.fromkeys([*branches.values(), *tags.values()]))
     with target.writing():
         heads = [head.oid for head in (*target.refs.branches(), *target.refs.tags())]
-        carried = carry_over(
+        carried = copy_missing(
             source.objects,
             target.objects,
             tips,
@@ -72,10 +76,10 @@ def _transfer(
         )
         rows: Sequence[RowChange] = ()
         if carried.heirs:
-            found = Imported({**tags, **branches}, carried.heirs)
-            rows = target.adopt_erased(found, source.url)
-        placed, new = move_heads(source, target, chosen, rows, forward=forward)
-    return report(placed, tags, new, carried, target)
+            found = BundleImport({**tags, **branches}, carried.heirs)
+            rows = target.adopt_erasures(found, source.url)
+        placed, new = move_heads(source, target, chosen, rows, fast_forward_only=fast_forward_only)
+    return transfer_report(placed, tags, new, carried, target)
 
 
 def move_heads(
@@ -84,12 +88,12 @@ def move_heads(
     chosen: tuple[dict[str, Oid], dict[str, Oid]],
     rows: Sequence[RowChange],
     *,
-    forward: bool,
+    fast_forward_only: bool,
 ) -> tuple[dict[str, tuple[Oid | None, Oid]], dict[str, Oid]]:
     """Make branches and tags of what has come: where each branch went, and which tags are new."""
     branches, tags = chosen
-    for _ in range(_TRIES):
-        placed = _placed(source, target, branches, forward=forward)
+    for _ in range(_MAX_NAME_ATTEMPTS):
+        placed = _plan_branch_moves(source, target, branches, fast_forward_only=fast_forward_only)
         new = {name: oid for name, oid in tags.items() if target.refs.get(name, kind="tag") is None}
         moves = [
             *(
@@ -110,12 +114,12 @@ def move_heads(
     raise taken
 
 
-def _chosen(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str, Oid]]:
+def _select_refs(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str, Oid]]:
     branches = {head.name: head.oid for head in source.refs.branches()}
     tags = {head.name: head.oid for head in source.refs.tags()}
     for name in names:
         if name not in branches and name not in tags:
-            raise no_ref(name, source.url)
+            raise ref_not_found(name, source.url)
     if not names:
         return branches, tags
     return (
@@ -124,47 +128,51 @@ def _chosen(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dict[str
     )
 
 
-def _placed(
-    source: Hub, target: Hub, branches: Mapping[str, Oid], *, forward: bool
+def _plan_branch_moves(
+    source: Hub, target: Hub, branches: Mapping[str, Oid], *, fast_forward_only: bool
 ) -> dict[str, tuple[Oid | None, Oid]]:
     """Where each branch goes: what is there now, and what is to be."""
     placed: dict[str, tuple[Oid | None, Oid]] = {}
     for name, oid in branches.items():
         candidate, number = name, 1
-        while (found := _goes(source, target, candidate, oid)) is None or candidate in placed:
-            if forward:
+        while (
+            found := _branch_move(source, target, candidate, oid)
+        ) is None or candidate in placed:
+            if fast_forward_only:
                 raise _not_forward(target, name)
             number += 1
-            candidate = f"{name}-{number}" if is_name(f"{name}-{number}") else f"pulled-{number}"
+            candidate = (
+                f"{name}-{number}" if is_ref_name(f"{name}-{number}") else f"pulled-{number}"
+            )
         placed[candidate] = found
     return placed
 
 
-def _goes(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | None, Oid] | None:
+def _branch_move(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | None, Oid] | None:
     """The head and what it becomes; None where this branch is another."""
     head = target.refs.get(name)
     if head is None:
-        return None if target.registry.get(name) is not None else (None, oid)
+        return None if target.workspace_table.get(name) is not None else (None, oid)
     if head.oid == oid:
         return head.oid, oid
-    if target.objects.has(oid) and _descends(target, oid, head):
+    if target.objects.has(oid) and _is_ancestor_of_head(target, oid, head):
         return head.oid, head.oid  # it has gone on there
-    if _is_used(target, name) or not source.objects.has(head.oid):
+    if _is_in_use(target, name) or not source.objects.has(head.oid):
         return None
     return (head.oid, oid) if source.history.is_ancestor(head.oid, oid) else None
 
 
-def _descends(target: Hub, oid: Oid, head: Head) -> bool:
+def _is_ancestor_of_head(target: Hub, oid: Oid, head: Head) -> bool:
     return oid in target.history.ancestors(head.oid)
 
 
-def _is_used(target: Hub, name: str) -> bool:
+def _is_in_use(target: Hub, name: str) -> bool:
     """Somebody's files or mind are at its head, and would not be any more."""
     in_use = target.catalog.row("session-branch", name) is not None
-    return in_use or target.registry.get(name) is not None
+    return in_use or target.workspace_table.get(name) is not None
 
 
-def no_ref(name: str, where: object) -> NotFound:
+def ref_not_found(name: str, where: object) -> NotFound:
     return NotFound("no_ref", f"{name!r} is no branch or tag of {where}: `ortet branch` lists them")
 
 
@@ -177,15 +185,15 @@ def _not_forward(target: Hub, name: str) -> Conflict:
     )
 
 
-def report(
+def transfer_report(
     placed: Mapping[str, tuple[Oid | None, Oid]],
     tags: Mapping[str, Oid],
     new: Mapping[str, Oid],
-    carried: Carried | Imported,
+    carried: ObjectCopyReport | BundleImport,
     target: Hub,
-) -> Pulled:
+) -> TransferReport:
     there = {name: target.refs.get(name, kind="tag") for name in tags}
-    return Pulled(
+    return TransferReport(
         branches={name: to_hex(oid) for name, (_, oid) in placed.items()},
         tags={name: to_hex(head.oid) for name, head in there.items() if head is not None},
         moved=[*(name for name, (was, oid) in placed.items() if was != oid), *new],

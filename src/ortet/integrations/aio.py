@@ -25,8 +25,8 @@ async def act(session: Session, function: Callable[..., Any], *args: Any, **opti
     stopped = Event()
 
     @wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        future = asyncio.run_coroutine_threadsafe(function(*given, **named), loop)
+    def call(*call_args: Any, **call_kwargs: Any) -> Any:
+        future = asyncio.run_coroutine_threadsafe(function(*call_args, **call_kwargs), loop)
         running.append(future)
         if stopped.is_set():  # the caller was cancelled before it could know of this one
             future.cancel()

@@ -20,21 +20,21 @@ from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 _INTERNAL, _CLIENT = 1, 3
 _ERROR = 2
 _TRACE = re.compile(r"[0-9a-f]{32}\Z")
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
-_CACHED = {
+_CACHE_TOKEN_ATTRIBUTES = {
     "cache_read_input_tokens": "gen_ai.usage.cache_read.input_tokens",
     "cache_creation_input_tokens": "gen_ai.usage.cache_creation.input_tokens",
 }
-_TURN = "invoke_agent"
+_INVOKE_AGENT = "invoke_agent"
 
 
-class Span(msgspec.Struct):
+class OtelSpan(msgspec.Struct):
     """One that may still be going on."""
 
     id: str
@@ -47,16 +47,16 @@ class Span(msgspec.Struct):
     error: str = ""
 
 
-def spans_of(view: View, *, content: bool = False) -> dict[str, Any]:
+def spans_of(view: SessionReader, *, content: bool = False) -> dict[str, Any]:
     """The data of an OTLP request. What was said, asked of tools and answered by them is in it only
     with `content`: it may be what nobody but its owner should see."""
-    telling = _Telling(view, content=content)
+    telling = _SpanBuilder(view, content=content)
     for event in view.events():
         if not event.erased and not event.waiting:
-            telling.see(event)
+            telling.add_event(event)
     resource = {"service.name": "ortet", "service.version": __version__}
     scope = {"name": "ortet", "version": __version__}
-    spans = [_told(span, telling.trace) for span in telling.done()]
+    spans = [_span_json(span, telling.trace) for span in telling.finish()]
     return {
         "resourceSpans": [
             {
@@ -67,55 +67,59 @@ def spans_of(view: View, *, content: bool = False) -> dict[str, Any]:
     }
 
 
-class _Telling:
-    def __init__(self, view: View, *, content: bool) -> None:
+class _SpanBuilder:
+    def __init__(self, view: SessionReader, *, content: bool) -> None:
         self._id = view.id
         self.trace = view.id if _TRACE.match(view.id) else _hash(view.id, 16)
         self._content = content
-        self._agent = {
-            "gen_ai.operation.name": _TURN,
+        self._agent_attributes = {
+            "gen_ai.operation.name": _INVOKE_AGENT,
             "gen_ai.agent.name": view.agent,
             "gen_ai.conversation.id": view.id,
         }
-        self._name = f"{_TURN} {view.agent}"
-        self._all: list[Span] = []
-        self._turn: Span | None = None
-        self._open: dict[str, Span] = {}  # by the id of the call, or of the deed
-        self._asked = self._last = 0
+        self._agent_span_name = f"{_INVOKE_AGENT} {view.agent}"
+        self._spans: list[OtelSpan] = []
+        self._turn: OtelSpan | None = None
+        self._open_tools: dict[str, OtelSpan] = {}  # by the id of the call, or of the deed
+        self._last_request_ns = self._last_event_ns = 0
         self._created = view.row.created
         self._root = self._span(
-            "root", "", self._name, 0, {**self._agent, "ortet.session": view.name}
+            "root",
+            "",
+            self._agent_span_name,
+            0,
+            {**self._agent_attributes, "ortet.session": view.name},
         )
 
-    def see(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         data = event.data
         if event.kind == "message":
             message = message_of(event)
-            self._message(event, message, self._at(event, message.extra))
+            self._message(event, message, self._event_time(event, message.extra))
         elif event.kind == "model":
-            self._model(event, data, self._at(event, data))
-        elif event.kind == "begun" and data.get("call") not in self._open:
-            at = self._at(event, data)
+            self._model(event, data, self._event_time(event, data))
+        elif event.kind == "begun" and data.get("call") not in self._open_tools:
+            at = self._event_time(event, data)
             given = data.get("kwargs") or data.get("args")
-            self._tool(event, data["id"], name=str(data.get("name", "")), given=given, at=at)
-        elif event.kind == "ended" and data.get("id") in self._open:
+            self._tool(event, data["id"], name=str(data.get("name", "")), arguments=given, at=at)
+        elif event.kind == "ended" and data.get("id") in self._open_tools:
             failed = data.get("state") != "done"
             error = str(data.get("error") or data.get("state")) if failed else ""
-            self._end(data["id"], self._at(event, data), data.get("outcome"), error=error)
+            self._end(data["id"], self._event_time(event, data), data.get("outcome"), error=error)
 
-    def done(self) -> list[Span]:
+    def finish(self) -> list[OtelSpan]:
         self._root.start = self._root.start or self._created
-        for span in [*self._open.values(), *([self._turn] if self._turn else []), self._root]:
-            span.end = max(span.start, span.end, self._last)
-        for span in self._open.values():
+        for span in [*self._open_tools.values(), *([self._turn] if self._turn else []), self._root]:
+            span.end = max(span.start, span.end, self._last_event_ns)
+        for span in self._open_tools.values():
             span.attributes["ortet.unsettled"] = True
-        return sorted(self._all, key=lambda span: (span.start, span is not self._root))
+        return sorted(self._spans, key=lambda span: (span.start, span is not self._root))
 
-    def _at(self, event: Event, told: Mapping[str, Any]) -> int:
+    def _event_time(self, event: Event, data: Mapping[str, Any]) -> int:
         """When it happened: of what was told afterwards, as that says."""
-        at = told.get("at")
+        at = data.get("at")
         found = at if isinstance(at, int) and at > 0 else event.time
-        self._last = max(self._last, found)
+        self._last_event_ns = max(self._last_event_ns, found)
         if not self._root.start:
             self._root.start = found
         return found
@@ -125,36 +129,42 @@ class _Telling:
         for id_ in results:
             self._end(id_, at, _result(message, id_), error=_failure(message, id_))
         if message.role == "assistant":
-            self._within(event, at)
+            self._current_turn(event, at)
             for call in calls_of(message):
-                given = _given(message, call.id)
-                self._tool(event, call.id, name=call.name, given=given, at=at)
+                given = _call_arguments(message, call.id)
+                self._tool(event, call.id, name=call.name, arguments=given, at=at)
             if self._content and self._turn and (text := text_of(message.content)):
-                self._turn.attributes["gen_ai.output.messages"] = _said("assistant", text)
+                self._turn.attributes["gen_ai.output.messages"] = _message_json("assistant", text)
         else:
-            self._asked = at
+            self._last_request_ns = at
             if not results and message.role == "user":
-                self._begin(event, at)
+                self._start_turn(event, at)
                 if self._content and self._turn:
-                    said = _said("user", text_of(message.content))
+                    said = _message_json("user", text_of(message.content))
                     self._turn.attributes["gen_ai.input.messages"] = said
 
-    def _begin(self, event: Event, at: int) -> None:
+    def _start_turn(self, event: Event, at: int) -> None:
         if self._turn is not None:
             self._turn.end = max(self._turn.end, at)
-        named = self._span(f"turn/{event.seq}", self._root.id, self._name, at, dict(self._agent))
+        named = self._span(
+            f"turn/{event.seq}",
+            self._root.id,
+            self._agent_span_name,
+            at,
+            dict(self._agent_attributes),
+        )
         self._turn = named
 
-    def _within(self, event: Event, at: int) -> Span:
+    def _current_turn(self, event: Event, at: int) -> OtelSpan:
         """The turn that it belongs to; one begins where nobody asked."""
         if self._turn is None:
-            self._begin(event, at)
+            self._start_turn(event, at)
         assert self._turn is not None
         self._turn.end = max(self._turn.end, at)
         return self._turn
 
     def _model(self, event: Event, data: dict[str, Any], at: int) -> None:
-        turn = self._within(event, at)
+        turn = self._current_turn(event, at)
         model, provider = str(data.get("model", "")), str(data.get("provider", ""))
         told = {
             "gen_ai.operation.name": "chat",
@@ -163,13 +173,13 @@ class _Telling:
             "gen_ai.conversation.id": self._id,
             **_usage(data.get("usage")),
         }
-        start = min(self._asked or at, at)
+        start = min(self._last_request_ns or at, at)
         span = self._span(f"chat/{event.seq}", turn.id, f"chat {model}".strip(), start, told)
         span.kind, span.end = _CLIENT, at
-        self._asked = at
+        self._last_request_ns = at
 
-    def _tool(self, event: Event, id_: str, *, name: str, given: Any, at: int) -> None:
-        turn = self._within(event, at)
+    def _tool(self, event: Event, id_: str, *, name: str, arguments: Any, at: int) -> None:
+        turn = self._current_turn(event, at)
         told = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": name,
@@ -177,13 +187,13 @@ class _Telling:
             "gen_ai.tool.call.id": id_,
             "gen_ai.conversation.id": self._id,
         }
-        if self._content and given is not None:
-            told["gen_ai.tool.call.arguments"] = to_json(given)
+        if self._content and arguments is not None:
+            told["gen_ai.tool.call.arguments"] = to_json(arguments)
         word = f"execute_tool {name}".strip()
-        self._open[id_] = self._span(f"tool/{event.seq}/{id_}", turn.id, word, at, told)
+        self._open_tools[id_] = self._span(f"tool/{event.seq}/{id_}", turn.id, word, at, told)
 
     def _end(self, id_: str, at: int, result: Any, *, error: str) -> None:
-        span = self._open.pop(id_, None)
+        span = self._open_tools.pop(id_, None)
         if span is None:
             return
         span.end, span.error = max(span.start, at), error
@@ -192,10 +202,12 @@ class _Telling:
         if self._content and result is not None:
             span.attributes["gen_ai.tool.call.result"] = to_json(result)
 
-    def _span(self, key: str, parent: str, name: str, start: int, told: dict[str, Any]) -> Span:
+    def _span(
+        self, key: str, parent: str, name: str, start: int, attributes: dict[str, Any]
+    ) -> OtelSpan:
         id_ = _hash(f"{self._id}/{key}", 8)
-        span = Span(id_, parent, name, _INTERNAL, start, start, told)
-        self._all.append(span)
+        span = OtelSpan(id_, parent, name, _INTERNAL, start, start, attributes)
+        self._spans.append(span)
         return span
 
 
@@ -208,7 +220,7 @@ def _usage(usage: Any) -> dict[str, int]:
     for names, told in ((_INPUT, "input"), (_OUTPUT, "output")):
         if known := [counts[name] for name in names if name in counts]:
             found[f"gen_ai.usage.{told}_tokens"] = known[0]
-    for name, told in _CACHED.items():
+    for name, told in _CACHE_TOKEN_ATTRIBUTES.items():
         if name in counts:
             found[told] = counts[name]
             key = "gen_ai.usage.input_tokens"
@@ -234,7 +246,7 @@ def _failure(message: Message, id_: str) -> str:
     return "failed" if part is not None and part.get("is_error") is True else ""
 
 
-def _given(message: Message, id_: str) -> Any:
+def _call_arguments(message: Message, id_: str) -> Any:
     if (part := _part(message, "tool_use", "id", id_)) is not None:
         return part.get("input")
     for call in message.extra.get("tool_calls") or ():
@@ -244,7 +256,7 @@ def _given(message: Message, id_: str) -> Any:
     return None
 
 
-def _said(role: str, text: str) -> str:
+def _message_json(role: str, text: str) -> str:
     return to_json([{"role": role, "parts": [{"type": "text", "content": text}]}])
 
 
@@ -252,7 +264,7 @@ def _hash(text: str, size: int) -> str:
     return blake2b(text.encode(), digest_size=size).hexdigest()
 
 
-def _told(span: Span, trace: str) -> dict[str, Any]:
+def _span_json(span: OtelSpan, trace: str) -> dict[str, Any]:
     told = {
         "traceId": trace,
         "spanId": span.id,
@@ -267,8 +279,8 @@ def _told(span: Span, trace: str) -> dict[str, Any]:
     return {key: value for key, value in told.items() if key != "parentSpanId" or value}
 
 
-def _attributes(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in told.items()]
+def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
 
 
 def _value(value: Any) -> dict[str, Any]:

@@ -8,21 +8,21 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.journal.events import Event
 
-_SHOWN = 1000
+_MAX_VARIABLE_CHARS = 1000
 """Characters of a variable that are shown."""
 
 
-class Python(msgspec.Struct, frozen=True):
+class PythonPackages(msgspec.Struct, frozen=True):
     """The distributions of the environment the workspace uses, by normal name."""
 
     version: str = ""
     packages: dict[str, str] = {}
 
 
-class Debian(msgspec.Struct, frozen=True):
+class DebianPackages(msgspec.Struct, frozen=True):
     """Too many to list: a digest of dpkg's status, and how many are known to it."""
 
     digest: str
@@ -43,10 +43,10 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
             return self.ref or "not set"
         if self.digest and not self.value:
             return f"not kept ({self.digest[:12]})"
-        cut = f"… ({len(self.value)} characters)" if len(self.value) > _SHOWN else ""
-        return repr(self.value[:_SHOWN]) + cut
+        cut = f"… ({len(self.value)} characters)" if len(self.value) > _MAX_VARIABLE_CHARS else ""
+        return repr(self.value[:_MAX_VARIABLE_CHARS]) + cut
 
-    def is_like(self, other: Variable | None) -> bool:
+    def matches(self, other: Variable | None) -> bool:
         """Whether it is the same, as far as is known; a digest beside a value adds nothing."""
         if other is None or not self.value:
             return self == other
@@ -69,16 +69,16 @@ class Git(msgspec.Struct, frozen=True):
 class Environment(msgspec.Struct, frozen=True):
     """What surrounds a workspace. A part that is not there is None or empty."""
 
-    python: Python | None = None
+    python: PythonPackages | None = None
     npm: str = ""  # digest of the lock file
-    debian: Debian | None = None
+    debian: DebianPackages | None = None
     variables: dict[str, Variable] = {}
     hosts: list[str] = []  # lines that no distribution brings
     resolver: list[str] = []  # nameserver and search lines
     git: Git | None = None
 
 
-class Difference(msgspec.Struct, frozen=True):
+class EnvironmentDifference(msgspec.Struct, frozen=True):
     """One thing that is not as it was; "" is not there."""
 
     part: str
@@ -91,20 +91,20 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{what}: {self.then or 'nothing'} then, {self.now or 'nothing'} now"
 
 
-NOTHING = Environment()
-PARTS = Environment.__struct_fields__
+EMPTY_ENVIRONMENT = Environment()
+ENVIRONMENT_PARTS = Environment.__struct_fields__
 
 
-def changes(old: Environment | None, new: Environment) -> dict[str, Any]:
+def changed_parts(old: Environment | None, new: Environment) -> dict[str, Any]:
     """The parts that are not the same, as data for an event; all of them when none is known."""
     return {
         part: msgspec.to_builtins(getattr(new, part))
-        for part in PARTS
+        for part in ENVIRONMENT_PARTS
         if old is None or getattr(old, part) != getattr(new, part)
     }
 
 
-def compose(
+def environment_from_events(
     parts: Mapping[str, int], events: Callable[[int, int], Iterable[Event]]
 ) -> Environment | None:
     """The record whose parts were last told by these events; None when none was."""
@@ -113,56 +113,62 @@ def compose(
         for event in events(seq - 1, seq):
             told = event.data.get("parts", {})
             found |= {part: told[part] for part, at in parts.items() if at == seq and part in told}
-    return msgspec.convert(found, known(Environment)) if parts else None
+    return msgspec.convert(found, thread_safe_struct(Environment)) if parts else None
 
 
-def differences(then: Environment, now: Environment) -> list[Difference]:
+def differences(before: Environment, after: Environment) -> list[EnvironmentDifference]:
     """From one to the other, in the order of the parts."""
-    return list(_differences(then, now))
+    return list(_differences(before, after))
 
 
-def _differences(then: Environment, now: Environment) -> Iterator[Difference]:
-    old, new = then.python or Python(), now.python or Python()
+def _differences(before: Environment, after: Environment) -> Iterator[EnvironmentDifference]:
+    old, new = before.python or PythonPackages(), after.python or PythonPackages()
     if old.version != new.version:
-        yield Difference("python", "", old.version, new.version)
+        yield EnvironmentDifference("python", "", old.version, new.version)
     yield from _pairs("package", old.packages, new.packages)
-    if then.npm != now.npm:
-        yield Difference("npm lock", "", then.npm[:12], now.npm[:12])
-    if then.debian != now.debian:
-        yield Difference("debian packages", "", _debian(then.debian), _debian(now.debian))
-    yield from _variables(then.variables, now.variables)
-    yield from _pairs("hosts", _lines(then.hosts), _lines(now.hosts))
-    yield from _pairs("resolver", _lines(then.resolver), _lines(now.resolver))
-    if then.git != now.git:
-        yield from _git(then.git or Git(dirty=0), now.git or Git(dirty=0))
+    if before.npm != after.npm:
+        yield EnvironmentDifference("npm lock", "", before.npm[:12], after.npm[:12])
+    if before.debian != after.debian:
+        yield EnvironmentDifference(
+            "debian packages", "", _debian(before.debian), _debian(after.debian)
+        )
+    yield from _variables(before.variables, after.variables)
+    yield from _pairs("hosts", _lines(before.hosts), _lines(after.hosts))
+    yield from _pairs("resolver", _lines(before.resolver), _lines(after.resolver))
+    if before.git != after.git:
+        yield from _git(before.git or Git(dirty=0), after.git or Git(dirty=0))
 
 
-def _pairs(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Difference]:
+def _pairs(
+    part: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> Iterator[EnvironmentDifference]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            yield Difference(part, name, old.get(name, ""), new.get(name, ""))
+            yield EnvironmentDifference(part, name, old.get(name, ""), new.get(name, ""))
 
 
-def _variables(old: Mapping[str, Variable], new: Mapping[str, Variable]) -> Iterator[Difference]:
+def _variables(
+    old: Mapping[str, Variable], new: Mapping[str, Variable]
+) -> Iterator[EnvironmentDifference]:
     for name in sorted({*old, *new}):
         then, now = old.get(name), new.get(name)
-        if then is None or not then.is_like(now):
-            yield Difference("variable", name, _text(then), _text(now))
+        if then is None or not then.matches(now):
+            yield EnvironmentDifference("variable", name, _text(then), _text(now))
 
 
 def _text(variable: Variable | None) -> str:
     return "" if variable is None else str(variable)
 
 
-def _git(old: Git, new: Git) -> Iterator[Difference]:
+def _git(old: Git, new: Git) -> Iterator[EnvironmentDifference]:
     if old.head != new.head:
-        yield Difference("git", "HEAD", old.head[:12], new.head[:12])
+        yield EnvironmentDifference("git", "HEAD", old.head[:12], new.head[:12])
     if old.branch != new.branch:
-        yield Difference("git", "branch", old.branch, new.branch)
+        yield EnvironmentDifference("git", "branch", old.branch, new.branch)
     if (old.dirty, old.changed) != (new.dirty, new.changed):
-        yield Difference("git", "changed files", _dirty(old), _dirty(new))
+        yield EnvironmentDifference("git", "changed files", _dirty(old), _dirty(new))
     if old.stashes != new.stashes:
-        yield Difference("git", "stashes", str(old.stashes), str(new.stashes))
+        yield EnvironmentDifference("git", "stashes", str(old.stashes), str(new.stashes))
 
 
 def _dirty(git: Git) -> str:
@@ -173,7 +179,7 @@ def _dirty(git: Git) -> str:
     return f"{git.dirty} ({paths}{more})" if git.dirty else "0"
 
 
-def _shown(environment: Environment) -> dict[str, str]:
+def _variable_texts(environment: Environment) -> dict[str, str]:
     return {name: str(variable) for name, variable in environment.variables.items()}
 
 
@@ -181,29 +187,31 @@ def _lines(lines: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(lines, "there")
 
 
-def _debian(debian: Debian | None) -> str:
+def _debian(debian: DebianPackages | None) -> str:
     return f"{debian.count} ({debian.digest[:12]})" if debian else ""
 
 
-def told(began: Environment | None, now: Environment | None) -> list[tuple[str, Any]]:
+def environment_lines(
+    initial: Environment | None, current: Environment | None
+) -> list[tuple[str, Any]]:
     """What a briefing says of it: the repository, what was installed since the beginning, and what
     is overridden; each as a line and as data."""
-    if now is None:
+    if current is None:
         return []
     found: list[tuple[str, Any]] = []
-    if now.git is not None:
-        where = now.git.branch or "detached"
-        line = f"git: {where} at {now.git.head[:12] or 'no commit'}, changed: {_dirty(now.git)}"
-        line += f", {now.git.stashes} stashed" if now.git.stashes else ""
-        found.append((line, {"git": msgspec.to_builtins(now.git)}))
-    then = began or now
+    if current.git is not None:
+        where = current.git.branch or "detached"
+        line = f"git: {where} at {current.git.head[:12] or 'no commit'}, changed: {_dirty(current.git)}"
+        line += f", {current.git.stashes} stashed" if current.git.stashes else ""
+        found.append((line, {"git": msgspec.to_builtins(current.git)}))
+    then = initial or current
     kinds = ("package", "python", "npm lock", "debian packages")
-    for one in differences(then, now):
+    for one in differences(then, current):
         if one.part in kinds:
             found.append((str(one), msgspec.to_builtins(one)))
-    for name, value in _shown(now).items():
+    for name, value in _variable_texts(current).items():
         found.append((f"variable {name}: {value}", {"variable": name, "value": value}))
-    found += [(f"hosts: {line}", {"hosts": line}) for line in now.hosts]
-    if now.resolver and began is not None and began.resolver != now.resolver:
-        found.append((f"resolver: {'; '.join(now.resolver)}", {"resolver": now.resolver}))
+    found += [(f"hosts: {line}", {"hosts": line}) for line in current.hosts]
+    if current.resolver and initial is not None and initial.resolver != current.resolver:
+        found.append((f"resolver: {'; '.join(current.resolver)}", {"resolver": current.resolver}))
     return found

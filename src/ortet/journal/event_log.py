@@ -10,17 +10,17 @@ import msgspec
 
 from ortet.backends.base import Catalog, EventRow
 from ortet.errors import Corrupt
-from ortet.history.records import Journal
-from ortet.journal.events import Chain, Event, Tip
-from ortet.journal.segments import first_seq, seal, segments, unseal
-from ortet.objects.base import Objects
+from ortet.history.records import JournalHead
+from ortet.journal.events import Event, EventChain, Tip
+from ortet.journal.segments import first_seq, iter_segments, seal, unseal
+from ortet.objects.base import ObjectStore
 
 _PAGE = 1000
-NOTHING = Journal(b"", 0, b"", b"")
+EMPTY_JOURNAL = JournalHead(b"", 0, b"", b"")
 """The journal of a mind that nothing happened to."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class TimelineSpan(msgspec.Struct, frozen=True):
     """The events of one timeline with after < seq <= upto."""
 
     timeline: str
@@ -28,17 +28,17 @@ class Span(msgspec.Struct, frozen=True):
     upto: int
 
 
-class Line:
+class EventLog:
     """Reads a timeline together with those it began on. `base` is what a commit has sealed."""
 
     def __init__(
         self,
         catalog: Catalog,
-        objects: Objects,
-        chain: Chain,
+        objects: ObjectStore,
+        chain: EventChain,
         *,
         timeline: str,
-        base: Journal = NOTHING,
+        base: JournalHead = EMPTY_JOURNAL,
     ) -> None:
         self.timeline = timeline
         self.base = base
@@ -73,34 +73,38 @@ class Line:
         found = next(self.events(seq - 1, seq), None)  # sealed, and trimmed here
         return found if found is not None and found.timeline == timeline else None
 
-    def pick(self, timeline: str, seqs: Sequence[int]) -> list[Event]:
+    def pick_events(self, timeline: str, seqs: Sequence[int]) -> list[Event]:
         """The same of several, which are in order, in one question; not those it has not here."""
-        return [self._chain.read(row, timeline) for row in self._catalog.pick(timeline, seqs)]
+        return [
+            self._chain.read(row, timeline) for row in self._catalog.events_by_seq(timeline, seqs)
+        ]
 
-    def some(self, seqs: Sequence[int]) -> list[Event] | None:
+    def events_by_seq(self, seqs: Sequence[int]) -> list[Event] | None:
         """Events of these numbers, which are in order; None where one of them is not in the catalog
         alone, or not there at all."""
         found: list[Event] = []
-        for span in self.path():
+        for span in self.timeline_spans():
             low, high = bisect_right(seqs, span.after), bisect_right(seqs, span.upto)
             if low < high:
-                rows = self._catalog.pick(span.timeline, seqs[low:high])
+                rows = self._catalog.events_by_seq(span.timeline, seqs[low:high])
                 found += [self._chain.read(row, span.timeline) for row in rows]
         return found if len(found) == len(seqs) else None
 
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
         return (row for _, row in self._rows(after, upto))
 
-    def pairs(self, after: int = 0, upto: int | None = None) -> Iterator[tuple[str, EventRow]]:
+    def rows_with_timeline(
+        self, after: int = 0, upto: int | None = None
+    ) -> Iterator[tuple[str, EventRow]]:
         """The same with the timeline of each."""
         return self._rows(after, upto)
 
     def newest(self, limit: int) -> list[Event]:
         """The last ones, in order."""
         found: list[tuple[str, EventRow]] = []
-        for span in reversed(self.path()):
+        for span in reversed(self.timeline_spans()):
             want = limit - len(found)
-            rows = self._span_newest(span, want)
+            rows = self._newest_rows(span, want)
             found[:0] = [(span.timeline, row) for row in rows]
             if len(found) >= limit:
                 break
@@ -111,20 +115,22 @@ class Line:
             found = list(self._rows(max(0, self.base.seq - limit), None))
         return [self._chain.read(row, timeline) for timeline, row in found]
 
-    def _span_newest(self, span: Span, limit: int) -> list[EventRow]:
+    def _newest_rows(self, span: TimelineSpan, limit: int) -> list[EventRow]:
         if span.upto <= span.after:
             return []
         low = max(span.after, span.upto - limit)
         rows = self._catalog.events(span.timeline, low, limit)
         return [row for row in rows if row.seq <= span.upto]
 
-    def path(self) -> list[Span]:
+    def timeline_spans(self) -> list[TimelineSpan]:
         """The timelines it is made of, the oldest first."""
-        return path_to(self._catalog, self.timeline, self._catalog.last_seq(self.timeline))
+        return timeline_spans_to(
+            self._catalog, self.timeline, self._catalog.last_seq(self.timeline)
+        )
 
     def _rows(self, after: int, upto: int | None) -> Iterator[tuple[str, EventRow]]:
         """From the catalog as far as it has them, the rest from segments."""
-        spans = self.path()
+        spans = self.timeline_spans()
         last = spans[-1].upto if spans else self.base.seq
         upto = last if upto is None else min(upto, last)
         done = after
@@ -148,7 +154,7 @@ class Line:
     def _sealed(self, after: int, upto: int) -> Iterator[tuple[str, EventRow]]:
         """From the segments of `base`."""
         chosen = []
-        for _, segment in segments(self._objects, self.base.segment):
+        for _, segment in iter_segments(self._objects, self.base.segment):
             chosen.append(segment)
             if first_seq(segment) <= after + 1:
                 break
@@ -166,10 +172,10 @@ class Line:
                 "catalog nor in the commit: run `ortet verify`",
             )
 
-    def seal(self, tip: Tip, on: Journal | None = None) -> bytes:
+    def seal(self, tip: Tip, previous: JournalHead | None = None) -> bytes:
         """Put what `base`, or an earlier journal of this line, does not hold yet into segments;
         returns the last one."""
-        base = on or self.base
+        base = previous or self.base
         segment = base.segment
         run: list[EventRow] = []
         of = ""
@@ -182,19 +188,19 @@ class Line:
         return seal(self._objects, of, run, segment) if run else segment
 
 
-def path_to(catalog: Catalog, timeline: str, upto: int) -> list[Span]:
+def timeline_spans_to(catalog: Catalog, timeline: str, upto: int) -> list[TimelineSpan]:
     """The timelines that lead to an event of one, the oldest first; none if it is not known."""
-    found: list[Span] = []
+    found: list[TimelineSpan] = []
     while timeline:
         line = catalog.timeline(timeline)
         if line is None:  # another host's: its events are in segments
             break
-        found.append(Span(timeline, line.at, upto))
+        found.append(TimelineSpan(timeline, line.at, upto))
         timeline, upto = line.parent, line.at
     return found[::-1]
 
 
-def shared_by(before: Sequence[Span], after: Sequence[Span]) -> int:
+def last_shared_seq(before: Sequence[TimelineSpan], after: Sequence[TimelineSpan]) -> int:
     """Up to which event two lines of one family are one."""
     if not before or not after:
         return 0
@@ -208,7 +214,7 @@ def shared_by(before: Sequence[Span], after: Sequence[Span]) -> int:
     return shared
 
 
-def spans_of(events: Sequence[Event]) -> list[tuple[int, int]]:
+def seq_ranges(events: Sequence[Event]) -> list[tuple[int, int]]:
     """Runs of consecutive numbers, as (first, last)."""
     found: list[tuple[int, int]] = []
     for event in events:

@@ -9,24 +9,24 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.codec import Hasher, Record, decode, encode
+from ortet._util.codec import Hasher, StoredRecord, decode, encode
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, Invalid
-from ortet.history.records import Header
+from ortet.history.records import EventHeader
 from ortet.ids import Oid, Random
 from ortet.journal import upcast
 from ortet.journal.kinds import check_shape
 from ortet.objects.base import Kind
 
-MAX_BODY = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 SALT_BYTES = 16
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
-Ref = tuple[Oid, Kind]
+ObjectRef = tuple[Oid, Kind]
 """An object that an event names, and that lives as long as it does."""
 
 
-class Body(Record, frozen=True):
+class EventBody(StoredRecord, frozen=True):
     """What happened. `version` is that of the schema of `data`, which is its author's own."""
 
     data: dict[str, Any]
@@ -67,16 +67,16 @@ class Draft(msgspec.Struct, frozen=True):
     kind: str
     data: dict[str, Any]
     actor: str = ""
-    refs: Sequence[Ref] = ()
+    refs: Sequence[ObjectRef] = ()
     version: int = 1
 
 
-def time_of(head: bytes) -> int:
+def header_time(head: bytes) -> int:
     """Of a header as its row has it; 0 without one."""
-    return decode(Header, head).time if head else 0
+    return decode(EventHeader, head).time if head else 0
 
 
-class Chain:
+class EventChain:
     """Makes and reads events: the one place that knows how they are bound together."""
 
     def __init__(self, hasher: Hasher, random: Random) -> None:
@@ -100,7 +100,7 @@ class Chain:
             salt = salts[number * SALT_BYTES : (number + 1) * SALT_BYTES]
             seq, time = seq + 1, max(now(), time)
             kind, actor = draft.kind, draft.actor
-            head = encode(Header(seq, kind, time, actor, oid(salt + body), prev))
+            head = encode(EventHeader(seq, kind, time, actor, oid(salt + body), prev))
             prev = oid(head)
             version, data = upcast.apply(kind, draft.version, draft.data)
             refs = [(bytes(one), int(sort)) for one, sort in draft.refs] if draft.refs else []
@@ -110,7 +110,7 @@ class Chain:
 
     def read(self, row: EventRow, timeline: str = "") -> Event:
         """An event from its row; Corrupt when the body is not the one its header commits to."""
-        header = decode(Header, row.head)
+        header = decode(EventHeader, row.head)
         if not row.salt:
             version, data = 1, dict[str, Any]()
             refs, erased = list[tuple[bytes, int]](), True
@@ -122,7 +122,7 @@ class Chain:
                     "`ortet verify`",
                     seq=header.seq,
                 )
-            body = decode(Body, row.body)
+            body = decode(EventBody, row.body)
             version, data = upcast.apply(header.kind, body.version, body.data)
             refs, erased = body.refs, False
         return Event(
@@ -139,13 +139,13 @@ class Chain:
         )
 
     def tip(self, row: EventRow) -> Tip:
-        header = decode(Header, row.head)
+        header = decode(EventHeader, row.head)
         return Tip(header.seq, self._hasher.oid(row.head), header.time)
 
     def check(self, tip: Tip, rows: Iterable[EventRow]) -> Tip:
         """Follow the chain from `tip`; Corrupt where a link or a body does not fit."""
         for row in rows:
-            event, header = self.read(row), decode(Header, row.head)
+            event, header = self.read(row), decode(EventHeader, row.head)
             if header.prev != tip.hash or header.seq != tip.seq + 1 or header.seq != row.seq:
                 raise Corrupt(
                     "broken_chain",
@@ -165,11 +165,11 @@ def encode_body(draft: Draft) -> bytes:
     if not isinstance(draft.actor, str):
         raise Invalid("bad_value", f"{draft.actor!r} is nobody's name: give text")
     refs = [(bytes(oid), int(kind)) for oid, kind in draft.refs] if draft.refs else []
-    body = encode(Body(draft.data, refs, draft.version))
-    if len(body) > MAX_BODY:
+    body = encode(EventBody(draft.data, refs, draft.version))
+    if len(body) > MAX_BODY_BYTES:
         raise Invalid(
             "payload_too_large",
-            f"an event of {len(body)} bytes is more than {MAX_BODY}: store the content as an "
+            f"an event of {len(body)} bytes is more than {MAX_BODY_BYTES}: store the content as an "
             "artifact and say its name",
         )
     return body
@@ -187,7 +187,7 @@ def check_plain(value: Any, depth: int = 0) -> None:
     if kind in _EXACT:
         return
     if kind is dict or isinstance(value, dict):
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise _too_deep()
         for key, item in value.items():
             if type(key) is not str and not isinstance(key, str):
@@ -195,7 +195,7 @@ def check_plain(value: Any, depth: int = 0) -> None:
             if type(item) not in _EXACT:
                 check_plain(item, depth + 1)
     elif kind is list or isinstance(value, _ARRAYS):
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise _too_deep()
         for item in value:
             if type(item) not in _EXACT:
@@ -218,7 +218,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _too_deep() -> Invalid:
-    return _not_plain(f"it is nested more than {_DEEPEST} deep")
+    return _not_plain(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def _not_plain(why: str) -> Invalid:

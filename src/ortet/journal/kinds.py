@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid
 
 
@@ -30,7 +30,7 @@ class _Question(msgspec.Struct):
     text: str = ""
 
 
-class _Id(msgspec.Struct):
+class _IdOnly(msgspec.Struct):
     id: str = ""
 
 
@@ -96,7 +96,7 @@ class _Artifact(msgspec.Struct):
     why: str = ""
 
 
-class _Begun(msgspec.Struct):
+class _ActionBegun(msgspec.Struct):
     id: str = ""
     name: str = ""
     replay: str = ""
@@ -106,13 +106,13 @@ class _Begun(msgspec.Struct):
     approval: str = ""
 
 
-class _Asked(msgspec.Struct):
+class _ApprovalRequested(msgspec.Struct):
     id: str = ""
     what: str = ""
     why: str = ""
 
 
-class _Given(msgspec.Struct):
+class _ApprovalAnswered(msgspec.Struct):
     id: str = ""
     ok: bool = False
     why: str = ""
@@ -128,7 +128,7 @@ class _Model(msgspec.Struct):
     model: str = ""
 
 
-class _Aside(msgspec.Struct):
+class _SupersededSpans(msgspec.Struct):
     out: list[tuple[int, int]] = []
     back: list[tuple[int, int]] = []
 
@@ -143,7 +143,7 @@ _SHAPES: dict[str, type[msgspec.Struct]] = {
     "thought": _Text,
     "note": _Note,
     "question": _Question,
-    "answer": _Id,
+    "answer": _IdOnly,
     "goal": _Text,
     "plan": _Plan,
     "step": _Step,
@@ -152,15 +152,15 @@ _SHAPES: dict[str, type[msgspec.Struct]] = {
     "episode": _Episode,
     "decision": _Decision,
     "artifact": _Artifact,
-    "begun": _Begun,
-    "ended": _Id,
-    "asked": _Asked,
-    "given": _Given,
+    "begun": _ActionBegun,
+    "ended": _IdOnly,
+    "asked": _ApprovalRequested,
+    "given": _ApprovalAnswered,
     "comment": _Text,
     "lifecycle": _Lifecycle,
     "model": _Model,
     "spend": _Spend,
-    "aside": _Aside,
+    "aside": _SupersededSpans,
 }
 
 
@@ -169,7 +169,7 @@ def check_shape(kind: str, data: dict[str, Any]) -> None:
     shape = _SHAPES.get(kind)
     if shape is not None:
         try:
-            msgspec.convert(data, known(shape))
+            msgspec.convert(data, thread_safe_struct(shape))
         except msgspec.ValidationError as error:
             raise Invalid(
                 "bad_value", f"this is no {kind} ({error}): correct the value and repeat"

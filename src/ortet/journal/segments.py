@@ -7,15 +7,15 @@ from functools import partial
 
 import msgspec
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt
-from ortet.history.records import Bodies, Header, Segment
+from ortet.history.records import Bodies, EventHeader, JournalSegment
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 
-class _Named(Record, frozen=True):
+class _BodyRefs(StoredRecord, frozen=True):
     """A Body of which only what it names is read."""
 
     data: msgspec.Raw
@@ -25,41 +25,41 @@ class _Named(Record, frozen=True):
 _ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), `ortet erase`)"
 
 
-_MOST_BYTES = 4 << 20
-_MOST_EVENTS = 20_000
+_MAX_SEGMENT_BYTES = 4 << 20
+_MAX_SEGMENT_EVENTS = 20_000
 """Of one segment: an object has a largest size, and who wants one event reads a whole segment."""
 
 
-def seal(objects: Objects, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
+def seal(objects: ObjectStore, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
     """Store these events, at least one, which follow those of segment `before`; returns the last
     new segment."""
-    if objects.search is not None:
+    if objects.scanner is not None:
         for row in rows:
-            objects.search.data(row.body, partial(_told, row), _ERASE)
+            objects.scanner.data(row.body, partial(_describe_row, row), _ERASE)
     last = Oid(before)
-    for part in _parts(rows):
+    for part in _split_rows(rows):
         last = _put(objects, timeline, part, last)
     return last
 
 
-def _parts(rows: Sequence[EventRow]) -> Iterator[Sequence[EventRow]]:
+def _split_rows(rows: Sequence[EventRow]) -> Iterator[Sequence[EventRow]]:
     start = size = 0
     for at, row in enumerate(rows):
         more = len(row.head) + len(row.body)
-        if at > start and (size + more > _MOST_BYTES or at - start >= _MOST_EVENTS):
+        if at > start and (size + more > _MAX_SEGMENT_BYTES or at - start >= _MAX_SEGMENT_EVENTS):
             yield rows[start:at]
             start, size = at, 0
         size += more
     yield rows[start:]
 
 
-def _put(objects: Objects, timeline: str, rows: Sequence[EventRow], before: Oid) -> Oid:
+def _put(objects: ObjectStore, timeline: str, rows: Sequence[EventRow], before: Oid) -> Oid:
     bodies = objects.put(Kind.BODIES, encode(Bodies([(row.salt, row.body) for row in rows])))
     refs: dict[tuple[bytes, int], None] = {}
     for row in rows:
         if row.salt:
-            refs.update(dict.fromkeys(decode(_Named, row.body).refs))
-    segment = Segment(
+            refs.update(dict.fromkeys(decode(_BodyRefs, row.body).refs))
+    segment = JournalSegment(
         timeline=bytes.fromhex(timeline),
         heads=[row.head for row in rows],
         bodies=bodies,
@@ -69,30 +69,30 @@ def _put(objects: Objects, timeline: str, rows: Sequence[EventRow], before: Oid)
     return objects.put(Kind.SEGMENT, encode(segment))
 
 
-def _told(row: EventRow) -> str:
-    header = decode(Header, row.head)
+def _describe_row(row: EventRow) -> str:
+    header = decode(EventHeader, row.head)
     return f"event {header.seq} ({header.kind})"
 
 
-def unseal(objects: Objects, segment: Segment) -> list[EventRow]:
+def unseal(objects: ObjectStore, segment: JournalSegment) -> list[EventRow]:
     """The events of a segment."""
-    bodies = decode(Bodies, objects.get(objects.heir(segment.bodies))).items
+    bodies = decode(Bodies, objects.get(objects.replacement_of(segment.bodies))).items
     if len(bodies) != len(segment.heads):
         raise Corrupt("bad_segment", "a segment has not as many bodies as events")
     return [
-        EventRow(decode(Header, head).seq, head, salt, body)
+        EventRow(decode(EventHeader, head).seq, head, salt, body)
         for head, (salt, body) in zip(segment.heads, bodies, strict=True)
     ]
 
 
-def segments(objects: Objects, last: bytes) -> Iterator[tuple[Oid, Segment]]:
+def iter_segments(objects: ObjectStore, last: bytes) -> Iterator[tuple[Oid, JournalSegment]]:
     """This segment and all before it, newest first."""
     while last:
         oid = Oid(last)
-        segment = decode(Segment, objects.get(objects.heir(oid)))
+        segment = decode(JournalSegment, objects.get(objects.replacement_of(oid)))
         yield oid, segment
         last = segment.before
 
 
-def first_seq(segment: Segment) -> int:
-    return decode(Header, segment.heads[0]).seq
+def first_seq(segment: JournalSegment) -> int:
+    return decode(EventHeader, segment.heads[0]).seq

@@ -11,11 +11,11 @@ from ortet.errors import Invalid
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 """Data of one version in, data of the next version out."""
 
-_OWN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
-_LONGEST = 100
+_CUSTOM_KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
+_MAX_KIND_CHARS = 100
 
 
-class Upcasts:
+class UpcastRegistry:
     """Which function leads from a version of a kind to the next. What none leads on from stays as
     it is: a newer version than this program knows is kept and shown."""
 
@@ -32,7 +32,7 @@ class Upcasts:
             raise Invalid("bad_upcast", f"{function!r} cannot be called: give a function of data")
         self._steps[kind, version] = function
 
-    def forget(self, kind: str, version: int) -> None:
+    def unregister(self, kind: str, version: int) -> None:
         self._steps.pop((kind, version), None)
 
     def apply(self, kind: str, version: int, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -56,9 +56,9 @@ class Upcasts:
         return version, data
 
 
-def check_kind(kind: Any) -> str:
+def check_custom_kind(kind: Any) -> str:
     """A program's own kind has a dot, so that it is never one of ours, of any release."""
-    if isinstance(kind, str) and len(kind) <= _LONGEST and _OWN.fullmatch(kind):
+    if isinstance(kind, str) and len(kind) <= _MAX_KIND_CHARS and _CUSTOM_KIND.fullmatch(kind):
         return kind
     raise Invalid(
         "bad_kind",
@@ -73,13 +73,13 @@ def upcast(kind: str, version: int) -> Callable[[Upcast], Upcast]:
     """
 
     def keep(function: Upcast) -> Upcast:
-        register(check_kind(kind), version, function)
+        register(check_custom_kind(kind), version, function)
         return function
 
     return keep
 
 
-_ALL = Upcasts()  # a program's schemas are the same for every store it opens
-register = _ALL.register
-forget = _ALL.forget
-apply = _ALL.apply
+_REGISTRY = UpcastRegistry()  # a program's schemas are the same for every store it opens
+register = _REGISTRY.register
+unregister = _REGISTRY.unregister
+apply = _REGISTRY.apply

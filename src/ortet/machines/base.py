@@ -11,16 +11,16 @@ import msgspec
 
 from ortet.errors import Unsupported
 from ortet.ids import Oid
-from ortet.machines.limits import Limits
+from ortet.machines.limits import MachineLimits
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, Process
-    from ortet.machines.kernels.host import Seat
+    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
+    from ortet.machines.kernels.host import KernelHost
 
 Command = str | Sequence[str]
 """A str goes to sh -c, a list is executed."""
 
-Output = Callable[[Literal["stdout", "stderr"], bytes], None]
+OutputCallback = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 Network = Literal["none", "outbound", "host"]
 """What a live machine reaches beside itself: nothing, others, or also loopback of the host."""
@@ -66,7 +66,7 @@ class Capability(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-class Door(msgspec.Struct, frozen=True):
+class ControlSocket(msgspec.Struct, frozen=True):
     """Who keeps a machine's programs: what `Indoors` is to be given to ask it."""
 
     pid: int
@@ -74,7 +74,7 @@ class Door(msgspec.Struct, frozen=True):
     lock: str
 
 
-class Spec(msgspec.Struct, frozen=True):
+class MachineSpec(msgspec.Struct, frozen=True):
     """What to open. `home` is the machine's own directory in the store, made by the caller.
 
     `path` is the workspace as its processes see it. With `image` the machine starts from that image
@@ -87,11 +87,11 @@ class Spec(msgspec.Struct, frozen=True):
     image: Oid | None = None
     scope: Literal["workspace", "host"] = "workspace"
     hide: tuple[Path, ...] = ()
-    limits: Limits = Limits()  # of an engine that can: see `ortet doctor`
+    limits: MachineLimits = MachineLimits()  # of an engine that can: see `ortet doctor`
     network: Network = "none"  # of an engine whose machines have one of their own
 
 
-class News(msgspec.Struct, frozen=True):
+class ChangeNotice(msgspec.Struct, frozen=True):
     """What was heard of a machine's files. `fresh`: directories are new, of which nothing is heard
     until they were looked at."""
 
@@ -107,28 +107,28 @@ class Machine(ABC):
     """Where the host can read its files while it is open."""
 
     @abstractmethod
-    def freeze(self) -> Oid:
+    def snapshot(self) -> Oid:
         """Put the present state into the store, not yet flushed; returns the Image's Oid.
 
         O(changes). The same state gives the same Oid. What could not be captured is in `losses`.
         """
 
-    def look(self) -> Oid:
+    def snapshot_files(self) -> Oid:
         """As freeze, but of the files alone: to compare, not to come back to."""
-        return self.freeze()
+        return self.snapshot()
 
-    def listen(self, timeout: float, wake: int = -1) -> News | None:
+    def wait_for_changes(self, timeout: float, wake_fd: int = -1) -> ChangeNotice | None:
         """Wait until files changed that are state, since the last look or call of this; at most
         `timeout` seconds (below 0: forever), or until `wake` can be read. None, at once, where
         nothing can be heard: then look."""
         return None
 
     @abstractmethod
-    def settle(self, image: Oid) -> None:
+    def mark_committed(self, image: Oid) -> None:
         """The caller has durably committed `image`, the last frozen one: caches may rest on it."""
 
     @abstractmethod
-    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+    def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         """Make the files equal to `image` (only below `paths` if given), touching what differs.
 
         All or nothing: when it fails, also by kill -9, the old files are back at the next open.
@@ -143,12 +143,12 @@ class Machine(ABC):
         cwd: str = "",
         timeout: float | None = None,
         stdin: bytes | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
     ) -> Result:
         """Run to its end with the workspace as working directory; at the time-out it and all its
         descendants are killed. `output` is called with each chunk as it comes."""
 
-    def run_with(
+    def run_with_secrets(
         self,
         secrets: Mapping[str, str],
         command: Command,
@@ -159,20 +159,20 @@ class Machine(ABC):
         """The same, with variables that only this command has: no image ever holds them."""
         return self.run(command, env={**env, **secrets}, **options)
 
-    def withheld(self) -> dict[str, str | None]:
+    def withheld_variables(self) -> dict[str, str | None]:
         """Variables of this process that its programs do not get: None each."""
         return {}
 
-    def herald(self, specs: Sequence[Spec]) -> None:
+    def announce_forks(self, specs: Sequence[MachineSpec]) -> None:
         """These forks of what is frozen next will be asked for: they may begin before it is
         settled. Nothing: they will not be, and what was begun for them goes."""
         del specs
 
     @abstractmethod
-    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
+    def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
         """Open copies of this machine as of the last settled image, one a spec; all or none."""
 
-    def seat(self) -> Seat:
+    def kernel_host(self) -> KernelHost:
         """Where Python kernels of this machine live."""
         raise Unsupported(
             "no_kernel",
@@ -195,26 +195,26 @@ class Machine(ABC):
     ) -> Job:
         """Start a program that outlives this call, under a name; with `tty`, (rows, columns), at a
         terminal of its own. Conflict("name_taken") while another of that name runs."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
     def job(self, name: str) -> Job:
         """The program of this name, running or ended."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
     def jobs(self) -> list[JobInfo]:
         """What was spawned and is remembered."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
-    def ps(self) -> list[Process]:
+    def ps(self) -> list[ProcessInfo]:
         """Every process of the machine."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
     def expose(self, port: int, at: int = 0) -> int:
         """Let connections to a loopback port of the host, `at` or any free one, into the machine's
         `port`, until it closes; returns the port of the host."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
-    def exposed(self) -> dict[int, int]:
+    def exposed_ports(self) -> dict[int, int]:
         """Ports of the host that were opened so, by those of the machine."""
         return {}
 
@@ -222,7 +222,7 @@ class Machine(ABC):
         """Close one again; nothing happens where none leads to that port."""
         del port
 
-    def _keeps_none(self) -> Unsupported:
+    def _no_processes_error(self) -> Unsupported:
         return Unsupported(
             "no_processes",
             f"a machine of engine {self.engine!r} keeps no programs beyond a run: use "
@@ -231,12 +231,12 @@ class Machine(ABC):
         )
 
     @property
-    def door(self) -> Door:
+    def control_socket(self) -> ControlSocket:
         """Where other processes of this host can ask whoever keeps its programs."""
-        raise self._keeps_none()
+        raise self._no_processes_error()
 
     @property
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether no other process has left its files half-way: then it must be opened anew."""
         return True
 
@@ -260,7 +260,7 @@ class Engine(ABC):
         """What it needs of the host, checked for real. All ok: it can be used."""
 
     @abstractmethod
-    def open(self, spec: Spec) -> Machine:
+    def open(self, spec: MachineSpec) -> Machine:
         """Unsupported, with the reason and the fix, where the host cannot."""
 
     def prune(self) -> int:

@@ -16,16 +16,16 @@ from typing import Literal
 
 import msgspec
 
-from ortet.machines.dirfd import STAGE, directory, remove
-from ortet.machines.live.cgroups import recorded, remove_group
-from ortet.machines.live.criu.worker_pool import left
+from ortet.machines.dirfd import STAGE_PREFIX, open_directory, remove_tree
+from ortet.machines.live.cgroups import recorded_groups, remove_group
+from ortet.machines.live.criu.worker_pool import leftover_records
 from ortet.machines.overlay.layers import AREA
 from ortet.machines.overlay.mount_plan import parse_mounts
-from ortet.machines.standalone.syscalls import Kernel
+from ortet.machines.standalone.syscalls import LinuxSyscalls
 
 _LOCKS = ("lock", "open", "turn")
 _VIEW = "root"
-_DYING = 5000  # milliseconds
+_KILL_TIMEOUT_MS = 5000  # milliseconds
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -51,33 +51,33 @@ def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
     return list(dict.fromkeys(found))
 
 
-def clean(leftovers: Iterable[Leftover]) -> int:
+def remove_leftovers(leftovers: Iterable[Leftover]) -> int:
     """Remove them; returns how many are gone."""
     done = 0
     for leftover in leftovers:
         path = Path(leftover.path)
         with suppress(FileNotFoundError, ProcessLookupError):
             if leftover.what == "process":
-                _end(leftover.pid)
+                _kill_and_wait(leftover.pid)
             elif leftover.what == "mount":
-                Kernel().unmount(leftover.path, lazy=True)
+                LinuxSyscalls().unmount(leftover.path, lazy=True)
             elif leftover.what == "group":
                 remove_group(path)
             else:
-                with directory(path.parent) as at:
-                    remove(at, os.fsencode(path.name))
+                with open_directory(path.parent) as at:
+                    remove_tree(at, os.fsencode(path.name))
         done += 1
     return done
 
 
-def _end(pid: int) -> None:
+def _kill_and_wait(pid: int) -> None:
     """Kill, and wait until its mounts are released."""
     fd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        poll.poll(_DYING)
+        poll.poll(_KILL_TIMEOUT_MS)
     finally:
         os.close(fd)
 
@@ -119,7 +119,7 @@ def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
         pid = _supervisor(home)
         if pid:
             yield Leftover("process", str(home), pid)
-        for group in recorded(home):
+        for group in recorded_groups(home):
             if group.is_dir():
                 yield Leftover("group", str(group))
         if home.name not in machines:
@@ -127,7 +127,7 @@ def _homes(place: Path, machines: Collection[str]) -> Iterator[Leftover]:
 
 
 def _reserved(area: Path) -> Iterator[Leftover]:
-    for _, groups in left(area):
+    for _, groups in leftover_records(area):
         yield from (Leftover("group", str(group)) for group in groups if group.is_dir())
 
 
@@ -154,15 +154,15 @@ def _supervisor(home: Path) -> int:
 
 def _stages(local: Path) -> Iterator[Leftover]:
     """Directories that were being built when their process died."""
-    begin = os.fsdecode(STAGE)
+    begin = os.fsdecode(STAGE_PREFIX)
     for place in (local, local / "bases", local / "machines"):
         for name in sorted(os.listdir(place)) if place.is_dir() else ():
             half = place.name == "bases" and name.endswith(".new")
-            if (name.startswith((begin, "probe-")) or half) and not _built_by_someone(place):
+            if (name.startswith((begin, "probe-")) or half) and not _is_build_locked(place):
                 yield Leftover("stage", str(place / name))
 
 
-def _built_by_someone(place: Path) -> bool:
+def _is_build_locked(place: Path) -> bool:
     lock = place / "build.lock"
     if not lock.exists():
         return False
@@ -180,12 +180,12 @@ def _sockets(place: Path, kind: int = socket.SOCK_DGRAM) -> Iterator[Leftover]:
         return
     at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield from _dead(place, at, kind)
+        yield from _probe_sockets(place, at, kind)
     finally:
         os.close(at)
 
 
-def _dead(place: Path, at: int, kind: int) -> Iterator[Leftover]:
+def _probe_sockets(place: Path, at: int, kind: int) -> Iterator[Leftover]:
     for path in sorted([*place.glob("*.sock"), *place.glob("sock")]):
         with socket.socket(socket.AF_UNIX, kind) as probe:
             try:

@@ -13,21 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-from ortet._util.validation import BYTES, CALL, DICT, NUMBER, TEXT, check_text, check_texts, may_be
+from ortet._util.validation import (
+    CALLABLE,
+    DICT,
+    NUMBER,
+    TEXT,
+    TEXT_OR_BYTES,
+    check_text,
+    check_texts,
+    optional,
+)
 from ortet.errors import Invalid, NotFound
 from ortet.ids import Random
-from ortet.machines.base import Command, Output, Result
-from ortet.machines.poll import LONGEST
-from ortet.machines.standalone.process_tree import MARK, kill_run
+from ortet.machines.base import Command, OutputCallback, Result
+from ortet.machines.poll import MAX_POLL_SECONDS
+from ortet.machines.standalone.process_tree import RUN_MARK_VARIABLE, kill_run
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-LIMIT = 64 * 1024 * 1024
+OUTPUT_LIMIT_BYTES = 64 * 1024 * 1024
 """Bytes of each stream that a Result keeps; `output` sees all of them."""
 
 _CHUNK = 1024 * 1024
-_POLL = 0.02  # where the kernel cannot tell us of an exit (no pidfd), look this often
+_POLL_SECONDS = 0.02  # where the kernel cannot tell us of an exit (no pidfd), look this often
 
-Wrap = Callable[[list[str]], Sequence[str]]
+ArgvWrapper = Callable[[list[str]], Sequence[str]]
 """argv -> the argv that is really executed (a launcher in front)."""
 
 
@@ -38,9 +47,9 @@ def run_command(
     env: Mapping[str, str | None] | None = None,
     timeout: float | None = None,
     stdin: bytes | None = None,
-    output: Output | None = None,
-    wrap: Wrap | None = None,
-    limit: int = LIMIT,
+    output: OutputCallback | None = None,
+    wrap: ArgvWrapper | None = None,
+    limit: int = OUTPUT_LIMIT_BYTES,
     random: Random = os.urandom,
 ) -> Result:
     """Start it in a session of its own and return when it ends; children it left behind live on.
@@ -57,7 +66,7 @@ def run_command(
         process = subprocess.Popen(
             wrap(argv) if wrap else argv,
             cwd=cwd,
-            env=environment(env or {}, mark),
+            env=build_environment(env or {}, mark),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -65,15 +74,15 @@ def run_command(
             start_new_session=True,
         )
     except OSError as error:
-        return not_started(argv[0], error, time.monotonic() - began)
+        return start_failure_result(argv[0], error, time.monotonic() - began)
     except ValueError as error:
         message = f"it cannot be run ({error}): correct the command or its environment"
         raise Invalid("bad_command", message) from error
-    return attend(
+    return communicate(
         process,
         pidfd=_pidfd(process.pid),
         kill=lambda: kill_run(mark, process.pid),
-        began=began,
+        started_at=began,
         timeout=timeout,
         stdin=stdin,
         output=output,
@@ -81,7 +90,7 @@ def run_command(
     )
 
 
-class Process(Protocol):
+class CommandProcess(Protocol):
     """A started command, wherever it runs: what `subprocess.Popen` and an overlay machine share."""
 
     stdin: IO[bytes] | None
@@ -92,21 +101,21 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
-def attend(
-    process: Process,
+def communicate(
+    process: CommandProcess,
     *,
     pidfd: int | None,
     kill: Callable[[], None],
-    began: float,
+    started_at: float,
     timeout: float | None,
     stdin: bytes | None,
-    output: Output | None,
-    limit: int = LIMIT,
+    output: OutputCallback | None,
+    limit: int = OUTPUT_LIMIT_BYTES,
 ) -> Result:
     """Feed a started command and read it until it ends; `kill` ends it with all it started."""
-    run = _Run(process, pidfd, output=output, limit=limit)
+    run = _CommandPipes(process, pidfd, output=output, limit=limit)
     try:
-        timed_out = run.until(None if timeout is None else began + timeout, stdin)
+        timed_out = run.pump_until(None if timeout is None else started_at + timeout, stdin)
         if timed_out:
             kill()
         code = run.finish()
@@ -115,19 +124,29 @@ def attend(
         run.close()
         raise
     stdout, stderr = run.texts()
-    return Result(124 if timed_out else code, stdout, stderr, time.monotonic() - began, timed_out)
+    return Result(
+        124 if timed_out else code, stdout, stderr, time.monotonic() - started_at, timed_out
+    )
 
 
-class _Run:
+class _CommandPipes:
     """The pipes of one started command, pumped by one selector."""
 
     def __init__(
-        self, process: Process, pidfd: int | None, *, output: Output | None, limit: int
+        self,
+        process: CommandProcess,
+        pidfd: int | None,
+        *,
+        output: OutputCallback | None,
+        limit: int,
     ) -> None:
         assert process.stdout is not None and process.stderr is not None
         self._process = process
         self._output = output
-        self._kept: dict[str, Kept] = {"stdout": Kept(limit), "stderr": Kept(limit)}
+        self._captured: dict[str, HeadTailBuffer] = {
+            "stdout": HeadTailBuffer(limit),
+            "stderr": HeadTailBuffer(limit),
+        }
         self._open: dict[IO[bytes], Literal["stdout", "stderr"]] = {
             process.stdout: "stdout",
             process.stderr: "stderr",
@@ -140,7 +159,7 @@ class _Run:
         if self._pidfd is not None:
             self._selector.register(self._pidfd, selectors.EVENT_READ)
 
-    def until(self, deadline: float | None, stdin: bytes | None) -> bool:
+    def pump_until(self, deadline: float | None, stdin: bytes | None) -> bool:
         """Pump until the command ends (False) or the deadline passes (True)."""
         rest = memoryview(stdin or b"")
         if self._process.stdin is not None:
@@ -151,8 +170,10 @@ class _Run:
             if left is not None and left <= 0:
                 return True
             if self._pidfd is None:
-                left = _POLL if left is None else min(left, _POLL)
-            for key, _ in self._selector.select(None if left is None else min(left, LONGEST)):
+                left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
+            for key, _ in self._selector.select(
+                None if left is None else min(left, MAX_POLL_SECONDS)
+            ):
                 if key.fileobj is self._process.stdin:
                     rest = self._feed(rest)
                 elif key.fileobj == self._pidfd:
@@ -176,7 +197,7 @@ class _Run:
         return 128 - code if code < 0 else code
 
     def texts(self) -> tuple[str, str]:
-        return self._kept["stdout"].text(), self._kept["stderr"].text()
+        return self._captured["stdout"].text(), self._captured["stderr"].text()
 
     def close(self) -> None:
         self._selector.close()
@@ -200,10 +221,10 @@ class _Run:
             self._process.stdin.close()
         return rest
 
-    def _read(self, stream: IO[bytes], most: int = _CHUNK) -> int:
+    def _read(self, stream: IO[bytes], max_bytes: int = _CHUNK) -> int:
         """Bytes taken; 0 when nothing is there now or ever."""
         try:
-            data = os.read(stream.fileno(), most)
+            data = os.read(stream.fileno(), max_bytes)
         except BlockingIOError:
             return 0
         name = self._open[stream]
@@ -211,13 +232,13 @@ class _Run:
             self._selector.unregister(stream)
             del self._open[stream]
             return 0
-        self._kept[name].add(data)
+        self._captured[name].add(data)
         if self._output is not None:
             self._output(name, data)
         return len(data)
 
 
-class Kept:
+class HeadTailBuffer:
     """The beginning and the end of a stream; what does not fit is cut from the middle."""
 
     def __init__(self, limit: int) -> None:
@@ -254,11 +275,11 @@ def check_run(
     cwd: str = "",
     timeout: float | None = None,
     stdin: bytes | str | None = None,
-    output: Output | None = None,
+    output: OutputCallback | None = None,
     secrets: Mapping[str, str] | Sequence[str] | None = None,
 ) -> None:
     """Invalid for what no machine could run, before it is begun."""
-    for name, secret in names_of(secrets).items():
+    for name, secret in secret_names(secrets).items():
         check_text(**{"a name in secrets": secret})
         if not _VARIABLE.match(name):
             raise Invalid(
@@ -266,17 +287,17 @@ def check_run(
                 f"{name!r} cannot name a variable: give secrets={{'TOKEN': {name!r}}}, say",
             )
     argv_of(command)
-    may_be(DICT, env=env)
+    optional(DICT, env=env)
     check_text(cwd=cwd)
-    may_be(NUMBER, timeout=timeout)
-    may_be(BYTES, stdin=stdin)
-    may_be(CALL, output=output)
+    optional(NUMBER, timeout=timeout)
+    optional(TEXT_OR_BYTES, stdin=stdin)
+    optional(CALLABLE, output=output)
     for name, value in (env or {}).items():
         check_text(**{"a name in env": name})
-        may_be(TEXT, **{f"env {name}": value})
+        optional(TEXT, **{f"env {name}": value})
 
 
-def names_of(secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+def secret_names(secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """Variable -> name in the vault, of secrets for a command; a list means both alike."""
     if isinstance(secrets, Mapping):
         return dict(secrets)
@@ -300,25 +321,25 @@ def check_directory(cwd: str | Path) -> None:
         raise Invalid("closed_directory", f"{cwd} may not be entered: give another cwd")
 
 
-def without_key() -> dict[str, str]:
+def environ_without_vault_key() -> dict[str, str]:
     """This process's environment, but for the key of the vault: that is the hub's alone."""
     return {name: value for name, value in os.environ.items() if name != "ORTET_VAULT_KEY"}
 
 
-def environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
-    environment = without_key()
-    outer = environment.get(MARK)
+def build_environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
+    environment = environ_without_vault_key()
+    outer = environment.get(RUN_MARK_VARIABLE)
     for name, value in changes.items():
         if value is None:
             environment.pop(name, None)
         else:
             environment[name] = value
     # a run inside a run keeps the outer mark too, so that the outer time-out reaches it
-    environment[MARK] = f"{outer}:{mark}" if outer else mark
+    environment[RUN_MARK_VARIABLE] = f"{outer}:{mark}" if outer else mark
     return environment
 
 
-def not_started(program: str, error: OSError, duration: float) -> Result:
+def start_failure_result(program: str, error: OSError, duration: float) -> Result:
     """What a shell says and returns when it cannot execute something."""
     missing = isinstance(error, FileNotFoundError | NotADirectoryError)
     why = "command not found" if missing else (error.strerror or str(error))

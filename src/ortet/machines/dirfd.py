@@ -10,21 +10,21 @@ from collections.abc import Iterator
 
 from ortet.errors import Corrupt, OrtetError, Refused, Unavailable, Unsupported
 
-OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-STAGE = b".ortet.stage."
+STAGE_PREFIX = b".ortet.stage."
 """How the name of every directory we build in begins; such a name is never state."""
 
 
-class Dirs:
+class DirFdCache:
     """Descriptors of directories below `root`, opened name by name; the last `keep` used stay open.
 
     `fd(path)` is good until `keep` other paths were asked for. One thread at a time.
     """
 
-    def __init__(self, root: int, *, keep: int = 64) -> None:
+    def __init__(self, root: int, *, max_open: int = 64) -> None:
         self._root = root
-        self._keep = keep
+        self._max_open = max_open
         self._open: dict[bytes, int] = {}
 
     def fd(self, path: bytes) -> int:
@@ -36,12 +36,12 @@ class Dirs:
         self._open[path] = found
         return found
 
-    def parent(self, path: bytes) -> tuple[int, bytes]:
+    def open_parent(self, path: bytes) -> tuple[int, bytes]:
         """The descriptor of the directory that holds `path`, and the checked last name."""
         above, _, name = path.rpartition(b"/")
         return self.fd(above), check_name(name)
 
-    def forget(self, path: bytes) -> None:
+    def close_tree(self, path: bytes) -> None:
         """Close `path` and all below it, which are about to be moved or removed."""
         below = path + b"/"
         for known in [p for p in self._open if p == path or p.startswith(below)]:
@@ -51,7 +51,7 @@ class Dirs:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def __enter__(self) -> Dirs:
+    def __enter__(self) -> DirFdCache:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +66,7 @@ class Dirs:
         here = self._open[above] if above else self._root
         while True:
             name = rest.pop()
-            here = os.open(name, OPEN_DIR, dir_fd=here)
+            here = os.open(name, OPEN_DIR_FLAGS, dir_fd=here)
             if not rest:
                 break
             above = above + b"/" + name if above else name
@@ -76,7 +76,7 @@ class Dirs:
         return here
 
     def _trim(self) -> None:
-        while len(self._open) >= self._keep:
+        while len(self._open) >= self._max_open:
             os.close(self._open.pop(next(iter(self._open))))
 
 
@@ -91,38 +91,42 @@ def check_name(name: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def directory(path: str | bytes | os.PathLike[str], at: int | None = None) -> Iterator[int]:
+def open_directory(
+    path: str | bytes | os.PathLike[str], dir_fd: int | None = None
+) -> Iterator[int]:
     """An open directory for the length of a block."""
-    fd = os.open(path, OPEN_DIR, dir_fd=at)
+    fd = os.open(path, OPEN_DIR_FLAGS, dir_fd=dir_fd)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def remove(at: int, name: bytes) -> None:
+def remove_tree(dir_fd: int, name: bytes) -> None:
     """Delete whatever is there, a directory with all it holds; nothing there is no error.
 
     What lies deeper is first moved up, so that no depth exhausts descriptors or the stack.
     """
-    if not _unlink(at, name):
+    if not _unlink(dir_fd, name):
         return
-    with unlocked(at, name) as top:
+    with open_writable_directory(dir_fd, name) as top:
         waiting = _clear(top)
         taken = set(waiting)
         count = 0
         while waiting:
             here = waiting.pop()
-            with unlocked(top, here) as fd:
+            with open_writable_directory(top, here) as fd:
                 for inner in _clear(fd):
-                    while (moved := b"%s%d" % (STAGE, count)) in taken:
+                    while (moved := b"%s%d" % (STAGE_PREFIX, count)) in taken:
                         count += 1
                     taken.add(moved)
-                    with unlocked(fd, inner):  # whose parent changes must be writable
+                    with open_writable_directory(
+                        fd, inner
+                    ):  # whose parent changes must be writable
                         os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
                     waiting.append(moved)
             os.rmdir(here, dir_fd=top)
-    os.rmdir(name, dir_fd=at)
+    os.rmdir(name, dir_fd=dir_fd)
 
 
 def _clear(fd: int) -> list[bytes]:
@@ -131,29 +135,29 @@ def _clear(fd: int) -> list[bytes]:
     return [name for name in names if _unlink(fd, name)]
 
 
-def _unlink(at: int, name: bytes) -> bool:
+def _unlink(dir_fd: int, name: bytes) -> bool:
     """Remove what is no directory; True when it is one."""
     try:
-        os.unlink(name, dir_fd=at)
+        os.unlink(name, dir_fd=dir_fd)
     except FileNotFoundError:
         return False
     except OSError:
         # a read-only file system says so before it looks whether the name is there
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                 raise
             return True
     return False
 
 
 @contextlib.contextmanager
-def unlocked(at: int, name: bytes) -> Iterator[int]:
+def open_writable_directory(dir_fd: int, name: bytes) -> Iterator[int]:
     """An open directory of ours that we may change, whatever its mode was."""
     try:
-        fd = os.open(name, OPEN_DIR, dir_fd=at)
+        fd = os.open(name, OPEN_DIR_FLAGS, dir_fd=dir_fd)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=at)
-        fd = os.open(name, OPEN_DIR, dir_fd=at)
+        os.chmod(name, 0o700, dir_fd=dir_fd)
+        fd = os.open(name, OPEN_DIR_FLAGS, dir_fd=dir_fd)
     try:
         if os.fstat(fd).st_mode & 0o700 != 0o700 and os.geteuid():
             os.fchmod(fd, 0o700)
@@ -163,22 +167,22 @@ def unlocked(at: int, name: bytes) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def movable(at: int, name: bytes) -> Iterator[None]:
+def writable_for_rename(dir_fd: int, name: bytes) -> Iterator[None]:
     """For the length of a rename: a directory that gets another parent must be writable by us."""
-    now = os.stat(name, dir_fd=at, follow_symlinks=False)
+    now = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(now.st_mode) or now.st_mode & 0o200 or not os.geteuid():
         yield
         return
-    with unlocked(at, name) as fd:
+    with open_writable_directory(dir_fd, name) as fd:
         try:
             yield
         finally:
             os.fchmod(fd, stat.S_IMODE(now.st_mode))
 
 
-def failure(error: OSError, doing: str) -> OrtetError:
+def translate_os_error(error: OSError, operation: str) -> OrtetError:
     """The error of a file system in words of the user's act, with what to do next."""
-    why = f"{doing}: {error.strerror or error}"
+    why = f"{operation}: {error.strerror or error}"
     code = error.errno
     if code in (errno.ENOSPC, errno.EDQUOT):
         return Unavailable("disk_full", f"{why}; free some space, then repeat the call")

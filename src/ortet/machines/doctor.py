@@ -13,44 +13,46 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ortet.machines.base import Capability, Engine
-from ortet.machines.live.cgroups import Groups, probe_limits
+from ortet.machines.live.cgroups import CgroupFactory, probe_limits
 from ortet.machines.live.criu.binary import find_criu, probe_criu
 from ortet.machines.live.network.slirp import probe_network
 from ortet.machines.overlay.probe import probe_overlay
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.restore.clone import FICLONE
-from ortet.machines.standalone.syscalls import privileged
+from ortet.machines.standalone.syscalls import is_privileged
 
-WATCHES = 65_536
-INSTANCES = 64
-FREE = 1 << 30
-SLOW = 0.02
-SQLITE = (3, 51, 3)
+MIN_INOTIFY_WATCHES = 65_536
+MIN_INOTIFY_INSTANCES = 64
+MIN_FREE_BYTES = 1 << 30
+SLOW_FSYNC_SECONDS = 0.02
+MIN_SQLITE_VERSION = (3, 51, 3)
 """Older libraries can lose a write-ahead log."""
 
 _INOTIFY = Path("/proc/sys/fs/inotify")
 
 
-def examine(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> list[Capability]:
+def probe_host(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> list[Capability]:
     """One line for everything ortet can use; `store` need not be there, and is not made."""
     engines = list(engines)
     found = [line for engine in engines for line in engine.probe()]
-    with tempfile.TemporaryDirectory(prefix=".ortet-doctor-", dir=_existing(store)) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=".ortet-doctor-", dir=_nearest_directory(store)
+    ) as name:
         place = Path(name)
         if "overlay" not in {engine.name for engine in engines}:
-            zygote = Zygote(user=not privileged())
+            zygote = Zygote(rootless=not is_privileged())
             try:
                 found += probe_overlay(place, zygote)
             finally:
                 zygote.close()
         if "criu" not in {engine.name for engine in engines}:
             found += probe_criu(find_criu(criu))
-        found += [*probe_limits(Groups()), *probe_network()]
+        found += [*probe_limits(CgroupFactory()), *probe_network()]
         found += [_reflink(place), _sync(place), _space(place), _watches(), _sqlite()]
     return found
 
 
-def _existing(path: Path) -> Path:
+def _nearest_directory(path: Path) -> Path:
     """The nearest directory that is there: the store's own, or where it would be made."""
     path = path.absolute()
     while not path.is_dir():
@@ -84,7 +86,7 @@ def _sync(place: Path) -> Capability:
             times.append(time.perf_counter() - began)
     middle = sorted(times)[len(times) // 2]
     detail = f"{middle * 1000:.2f} ms"
-    if middle <= SLOW:
+    if middle <= SLOW_FSYNC_SECONDS:
         return Capability("fsync", True, detail)
     return Capability("fsync", False, f"{detail} for each commit", "put the store on a local SSD")
 
@@ -92,7 +94,7 @@ def _sync(place: Path) -> Capability:
 def _space(place: Path) -> Capability:
     free = shutil.disk_usage(place).free
     detail = f"{free / (1 << 30):.1f} GiB free"
-    if free >= FREE:
+    if free >= MIN_FREE_BYTES:
         return Capability("disk", True, detail)
     return Capability("disk", False, detail, "free some space, or run `ortet sweep`")
 
@@ -105,9 +107,13 @@ def _watches() -> Capability:
         int((_INOTIFY / name).read_text()) for name in ("max_user_watches", "max_user_instances")
     )
     detail = f"{watches} directories, {instances} watchers"
-    if watches >= WATCHES and instances >= INSTANCES:
+    if watches >= MIN_INOTIFY_WATCHES and instances >= MIN_INOTIFY_INSTANCES:
         return Capability("watch", True, detail)
-    name, least = ("watches", WATCHES) if watches < WATCHES else ("instances", INSTANCES)
+    name, least = (
+        ("watches", MIN_INOTIFY_WATCHES)
+        if watches < MIN_INOTIFY_WATCHES
+        else ("instances", MIN_INOTIFY_INSTANCES)
+    )
     return Capability("watch", False, detail, f"sysctl fs.inotify.max_user_{name}={least}")
 
 
@@ -115,8 +121,8 @@ def _sqlite() -> Capability:
     import apsw  # noqa: PLC0415 - 10 ms that only this line needs
 
     version = apsw.sqlite_lib_version()
-    if tuple(int(part) for part in version.split(".")) >= SQLITE:
+    if tuple(int(part) for part in version.split(".")) >= MIN_SQLITE_VERSION:
         return Capability("sqlite", True, version)
-    least = ".".join(map(str, SQLITE))
+    least = ".".join(map(str, MIN_SQLITE_VERSION))
     fix = f"{sys.executable} -m pip install --upgrade apsw"
     return Capability("sqlite", False, f"{version} is older than {least}", fix)

@@ -17,33 +17,33 @@ from ortet.history.tree.tree import Trees
 from ortet.ids import Clock, Oid
 from ortet.machines.base import (
     Capability,
+    ChangeNotice,
     Command,
     Engine,
     Loss,
     Machine,
-    News,
-    Output,
+    MachineSpec,
+    OutputCallback,
     Report,
     Result,
-    Spec,
 )
-from ortet.machines.capture.ctimes import COARSE, granularity
-from ortet.machines.capture.frames import Dirty
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.ctimes import COARSE_NS, ctime_granularity_ns
+from ortet.machines.capture.frames import DirtyPaths
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import ScanResult, scan
-from ortet.machines.capture.stat_index import CALM, StatIndex
-from ortet.machines.dirfd import directory, failure, remove
-from ortet.objects.base import Kind, Objects
+from ortet.machines.capture.stat_index import NEVER_RACY, StatIndex
+from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
+from ortet.objects.base import Kind, ObjectStore
 
 # What a commit does not need is imported where it is used: a command is a new process each time.
 if TYPE_CHECKING:
-    from ortet.machines.capture.inotify import Watch
-    from ortet.machines.kernels.host import Seat
+    from ortet.machines.capture.inotify import InotifyWatch
+    from ortet.machines.kernels.host import KernelHost
 
 _TREE = "tree"
 _INDEX = "index"
 _STAGE = "stage"
-_FEW = 100
+_MIN_CHANGES_TO_SAVE = 100
 _BEGIN = "begin"  # of a thaw's journal: there while it is unfinished
 
 
@@ -54,9 +54,15 @@ class FolderEngine(Engine):
     name = "folder"
 
     def __init__(
-        self, objects: Objects, trees: Trees, clock: Clock, *, watch: bool, alone: bool = False
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        clock: Clock,
+        *,
+        watch: bool,
+        may_fork: bool = False,
     ) -> None:
-        self.alone = alone
+        self.may_fork = may_fork
         self._objects = objects
         self._trees = trees
         self._clock = clock
@@ -68,7 +74,7 @@ class FolderEngine(Engine):
         why = "Python cannot open files relative to a directory here"
         return [Capability("folder", ok=False, detail=why, fix="use a POSIX system")]
 
-    def open(self, spec: Spec) -> FolderMachine:
+    def open(self, spec: MachineSpec) -> FolderMachine:
         _recover(spec.home)
         if spec.image is None:
             return self._machine(spec, spec.path, None)
@@ -77,7 +83,7 @@ class FolderEngine(Engine):
         return self._machine(spec, place, index)
 
     def copy(
-        self, spec: Spec, image: Oid, source: tuple[Path, StatIndex] | None = None
+        self, spec: MachineSpec, image: Oid, source: tuple[Path, StatIndex] | None = None
     ) -> FolderMachine:
         """A private machine in the spec's home with the files of `image`."""
         return self._machine(spec, spec.home / _TREE, self._copy(spec, image, source))
@@ -85,14 +91,14 @@ class FolderEngine(Engine):
     def remove(self, home: Path) -> None:
         _recover(home)
         try:
-            with directory(home.parent) as at:
-                remove(at, os.fsencode(home.name))
+            with open_directory(home.parent) as at:
+                remove_tree(at, os.fsencode(home.name))
         except FileNotFoundError:
             return
         except OSError as error:
-            raise failure(error, f"cannot remove {home}") from error
+            raise translate_os_error(error, f"cannot remove {home}") from error
 
-    def _machine(self, spec: Spec, path: Path, index: StatIndex | None) -> FolderMachine:
+    def _machine(self, spec: MachineSpec, path: Path, index: StatIndex | None) -> FolderMachine:
         if not path.is_dir():
             raise NotFound(
                 "no_directory",
@@ -110,13 +116,15 @@ class FolderEngine(Engine):
             index=index,
         )
 
-    def _copy(self, spec: Spec, image: Oid, source: tuple[Path, StatIndex] | None) -> StatIndex:
+    def _copy(
+        self, spec: MachineSpec, image: Oid, source: tuple[Path, StatIndex] | None
+    ) -> StatIndex:
         """Nobody else knows the place yet, so what was written is not racy: the index is calm."""
-        from ortet.machines.restore.materialise import materialise
+        from ortet.machines.restore.materialise import checkout_image
 
         index = StatIndex(self._trees)
         record = decode(Image, self._objects.get(image))
-        materialise(
+        checkout_image(
             self._objects, self._trees, record, spec.home / _TREE, index=index, source=source
         )
         index.image = image
@@ -132,7 +140,7 @@ class FolderMachine(Machine):
     def __init__(
         self,
         engine: FolderEngine,
-        objects: Objects,
+        objects: ObjectStore,
         trees: Trees,
         *,
         clock: Clock,
@@ -145,92 +153,96 @@ class FolderMachine(Machine):
         self.path = path
         self._engine, self._clock, self._home = engine, clock, home
         self._objects, self._trees = objects, trees
-        self._wanted = watch
-        self._watch: Watch | None = None
+        self._wants_watch = watch
+        self._watch: InotifyWatch | None = None
         self._index = index
-        self._rules = Rules()
-        self._margin = -1
+        self._rules = IgnoreRules()
+        self._ctime_margin_ns = -1
         self._losses: list[Loss] = []
-        self._epoch = _epoch(objects)
-        self._frozen: tuple[Oid, Image] | None = None
-        self._settled = index.image if index is not None else None
+        self._sweep_epoch = _read_sweep_epoch(objects)
+        self._last_snapshot: tuple[Oid, Image] | None = None
+        self._committed_image = index.image if index is not None else None
         self._base = base
-        self._unsettled = False  # the index rests on objects that no commit holds yet
+        self._has_uncommitted = False  # the index rests on objects that no commit holds yet
         self._unsaved = 0
-        self._saved = (home / _INDEX).exists()
+        self._is_index_saved = (home / _INDEX).exists()
 
-    def seat(self) -> Seat:
-        from ortet.machines.kernels.host import HostSeat
+    def kernel_host(self) -> KernelHost:
+        from ortet.machines.kernels.host import LocalKernelHost
 
-        return HostSeat(self.engine, self.path)
+        return LocalKernelHost(self.engine, self.path)
 
     @property
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         return not (self._home / _STAGE / _BEGIN).exists()
 
     @property
     def losses(self) -> list[Loss]:
         return list(self._losses)
 
-    def freeze(self) -> Oid:
-        self._after_sweep()
+    def snapshot(self) -> Oid:
+        self._discard_if_swept()
         dirty = self._drain()
-        index = self._ready_index()
+        index = self._load_index()
         if (
-            self._frozen
+            self._last_snapshot
             and dirty is not None
             and not (dirty.names or index.pending or index.mapped)
         ):
-            return self._frozen[0]
+            return self._last_snapshot[0]
         try:
             result = self._scan(index, dirty)
         except NotFound as error:
             if error.kind != "no_object":
-                self._forget()  # the directory is gone, and what was heard of it is drained
+                self._reset_index()  # the directory is gone, and what was heard of it is drained
                 raise
             # the index rests on objects that are gone: read everything again
-            self._forget()
-            result = self._scan(self._ready_index(), None)
+            self._reset_index()
+            result = self._scan(self._load_index(), None)
         except BaseException:
-            self._forget()  # what the watcher told is drained, what was learned may not be stored
+            self._reset_index()  # what the watcher told is drained, what was learned may not be stored
             raise
-        if self._watch is not None and self._watch.broken:
-            self._wanted = False  # too few watches on this host: scan from now on
+        if self._watch is not None and self._watch.broken_reason:
+            self._wants_watch = False  # too few watches on this host: scan from now on
             self._unwatch()
-        return self._freeze(result)
+        return self._store_image(result)
 
-    def _freeze(self, result: ScanResult) -> Oid:
+    def _store_image(self, result: ScanResult) -> Oid:
         if result.learned:
             self._unsaved += result.learned
-            self._unsettled = True
+            self._has_uncommitted = True
         image = Image(root=result.root, links=result.links)
-        if self._frozen is None or self._frozen[1] != image:
-            self._frozen = self._objects.put(Kind.IMAGE, encode(image)), image
-        return self._frozen[0]
+        if self._last_snapshot is None or self._last_snapshot[1] != image:
+            self._last_snapshot = self._objects.put(Kind.IMAGE, encode(image)), image
+        return self._last_snapshot[0]
 
-    def listen(self, timeout: float, wake: int = -1) -> News | None:
+    def wait_for_changes(self, timeout: float, wake_fd: int = -1) -> ChangeNotice | None:
         watch = self._watch
-        return watch.listen(timeout, wake, self._rules.ignored) if watch is not None else None
+        return (
+            watch.wait_for_changes(timeout, wake_fd, self._rules.is_ignored)
+            if watch is not None
+            else None
+        )
 
-    def settle(self, image: Oid) -> None:
-        self._settled = image
-        self._unsettled = False
-        if not self._saved:
+    def mark_committed(self, image: Oid) -> None:
+        self._committed_image = image
+        self._has_uncommitted = False
+        if not self._is_index_saved:
             self._save()  # once, so that a process killed later leaves an index; then at close
 
-    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
-        from ortet.machines.restore.restore import thaw
+    def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        from ortet.machines.restore.restore import restore_directory
 
         target = decode(Image, self._objects.get(image))
-        self.freeze()
-        assert self._frozen is not None
-        index = self._ready_index()
+        self.snapshot()
+        assert self._last_snapshot is not None
+        index = self._load_index()
         try:
-            report = thaw(
+            report = restore_directory(
                 self._objects,
                 self._trees,
                 self.path,
-                self._frozen[1],
+                self._last_snapshot[1],
                 target,
                 index=index,
                 stage=self._home / _STAGE,
@@ -238,12 +250,12 @@ class FolderMachine(Machine):
                 paths=paths,
             )
         except BaseException:
-            self._forget()
+            self._reset_index()
             raise
-        self._frozen = None
-        self._unsettled = True
-        self._unsaved += _FEW
-        beyond = _beyond_files(self._objects, target)
+        self._last_snapshot = None
+        self._has_uncommitted = True
+        self._unsaved += _MIN_CHANGES_TO_SAVE
+        beyond = _losses_beyond_files(self._objects, target)
         return msgspec.structs.replace(report, losses=report.losses + beyond)
 
     def run(
@@ -254,27 +266,27 @@ class FolderMachine(Machine):
         cwd: str = "",
         timeout: float | None = None,
         stdin: bytes | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
     ) -> Result:
         from ortet.machines.command import run_command
 
         return run_command(
             command,
-            cwd=self.path / inside(cwd),
+            cwd=self.path / relative_cwd(cwd),
             env=env,
             timeout=timeout,
             stdin=stdin,
             output=output,
         )
 
-    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
-        source = (self.path, self._ready_index())
-        if self._settled is None:
+    def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
+        source = (self.path, self._load_index())
+        if self._committed_image is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
         forks: list[Machine] = []
         try:
             for spec in specs:
-                forks.append(self._engine.copy(spec, self._settled, source))
+                forks.append(self._engine.copy(spec, self._committed_image, source))
         except BaseException:
             for machine, spec in zip(forks, specs, strict=False):
                 machine.close()
@@ -288,29 +300,33 @@ class FolderMachine(Machine):
 
     # what is remembered
 
-    def _ready_index(self) -> StatIndex:
+    def _load_index(self) -> StatIndex:
         """The index as it is, as saved, or a new one; never one that rests on swept objects."""
         if self._index is None:
             loaded = StatIndex.load(self._home / _INDEX, self._trees)
             if loaded is not None and self._objects.has(loaded.image):
                 self._index = loaded
-                self._settled = self._settled or loaded.image
+                self._committed_image = self._committed_image or loaded.image
             else:
                 self._index = StatIndex(self._trees)
-                self._settled = self._settled or self._base
+                self._committed_image = self._committed_image or self._base
         return self._index
 
-    def _after_sweep(self) -> None:
+    def _discard_if_swept(self) -> None:
         """A sweep may have taken what no commit held: forget what rests on such objects."""
-        epoch = _epoch(self._objects)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            if self._unsettled or self._settled is None or not self._objects.has(self._settled):
-                self._forget()
+        epoch = _read_sweep_epoch(self._objects)
+        if epoch != self._sweep_epoch:
+            self._sweep_epoch = epoch
+            if (
+                self._has_uncommitted
+                or self._committed_image is None
+                or not self._objects.has(self._committed_image)
+            ):
+                self._reset_index()
 
-    def _forget(self) -> None:
+    def _reset_index(self) -> None:
         self._index = StatIndex(self._trees)
-        self._frozen = None
+        self._last_snapshot = None
         self._unwatch()
 
     def _save(self) -> None:
@@ -319,20 +335,25 @@ class FolderMachine(Machine):
         Not for a few files: to read them again next time takes less.
         A disk too full for it costs the next open a scan, and must fail neither commit nor close.
         """
-        worth = self._unsaved >= (_FEW if self._saved else 1)
-        if worth and not self._unsettled and self._settled and self._index is not None:
+        worth = self._unsaved >= (_MIN_CHANGES_TO_SAVE if self._is_index_saved else 1)
+        if (
+            worth
+            and not self._has_uncommitted
+            and self._committed_image
+            and self._index is not None
+        ):
             with contextlib.suppress(OSError):
-                self._index.save(self._home / _INDEX, self._settled)
-                self._unsaved, self._saved = 0, True
+                self._index.save(self._home / _INDEX, self._committed_image)
+                self._unsaved, self._is_index_saved = 0, True
 
     # looking
 
-    def _scan(self, index: StatIndex, dirty: Dirty | None) -> ScanResult:
-        if self._margin < 0:
-            self._margin = granularity(self.path)
+    def _scan(self, index: StatIndex, dirty: DirtyPaths | None) -> ScanResult:
+        if self._ctime_margin_ns < 0:
+            self._ctime_margin_ns = ctime_granularity_ns(self.path)
         now = self._clock.now_ns()
-        index.horizon = now - self._margin if self._margin else CALM
-        index.abroad = now - COARSE  # nobody tried how fine their times are
+        index.horizon = now - self._ctime_margin_ns if self._ctime_margin_ns else NEVER_RACY
+        index.foreign_horizon = now - COARSE_NS  # nobody tried how fine their times are
         self._losses = []
         try:
             return scan(
@@ -344,20 +365,20 @@ class FolderMachine(Machine):
                 losses=self._losses,
                 dirty=dirty,
                 watch=self._watch,
-                alone=self._engine.alone,
+                may_fork=self._engine.may_fork,
             )
         except OSError as error:
-            raise failure(error, f"cannot read {self.path}") from error
+            raise translate_os_error(error, f"cannot read {self.path}") from error
 
-    def _drain(self) -> Dirty | None:
+    def _drain(self) -> DirtyPaths | None:
         """None: look at everything. A watcher starts with a first look, which then covers all."""
         dirty = self._watch.drain() if self._watch is not None else None
         if dirty is None:
             self._unwatch()  # it lost events, perhaps the end of a watch: begin anew
-            if self._wanted:
-                from ortet.machines.capture.inotify import Watch
+            if self._wants_watch:
+                from ortet.machines.capture.inotify import InotifyWatch
 
-                self._watch = Watch.open(self.path)
+                self._watch = InotifyWatch.open(self.path)
         return dirty
 
     def _unwatch(self) -> None:
@@ -369,12 +390,12 @@ class FolderMachine(Machine):
 def _recover(home: Path) -> None:
     """Put back what a killed thaw left half-way."""
     if (home / _STAGE / _BEGIN).exists():
-        from ortet.machines.restore.restore import recover
+        from ortet.machines.restore.restore import recover_restore
 
-        recover(home / _STAGE)
+        recover_restore(home / _STAGE)
 
 
-def inside(cwd: str) -> str:
+def relative_cwd(cwd: str) -> str:
     """A working directory below the workspace, as a plain relative path."""
     plain = os.path.normpath(cwd or ".")
     if plain == ".." or plain.startswith(("/", "../")):
@@ -382,18 +403,18 @@ def inside(cwd: str) -> str:
     return plain
 
 
-def _beyond_files(objects: Objects, image: Image) -> list[Loss]:
+def _losses_beyond_files(objects: ObjectStore, image: Image) -> list[Loss]:
     """What an image holds that a directory cannot."""
     losses = []
     if image.system is not None:
         why = "changes outside of the workspace come back in the overlay engine only"
         losses.append(Loss("", "system", why))
     if image.processes:
-        from ortet.machines.services import left_behind
+        from ortet.machines.services import service_losses
 
-        losses += left_behind(objects, image, "folder")
+        losses += service_losses(objects, image, "folder")
     return losses
 
 
-def _epoch(objects: Objects) -> object:
+def _read_sweep_epoch(objects: ObjectStore) -> object:
     return getattr(objects, "epoch", None)

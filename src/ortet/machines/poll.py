@@ -6,7 +6,7 @@ from __future__ import annotations
 import select
 from typing import Protocol
 
-LONGEST = 1e6
+MAX_POLL_SECONDS = 1e6
 """Seconds that can be waited for at once: poll(2) counts milliseconds in 31 bits."""
 
 
@@ -14,11 +14,11 @@ class _Source(Protocol):
     def fileno(self) -> int: ...
 
 
-def readable(*sources: int | _Source, seconds: float | None = 0.0) -> list[int]:
+def poll_readable(*sources: int | _Source, seconds: float | None = 0.0) -> list[int]:
     """The descriptors of those that can be read, or have ended; waits until there is one, at most
     so many seconds, or LONGEST; None: for ever."""
     poll = select.poll()
     for one in sources:
         poll.register(one, select.POLLIN)
-    most = None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000
+    most = None if seconds is None else min(max(0.0, seconds), MAX_POLL_SECONDS) * 1000
     return [fd for fd, _ in poll.poll(most)]

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.errors import OrtetError
 from ortet.history.records import Image, Processes
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.control.jobs import JobInfo
 from ortet.machines.live.host_compat import check_host, this_host
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 
-class Connection(Record, frozen=True):
+class ExternalConnection(StoredRecord, frozen=True):
     """Of a process, by its number inside; `door`: with a client of a port that was exposed."""
 
     pid: int
@@ -28,17 +28,17 @@ class Connection(Record, frozen=True):
     door: bool = False
 
 
-class Carried(Record, frozen=True):
+class RunningServices(StoredRecord, frozen=True):
     """What a restore of processes needs to know: mounts to hand over, what was started, and what
     they had to do with the outside."""
 
     mounts: list[str] = []
     jobs: list[JobInfo] = []
     outlet: bool = False  # they had a way out: sockets may need its address
-    outside: list[Connection] = []  # what they were connected to there
+    outside: list[ExternalConnection] = []  # what they were connected to there
 
 
-class Service(Record, frozen=True):
+class Service(StoredRecord, frozen=True):
     """A program that went on in the background; `cwd` is relative to the workspace."""
 
     name: str
@@ -46,39 +46,43 @@ class Service(Record, frozen=True):
     cwd: str = ""
 
 
-def storable(jobs: Sequence[JobInfo]) -> list[JobInfo]:
+def make_storable(jobs: Sequence[JobInfo]) -> list[JobInfo]:
     """With words that are no text written as well as text can: a record holds nothing else."""
     return [replace(job, argv=[_text(one) for one in job.argv], cwd=_text(job.cwd)) for job in jobs]
 
 
-def put_services(objects: Objects, jobs: Sequence[JobInfo], place: str) -> bytes:
+def put_services(objects: ObjectStore, jobs: Sequence[JobInfo], place: str) -> bytes:
     """Those of the jobs that are services and run, sorted; b"" for none."""
     found = [
         Service(job.name, job.argv, _below(job.cwd, place))
-        for job in sorted(storable(jobs), key=lambda job: job.name)
+        for job in sorted(make_storable(jobs), key=lambda job: job.name)
         if job.declared and job.code is None
     ]
-    if objects.search is not None:
+    if objects.scanner is not None:
         for one in found:
             where = f"the command of service {one.name!r}"
-            objects.search.text(shlex.join(one.argv), where, "end it, and give secrets to s.run")
-            objects.search.data("\0".join(one.argv).encode("utf-8", "surrogateescape"), where)
+            objects.scanner.text(shlex.join(one.argv), where, "end it, and give secrets to s.run")
+            objects.scanner.data("\0".join(one.argv).encode("utf-8", "surrogateescape"), where)
     return objects.put(Kind.META, encode(found)) if found else b""
 
 
-def services_of(objects: Objects, image: Image) -> list[Service]:
+def load_services(objects: ObjectStore, image: Image) -> list[Service]:
     return decode(list[Service], objects.get(Oid(image.services))) if image.services else []
 
 
-def programs_of(objects: Objects, image: Image) -> list[str]:
+def running_program_names(objects: ObjectStore, image: Image) -> list[str]:
     """The names of the programs that a commit holds running, in the order they were started."""
     if not image.processes:
         return []
     record = decode(Processes, objects.get(Oid(image.processes)))
-    return [job.name for job in decode(Carried, record.jobs).jobs if job.name and job.code is None]
+    return [
+        job.name
+        for job in decode(RunningServices, record.jobs).jobs
+        if job.name and job.code is None
+    ]
 
 
-def can_go_on(objects: Objects, image: Image, place: str) -> bool:
+def is_restorable(objects: ObjectStore, image: Image, place: str) -> bool:
     """Whether this host could take its processes, and they had their workspace at `place`, which
     they know by its path."""
     if not image.processes:
@@ -86,14 +90,14 @@ def can_go_on(objects: Objects, image: Image, place: str) -> bool:
     record = decode(Processes, objects.get(Oid(image.processes)))
     if check_host(record, this_host(record.version)):
         return False
-    return place in decode(Carried, record.jobs).mounts
+    return place in decode(RunningServices, record.jobs).mounts
 
 
-def left_behind(objects: Objects, image: Image, engine: str) -> list[Loss]:
+def service_losses(objects: ObjectStore, image: Image, engine: str) -> list[Loss]:
     """Each program that an engine without processes does not bring back, and how to start it."""
     again = "start it with" if engine == "folder" else "--restart (restart=True) starts it:"
     try:
-        found = services_of(objects, image)
+        found = load_services(objects, image)
     except OrtetError as error:  # the files are there, and that is what was asked for
         return [Loss("", "process", f"what ran at this commit cannot be read: {error}")]
     losses = [
@@ -111,13 +115,13 @@ def left_behind(objects: Objects, image: Image, engine: str) -> list[Loss]:
     return losses
 
 
-def not_kept(jobs: Sequence[JobInfo], engine: str) -> list[Loss]:
+def unsaved_process_losses(jobs: Sequence[JobInfo], engine: str) -> list[Loss]:
     """Programs that run on, and of which a commit has only the command."""
     why = f"it goes on, but engine {engine!r} keeps its command only: use engine='criu'"
     return [Loss(job.name, "process", why) for job in jobs if job.name and job.code is None]
 
 
-def ended_outside(connections: Sequence[Connection]) -> list[Loss]:
+def closed_connection_losses(connections: Sequence[ExternalConnection]) -> list[Loss]:
     """What a copy is told of them."""
     return [
         Loss(one.local if one.door else one.peer, "connection", _why(one), one.pid, one.command)
@@ -125,12 +129,12 @@ def ended_outside(connections: Sequence[Connection]) -> list[Loss]:
     ]
 
 
-def _why(one: Connection) -> str:
-    who = f"process {one.pid} ({one.command})" if one.pid else "a process"
+def _why(connection: ExternalConnection) -> str:
+    who = f"process {connection.pid} ({connection.command})" if connection.pid else "a process"
     what = (
-        f"had a client from outside at {one.local}, through a port that was exposed"
-        if one.door
-        else f"was connected to it from {one.local}"
+        f"had a client from outside at {connection.local}, through a port that was exposed"
+        if connection.door
+        else f"was connected to it from {connection.local}"
     )
     return (
         f"{who} {what}: in this copy the connection is closed, and it must be made again "

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
-from ortet.mcp_server.tool import Answer
+from ortet.mcp_server.tool import ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
     from ortet.history.diff import tree_diff
     from ortet.history.records import Image
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
-MOST = 200
+MAX_CHANGES = 200
 """Changes that are listed; more are counted."""
 
-_LINES = 40
+_MAX_LINES = 40
 """The same in text."""
 
 
-class Commit(Answer, frozen=True):
+class CommitItem(ToolResult, frozen=True):
     oid: str
     state: str
     parents: list[str]
@@ -36,8 +36,8 @@ class Commit(Answer, frozen=True):
 
     def __str__(self) -> str:
         names = f" ({', '.join(map(output.safe, self.refs))})" if self.refs else ""
-        when = output.when(self.time)
-        return f"{output.short(self.oid)}  {when}{names}  {output.title(self.message)}".rstrip()
+        when = output.format_time(self.time)
+        return f"{output.short_id(self.oid)}  {when}{names}  {output.title(self.message)}".rstrip()
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,10 +50,10 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         moved = f"{output.safe(self.old_path)} -> " if self.old_path else ""
         what = f" ({', '.join(self.fields)})" if self.kind == "metadata" else ""
-        return f"{output.MARKS.get(self.kind, '?')} {moved}{output.safe(self.path)}{what}"
+        return f"{output.CHANGE_MARKS.get(self.kind, '?')} {moved}{output.safe(self.path)}{what}"
 
 
-class Loss(msgspec.Struct, frozen=True):
+class LossItem(msgspec.Struct, frozen=True):
     path: str
     what: str
     why: str
@@ -81,59 +81,59 @@ class Deed(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.id}  {self.state}  {output.safe(self.name)}{command}{why}"
 
 
-def commit_of(info: CommitInfo, refs: Sequence[str] = ()) -> Commit:
-    return Commit(**output.fields(info), refs=list(refs))
+def commit_of(info: CommitInfo, refs: Sequence[str] = ()) -> CommitItem:
+    return CommitItem(**output.fields(info), refs=list(refs))
 
 
-def change_of(found: tree_diff.Change, patch: str = "") -> Change:
-    return Change(found.path, found.kind, found.old_path or "", list(found.fields), patch)
+def change_of(change: tree_diff.TreeChange, patch: str = "") -> Change:
+    return Change(change.path, change.kind, change.old_path or "", list(change.fields), patch)
 
 
-def changes_of(found: Iterable[tree_diff.Change]) -> list[Change]:
-    return [change_of(one) for one in found][:MOST]
+def changes_of(changes: Iterable[tree_diff.TreeChange]) -> list[Change]:
+    return [change_of(one) for one in changes][:MAX_CHANGES]
 
 
-def deed_of(effect: Any) -> Deed:
-    return msgspec.convert(effect, known(Deed), from_attributes=True)
+def effect_of(effect: Any) -> Deed:
+    return msgspec.convert(effect, thread_safe_struct(Deed), from_attributes=True)
 
 
-def losses_of(losses: Iterable[Any]) -> list[Loss]:
-    return [Loss(one.path, one.what, one.why) for one in losses]
+def losses_of(losses: Iterable[Any]) -> list[LossItem]:
+    return [LossItem(one.path, one.what, one.why) for one in losses]
 
 
-def some(lines: Iterable[object], total: int | None = None) -> list[str]:
+def limit_lines(lines: Iterable[object], total: int | None = None) -> list[str]:
     """As many as are read, and how many more there are."""
     shown = [str(line) for line in lines]
     count = len(shown) if total is None else total
-    rest = count - min(_LINES, len(shown))
-    return shown[:_LINES] + ([f"... and {rest} more"] if rest > 0 else [])
+    rest = count - min(_MAX_LINES, len(shown))
+    return shown[:_MAX_LINES] + ([f"... and {rest} more"] if rest > 0 else [])
 
 
-def joined(*lines: str) -> str:
+def join_lines(*lines: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def ends_of(text: str, most: int) -> str:
+def cut_middle(text: str, max_characters: int) -> str:
     """Of a long text, the beginning and the end."""
-    if len(text) <= most:
+    if len(text) <= max_characters:
         return text
-    half = most // 2
+    half = max_characters // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def image_at(desk: Desk, commit: str) -> Image | None:
+def image_at(context: McpContext, commit: str) -> Image | None:
     """The files of a commit, if it holds any."""
     from ortet.ids import from_hex
 
     oid = from_hex(commit)
-    return desk.hub.history.image(oid) if desk.hub.history.state(oid).machine else None
+    return context.hub.history.image(oid) if context.hub.history.state(oid).machine else None
 
 
-def between(desk: Desk, old: str | None, new: str) -> list[tree_diff.Change]:
+def changed_files(context: McpContext, old: str | None, new: str) -> list[tree_diff.TreeChange]:
     """What differs in files."""
     from ortet.history.diff.tree_diff import diff_images
 
-    before, after = (image_at(desk, ref) if ref else None for ref in (old, new))
+    before, after = (image_at(context, ref) if ref else None for ref in (old, new))
     if after is None:
         return []
-    return diff_images(desk.hub.trees, before, after)
+    return diff_images(context.hub.trees, before, after)

@@ -15,7 +15,7 @@ from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ortet.errors import Refused
-from ortet.mcp_server.tool import Agreed, Answer, text_of
+from ortet.mcp_server.tool import Confirmation, ToolResult, valid_utf8
 
 _KEY = "confirm"
 _SCHEMA: dict[str, Any] = {
@@ -27,7 +27,7 @@ _SCHEMA: dict[str, Any] = {
 }
 
 _Context = ServerRequestContext[Any, Any]
-Do = Callable[[Agreed], Awaitable[Answer]]
+ConfirmedCall = Callable[[Confirmation], Awaitable[ToolResult]]
 
 
 def can_ask(ctx: _Context) -> bool:
@@ -40,34 +40,34 @@ def can_ask(ctx: _Context) -> bool:
     return elicitation.form is not None or elicitation.url is None
 
 
-async def asked(
-    ctx: _Context, params: types.CallToolRequestParams, do: Do
-) -> Answer | types.InputRequiredResult:
+async def call_confirmed(
+    ctx: _Context, params: types.CallToolRequestParams, call: ConfirmedCall
+) -> ToolResult | types.InputRequiredResult:
     """Do it if the user agrees; Refused("not_confirmed") if not."""
     modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
     reply = (params.input_responses or {}).get(_KEY) if modern else None
     if reply is not None and params.request_state:
-        _check(reply)
-        preview = await do(Agreed(params.request_state))
+        _check_reply(reply)
+        preview = await call(Confirmation(params.request_state))
         if getattr(preview, "done", False):
             return preview
     else:
-        preview = await do(Agreed())
+        preview = await call(Confirmation())
     # what was agreed to is not what would be done any more, or nobody was asked yet
     what: str = getattr(preview, "confirm", "")
     question = types.ElicitRequestFormParams(
-        message=text_of(_question(str(preview))), requested_schema=_SCHEMA
+        message=valid_utf8(_question(str(preview))), requested_schema=_SCHEMA
     )
     if modern:
         return types.InputRequiredResult(
             input_requests={_KEY: types.ElicitRequest(params=question)}, request_state=what
         )
-    _check(
+    _check_reply(
         await ctx.session.elicit_form(
             question.message, question.requested_schema, related_request_id=ctx.request_id
         )
     )
-    return await do(Agreed(what))
+    return await call(Confirmation(what))
 
 
 def _question(preview: str) -> str:
@@ -75,7 +75,7 @@ def _question(preview: str) -> str:
     return preview.rpartition("\nnothing was done.")[0] or preview
 
 
-def _check(reply: Any) -> None:
+def _check_reply(reply: Any) -> None:
     content = getattr(reply, "content", None) or {}
     if getattr(reply, "action", "") != "accept" or content.get(_KEY) is not True:
         raise Refused(

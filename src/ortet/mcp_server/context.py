@@ -9,26 +9,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortet.cli.call import Call
-from ortet.cli.session_args import find
+from ortet.cli.call import CliCall
+from ortet.cli.session_args import find_session
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
     from ortet.sessions.table import SessionRow
     from ortet.workspaces.workspace import Workspace
 
-_PATIENCE = 5.0
+_LEASE_TIMEOUT_SECONDS = 5.0
 """Seconds for which a session that another process has open is asked for again: a command of its
 user's, or a hook, is done in less."""
 
-_PAUSE = 0.05
+_LEASE_RETRY_SECONDS = 0.05
 _TRIES = 100
 
 
-class Desk(Call):
+class McpContext(CliCall):
     """As a call of the command line finds its store and session, but it stays: the store is open
     from the first use on, the session only within `writing`. One thread at a time."""
 
@@ -36,12 +36,12 @@ class Desk(Call):
         self, *, session: str | None = None, agent: str = "default", store: str | None = None
     ) -> None:
         super().__init__()
-        self._word = session
+        self._session_name = session
         self.agent = agent
         self._store = store
-        self._known = ""  # the id of the session, once it was found
+        self._session_id = ""  # the id of the session, once it was found
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> McpContext:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -52,11 +52,11 @@ class Desk(Call):
         from ortet.config.environment import open_hub
 
         # not `alone`: that one may fork, and a server has threads
-        hub = open_hub(url or self._store, cwd=self.here, create=create, watch=False)
+        hub = open_hub(url or self._store, cwd=self.cwd, create=create, watch=False)
         return self._stack.enter_context(hub)
 
     @property
-    def opened_hub(self) -> bool:
+    def has_hub(self) -> bool:
         """Whether there is a store, and it was looked at."""
         return self._hub is not None
 
@@ -64,13 +64,13 @@ class Desk(Call):
     def directory(self) -> Path:
         """The workspace: that of the nearest pointer, else where the server was started."""
         pointer = self.pointer()
-        return (pointer.directory if pointer is not None else self.here).resolve()
+        return (pointer.directory if pointer is not None else self.cwd).resolve()
 
     # which session
 
-    def begun(self) -> SessionRow | None:
+    def current_session(self) -> SessionRow | None:
         """The session that is meant, if it was begun."""
-        from ortet.sessions.table import ARCHIVED, CLOSED, Roll
+        from ortet.sessions.table import ARCHIVED, CLOSED, SessionTable
 
         try:
             hub = self.hub
@@ -78,32 +78,34 @@ class Desk(Call):
             if error.kind != "no_store":
                 raise
             return None
-        if self._known:
+        if self._session_id:
             with suppress(NotFound):  # it was removed
-                row = Roll(hub.catalog).get(self._known)
+                row = SessionTable(hub.catalog).get(self._session_id)
                 if row.status not in (CLOSED, ARCHIVED):
                     return row
-        found = self._looked_up(hub)
-        self._known = found.id if found is not None else ""
+        found = self._look_up_session(hub)
+        self._session_id = found.id if found is not None else ""
         return found
 
-    def _looked_up(self, hub: Hub) -> SessionRow | None:
+    def _look_up_session(self, hub: Hub) -> SessionRow | None:
         rows, place = hub.sessions(), str(self.directory)
-        if self._word is not None:  # of two with this name, ours
-            ours = [one for one in rows if (one.agent, one.name) == (self.agent, self._word)]
+        if self._session_name is not None:  # of two with this name, ours
+            ours = [
+                one for one in rows if (one.agent, one.name) == (self.agent, self._session_name)
+            ]
             if ours:
                 return ours[0]
         try:
-            return find(self, self._word)
+            return find_session(self, self._session_name)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
         # begun here, and not in its files yet, so that these are no workspace; no fork of it
         fresh = (one for one in rows if one.path == place and one.family == one.id)
-        return next(fresh, None) if self._word is None else None
+        return next(fresh, None) if self._session_name is None else None
 
-    def need(self) -> SessionRow:
-        row = self.begun()
+    def require_session(self) -> SessionRow:
+        row = self.current_session()
         if row is None:
             raise NotFound(
                 "no_session",
@@ -112,17 +114,17 @@ class Desk(Call):
             )
         return row
 
-    def need_store(self) -> None:
+    def require_store(self) -> None:
         """NotFound("no_session") before anything was recorded at all."""
-        if self.begun() is None and not self.opened_hub:
-            self.need()
+        if self.current_session() is None and not self.has_hub:
+            self.require_session()
 
-    def name(self) -> str:
+    def session_name(self) -> str:
         """What the session is called, or will be."""
-        row = self.begun()
+        row = self.current_session()
         if row is not None:
             return row.name
-        return self._word or self._free_name()
+        return self._session_name or self._free_name()
 
     def _free_name(self) -> str:
         """The workspace's, as far as no other session has it."""
@@ -140,54 +142,54 @@ class Desk(Call):
     # opening it
 
     @contextmanager
-    def writing(self) -> Iterator[Session]:
+    def open_session(self) -> Iterator[Session]:
         """The session, begun if it was not, for the block; then anybody else may have it."""
         if self._hub is None:
-            self._hub = self._made()
+            self._hub = self._open_or_create_hub()
         hub = self._hub
         try:
-            yield self._patiently(hub)
+            yield self._open_with_retry(hub)
         finally:
-            hub.let_go()
+            hub.pause_open_sessions()
 
-    def _made(self) -> Hub:
+    def _open_or_create_hub(self) -> Hub:
         with suppress(NotFound):
             return self.open_hub(create=False)
-        self._check_place()  # before a store is made for nothing
+        self._check_directory()  # before a store is made for nothing
         return self.open_hub(create=True)
 
-    def _patiently(self, hub: Hub) -> Session:
-        deadline = time.monotonic() + _PATIENCE
+    def _open_with_retry(self, hub: Hub) -> Session:
+        deadline = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while True:
             try:
-                return self._opened(hub)
+                return self._open_or_begin(hub)
             except Refused as error:
                 if error.kind != "lease_held" or time.monotonic() > deadline:
                     raise
-            time.sleep(_PAUSE)
+            time.sleep(_LEASE_RETRY_SECONDS)
 
-    def _opened(self, hub: Hub) -> Session:
-        row = self.begun()
+    def _open_or_begin(self, hub: Hub) -> Session:
+        row = self.current_session()
         if row is not None:
             return hub.session(row.name, agent=row.agent, environment="asked")
-        self._check_place()
+        self._check_directory()
         try:
             return hub.session(
-                self._word or self._free_name(),
+                self._session_name or self._free_name(),
                 agent=self.agent,
                 workspace=self.directory,
                 environment="asked",
             )
         except Conflict:
-            if self.begun() is None:
+            if self.current_session() is None:
                 raise
-            return self._opened(hub)  # another process was faster to begin it
+            return self._open_or_begin(hub)  # another process was faster to begin it
 
-    def _check_place(self) -> None:
+    def _check_directory(self) -> None:
         """A client may have started us anywhere: nobody wants all of a home in each commit."""
-        from ortet.config.environment import home
+        from ortet.config.environment import home_directory
 
-        place, top = self.directory, home()
+        place, top = self.directory, home_directory()
         whole = (Path(place.anchor), top.resolve() if top else None)
         if self.pointer() is None and place in whole:
             raise Invalid(
@@ -197,30 +199,30 @@ class Desk(Call):
             )
 
     @contextmanager
-    def reading(self) -> Iterator[View]:
+    def read_session(self) -> Iterator[SessionReader]:
         """The session as it is, whoever has it open."""
-        row = self.need()
+        row = self.require_session()
         yield self.hub.get(row.id)
 
     @contextmanager
-    def files(self) -> Iterator[Workspace | None]:
+    def open_files(self) -> Iterator[Workspace | None]:
         """Its files, to look at without the session; None where there are none yet."""
-        row = self.begun()
+        row = self.current_session()
         if row is None and (self._hub is None or self.pointer() is None):
             yield None
         elif row is None:
             with self.workspace(writes=False) as workspace:
                 yield workspace
-        elif row.has_files and self.hub.registry.get(row.branch) is not None:
+        elif row.has_files and self.hub.workspace_table.get(row.branch) is not None:
             with self.hub.workspace(name=row.branch) as workspace:
                 yield workspace
         elif row.path:  # it was begun, and has not used them yet
-            with self.writing() as session:
+            with self.open_session() as session:
                 yield session.machine
         else:
             yield None
 
     def head_branch(self) -> str | None:
         """The branch that HEAD means."""
-        row = self.begun()
+        row = self.current_session()
         return row.branch if row is not None else self.branch()

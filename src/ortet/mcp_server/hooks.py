@@ -10,28 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
 from ortet.errors import Invalid
-from ortet.mcp_server.answers import ends_of
+from ortet.mcp_server.answers import cut_middle
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
-_TITLE = 72
+_TITLE_CHARACTERS = 72
 """Characters of the message of a commit."""
 
-_TEXT = 8_000
+_MAX_TEXT_CHARACTERS = 8_000
 """Characters of each text of a call that are recorded: files that it wrote are in the commit."""
 
-_TAIL = 1 << 19
+_TRANSCRIPT_TAIL_BYTES = 1 << 19
 """Bytes of a transcript, from its end, in which the reasoning for the last call is looked for."""
 
-_TELLING = ("description", "file_path", "notebook_path", "path", "command", "pattern", "url")
+_DESCRIPTIVE_ARGUMENTS = (
+    "description",
+    "file_path",
+    "notebook_path",
+    "path",
+    "command",
+    "pattern",
+    "url",
+)
 """Arguments that say what a call was about, the best first."""
 
 
-class Hook(msgspec.Struct, frozen=True):
+class HookPayload(msgspec.Struct, frozen=True):
     """The JSON on standard input. Keys are Claude Code's; those of others are left out."""
 
     hook_event_name: str
@@ -50,101 +58,101 @@ class Hook(msgspec.Struct, frozen=True):
     last_assistant_message: str | None = None
 
 
-def parse(data: bytes) -> Hook:
+def parse(data: bytes) -> HookPayload:
     try:
-        return msgspec.json.decode(data, type=known(Hook), strict=False)
+        return msgspec.json.decode(data, type=thread_safe_struct(HookPayload), strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(
             "bad_hook", f"standard input is not the JSON of a hook ({error}): see docs/guide/mcp.md"
         ) from None
 
 
-def record(session: Session, hook: Hook) -> str:
+def record(session: Session, hook: HookPayload) -> str:
     """Put what happened into the journal; returns the message of the commit behind it."""
-    return RECORDED[hook.hook_event_name](session, hook)
+    return RECORDERS[hook.hook_event_name](session, hook)
 
 
-def _prompt(session: Session, hook: Hook) -> str:
+def _prompt(session: Session, hook: HookPayload) -> str:
     text = hook.prompt or ""
     if text:
         session.say("user", text)
-    return _titled("prompt", text)
+    return _commit_message("prompt", text)
 
 
-def _tool(session: Session, hook: Hook) -> str:
+def _tool(session: Session, hook: HookPayload) -> str:
     name, id_ = hook.tool_name or "tool", hook.tool_use_id or session.hub.new_id()
     for thought in reasoning(hook.transcript_path, id_):
-        session.think(ends_of(thought, _TEXT))
+        session.think(cut_middle(thought, _MAX_TEXT_CHARACTERS))
     failed = hook.error is not None
-    call = {"type": "tool_use", "id": id_, "name": name, "input": _short(hook.tool_input)}
+    call = {"type": "tool_use", "id": id_, "name": name, "input": _shorten(hook.tool_input)}
     result: dict[str, Any] = {
         "type": "tool_result",
         "tool_use_id": id_,
-        "content": _told(hook.error if failed else hook.tool_response),
+        "content": _result_text(hook.error if failed else hook.tool_response),
     }
     if failed:
         result["is_error"] = True
     session.say_all([("assistant", [call]), ("user", [result])])
-    return _titled(name, _about(hook))
+    return _commit_message(name, _call_subject(hook))
 
 
-def _stop(session: Session, hook: Hook) -> str:
-    text = hook.last_assistant_message or last_words(hook.transcript_path)
+def _stop(session: Session, hook: HookPayload) -> str:
+    text = hook.last_assistant_message or last_assistant_text(hook.transcript_path)
     last = session.messages(last=1)
     if text and not (last and last[0].role == "assistant" and last[0].content == text):
         session.say("assistant", text)
-    return _titled("turn", text)
+    return _commit_message("turn", text)
 
 
-def _compact(session: Session, hook: Hook) -> str:
+def _compact(session: Session, hook: HookPayload) -> str:
     """The conversation is about to be cut: what happened so far is remembered as one episode."""
     session.milestone()
-    return _titled("before compaction", hook.trigger or "")
+    return _commit_message("before compaction", hook.trigger or "")
 
 
-def _end(_: Session, hook: Hook) -> str:
-    return _titled("end of conversation", hook.reason or "")
+def _end(_: Session, hook: HookPayload) -> str:
+    return _commit_message("end of conversation", hook.reason or "")
 
 
-RECORDED: dict[str, Callable[[Session, Hook], str]] = {
+RECORDERS: dict[str, Callable[[Session, HookPayload], str]] = {
     "UserPromptSubmit": _prompt,
     "PostToolUse": _tool,
     "PostToolUseFailure": _tool,
     "Stop": _stop,
-    "SubagentStop": lambda _, hook: _titled("subagent", hook.last_assistant_message or ""),
+    "SubagentStop": lambda _, hook: _commit_message("subagent", hook.last_assistant_message or ""),
     "PreCompact": _compact,
     "SessionEnd": _end,
 }
 
 
-def _titled(what: str, text: str) -> str:
+def _commit_message(what: str, text: str) -> str:
     rest = output.title(text)
-    return f"{what}: {rest}"[:_TITLE] if rest else what
+    return f"{what}: {rest}"[:_TITLE_CHARACTERS] if rest else what
 
 
-def _about(hook: Hook) -> str:
+def _call_subject(hook: HookPayload) -> str:
     given = hook.tool_input if isinstance(hook.tool_input, dict) else {}
-    for name in _TELLING:
+    for name in _DESCRIPTIVE_ARGUMENTS:
         text = given.get(name)
         if isinstance(text, str) and text.strip():
             return os.path.relpath(text, hook.cwd) if hook.cwd and os.path.isabs(text) else text
     return ""
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, str):
-        return ends_of(value, _TEXT)
+        return cut_middle(value, _MAX_TEXT_CHARACTERS)
     if isinstance(value, dict):
-        return {str(key): _short(one) for key, one in value.items()}
+        return {str(key): _shorten(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_short(one) for one in value]
+        return [_shorten(one) for one in value]
     return value
 
 
-def _told(value: Any) -> str:
+def _result_text(value: Any) -> str:
     """A result as text, which every model API takes."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return ends_of(text, 2 * _TEXT)
+    return cut_middle(text, 2 * _MAX_TEXT_CHARACTERS)
 
 
 # the transcript: who thought what before which call
@@ -153,7 +161,7 @@ def _told(value: Any) -> str:
 def reasoning(path: str | None, tool_use_id: str) -> list[str]:
     """What was thought and said just before a call; nothing where it cannot be told."""
     since: list[str] = []
-    for role, part in _parts(path):
+    for role, part in _transcript_parts(path):
         kind = part.get("type")
         if role != "assistant":
             since = []
@@ -166,10 +174,10 @@ def reasoning(path: str | None, tool_use_id: str) -> list[str]:
     return []
 
 
-def last_words(path: str | None) -> str:
+def last_assistant_text(path: str | None) -> str:
     """What the agent said last, behind all that its user and its tools said."""
     since: list[str] = []
-    for role, part in _parts(path):
+    for role, part in _transcript_parts(path):
         if role != "assistant" or part.get("type") == "tool_use":
             since = []
         elif part.get("type") == "text":
@@ -177,7 +185,7 @@ def last_words(path: str | None) -> str:
     return "\n\n".join(since)
 
 
-def _parts(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _transcript_parts(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """(role, part) of each message at the end of a transcript, one JSON object on a line."""
     for line in _tail(path or ""):
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -196,8 +204,8 @@ def _parts(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
 def _tail(path: str) -> list[bytes]:
     with suppress(OSError), open(path, "rb", opener=_open_file) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        return file.read(_TAIL).splitlines()
+        file.seek(max(0, size - _TRANSCRIPT_TAIL_BYTES))
+        return file.read(_TRANSCRIPT_TAIL_BYTES).splitlines()
     return []
 
 

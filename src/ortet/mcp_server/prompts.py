@@ -10,7 +10,7 @@ from ortet.errors import Invalid, NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
 _TOKENS = 2000
 
@@ -51,22 +51,22 @@ class Prompt(NamedTuple):
     title: str
     description: str
     arguments: tuple[tuple[str, str], ...]
-    write: Callable[[Desk, Mapping[str, str]], str]
+    write: Callable[[McpContext, Mapping[str, str]], str]
 
 
-def _resume(desk: Desk, given: Mapping[str, str]) -> str:
-    word = given.get("tokens", str(_TOKENS))
+def _resume(context: McpContext, arguments: Mapping[str, str]) -> str:
+    word = arguments.get("tokens", str(_TOKENS))
     if not word.isdecimal() or not int(word):
         raise Invalid("bad_arguments", f"tokens={word[:50]!r}: give a number from 1")
-    if desk.begun() is None:
-        return f"Nothing is recorded for {output.safe(str(desk.directory))} yet: begin afresh."
-    with desk.reading() as view:
+    if context.current_session() is None:
+        return f"Nothing is recorded for {output.safe(str(context.directory))} yet: begin afresh."
+    with context.read_session() as view:
         told = output.safe(view.briefing(int(word)).markdown, keep="\n\t")
         return _RESUME.format(name=view.name, briefing=told)
 
 
-def _hand_over(_: Desk, given: Mapping[str, str]) -> str:
-    to = output.title(given.get("to", ""))
+def _hand_over(_: McpContext, arguments: Mapping[str, str]) -> str:
+    to = output.title(arguments.get("to", ""))
     return _HAND_OVER.format(to=f" It goes to: {to}." if to else "")
 
 
@@ -88,12 +88,12 @@ PROMPTS = (
 )
 
 
-def write(desk: Desk, name: str, given: Mapping[str, str]) -> str:
+def render_prompt(context: McpContext, name: str, arguments: Mapping[str, str]) -> str:
     for prompt in PROMPTS:
         if prompt.name == name:
             known = {word for word, _ in prompt.arguments}
-            if unknown := sorted(set(given) - known):
+            if unknown := sorted(set(arguments) - known):
                 raise Invalid("bad_arguments", f"{name} takes no {unknown[0][:50]!r}: leave it out")
-            return prompt.write(desk, given)
+            return prompt.write(context, arguments)
     names = ", ".join(prompt.name for prompt in PROMPTS)
     raise NotFound("no_prompt", f"there is no prompt {name[:100]!r}: there are {names}")

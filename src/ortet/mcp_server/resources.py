@@ -9,36 +9,36 @@ from urllib.parse import unquote
 
 from ortet.cli import output
 from ortet.errors import Invalid, NotFound
-from ortet.mcp_server.answers import between, commit_of, joined, some
-from ortet.mcp_server.tool import plain
+from ortet.mcp_server.answers import changed_files, commit_of, join_lines, limit_lines
+from ortet.mcp_server.tool import to_jsonable
 from ortet.mcp_server.tools import conversation, history
 from ortet.mcp_server.tools.effects import as_text, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
-_PAGE = 100
+_ITEMS_PER_PAGE = 100
 _MARKDOWN = "text/markdown"
 _JSON = "application/json"
 _PLAIN = "text/plain"
 
 
-class Content(NamedTuple):
+class ResourceContent(NamedTuple):
     media: str
     text: str | None
     data: bytes = b""
 
 
-class Address(NamedTuple):
+class ResourceAddress(NamedTuple):
     """A fixed address, or with {names} in it a family of them: {+name} may hold slashes."""
 
     uri: str
     name: str
     description: str
     media: str | None
-    read: Callable[..., Content]
+    read: Callable[..., ResourceContent]
 
     @property
     def is_template(self) -> bool:
@@ -54,129 +54,137 @@ class Address(NamedTuple):
         return found.groupdict() if found else None
 
 
-def read(desk: Desk, uri: str) -> Content:
+def read_resource(context: McpContext, uri: str) -> ResourceContent:
     for address in ADDRESSES:
         given = address.match(uri)
         if given is not None:
             words = {name: unquote(word, errors="surrogateescape") for name, word in given.items()}
-            return address.read(desk, **words)
+            return address.read(context, **words)
     known = ", ".join(address.uri for address in ADDRESSES)
     raise NotFound("no_resource", f"there is no resource {uri[:200]!r}: there are {known}")
 
 
-def _briefing(desk: Desk) -> Content:
-    if desk.begun() is None:
-        return Content(_MARKDOWN, "Nothing is recorded here yet.\n")
-    with desk.reading() as view:
-        return Content(_MARKDOWN, view.briefing().markdown)
+def _briefing(context: McpContext) -> ResourceContent:
+    if context.current_session() is None:
+        return ResourceContent(_MARKDOWN, "Nothing is recorded here yet.\n")
+    with context.read_session() as view:
+        return ResourceContent(_MARKDOWN, view.briefing().markdown)
 
 
-def _journal(desk: Desk, after: str | None = None) -> Content:
+def _journal(context: McpContext, after: str | None = None) -> ResourceContent:
     if after is not None and not after.isdecimal():
         raise Invalid("bad_cursor", f"{after[:50]!r} is no event's number: give one from 0")
-    with desk.reading() as view:
-        found = conversation.page(view, None if after is None else int(after), _PAGE, ())
-    return Content(_JSON, output.to_json(plain(found)))
+    with context.read_session() as view:
+        found = conversation.journal_page(
+            view, None if after is None else int(after), _ITEMS_PER_PAGE, ()
+        )
+    return ResourceContent(_JSON, output.to_json(to_jsonable(found)))
 
 
-def _commits(desk: Desk) -> Content:
-    row = desk.begun()
-    branch = row.branch if row else desk.branch() if desk.opened_hub else None
-    if branch is None or desk.hub.refs.get(branch) is None:
-        return Content(_PLAIN, "no commit yet\n")
-    names = history.names_of(desk)
-    found = desk.hub.history.log(desk.resolve("HEAD", branch), limit=_PAGE)
+def _commits(context: McpContext) -> ResourceContent:
+    row = context.current_session()
+    branch = row.branch if row else context.branch() if context.has_hub else None
+    if branch is None or context.hub.refs.get(branch) is None:
+        return ResourceContent(_PLAIN, "no commit yet\n")
+    names = history.names_of(context)
+    found = context.hub.history.log(context.resolve("HEAD", branch), limit=_ITEMS_PER_PAGE)
     lines = [f"{one.oid}  {commit_of(one, names.get(one.oid, []))}" for one in found]
-    return Content(_PLAIN, "\n".join(lines) + "\n")
+    return ResourceContent(_PLAIN, "\n".join(lines) + "\n")
 
 
-def _commit(desk: Desk, oid: str) -> Content:
-    desk.need_store()
-    found = desk.hub.history.info(desk.resolve(oid, desk.head_branch()))
-    changes = between(desk, found.parents[0] if found.parents else None, found.oid)
-    told = joined(
+def _commit(context: McpContext, oid: str) -> ResourceContent:
+    context.require_store()
+    found = context.hub.history.info(context.resolve(oid, context.head_branch()))
+    changes = changed_files(context, found.parents[0] if found.parents else None, found.oid)
+    told = join_lines(
         f"commit {found.oid}",
         f"state {found.state}",
         *(f"parent {parent}" for parent in found.parents),
         f"author {output.safe(found.author)}",
-        f"time {output.when(found.time)}",
+        f"time {output.format_time(found.time)}",
         f"message {output.safe(found.message, keep=chr(10))}",
         f"{len(changes)} changed:",
-        *some(f"{output.MARKS.get(one.kind, '?')} {output.safe(one.path)}" for one in changes),
+        *limit_lines(
+            f"{output.CHANGE_MARKS.get(one.kind, '?')} {output.safe(one.path)}" for one in changes
+        ),
     )
-    return Content(_PLAIN, told + "\n")
+    return ResourceContent(_PLAIN, told + "\n")
 
 
-def _file(desk: Desk, oid: str, path: str) -> Content:
+def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
     """Only what the commit's tree holds: nothing of the host can be reached by any path."""
     from ortet.objects.blobs import read_file
 
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or not {"", ".", ".."}.isdisjoint(parts):
         raise Invalid("bad_path", f"{path[:200]!r}: give a path from the top of the workspace")
-    desk.need_store()
-    commit = desk.resolve(oid, desk.head_branch())
-    entry = desk.hub.trees.resolve(desk.hub.history.image(commit).root, os.fsencode(path))
+    context.require_store()
+    commit = context.resolve(oid, context.head_branch())
+    entry = context.hub.trees.resolve(context.hub.history.image(commit).root, os.fsencode(path))
     if entry is None:
-        raise NotFound("no_path", f"{path} is not in {output.short(commit.hex())}: look at its log")
+        raise NotFound(
+            "no_path", f"{path} is not in {output.short_id(commit.hex())}: look at its log"
+        )
     if not entry.is_file:
         raise Invalid("not_a_file", f"{path} is no file: give the path of one")
     check_size(path, entry.size)
-    data = b"".join(read_file(desk.hub.objects, entry))
+    data = b"".join(read_file(context.hub.objects, entry))
     return _content(path, data)
 
 
-def _artifact(desk: Desk, name: str) -> Content:
-    with desk.reading() as view:
+def _artifact(context: McpContext, name: str) -> ResourceContent:
+    with context.read_session() as view:
         found = view.lineage(name).artifact
         check_size(found.name, found.size)
         if found.link and not found.oid:
-            return Content(_PLAIN, found.link)
+            return ResourceContent(_PLAIN, found.link)
         return _content(found.name, view.artifact_data(found.name), found.media)
 
 
-def _content(name: str, data: bytes, media: str = "") -> Content:
+def _content(name: str, data: bytes, media: str = "") -> ResourceContent:
     from mimetypes import guess_type
 
     text = as_text(data)
     usual = _PLAIN if text is not None else "application/octet-stream"
-    return Content(media or guess_type(name)[0] or usual, text, data)
+    return ResourceContent(media or guess_type(name)[0] or usual, text, data)
 
 
 ADDRESSES = (
-    Address(
+    ResourceAddress(
         "ortet://briefing",
         "briefing",
         "What whoever goes on with this work has to know.",
         _MARKDOWN,
         _briefing,
     ),
-    Address(
+    ResourceAddress(
         "ortet://journal",
         "journal",
         "The newest events of the session; `last` is the cursor for what comes later.",
         _JSON,
         _journal,
     ),
-    Address(
+    ResourceAddress(
         "ortet://journal/{after}",
         "journal_after",
         "Events behind a number, a hundred at a time.",
         _JSON,
         _journal,
     ),
-    Address("ortet://commits", "commits", "The newest commits of the branch.", _PLAIN, _commits),
-    Address(
+    ResourceAddress(
+        "ortet://commits", "commits", "The newest commits of the branch.", _PLAIN, _commits
+    ),
+    ResourceAddress(
         "ortet://commits/{oid}", "commit", "A commit, and which files it changed.", _PLAIN, _commit
     ),
-    Address(
+    ResourceAddress(
         "ortet://files/{oid}/{+path}",
         "file",
         "A file as it was at a commit; at most 1 MiB.",
         None,
         _file,
     ),
-    Address(
+    ResourceAddress(
         "ortet://artifacts/{+name}",
         "artifact",
         "The last version of a thing that the session made; at most 1 MiB.",

@@ -16,12 +16,12 @@ from mcp.shared.exceptions import MCPError
 
 from ortet import __version__
 from ortet.cli import output
-from ortet.cli.main import as_ours
+from ortet.cli.main import to_ortet_error
 from ortet.errors import NotFound, OrtetError, code_of
 from ortet.mcp_server import catalogue, confirm, prompts, resources
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import Agreed, Answer, Tool, plain, text_of
-from ortet.mcp_server.worker import Worker
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import Confirmation, McpTool, ToolResult, to_jsonable, valid_utf8
+from ortet.mcp_server.worker import CallWorker
 
 INSTRUCTIONS = """\
 Ortet is git for the whole agent: one hash holds conversation, plan, facts, decisions and the \
@@ -34,13 +34,13 @@ _Result = TypeVar("_Result")
 _Context = ServerRequestContext[Any, Any]
 
 
-class Counter:
+class McpHandlers:
     """The handlers of one server: each takes a request, has it done, and gives the answer."""
 
-    def __init__(self, desk: Desk, worker: Worker, *, allow: bool) -> None:
-        self._desk = desk
+    def __init__(self, context: McpContext, worker: CallWorker, *, allow_destructive: bool) -> None:
+        self._context = context
         self._worker = worker
-        self._allow = allow
+        self._allow_destructive = allow_destructive
         self._tools = {tool.name: tool for tool in catalogue.TOOLS}
 
     def server(self) -> Server[Any]:
@@ -66,7 +66,9 @@ class Counter:
         return self._tools[name].input_schema if name in self._tools else None
 
     async def list_tools(self, _: _Context, __: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[described(tool) for tool in self._tools.values()])
+        return types.ListToolsResult(
+            tools=[tool_description(tool) for tool in self._tools.values()]
+        )
 
     async def call_tool(
         self, ctx: _Context, params: types.CallToolRequestParams
@@ -76,7 +78,7 @@ class Counter:
         except MCPError:
             raise
         except Exception as error:
-            text = told(error)
+            text = error_text(error)
             return types.CallToolResult(
                 content=[types.TextContent(type="text", text=text)], is_error=True
             )
@@ -88,23 +90,25 @@ class Counter:
         if tool is None:
             names = ", ".join(self._tools)
             raise NotFound("no_tool", f"there is no tool {params.name[:100]!r}: there are {names}")
-        given = tool.check(params.arguments)
+        given = tool.parse_arguments(params.arguments)
         report = _reporter(ctx)
 
-        async def do(agreed: Agreed) -> Answer:
-            return await self._do(partial(tool, self._desk, given, report=report, agreed=agreed))
+        async def do(agreed: Confirmation) -> ToolResult:
+            return await self._run(
+                partial(tool, self._context, given, report=report, agreed=agreed)
+            )
 
         if not tool.hints.confirmed:
-            return answered(await do(Agreed()))
-        if self._allow:
-            return answered(await do(Agreed(everything=True)))
+            return tool_call_result(await do(Confirmation()))
+        if self._allow_destructive:
+            return tool_call_result(await do(Confirmation(everything=True)))
         if not confirm.can_ask(ctx):
-            return answered(await do(Agreed(given["confirm"])))
-        found = await confirm.asked(ctx, params, do)
-        return answered(found) if isinstance(found, Answer) else found
+            return tool_call_result(await do(Confirmation(given["confirm"])))
+        found = await confirm.call_confirmed(ctx, params, do)
+        return tool_call_result(found) if isinstance(found, ToolResult) else found
 
-    async def _do(self, work: Callable[[], _Result]) -> _Result:
-        return await self._worker.do(work)
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        return await self._worker.run(work)
 
     # resources
 
@@ -138,13 +142,13 @@ class Counter:
     ) -> types.ReadResourceResult:
         uri = str(params.uri)
         try:
-            found = await self._do(partial(resources.read, self._desk, uri))
+            found = await self._run(partial(resources.read_resource, self._context, uri))
         except Exception as error:
             raise _protocol_error(error) from error
         content: types.TextResourceContents | types.BlobResourceContents
         if found.text is not None:
             content = types.TextResourceContents(
-                uri=uri, mime_type=found.media, text=text_of(found.text)
+                uri=uri, mime_type=found.media, text=valid_utf8(found.text)
             )
         else:
             blob = base64.b64encode(found.data).decode()
@@ -174,14 +178,16 @@ class Counter:
     ) -> types.GetPromptResult:
         given = dict(params.arguments or {})
         try:
-            text = await self._do(partial(prompts.write, self._desk, params.name, given))
+            text = await self._run(
+                partial(prompts.render_prompt, self._context, params.name, given)
+            )
         except Exception as error:
             raise _protocol_error(error) from error
-        said = types.TextContent(type="text", text=text_of(text))
+        said = types.TextContent(type="text", text=valid_utf8(text))
         return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=said)])
 
 
-def described(tool: Tool) -> types.Tool:
+def tool_description(tool: McpTool) -> types.Tool:
     hints = tool.hints
     return types.Tool(
         name=tool.name,
@@ -197,24 +203,24 @@ def described(tool: Tool) -> types.Tool:
     )
 
 
-def answered(answer: Answer) -> types.CallToolResult:
+def tool_call_result(answer: ToolResult) -> types.CallToolResult:
     return types.CallToolResult(
-        content=[types.TextContent(type="text", text=text_of(str(answer)))],
-        structured_content=plain(answer),
+        content=[types.TextContent(type="text", text=valid_utf8(str(answer)))],
+        structured_content=to_jsonable(answer),
     )
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error as a model reads it: a line for it, and the one shape that errors have."""
-    shape = _shape(error)
+    shape = _error_body(error)
     message = output.safe(shape["message"], keep="\n")
     line = f"{shape['error']} ({shape['kind']}): {message}"
-    return text_of(f"{line}\n{output.to_json(shape)}")
+    return valid_utf8(f"{line}\n{output.to_json(shape)}")
 
 
-def _shape(error: Exception) -> dict[str, Any]:
+def _error_body(error: Exception) -> dict[str, Any]:
     if isinstance(error, OSError):
-        error = as_ours(error)
+        error = to_ortet_error(error)
     if isinstance(error, OrtetError):
         return error.as_dict()
     import traceback
@@ -230,7 +236,7 @@ def _protocol_error(error: Exception) -> MCPError:
         return error
     theirs = isinstance(error, OrtetError) and code_of(error).status in (404, 422)
     code = types.INVALID_PARAMS if theirs else types.INTERNAL_ERROR
-    shape = plain(_shape(error))
+    shape = to_jsonable(_error_body(error))
     return MCPError(code=code, message=shape["message"], data=shape)
 
 

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
-Report = Callable[[str], None]
+ProgressReport = Callable[[str], None]
 """Told what goes on in a call that takes long."""
 
 
-class Agreed:
+class Confirmation:
     """What somebody agreed to: exactly one thing by its id, everything, or nothing yet."""
 
     def __init__(self, id_: str = "", *, everything: bool = False) -> None:
         self._id = id_
         self._everything = everything
 
-    def to(self, id_: str) -> bool:
+    def allows(self, id_: str) -> bool:
         return self._everything or self._id == id_
 
 
-_UNSEEN = ("report", "agreed")
+_INJECTED_PARAMETERS = ("report", "agreed")
 """Parameters that the server fills in."""
 
 
-class Hints(msgspec.Struct, frozen=True):
+class ToolHints(msgspec.Struct, frozen=True):
     """What a client may believe of a tool without asking. `confirmed`: it does nothing before
     somebody has agreed to what it said it would do."""
 
@@ -45,22 +45,22 @@ class Hints(msgspec.Struct, frozen=True):
     confirmed: bool = False
 
 
-READS = Hints(reads=True, idempotent=True)
-ADDS = Hints()
-SETS = Hints(idempotent=True)
-MOVES = Hints(destroys=True, confirmed=True)
-CONFIRMED = Hints(destroys=True, idempotent=True, confirmed=True)
-RUNS = Hints(destroys=True, outside=True)
+READS = ToolHints(reads=True, idempotent=True)
+ADDS = ToolHints()
+SETS = ToolHints(idempotent=True)
+MOVES = ToolHints(destroys=True, confirmed=True)
+CONFIRMED = ToolHints(destroys=True, idempotent=True, confirmed=True)
+RUNS = ToolHints(destroys=True, outside=True)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ToolResult(msgspec.Struct, frozen=True):
     """What a tool gives back: data for programs, and in `str` what a model has to read of it."""
 
 
-class Tool:
+class McpTool:
     """One of them. Its parameters are those of the function but the first, which is the desk."""
 
-    def __init__(self, function: Callable[..., Answer], hints: Hints) -> None:
+    def __init__(self, function: Callable[..., ToolResult], hints: ToolHints) -> None:
         self.name = function.__name__
         self.hints = hints
         self._function = function
@@ -70,54 +70,59 @@ class Tool:
         return inspect.cleandoc(self._function.__doc__ or "")
 
     @cached_property
-    def _hinted(self) -> dict[str, Any]:
+    def _type_hints(self) -> dict[str, Any]:
         return get_type_hints(self._function, include_extras=True)
 
     @cached_property
-    def _given(self) -> type[msgspec.Struct]:
+    def _arguments_type(self) -> type[msgspec.Struct]:
         """The arguments as a record."""
         parameters = list(inspect.signature(self._function).parameters.values())[1:]
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for one in parameters:
-            if one.name in _UNSEEN:
+            if one.name in _INJECTED_PARAMETERS:
                 continue
-            kind = self._hinted[one.name]
+            kind = self._type_hints[one.name]
             bare = one.default is inspect.Parameter.empty
             fields.append((one.name, kind) if bare else (one.name, kind, one.default))
         return msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
 
     @cached_property
     def input_schema(self) -> dict[str, Any]:
-        return {**_schema(self._given), "additionalProperties": False}
+        return {**_schema(self._arguments_type), "additionalProperties": False}
 
     @cached_property
     def output_schema(self) -> dict[str, Any]:
-        return _schema(self._hinted["return"])
+        return _schema(self._type_hints["return"])
 
-    def check(self, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    def parse_arguments(self, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments, when they are what the schema says."""
         try:
-            given = msgspec.convert(dict(arguments or {}), known(self._given))
+            given = msgspec.convert(dict(arguments or {}), thread_safe_struct(self._arguments_type))
         except msgspec.ValidationError as error:
-            wanted = ", ".join(self._given.__struct_fields__) or "nothing"
+            wanted = ", ".join(self._arguments_type.__struct_fields__) or "nothing"
             raise Invalid(
                 "bad_arguments",
                 f"{self.name} cannot be called so ({error}): it takes {wanted}, as its input "
                 "schema says",
             ) from None
-        return {name: getattr(given, name) for name in self._given.__struct_fields__}
+        return {name: getattr(given, name) for name in self._arguments_type.__struct_fields__}
 
     def __call__(
-        self, desk: Desk, given: Mapping[str, Any], *, report: Report, agreed: Agreed
-    ) -> Answer:
+        self,
+        context: McpContext,
+        arguments: Mapping[str, Any],
+        *,
+        report: ProgressReport,
+        agreed: Confirmation,
+    ) -> ToolResult:
         more = {"report": report, "agreed": agreed}
         takes = inspect.signature(self._function).parameters
-        unseen = {name: more[name] for name in _UNSEEN if name in takes}
-        return self._function(desk, **given, **unseen)
+        unseen = {name: more[name] for name in _INJECTED_PARAMETERS if name in takes}
+        return self._function(context, **arguments, **unseen)
 
 
-def tool(hints: Hints) -> Callable[[Callable[..., Answer]], Tool]:
-    return lambda function: Tool(function, hints)
+def tool(hints: ToolHints) -> Callable[[Callable[..., ToolResult]], McpTool]:
+    return lambda function: McpTool(function, hints)
 
 
 def _schema(kind: type) -> dict[str, Any]:
@@ -129,21 +134,21 @@ def _schema(kind: type) -> dict[str, Any]:
     return {**found, "$defs": parts} if parts else found
 
 
-def plain(answer: object) -> Any:
+def to_jsonable(answer: object) -> Any:
     """An answer as JSON can carry it: bytes of a path that are no text become escapes."""
     return _clean(msgspec.to_builtins(answer, enc_hook=str))
 
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return text_of(value)
+        return valid_utf8(value)
     if isinstance(value, dict):
-        return {text_of(str(key)): _clean(one) for key, one in value.items()}
+        return {valid_utf8(str(key)): _clean(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(one) for one in value]
     return value
 
 
-def text_of(text: str) -> str:
+def valid_utf8(text: str) -> str:
     """Without the halves of characters that stand for bytes which are no UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -14,77 +14,83 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ortet.errors import Invalid, Refused, Unavailable
-from ortet.mcp_server.server import Counter
-from ortet.mcp_server.worker import Worker
+from ortet.mcp_server.server import McpHandlers
+from ortet.mcp_server.worker import CallWorker
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
-_PATIENCE = 10.0
+_CALL_GRACE_SECONDS = 10.0
 """Seconds for which a call that goes on is waited for when we are to end."""
 
-_GRACE = 3
+_STREAM_GRACE_SECONDS = 3
 """The same for streams of clients over HTTP."""
 
 PATH = "/mcp"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def over_stdio(desk: Desk, *, allow: bool) -> None:
+def serve_stdio(context: McpContext, *, allow_destructive: bool) -> None:
     """Serve the client that started us, until it closes our standard input, or a signal comes."""
-    anyio.run(_stdio, desk, allow)
+    anyio.run(_stdio, context, allow_destructive)
 
 
-async def _stdio(desk: Desk, allow: bool) -> None:
+async def _stdio(context: McpContext, allow_destructive: bool) -> None:
     from mcp.server.stdio import stdio_server
 
-    worker = Worker()
-    server = Counter(desk, worker, allow=allow).server()
+    worker = CallWorker()
+    server = McpHandlers(context, worker, allow_destructive=allow_destructive).server()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_by_signal, desk, worker)
+        tasks.start_soon(_end_by_signal, context, worker)
         async with stdio_server() as (receiving, sending):
             await server.run(receiving, sending, server.create_initialization_options())
-        await worker.end(_PATIENCE)
+        await worker.stop(_CALL_GRACE_SECONDS)
         tasks.cancel_scope.cancel()
 
 
-async def _end_by_signal(desk: Desk, worker: Worker) -> None:
+async def _end_by_signal(context: McpContext, worker: CallWorker) -> None:
     """A thread sits in a read of standard input, which nothing ends: so the process does."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
-            await worker.end(_PATIENCE)
-            desk.__exit__(None, None, None)
+            await worker.stop(_CALL_GRACE_SECONDS)
+            context.__exit__(None, None, None)
             sys.stderr.flush()
             os._exit(128 + number)
 
 
-def over_http(
-    desk: Desk, *, allow: bool, host: str, port: int, token: str, open_: bool = False
+def serve_http(
+    context: McpContext,
+    *,
+    allow_destructive: bool,
+    host: str,
+    port: int,
+    token: str,
+    no_auth: bool = False,
 ) -> None:
     """Serve many clients, until a signal comes. Whoever gets in can run commands as this user, and
     loopback is open to all users of a host: without a `token` one is made and told, unless it is to
     be `open_`."""
-    _check_way(host, token, open_)
+    _check_access(host, token, no_auth)
     shown = f"[{host}]" if ":" in host else host
-    with _listening(host, port) as listener:
+    with _listen(host, port) as listener:
         url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
         told = [f"ortet mcp listens on {url}"]
-        if not token and not open_:
+        if not token and not no_auth:
             token = secrets.token_hex(32)
-            told += _ready(url, token)
-        anyio.run(_http, desk, allow, listener, host, token, told)
+            told += _client_settings(url, token)
+        anyio.run(_http, context, allow_destructive, listener, host, token, told)
 
 
-def _check_way(host: str, token: str, open_: bool) -> None:
-    if open_ and token:
+def _check_access(host: str, token: str, no_auth: bool) -> None:
+    if no_auth and token:
         raise Invalid(
             "bad_usage", "--no-auth asks for no token, and ORTET_MCP_TOKEN is one: leave one out"
         )
     if host in _LOOPBACK:
         return
-    if open_:
+    if no_auth:
         raise Invalid(
             "no_auth_here",
             f"--no-auth is for loopback, and {host} is not: leave it out and set ORTET_MCP_TOKEN",
@@ -97,7 +103,7 @@ def _check_way(host: str, token: str, open_: bool) -> None:
         )
 
 
-def _ready(url: str, token: str) -> list[str]:
+def _client_settings(url: str, token: str) -> list[str]:
     """What to give clients; nobody can read it again."""
     shown = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
     return [
@@ -109,34 +115,39 @@ def _ready(url: str, token: str) -> list[str]:
 
 
 async def _http(  # noqa: PLR0917 - as anyio calls it
-    desk: Desk, allow: bool, listener: socket.socket, host: str, token: str, told: list[str]
+    context: McpContext,
+    allow_destructive: bool,
+    listener: socket.socket,
+    host: str,
+    token: str,
+    messages: list[str],
 ) -> None:
     import uvicorn
 
-    worker = Worker()
-    server = Counter(desk, worker, allow=allow).server()
+    worker = CallWorker()
+    server = McpHandlers(context, worker, allow_destructive=allow_destructive).server()
     app: Any = server.streamable_http_app(
         streamable_http_path=PATH,
         host=host,
-        transport_security=_guard() if host in _LOOPBACK else None,
+        transport_security=_transport_security() if host in _LOOPBACK else None,
     )
     config = uvicorn.Config(
-        Bearer(app, token) if token else app,
+        BearerTokenMiddleware(app, token) if token else app,
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=_STREAM_GRACE_SECONDS,
     )
-    sys.stderr.write("".join(f"{line}\n" for line in told))
+    sys.stderr.write("".join(f"{line}\n" for line in messages))
     sys.stderr.flush()
     try:
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
         with anyio.CancelScope(shield=True):
-            await worker.end(_PATIENCE)
+            await worker.stop(_CALL_GRACE_SECONDS)
 
 
-def _guard() -> Any:
+def _transport_security() -> Any:
     """A web page that a browser has open must not reach us by a name that it has made mean this
     host."""
     from mcp.server.transport_security import TransportSecuritySettings
@@ -149,7 +160,7 @@ def _guard() -> Any:
     )
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named: an answer in two
     # packets waits 40 ms for the client's acknowledgement
@@ -170,7 +181,7 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Bearer:
+class BearerTokenMiddleware:
     """Lets nobody in who does not show the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -178,7 +189,7 @@ class Bearer:
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._shown(scope):
+        if scope["type"] == "http" and not self._has_token(scope):
             from starlette.responses import JSONResponse
 
             answer = JSONResponse(
@@ -190,7 +201,7 @@ class Bearer:
             return
         await self._app(scope, receive, send)
 
-    def _shown(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False

@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from ortet.machines.standalone.process_tree import MARK, kill_run
+from ortet.machines.standalone.process_tree import RUN_MARK_VARIABLE, kill_run
 
 _Result = TypeVar("_Result")
 
 
-class Worker:
+class CallWorker:
     """The core is synchronous and for one thread at a time."""
 
     def __init__(self) -> None:
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
 
-    async def do(self, work: Callable[[], _Result]) -> _Result:
+    async def run(self, work: Callable[[], _Result]) -> _Result:
         """Wait for one's turn and do it. Cancelled meanwhile, the command that it runs is killed,
         and it returns when the session is let go."""
         done: list[_Result] = []
@@ -33,8 +33,8 @@ class Worker:
             except Exception as error:  # as it is: a task group would wrap it
                 failed.append(error)
 
-        async with self._turn, anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_when_cancelled, done, failed)
+        async with self._lock, anyio.create_task_group() as tasks:
+            tasks.start_soon(_kill_when_cancelled, done, failed)
             # not abandoned: what goes on in a thread still has the session open
             await anyio.to_thread.run_sync(attempt)
             tasks.cancel_scope.cancel()
@@ -42,24 +42,24 @@ class Worker:
             raise failed[0]
         return done[0]
 
-    async def end(self, patience: float) -> None:
+    async def stop(self, timeout: float) -> None:
         """End what goes on, and wait until it has."""
-        await anyio.to_thread.run_sync(end_commands)
-        with anyio.move_on_after(patience):
-            await self._turn.acquire()
+        await anyio.to_thread.run_sync(kill_commands)
+        with anyio.move_on_after(timeout):
+            await self._lock.acquire()
 
 
-async def _end_when_cancelled(*outcomes: list[Any]) -> None:
+async def _kill_when_cancelled(*outcomes: list[Any]) -> None:
     """Waits beside a call; it is cancelled with it, or when that has an outcome."""
     try:
         await anyio.sleep_forever()
     finally:
         if not any(outcomes):
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(end_commands)
+                await anyio.to_thread.run_sync(kill_commands)
 
 
-def end_commands() -> None:
+def kill_commands() -> None:
     """Kill the commands that this process runs and waits for, with all they started.
 
     They are its children that carry a mark of their own; what a command left behind on purpose has
@@ -89,5 +89,5 @@ def _marks(pid: int) -> list[bytes]:
             names = file.read().split(b"\0")
     except OSError:
         return []
-    key = f"{MARK}=".encode()
+    key = f"{RUN_MARK_VARIABLE}=".encode()
     return next((name[len(key) :].split(b":") for name in names if name.startswith(key)), [])

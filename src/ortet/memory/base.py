@@ -6,51 +6,51 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ortet.memory.records import Doc, End, Tier
+from ortet.memory.records import FactEnd, MemoryDocument, Tier
 
 if TYPE_CHECKING:
     from ortet.ids import Clock
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.lexical.reader import Ended, Entry, Place
-    from ortet.memory.lexical.search import Vectors
-    from ortet.memory.lexical.tokenizer import Words
-    from ortet.memory.lexical.visibility import Visible
-    from ortet.memory.library import News
+    from ortet.memory.lexical.reader import DocumentRow, FactEndRow, IndexPosition
+    from ortet.memory.lexical.search import SemanticRanker
+    from ortet.memory.lexical.tokenizer import Tokenizer
+    from ortet.memory.lexical.visibility import VisibleDocuments
+    from ortet.memory.library import ReadDocuments
 
 
-class Page(NamedTuple):
+class IndexPage(NamedTuple):
     """All there is in events after < seq <= upto of a timeline."""
 
     timeline: str
     after: int
     upto: int
-    docs: Sequence[Doc]
-    ends: Sequence[End]
+    docs: Sequence[MemoryDocument]
+    ends: Sequence[FactEnd]
 
 
-class Standing(NamedTuple):
+class IndexState(NamedTuple):
     """Up to which event timelines were taken in, those of which nothing was left out; `mark` is
     of that moment: what is read behind it may be taken in as long as nothing was emptied."""
 
-    known: dict[str, int]
+    indexed: dict[str, int]
     mark: object
 
 
-class Having(Protocol):
+class TermPostings(Protocol):
     """Which of the documents that can be seen have a term, and how many they are."""
 
     def count(self, terms: Iterable[str]) -> dict[str, float]:
         """How many documents have each term: counted, or, from the limit on, inferred from how
         many had to be looked at: the nearest stretches first, each from its beginning."""
 
-    def having(self, term: str) -> list[int]:
+    def ids_with_term(self, term: str) -> list[int]:
         """Ids of all that have it, the nearest first."""
 
-    def nearest(self, term: str, most: int) -> list[int]:
+    def nearest(self, term: str, limit: int) -> list[int]:
         """The same, and no more than so many."""
 
 
-class Reading(Protocol):
+class IndexReader(Protocol):
     """The index at one moment. Ids are those of `lookup`: line * FIRST + 1 and so on."""
 
     def timeline(self, name: str) -> tuple[int, int]:
@@ -59,37 +59,41 @@ class Reading(Protocol):
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
         """The same of many; those that are not known are left out."""
 
-    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+    def last_positions(
+        self, tiers: Iterable[Tier], ends: Collection[int]
+    ) -> dict[Tier, dict[int, IndexPosition]]:
         """The last document of each tier at or before each of `end_of`, as far as there is one."""
 
-    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+    def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
         """The ids of the documents at events of timelines, by their numbers, where there are any:
         (timeline, seq) -> id."""
 
     def seqs(self, ids: Collection[int]) -> dict[int, int]:
         """At which event each document is."""
 
-    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+    def last_before(
+        self, pieces: Sequence[tuple[IndexPosition, IndexPosition]], time: int
+    ) -> list[IndexPosition]:
         """The last of low.id < id <= high.id that happened by then, of each (low, high); its `low`:
         none. Times along a timeline never go back."""
 
-    def totals(self, ids: Collection[int]) -> dict[int, int]:
+    def token_totals(self, ids: Collection[int]) -> dict[int, int]:
         """All tokens of its line up to each document; 0 where it is a line's beginning."""
 
-    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+    def entries(self, ids: Iterable[int], *, without_words: bool = False) -> dict[int, DocumentRow]:
         """In the order of the ids; `bare`: without their words."""
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
         """(id, length, words, counts) of documents."""
 
-    def ends(self, keys: Iterable[str]) -> list[Ended]: ...
+    def ends(self, keys: Iterable[str]) -> list[FactEndRow]: ...
 
-    def hashes(
+    def text_hashes(
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
         """(seq, hash of the text) of the documents of events after < seq <= upto."""
 
-    def postings(self, visible: Visible, *, limit: int) -> Having:
+    def postings(self, visible: VisibleDocuments, *, limit: int) -> TermPostings:
         """Of what can be seen; counts are exact as far as `limit`."""
 
 
@@ -102,16 +106,16 @@ class WordIndex(Protocol):
     """
 
     @property
-    def words(self) -> Words: ...
+    def tokenizer(self) -> Tokenizer: ...
 
-    def standing(self, timelines: Iterable[str]) -> Standing: ...
+    def index_state(self, timelines: Iterable[str]) -> IndexState: ...
 
-    def take(self, pages: Iterable[Page], mark: object) -> None:
+    def add_pages(self, pages: Iterable[IndexPage], mark: object) -> None:
         """Takes them in, each whole. What another was faster with is passed over. Raises Lost
         when a page does not follow what is known, or it was emptied since `mark`: what was read
         before that may have been erased."""
 
-    def reading(self) -> AbstractContextManager[Reading]:
+    def open_reader(self) -> AbstractContextManager[IndexReader]:
         """All that is read in the block is of one moment."""
 
     def forget(self, timelines: Collection[str] | None) -> None:
@@ -147,21 +151,21 @@ class VectorStore(Protocol):
     def close(self) -> None: ...
 
 
-class Meanings(Protocol):
+class SemanticIndex(Protocol):
     """Finds by meaning, with one embedder."""
 
-    def over(self, index: WordIndex, news: News) -> Vectors:
+    def ranker(self, index: WordIndex, read_documents: ReadDocuments) -> SemanticRanker:
         """To be searched with, for one question: what the index has, as far as `news` reads it."""
 
     def close(self) -> None: ...
 
 
-class Shelves(Protocol):
+class IndexFactory(Protocol):
     """Where a store keeps what its memories are found by, when that is not this host's disk."""
 
-    def words(self) -> WordIndex: ...
+    def word_index(self) -> WordIndex: ...
 
-    def vectors(self, embedder: str) -> VectorStore:
+    def vector_store(self, embedder: str) -> VectorStore:
         """Of one embedder; "" for what is of all."""
 
-    def meanings(self, embedder: Embedder, clock: Clock) -> Meanings: ...
+    def semantic_index(self, embedder: Embedder, clock: Clock) -> SemanticIndex: ...

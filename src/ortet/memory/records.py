@@ -11,7 +11,7 @@ TIERS: tuple[Tier, ...] = ("working", "episodic", "semantic")
 """What was said, what happened, what is known."""
 
 
-class Span(NamedTuple):
+class EventSpan(NamedTuple):
     """Events of one timeline with after < seq <= upto: what of it can be seen."""
 
     timeline: str
@@ -22,7 +22,7 @@ class Span(NamedTuple):
 EVERYONE = -1
 
 
-class Path(NamedTuple):
+class TimelinePath(NamedTuple):
     """Spans that follow one another: a timeline with those it began on, the oldest first.
 
     `scope` is whose it is: "" of the session itself, else "agent", "user:…", "project:…".
@@ -33,12 +33,12 @@ class Path(NamedTuple):
     """
 
     scope: str
-    spans: list[Span]
+    spans: list[EventSpan]
     tiers: tuple[Tier, ...] = TIERS
     believer: int = 0
 
 
-class Doc(msgspec.Struct, frozen=True):
+class MemoryDocument(msgspec.Struct, frozen=True):
     """One message, fact or episode, at event `seq` of its timeline. `key` is the fact's or
     episode's id; `about` is found like the text, and is no part of it; `speaker` likewise.
     `scope` is whom it is meant for, where that is not whose line it is on."""
@@ -56,7 +56,7 @@ class Doc(msgspec.Struct, frozen=True):
     scope: str = ""
 
 
-class End(msgspec.Struct, frozen=True):
+class FactEnd(msgspec.Struct, frozen=True):
     """Event `seq` says that the fact `key` is believed no longer: forgotten, or superseded."""
 
     seq: int
@@ -89,7 +89,7 @@ class Scores(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...] = ()  # too common to be looked for
 
 
-class Found(msgspec.Struct, frozen=True):
+class MemoryMatch(msgspec.Struct, frozen=True):
     """A memory by its place; its text is read from the journal by whoever asked."""
 
     timeline: str
@@ -102,9 +102,9 @@ class Found(msgspec.Struct, frozen=True):
     scores: Scores
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """`dense` says how meaning took part: "", "all", "some" (others are not embedded yet), or why
     not: "failed: …", "late"."""
 
-    found: list[Found]
+    found: list[MemoryMatch]
     dense: str = ""

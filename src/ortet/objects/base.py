@@ -38,18 +38,18 @@ class Kind(IntEnum):
     MEMORY = 15
 
 
-class Link(msgspec.Struct, frozen=True):
+class ObjectRef(msgspec.Struct, frozen=True):
     """A reference from one object to another, with the kind its position demands."""
 
     oid: Oid
     kind: Kind
 
 
-Walk = Callable[[Kind, bytes], Iterable[Link]]
+ReferenceParser = Callable[[Kind, bytes], Iterable[ObjectRef]]
 """The references inside an object; the graph layer supplies it: the store knows no records."""
 
 
-class Search(Protocol):
+class ContentScanner(Protocol):
     """Looks for what must not be stored, and refuses."""
 
     def file(self, fd: int, size: int, path: bytes) -> None: ...
@@ -61,11 +61,11 @@ class Search(Protocol):
     def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None: ...
 
 
-class Objects(ABC):
+class ObjectStore(ABC):
     """Write-once objects named by the hash of their bytes. Safe to call from several threads."""
 
     hasher: Hasher
-    search: Search | None = None
+    scanner: ContentScanner | None = None
     """Whoever puts what was not made here (files, events, processes) has it searched before."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Objects(ABC):
     @abstractmethod
     def has(self, oid: Oid) -> bool: ...
 
-    def heir(self, oid: Oid) -> Oid:
+    def replacement_of(self, oid: Oid) -> Oid:
         """What stands for an object that was erased; of any other, itself."""
         return oid
 

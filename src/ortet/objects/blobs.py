@@ -7,23 +7,23 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import OID_BYTES, Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
-BLOCK = 128 * 1024
+BLOCK_BYTES = 128 * 1024
 """Files up to this size are one blob; larger ones are Blocks of blobs of this size."""
-FAN = 256
-_LEAF = BLOCK * FAN
-_WINDOW = 64
-_LARGE = 8 * 1024 * 1024
+BLOCK_FANOUT = 256
+_LEAF_BYTES = BLOCK_BYTES * BLOCK_FANOUT
+_READ_WINDOW_BLOCKS = 64
+_PARALLEL_MIN_BYTES = 8 * 1024 * 1024
 
 Holes = Sequence[tuple[int, int]]
 """(start, length) of each stretch that was never written, in order, none touching the next."""
 
 
-class Blocks(Record, frozen=True):
+class Blocks(StoredRecord, frozen=True):
     """A large file: `children` is a run of 32-byte Oids, of blobs at level 0, of Blocks above."""
 
     level: int
@@ -31,7 +31,7 @@ class Blocks(Record, frozen=True):
     children: bytes
 
 
-class Content(Protocol):
+class ContentRef(Protocol):
     """What an Entry says about a file's bytes."""
 
     @property
@@ -41,14 +41,16 @@ class Content(Protocol):
     def size(self) -> int: ...
 
 
-def put_bytes(objects: Objects, data: bytes) -> bytes:
+def put_bytes(objects: ObjectStore, data: bytes) -> bytes:
     """Store a file's content; the Oid of its blob or Blocks, b"" for nothing."""
-    if len(data) <= BLOCK:
+    if len(data) <= BLOCK_BYTES:
         return objects.put(Kind.BLOB, data) if data else b""
-    return _Builder(objects, lambda start, length: data[start : start + length], ()).root(len(data))
+    return _BlockTreeBuilder(objects, lambda start, length: data[start : start + length], ()).build(
+        len(data)
+    )
 
 
-def put_file(objects: Objects, fd: int, size: int, holes: Holes = ()) -> bytes:
+def put_file(objects: ObjectStore, fd: int, size: int, holes: Holes = ()) -> bytes:
     """Store the first `size` bytes of an open file; the Oid of its blob or Blocks, b"" for nothing.
 
     Always exactly `size` bytes: zeros where the file ended sooner, because it was cut while being
@@ -66,94 +68,96 @@ def put_file(objects: Objects, fd: int, size: int, holes: Holes = ()) -> bytes:
             data += more
         return data
 
-    if size <= BLOCK:
+    if size <= BLOCK_BYTES:
         return objects.put(Kind.BLOB, read(0, size))
-    return _Builder(objects, read, holes).root(size)
+    return _BlockTreeBuilder(objects, read, holes).build(size)
 
 
-class _Builder:
+class _BlockTreeBuilder:
     """Makes the block tree of one file, each run of zeros only once."""
 
-    def __init__(self, objects: Objects, read: Callable[[int, int], bytes], holes: Holes) -> None:
+    def __init__(
+        self, objects: ObjectStore, read: Callable[[int, int], bytes], holes: Holes
+    ) -> None:
         self._objects = objects
         self._read = read
-        self._starts = [start for start, _ in holes]
-        self._ends = [start + length for start, length in holes]
+        self._hole_starts = [start for start, _ in holes]
+        self._hole_ends = [start + length for start, length in holes]
         self._zeros: dict[tuple[int, int], Oid] = {}
         self._leaves: dict[int, Oid] = {}
 
-    def root(self, size: int) -> Oid:
-        level, span = 0, _LEAF
+    def build(self, size: int) -> Oid:
+        level, span = 0, _LEAF_BYTES
         while span < size:
-            level, span = level + 1, span * FAN
-        if size > _LARGE:
+            level, span = level + 1, span * BLOCK_FANOUT
+        if size > _PARALLEL_MIN_BYTES:
             self._fill_leaves(size)
-        return self._node(level, 0, size)
+        return self._build_node(level, 0, size)
 
     def _fill_leaves(self, size: int) -> None:
         """Read and hash with two threads; both work outside the interpreter's lock."""
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
 
-        starts = list(self._solid_leaves(size))
+        starts = list(self._leaves_with_data(size))
         with ThreadPoolExecutor(2, "ortet-blocks") as pool:
             for start, oid in zip(
                 starts,
-                pool.map(lambda at: self._leaf(at, min(_LEAF, size - at)), starts),
+                pool.map(lambda at: self._build_leaf(at, min(_LEAF_BYTES, size - at)), starts),
                 strict=True,
             ):
                 self._leaves[start] = oid
 
-    def _solid_leaves(self, size: int) -> Iterator[int]:
+    def _leaves_with_data(self, size: int) -> Iterator[int]:
         """Starts of leaves that are not all hole; jumps over holes, which may be terabytes."""
         at = 0
         while at < size:
             end = self._hole_end(at)
-            if end >= min(at + _LEAF, size):
-                at = size if end >= size else end // _LEAF * _LEAF
+            if end >= min(at + _LEAF_BYTES, size):
+                at = size if end >= size else end // _LEAF_BYTES * _LEAF_BYTES
             else:
                 yield at
-                at += _LEAF
+                at += _LEAF_BYTES
 
     def _hole_end(self, start: int) -> int:
         """Where the hole around `start` ends; `start` itself when there is none."""
-        number = bisect_right(self._starts, start) - 1
-        return max(start, self._ends[number]) if number >= 0 else start
+        number = bisect_right(self._hole_starts, start) - 1
+        return max(start, self._hole_ends[number]) if number >= 0 else start
 
-    def _node(self, level: int, start: int, size: int) -> Oid:
+    def _build_node(self, level: int, start: int, size: int) -> Oid:
         if self._hole_end(start) >= start + size:
-            return self._zero(level, size)
+            return self._build_zeros(level, size)
         if level == 0:
             known = self._leaves.get(start)
-            return self._leaf(start, size) if known is None else known
-        span = _LEAF * FAN ** (level - 1)
+            return self._build_leaf(start, size) if known is None else known
+        span = _LEAF_BYTES * BLOCK_FANOUT ** (level - 1)
         children = [
-            self._node(level - 1, at, min(span, start + size - at))
+            self._build_node(level - 1, at, min(span, start + size - at))
             for at in range(start, start + size, span)
         ]
         return self._put(level, size, children)
 
-    def _leaf(self, start: int, size: int) -> Oid:
+    def _build_leaf(self, start: int, size: int) -> Oid:
         children: list[Oid] = []
-        for at in range(start, start + size, BLOCK):
-            length = min(BLOCK, start + size - at)
+        for at in range(start, start + size, BLOCK_BYTES):
+            length = min(BLOCK_BYTES, start + size - at)
             if self._hole_end(at) >= at + length:
-                children.append(self._zero(-1, length))
+                children.append(self._build_zeros(-1, length))
             else:
                 children.append(self._objects.put(Kind.BLOB, self._read(at, length)))
         return self._put(0, size, children)
 
-    def _zero(self, level: int, size: int) -> Oid:
+    def _build_zeros(self, level: int, size: int) -> Oid:
         """A subtree of zeros; level -1 is a blob. Whole ones of a level are all the same object."""
         oid = self._zeros.get((level, size))
         if oid is None:
             if level < 0:
                 oid = self._objects.put(Kind.BLOB, bytes(size))
             else:
-                span = BLOCK * FAN**level
+                span = BLOCK_BYTES * BLOCK_FANOUT**level
                 whole, rest = divmod(size, span)
-                children = [self._zero(level - 1, span)] * whole
+                children = [self._build_zeros(level - 1, span)] * whole
                 if rest:
-                    children.append(self._zero(level - 1, rest))
+                    children.append(self._build_zeros(level - 1, rest))
                 oid = self._put(level, size, children)
             self._zeros[level, size] = oid
         return oid
@@ -165,53 +169,55 @@ class _Builder:
 # reading
 
 
-def get_bytes(objects: Objects, data: bytes, size: int) -> bytes:
+def get_bytes(objects: ObjectStore, data: bytes, size: int) -> bytes:
     """All bytes of a stored content."""
-    return b"".join(_range(objects, data, size, 0, size))
+    return b"".join(_read_bytes(objects, data, size, 0, size))
 
 
-def read_file(objects: Objects, entry: Content) -> Iterator[bytes]:
+def read_file(objects: ObjectStore, entry: ContentRef) -> Iterator[bytes]:
     """The bytes of a file in order, a block at a time."""
-    return _range(objects, entry.data, entry.size, 0, entry.size)
+    return _read_bytes(objects, entry.data, entry.size, 0, entry.size)
 
 
-def read_range(objects: Objects, entry: Content, start: int, length: int) -> Iterator[bytes]:
+def read_range(objects: ObjectStore, entry: ContentRef, start: int, length: int) -> Iterator[bytes]:
     """The bytes [start, start + length) of a file, short at its end; only their blocks are read."""
     stop = min(entry.size, start + length)
-    return _range(objects, entry.data, entry.size, max(0, start), stop)
+    return _read_bytes(objects, entry.data, entry.size, max(0, start), stop)
 
 
-def _range(objects: Objects, data: bytes, size: int, start: int, stop: int) -> Iterator[bytes]:
+def _read_bytes(
+    objects: ObjectStore, data: bytes, size: int, start: int, stop: int
+) -> Iterator[bytes]:
     if start >= stop:
         return
-    if size <= BLOCK:
-        yield _blob(objects.get(Oid(data)), size, data)[start:stop]
+    if size <= BLOCK_BYTES:
+        yield _check_blob_size(objects.get(Oid(data)), size, data)[start:stop]
         return
-    root = _blocks(objects, data, size)
+    root = _load_blocks(objects, data, size)
     window: list[tuple[Oid, int, int]] = []
-    for item in _blobs(objects, root, 0, start, stop):
+    for item in _blocks_in_range(objects, root, 0, start, stop):
         window.append(item)
-        if len(window) == _WINDOW:
-            yield from _window(objects, window, start, stop)
+        if len(window) == _READ_WINDOW_BLOCKS:
+            yield from _read_window(objects, window, start, stop)
             window = []
-    yield from _window(objects, window, start, stop)
+    yield from _read_window(objects, window, start, stop)
 
 
-def _window(
-    objects: Objects, window: list[tuple[Oid, int, int]], start: int, stop: int
+def _read_window(
+    objects: ObjectStore, window: list[tuple[Oid, int, int]], start: int, stop: int
 ) -> Iterator[bytes]:
     """Some blocks, fetched in pack order and given in file order."""
     found = dict(objects.get_many(oid for oid, _, _ in window))
     for oid, at, size in window:
-        data = _blob(found[oid], size, oid)
+        data = _check_blob_size(found[oid], size, oid)
         yield data if start <= at and at + size <= stop else data[max(0, start - at) : stop - at]
 
 
-def _blobs(
-    objects: Objects, node: Blocks, base: int, start: int, stop: int
+def _blocks_in_range(
+    objects: ObjectStore, node: Blocks, base: int, start: int, stop: int
 ) -> Iterator[tuple[Oid, int, int]]:
     """(oid, offset, size) of each block that touches [start, stop)."""
-    span = BLOCK * FAN**node.level
+    span = BLOCK_BYTES * BLOCK_FANOUT**node.level
     first = max(0, start - base) // span
     last = min(node.size, stop - base)
     for number in range(first, (last + span - 1) // span):
@@ -219,30 +225,30 @@ def _blobs(
         size = min(span, base + node.size - at)
         oid = Oid(node.children[number * OID_BYTES : (number + 1) * OID_BYTES])
         if node.level:
-            yield from _blobs(objects, _blocks(objects, oid, size), at, start, stop)
+            yield from _blocks_in_range(objects, _load_blocks(objects, oid, size), at, start, stop)
         else:
             yield oid, at, size
 
 
-def _blocks(objects: Objects, oid: bytes, size: int) -> Blocks:
+def _load_blocks(objects: ObjectStore, oid: bytes, size: int) -> Blocks:
     node = decode(Blocks, objects.get(Oid(oid)))
-    span = BLOCK * FAN ** max(0, node.level)
+    span = BLOCK_BYTES * BLOCK_FANOUT ** max(0, node.level)
     count = -(-size // span)
     if (
         node.level < 0
         or node.size != size
         or len(node.children) != count * OID_BYTES
-        or count > FAN
+        or count > BLOCK_FANOUT
     ):
-        raise _wrong(oid, "is not the block list its parent asks for")
+        raise _corrupt_blocks(oid, "is not the block list its parent asks for")
     return node
 
 
-def _blob(data: bytes, size: int, oid: bytes) -> bytes:
+def _check_blob_size(data: bytes, size: int, oid: bytes) -> bytes:
     if len(data) != size:
-        raise _wrong(oid, f"has {len(data)} bytes, its file asks for {size}")
+        raise _corrupt_blocks(oid, f"has {len(data)} bytes, its file asks for {size}")
     return data
 
 
-def _wrong(oid: bytes, why: str) -> Corrupt:
+def _corrupt_blocks(oid: bytes, why: str) -> Corrupt:
     return Corrupt("bad_blocks", f"object {oid.hex()} {why}: run `ortet verify`", oid=oid.hex())

@@ -26,26 +26,26 @@ MAX_RAW = 16 * 1024 * 1024
 """No frame and so no object is larger: what a header may ask a reader to allocate."""
 MAX_OBJECTS = 65_536
 
-SHORT = "short_frame"
+TRUNCATED_FRAME = "short_frame"
 """The kind of Corrupt that the end of a tail can have without harm: a write that was cut off."""
 
 _HEAD = struct.Struct(
     "<4sBBH8sIII8s8s"
 )  # the last field is the checksum of all before it and of the table
 _ROW = struct.Struct(f"<{OID_BYTES}sBI")
-_SUM = 8
+_CHECKSUM_BYTES = 8
 HEADER_BYTES = _HEAD.size
-_WINDOW = 64 * 1024
-_WORTH = 0.97
+_SCAN_WINDOW_BYTES = 64 * 1024
+_MAX_COMPRESSED_RATIO = 0.97
 
 Item = tuple[Oid, int, bytes]
 """An object on its way into a frame: oid, kind, bytes."""
 
-Read = Callable[[int, int], bytes]
+ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> bytes, short at the end."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class FrameHeader(msgspec.Struct, frozen=True):
     magic: bytes
     version: int
     codec: int
@@ -62,7 +62,7 @@ class Header(msgspec.Struct, frozen=True):
         return self.count * _ROW.size
 
     @property
-    def lead(self) -> int:
+    def payload_start(self) -> int:
         """Bytes before the payload."""
         return HEADER_BYTES + self.count * _ROW.size
 
@@ -72,11 +72,11 @@ class Header(msgspec.Struct, frozen=True):
         return HEADER_BYTES + self.count * _ROW.size + self.stored
 
 
-class Lead(msgspec.Struct, frozen=True):
+class FrameInfo(msgspec.Struct, frozen=True):
     """A frame seen from outside: where it is, its header, also as bytes, and its checked table."""
 
     offset: int
-    header: Header
+    header: FrameHeader
     head: bytes
     table: bytes
 
@@ -85,7 +85,7 @@ class Lead(msgspec.Struct, frozen=True):
         return _ROW.iter_unpack(self.table)
 
 
-def bad(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
+def corrupt_frame(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
     return Corrupt(
         kind,
         f"frame at byte {offset}: {why}; run `ortet verify` to see what is damaged",
@@ -98,26 +98,26 @@ def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor | None)
     raw = b"".join([item[2] for item in objects])
     if len(raw) > MAX_RAW or len(objects) > MAX_OBJECTS:
         raise Invalid("frame_too_large", "these objects do not fit one frame: make several")
-    codec, payload = (RAW, raw) if compressor is None else _squeeze(raw, compressor)
+    codec, payload = (RAW, raw) if compressor is None else _compress_payload(raw, compressor)
     table = b"".join([_ROW.pack(oid, kind, len(data)) for oid, kind, data in objects])
     fields = (MAGIC, FORMAT_VERSION, codec, 0, key_id, len(objects), len(raw), len(payload))
-    head = _HEAD.pack(*fields, checksum(payload), b"")[:-_SUM]
+    head = _HEAD.pack(*fields, checksum(payload), b"")[:-_CHECKSUM_BYTES]
     return b"".join((head, checksum(head, table), table, payload))
 
 
-def _squeeze(raw: bytes, compressor: Compressor) -> tuple[int, bytes]:
+def _compress_payload(raw: bytes, compressor: Compressor) -> tuple[int, bytes]:
     packed = compressor.compress(raw)
-    return (ZSTD, packed) if len(packed) < _WORTH * len(raw) else (RAW, raw)
+    return (ZSTD, packed) if len(packed) < _MAX_COMPRESSED_RATIO * len(raw) else (RAW, raw)
 
 
-def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> Header:
+def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
     """The header at `data[at:]`; Corrupt unless its fields are possible, Unsupported when it is
     newer than us.
 
     Its checksum covers the table too, so it is not proven before `read_table`.
     """
     if data[at : at + 4] != MAGIC:
-        raise bad(offset, "no frame begins here")
+        raise corrupt_frame(offset, "no frame begins here")
     if len(data) > at + 4 and data[at + 4] > FORMAT_VERSION:
         raise Unsupported(
             "newer_format",
@@ -125,45 +125,45 @@ def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> Header:
             f"{FORMAT_VERSION}: upgrade ortet",
         )
     if len(data) - at < HEADER_BYTES:
-        raise bad(offset, "its header is cut short", SHORT)
-    header = Header(*_HEAD.unpack_from(data, at))
+        raise corrupt_frame(offset, "its header is cut short", TRUNCATED_FRAME)
+    header = FrameHeader(*_HEAD.unpack_from(data, at))
     if header.raw > MAX_RAW or header.stored > header.raw or header.count > MAX_OBJECTS:
-        raise bad(offset, "its header asks for more than a frame can hold")
+        raise corrupt_frame(offset, "its header asks for more than a frame can hold")
     if header.codec not in (RAW, ZSTD) or (header.codec == RAW and header.stored != header.raw):
-        raise bad(offset, "its header names an impossible encoding")
+        raise corrupt_frame(offset, "its header names an impossible encoding")
     return header
 
 
-def read_table(data: bytes, at: int, header: Header, *, offset: int = 0) -> Lead:
+def read_table(data: bytes, at: int, header: FrameHeader, *, offset: int = 0) -> FrameInfo:
     """Check header and table, the table being in `data` right after the header at `at`."""
     start = at + HEADER_BYTES
     table = data[start : start + header.table_bytes]
-    if checksum(data[at : start - _SUM], table) != header.head_sum:
-        raise bad(offset, "header and table do not match their checksum")
+    if checksum(data[at : start - _CHECKSUM_BYTES], table) != header.head_sum:
+        raise corrupt_frame(offset, "header and table do not match their checksum")
     if header.flags:
         raise Unsupported(
             "newer_format",
             "the store has frames with flags this ortet does not know: upgrade ortet",
         )
-    lead = Lead(offset, header, data[at:start], table)
+    lead = FrameInfo(offset, header, data[at:start], table)
     if sum([row[2] for row in lead.rows()]) != header.raw:
-        raise bad(offset, "the lengths in its table do not add up")
+        raise corrupt_frame(offset, "the lengths in its table do not add up")
     return lead
 
 
-def check_payload(header: Header, payload: bytes | memoryview, *, offset: int = 0) -> None:
+def check_payload(header: FrameHeader, payload: bytes | memoryview, *, offset: int = 0) -> None:
     """Corrupt unless these are the stored bytes the header promises."""
     if len(payload) != header.stored or checksum(payload) != header.payload_sum:
-        raise bad(offset, "payload does not match its checksum")
+        raise corrupt_frame(offset, "payload does not match its checksum")
 
 
-def unpack(header: Header, payload: bytes | memoryview, *, offset: int = 0) -> bytes:
+def unpack(header: FrameHeader, payload: bytes | memoryview, *, offset: int = 0) -> bytes:
     """The objects' bytes, end to end, after checking the payload."""
     check_payload(header, payload, offset=offset)
     return bytes(payload) if header.codec == RAW else decompress(payload, header.raw)
 
 
-def scan(read: Read, start: int, stop: int) -> Iterator[Lead]:
+def scan(read: ReadAt, start: int, stop: int) -> Iterator[FrameInfo]:
     """Frames between two offsets by their headers alone.
 
     Ends quietly at `stop` or where zeros begin (room kept for later); Corrupt at a frame that is
@@ -172,36 +172,39 @@ def scan(read: Read, start: int, stop: int) -> Iterator[Lead]:
     base, window = start, b""
     while start < stop:
         if start - base + HEADER_BYTES > len(window):
-            base, window = start, read(start, min(_WINDOW, stop - start))
+            base, window = start, read(start, min(_SCAN_WINDOW_BYTES, stop - start))
         if not window[start - base : start - base + HEADER_BYTES].strip(b"\0"):
             return
         header = parse_header(window, start - base, offset=start)
-        if start + header.lead > stop:
-            raise bad(start, "its table is cut short", SHORT)
-        if start - base + header.lead > len(window):
-            base, window = start, read(start, max(header.lead, min(_WINDOW, stop - start)))
+        if start + header.payload_start > stop:
+            raise corrupt_frame(start, "its table is cut short", TRUNCATED_FRAME)
+        if start - base + header.payload_start > len(window):
+            base, window = (
+                start,
+                read(start, max(header.payload_start, min(_SCAN_WINDOW_BYTES, stop - start))),
+            )
         lead = read_table(window, start - base, header, offset=start)
         if start + header.size > stop:
-            raise bad(start, "its payload is cut short", SHORT)
+            raise corrupt_frame(start, "its payload is cut short", TRUNCATED_FRAME)
         yield lead
         start += header.size
 
 
-def resync(read: Read, start: int, stop: int) -> int | None:
+def resync(read: ReadAt, start: int, stop: int) -> int | None:
     """Where the next frame with a sound header begins, for going on behind damage."""
     while start < stop:
-        window = read(start, _WINDOW * 16)
+        window = read(start, _SCAN_WINDOW_BYTES * 16)
         at = window.find(MAGIC)
         if at < 0:
             start += max(1, len(window) - len(MAGIC) + 1)
             continue
-        if _sound(read, start + at, stop):
+        if _is_frame_at(read, start + at, stop):
             return start + at
         start += at + 1
     return None
 
 
-def _sound(read: Read, offset: int, stop: int) -> bool:
+def _is_frame_at(read: ReadAt, offset: int, stop: int) -> bool:
     try:
         return next(scan(read, offset, stop), None) is not None
     except (Corrupt, Unsupported):

@@ -10,26 +10,26 @@ from pathlib import Path
 from ortet.errors import Corrupt
 from ortet.ids import Oid
 from ortet.objects.pack import Pack
-from ortet.objects.pack_index import Covered, Index, encode_slots, open_index, write_index
-from ortet.objects.source import Spot
+from ortet.objects.pack_index import CoveredPack, PackIndex, encode_slots, open_index, write_index
+from ortet.objects.source import ObjectLocation
 
-SUFFIX = ".grp"
-MANY = 16
+GROUP_SUFFIX = ".grp"
+MERGE_MIN_TABLES = 16
 """So many tables to search are too many."""
-FEW = 12
+MERGE_BATCH_TABLES = 12
 """So many become one on the way, which nobody notices."""
 
 
-class Group:
+class PackGroup:
     """One index over several packs, some of which may be gone by now."""
 
-    def __init__(self, path: Path, index: Index, packs: Mapping[str, Pack]) -> None:
+    def __init__(self, path: Path, index: PackIndex, packs: Mapping[str, Pack]) -> None:
         self.path = path
         self._index = index
         self.packs: list[Pack | None] = []
-        self.adjust(packs)
+        self.update_packs(packs)
 
-    def adjust(self, packs: Mapping[str, Pack]) -> None:
+    def update_packs(self, packs: Mapping[str, Pack]) -> None:
         """Take note of which packs there are."""
         owners: list[Pack | None] = []
         for id_, size in self._index.packs:
@@ -37,26 +37,26 @@ class Group:
             owners.append(pack if pack is not None and pack.end == size else None)
         self.packs = owners
 
-    def find(self, oid: Oid) -> Spot | None:
+    def find(self, oid: Oid) -> ObjectLocation | None:
         place = self._index.find(oid)
         if place is None:
             return None
         pack = self.packs[place[0]]
         return next(self.copies(oid), None) if pack is None else (pack, *place[1:])
 
-    def copies(self, oid: Oid) -> Iterator[Spot]:
+    def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
         for number, *place in self._index.find_all(oid):
             pack = self.packs[number]
             if pack is not None:
                 offset, start, length, kind = place
                 yield pack, offset, start, length, kind
 
-    def words(self, slot: int) -> list[int]:
+    def filter_words(self, slot: int) -> list[int]:
         """See Index."""
-        return self._index.words(slot)
+        return self._index.filter_words(slot)
 
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        return self._index.prefix(low, high)
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        return self._index.iter_range(low, high)
 
     def slots(self, numbers: Mapping[str, int]) -> Iterator[list[bytes]]:
         renumber = [-1 if pack is None else numbers[pack.id] for pack in self.packs]
@@ -65,22 +65,22 @@ class Group:
 
 
 def load_groups(
-    directory: Path, packs: Mapping[str, Pack], known: Sequence[Group]
-) -> tuple[list[Group], set[str]]:
+    directory: Path, packs: Mapping[str, Pack], loaded: Sequence[PackGroup]
+) -> tuple[list[PackGroup], set[str]]:
     """The groups to search, the largest first, and the ids of packs they cover."""
-    held = {group.path.name: group for group in known}
-    found: list[Group] = []
+    held = {group.path.name: group for group in loaded}
+    found: list[PackGroup] = []
     for name in os.listdir(directory):
-        if name.endswith(SUFFIX):
+        if name.endswith(GROUP_SUFFIX):
             group = held.get(name)
             with contextlib.suppress(FileNotFoundError, Corrupt):
                 if group is None:
-                    group = Group(directory / name, open_index(directory / name), packs)
+                    group = PackGroup(directory / name, open_index(directory / name), packs)
                 else:
-                    group.adjust(packs)
+                    group.update_packs(packs)
                 found.append(group)
     found.sort(key=lambda group: (len(group.packs), group.path.name), reverse=True)
-    used: list[Group] = []
+    used: list[PackGroup] = []
     covered: set[str] = set()
     for group in found:
         alive = {pack.id for pack in group.packs if pack is not None}
@@ -90,38 +90,42 @@ def load_groups(
     return used, covered
 
 
-def merge(path: Path, groups: Sequence[Group], singles: Sequence[Pack], *, most: int) -> None:
+def merge_indexes(
+    path: Path, groups: Sequence[PackGroup], singles: Sequence[Pack], *, limit: int
+) -> None:
     """Write one index that does the work of the `most` smallest of these, and remove the groups it
     replaces. Whoever has them mapped goes on with them."""
-    tables: list[Group | Pack] = sorted([*groups, *singles], key=_weight)
-    tables = tables[:most]
+    tables: list[PackGroup | Pack] = sorted([*groups, *singles], key=_merge_order)
+    tables = tables[:limit]
     members = {pack.id: pack for table in tables for pack in _members(table)}
     numbers = {id_: number for number, id_ in enumerate(members)}
     streams = [
-        table.slots(numbers) if isinstance(table, Group) else _slots(table, numbers[table.id])
+        table.slots(numbers)
+        if isinstance(table, PackGroup)
+        else _pack_slots(table, numbers[table.id])
         for table in tables
     ]
-    covered: list[Covered] = [(pack.id, pack.end) for pack in members.values()]
+    covered: list[CoveredPack] = [(pack.id, pack.end) for pack in members.values()]
     slots = ([entry for part in parts for entry in part] for parts in zip(*streams, strict=True))
     write_index(path, encode_slots(covered, slots))
     for table in tables:
-        if isinstance(table, Group):
+        if isinstance(table, PackGroup):
             with contextlib.suppress(FileNotFoundError):
                 table.path.unlink()
 
 
-def _weight(table: Group | Pack) -> tuple[int, str]:
+def _merge_order(table: PackGroup | Pack) -> tuple[int, str]:
     """Small before large, old before new."""
-    return (len(table.packs), table.path.name) if isinstance(table, Group) else (1, table.id)
+    return (len(table.packs), table.path.name) if isinstance(table, PackGroup) else (1, table.id)
 
 
-def _members(table: Group | Pack) -> list[Pack]:
+def _members(table: PackGroup | Pack) -> list[Pack]:
     if isinstance(table, Pack):
         return [table]
     return [pack for pack in table.packs if pack is not None]
 
 
-def _slots(pack: Pack, number: int) -> Iterator[list[bytes]]:
-    index = pack.index()
+def _pack_slots(pack: Pack, number: int) -> Iterator[list[bytes]]:
+    index = pack.load_index()
     for slot in range(256):
         yield list(index.entries(slot, [number]))

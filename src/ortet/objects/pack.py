@@ -8,19 +8,19 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ortet.backends.base import Bucket, Listing
+from ortet.backends.base import Bucket, BucketEntry
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.pack_index import Index, Located, encode_index, open_index, write_index
-from ortet.objects.source import File, Source, Spot
+from ortet.objects.pack_index import IndexEntry, PackIndex, encode_index, open_index, write_index
+from ortet.objects.source import AutoClosingFd, FrameSource, ObjectLocation
 from ortet.objects.tail import pack_key, storage_error
 
 _PREFIX = "packs/"
 _SUFFIX = ".pack"
 
 
-class Pack(Source):
+class Pack(FrameSource):
     """One sealed pack. Opened at first use; NotFound when it has been swept away meanwhile."""
 
     sealed = True
@@ -33,8 +33,8 @@ class Pack(Source):
         self.index_path = index_dir / f"{id_}.idx"
         self._bucket = bucket
         self._key_id = key_id
-        self._file: File | None = None
-        self._index: Index | None = None
+        self._file: AutoClosingFd | None = None
+        self._index: PackIndex | None = None
 
     def read(self, offset: int, length: int) -> bytes:
         file = self._file
@@ -44,7 +44,7 @@ class Pack(Source):
             if path is None:
                 return self._bucket.get(pack_key(self.id), offset, length)
             try:
-                file = self._file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                file = self._file = AutoClosingFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             except FileNotFoundError:
                 raise NotFound("no_key", f"pack {self.id} is gone: repeat the call") from None
             except OSError as error:
@@ -54,77 +54,77 @@ class Pack(Source):
         except OSError as error:
             raise storage_error(error, f"reading pack {self.id}") from error
 
-    def rest(self) -> None:
+    def close_files(self) -> None:
         """Give back descriptors until the next use."""
         self._file = self._index = None
 
     def __len__(self) -> int:
-        return (self._index or self.index()).count
+        return (self._index or self.load_index()).count
 
-    def find(self, oid: Oid) -> Spot | None:
+    def find(self, oid: Oid) -> ObjectLocation | None:
         index = self._index
         if index is None:
-            index = self._index = self.index()
+            index = self._index = self.load_index()
         try:
             place = index.find(oid)
         except Corrupt:
-            self._index = self.rebuild()
+            self._index = self.rebuild_index()
             place = self._index.find(oid)
         return None if place is None else (self, *place[1:])
 
-    def words(self, slot: int) -> list[int]:
+    def filter_words(self, slot: int) -> list[int]:
         """See Index."""
         if self._index is None:
-            self._index = self.index()
+            self._index = self.load_index()
         try:
-            return self._index.words(slot)
+            return self._index.filter_words(slot)
         except Corrupt:
-            self._index = self.rebuild()
-            return self._index.words(slot)
+            self._index = self.rebuild_index()
+            return self._index.filter_words(slot)
 
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         try:
-            return iter(list(self.index().prefix(low, high)))
+            return iter(list(self.load_index().iter_range(low, high)))
         except Corrupt:
-            return self.rebuild().prefix(low, high)
+            return self.rebuild_index().iter_range(low, high)
 
-    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+    def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         try:
-            entries = list(self.index())
+            entries = list(self.load_index())
         except Corrupt:
-            entries = list(self.rebuild())
+            entries = list(self.rebuild_index())
         return ((oid, (self, at, start, size, kind)) for oid, _, at, start, size, kind in entries)
 
-    def index(self) -> Index:
+    def load_index(self) -> PackIndex:
         """The index, made from the pack when it is not there or not sound."""
         if self._index is not None:
             return self._index
         try:
             index = open_index(self.index_path)
         except (FileNotFoundError, Corrupt):
-            return self.rebuild()
-        return index if index.packs == [(self.id, self.end)] else self.rebuild()
+            return self.rebuild_index()
+        return index if index.packs == [(self.id, self.end)] else self.rebuild_index()
 
-    def rebuild(self) -> Index:
+    def rebuild_index(self) -> PackIndex:
         """Make the index again from the headers in the pack, as far as they are sound."""
-        entries = [entry for lead in sound_leads(self) for entry in self._entries(lead)]
-        return self._keep_index(encode_index([(self.id, self.end)], entries))
+        entries = [entry for lead in valid_frames(self) for entry in self._index_entries(lead)]
+        return self._save_index(encode_index([(self.id, self.end)], entries))
 
-    def _keep_index(self, data: bytes) -> Index:
+    def _save_index(self, data: bytes) -> PackIndex:
         with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
             write_index(self.index_path, data)
-        return Index(data)
+        return PackIndex(data)
 
-    def _entries(self, lead: frame.Lead) -> Iterator[Located]:
-        if lead.header.key_id != self._key_id:
+    def _index_entries(self, frame_info: frame.FrameInfo) -> Iterator[IndexEntry]:
+        if frame_info.header.key_id != self._key_id:
             return
         start = 0
-        for oid, kind, length in lead.rows():
-            yield oid, 0, lead.offset, start, length, kind
+        for oid, kind, length in frame_info.rows():
+            yield oid, 0, frame_info.offset, start, length, kind
             start += length
 
 
-def sound_leads(source: Source) -> Iterator[frame.Lead]:
+def valid_frames(source: FrameSource) -> Iterator[frame.FrameInfo]:
     """Every frame with a sound header, going on behind damaged ones."""
     at: int | None = 0
     stop = source.end
@@ -141,13 +141,13 @@ def sound_leads(source: Source) -> Iterator[frame.Lead]:
 
 def list_packs(bucket: Bucket) -> dict[str, int]:
     """Id and size of every sealed pack."""
-    return packs_in(bucket.list(_PREFIX))
+    return pack_sizes(bucket.list(_PREFIX))
 
 
-def packs_in(listed: Iterable[Listing], suffix: str = _SUFFIX) -> dict[str, int]:
+def pack_sizes(listings: Iterable[BucketEntry], suffix: str = _SUFFIX) -> dict[str, int]:
     """The same of what was listed; or of other things that have packs' names."""
     return {
         item.key.removeprefix(_PREFIX).removesuffix(suffix): item.size
-        for item in listed
+        for item in listings
         if item.key.endswith(suffix)
     }

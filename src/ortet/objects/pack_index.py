@@ -19,32 +19,32 @@ from pathlib import Path
 from ortet._util.codec import checksum, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import OID_BYTES, Oid
-from ortet.objects.absent import AT
+from ortet.objects.absent import FILTER_WORD_OFFSET
 
 _MAGIC = b"\xa7ORI"
 _VERSION = 1
 _HEAD = struct.Struct("<4sB3xII")  # magic, version, entries, bytes of the list of packs
-_FAN = struct.Struct("<256I")
+_FANOUT = struct.Struct("<256I")
 _ROW = struct.Struct("<HQIIB")
-_ENTRY = OID_BYTES + _ROW.size
-_SUM = 8
-_SUMS = _HEAD.size + _FAN.size
-_NAMES = _SUMS + 256 * _SUM
-_WORD = struct.Struct(f"={AT}xI{OID_BYTES - AT - 4}x")
-_NARROW = 64
-_EMPTY = checksum(b"")
+_ENTRY_BYTES = OID_BYTES + _ROW.size
+_CHECKSUM_BYTES = 8
+_CHECKSUMS_OFFSET = _HEAD.size + _FANOUT.size
+_PACK_LIST_OFFSET = _CHECKSUMS_OFFSET + 256 * _CHECKSUM_BYTES
+_FILTER_WORD_OF_OID = struct.Struct(f"={FILTER_WORD_OFFSET}xI{OID_BYTES - FILTER_WORD_OFFSET - 4}x")
+_LINEAR_SEARCH_MAX = 64
+_EMPTY_CHECKSUM = checksum(b"")
 
-Place = tuple[int, int, int, int, int]
+PackLocation = tuple[int, int, int, int, int]
 """Number of the pack, frame offset in it, offset in the frame's bytes, length, kind."""
 
-Located = tuple[Oid, int, int, int, int, int]
+IndexEntry = tuple[Oid, int, int, int, int, int]
 """An oid and its Place."""
 
-Covered = tuple[str, int]
+CoveredPack = tuple[str, int]
 """Id and bytes of a pack."""
 
 
-def encode_index(packs: Sequence[Covered], entries: Iterable[Located]) -> bytes:
+def encode_index(packs: Sequence[CoveredPack], entries: Iterable[IndexEntry]) -> bytes:
     """The bytes of an index file."""
     slots: list[list[bytes]] = [[] for _ in range(256)]
     for oid, *place in entries:
@@ -52,7 +52,7 @@ def encode_index(packs: Sequence[Covered], entries: Iterable[Located]) -> bytes:
     return encode_slots(packs, slots)
 
 
-def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> bytes:
+def encode_slots(packs: Sequence[CoveredPack], slots: Iterable[list[bytes]]) -> bytes:
     """The same from entries that are bytes already, those of each slot in any order."""
     fan: list[int] = []
     sums: list[bytes] = []
@@ -61,7 +61,7 @@ def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> byte
     for slot in slots:
         if not slot:  # most of them, in the pack of a single commit
             fan.append(total)
-            sums.append(_EMPTY)
+            sums.append(_EMPTY_CHECKSUM)
             continue
         slot.sort()
         data = b"".join(
@@ -72,7 +72,7 @@ def encode_slots(packs: Sequence[Covered], slots: Iterable[list[bytes]]) -> byte
         sums.append(checksum(data))
         body.append(data)
     names = encode(list(packs))
-    head = _HEAD.pack(_MAGIC, _VERSION, total, len(names)) + _FAN.pack(*fan) + b"".join(sums)
+    head = _HEAD.pack(_MAGIC, _VERSION, total, len(names)) + _FANOUT.pack(*fan) + b"".join(sums)
     return b"".join((head, names, checksum(head, names), *body))
 
 
@@ -93,61 +93,69 @@ def write_index(path: Path, data: bytes, *, sync: bool = True) -> None:
         raise
 
 
-def open_index(path: Path) -> Index:
+def open_index(path: Path) -> PackIndex:
     """Map an index file."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < _NAMES:
-            raise _damaged("it is cut short")
-        return Index(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if os.fstat(file.fileno()).st_size < _PACK_LIST_OFFSET:
+            raise _corrupt_index("it is cut short")
+        return PackIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _damaged(why: str) -> Corrupt:
+def _corrupt_index(why: str) -> Corrupt:
     return Corrupt("bad_index", f"{why}; it is made again from its pack")
 
 
-class Index:
+class PackIndex:
     """An index, mapped or in memory. Corrupt when what is read does not match its checksum: it has
     to be made again then."""
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
-        self._map = data
-        head = data[:_NAMES]
+        self._data = data
+        head = data[:_PACK_LIST_OFFSET]
         self.count: int
         magic, version, self.count, names = _HEAD.unpack_from(head)
-        end = _NAMES + names
-        listed = data[_NAMES:end]
-        if (magic, version, checksum(head, listed)) != (_MAGIC, _VERSION, data[end : end + _SUM]):
-            raise _damaged("its header does not match its checksum")
-        self._body = end + _SUM
-        if len(data) != self._body + self.count * _ENTRY:
-            raise _damaged("it is cut short")
-        self.packs: list[Covered] = decode(list[Covered], listed)
-        self._fan = (0, *_FAN.unpack_from(head, _HEAD.size))
-        self._sums = head[_SUMS:]
-        self._seen = bytearray(256)
+        end = _PACK_LIST_OFFSET + names
+        listed = data[_PACK_LIST_OFFSET:end]
+        if (magic, version, checksum(head, listed)) != (
+            _MAGIC,
+            _VERSION,
+            data[end : end + _CHECKSUM_BYTES],
+        ):
+            raise _corrupt_index("its header does not match its checksum")
+        self._body_offset = end + _CHECKSUM_BYTES
+        if len(data) != self._body_offset + self.count * _ENTRY_BYTES:
+            raise _corrupt_index("it is cut short")
+        self.packs: list[CoveredPack] = decode(list[CoveredPack], listed)
+        self._fanout = (0, *_FANOUT.unpack_from(head, _HEAD.size))
+        self._checksums = head[_CHECKSUMS_OFFSET:]
+        self._verified_slots = bytearray(256)
 
-    def _slot(self, slot: int) -> tuple[int, int]:
+    def _slot_bounds(self, slot: int) -> tuple[int, int]:
         """Offset and number of entries of a slot, checked."""
-        low = self._fan[slot]
-        count = self._fan[slot + 1] - low
-        base = self._body + low * _ENTRY
-        if count and not self._seen[slot]:
-            known = self._sums[slot * _SUM : (slot + 1) * _SUM]
-            if checksum(self._map[base : base + count * _ENTRY]) != known:
-                raise _damaged(f"slot {slot} does not match its checksum")
-            self._seen[slot] = 1
+        low = self._fanout[slot]
+        count = self._fanout[slot + 1] - low
+        base = self._body_offset + low * _ENTRY_BYTES
+        if count and not self._verified_slots[slot]:
+            known = self._checksums[slot * _CHECKSUM_BYTES : (slot + 1) * _CHECKSUM_BYTES]
+            if checksum(self._data[base : base + count * _ENTRY_BYTES]) != known:
+                raise _corrupt_index(f"slot {slot} does not match its checksum")
+            self._verified_slots[slot] = 1
         return base, count
 
-    def find(self, oid: Oid) -> Place | None:
+    def find(self, oid: Oid) -> PackLocation | None:
         """The first place of an object."""
         slot = oid[0]
-        low = self._fan[slot]
-        count = self._fan[slot + 1] - low
+        low = self._fanout[slot]
+        count = self._fanout[slot + 1] - low
         if not count:
             return None
-        base = self._body + low * _ENTRY if self._seen[slot] else self._slot(slot)[0]
-        first, last = (0, count) if count <= _NARROW else self._bisect(base, count, oid)
-        block = self._map[base + first * OID_BYTES : base + last * OID_BYTES]
+        base = (
+            self._body_offset + low * _ENTRY_BYTES
+            if self._verified_slots[slot]
+            else self._slot_bounds(slot)[0]
+        )
+        first, last = (0, count) if count <= _LINEAR_SEARCH_MAX else self._bisect(base, count, oid)
+        block = self._data[base + first * OID_BYTES : base + last * OID_BYTES]
         at = block.find(oid)
         while at % OID_BYTES and at > 0:
             at = block.find(oid, at + 1)
@@ -155,9 +163,9 @@ class Index:
             return None
         return self._row(base, count, first + at // OID_BYTES)
 
-    def find_all(self, oid: Oid) -> Iterator[Place]:
+    def find_all(self, oid: Oid) -> Iterator[PackLocation]:
         """Every place of an object: it may be in several packs."""
-        base, count = self._slot(oid[0])
+        base, count = self._slot_bounds(oid[0])
         for number in range(self._bisect(base, count, oid)[0], count):
             found = self._oid(base, number)
             if found > oid:
@@ -167,21 +175,21 @@ class Index:
 
     def _oid(self, base: int, number: int) -> bytes:
         at = base + number * OID_BYTES
-        return self._map[at : at + OID_BYTES]
+        return self._data[at : at + OID_BYTES]
 
-    def words(self, slot: int) -> list[int]:
+    def filter_words(self, slot: int) -> list[int]:
         """The word of each oid in a slot that a filter goes by: see absent.py."""
-        base, count = self._slot(slot)
-        oids = self._map[base : base + count * OID_BYTES]
-        return [word for (word,) in _WORD.iter_unpack(oids)]
+        base, count = self._slot_bounds(slot)
+        oids = self._data[base : base + count * OID_BYTES]
+        return [word for (word,) in _FILTER_WORD_OF_OID.iter_unpack(oids)]
 
-    def _row(self, base: int, count: int, number: int) -> Place:
-        return _ROW.unpack_from(self._map, base + count * OID_BYTES + number * _ROW.size)
+    def _row(self, base: int, count: int, number: int) -> PackLocation:
+        return _ROW.unpack_from(self._data, base + count * OID_BYTES + number * _ROW.size)
 
     def _bisect(self, base: int, count: int, oid: bytes) -> tuple[int, int]:
         """A stretch of a slot, short if it can be, with the first place of `oid` if it has any."""
         low, high = 0, count
-        while high - low > _NARROW:
+        while high - low > _LINEAR_SEARCH_MAX:
             middle = (low + high) // 2
             if self._oid(base, middle) < oid:
                 low = middle
@@ -189,10 +197,10 @@ class Index:
                 high = middle + 1
         return low, high
 
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         """(oid, kind) of every object with low <= oid <= high, in order."""
         for slot in range(low[0], high[0] + 1):
-            base, count = self._slot(slot)
+            base, count = self._slot_bounds(slot)
             for number in range(self._bisect(base, count, low)[0], count):
                 oid = self._oid(base, number)
                 if oid > high:
@@ -200,19 +208,19 @@ class Index:
                 if oid >= low:
                     yield Oid(oid), self._row(base, count, number)[4]
 
-    def __iter__(self) -> Iterator[Located]:
+    def __iter__(self) -> Iterator[IndexEntry]:
         for slot in range(256):
-            if self._fan[slot] == self._fan[slot + 1]:
+            if self._fanout[slot] == self._fanout[slot + 1]:
                 continue
-            base, count = self._slot(slot)
+            base, count = self._slot_bounds(slot)
             for number in range(count):
                 yield Oid(self._oid(base, number)), *self._row(base, count, number)
 
-    def entries(self, slot: int, renumber: Sequence[int]) -> Iterator[bytes]:
+    def entries(self, slot: int, pack_numbers: Sequence[int]) -> Iterator[bytes]:
         """Entries of a slot as `encode_slots` takes them, with other numbers for the packs; those
         of packs numbered -1 are left out."""
-        base, count = self._slot(slot)
+        base, count = self._slot_bounds(slot)
         for number in range(count):
             pack, *rest = self._row(base, count, number)
-            if renumber[pack] >= 0:
-                yield self._oid(base, number) + _ROW.pack(renumber[pack], *rest)
+            if pack_numbers[pack] >= 0:
+                yield self._oid(base, number) + _ROW.pack(pack_numbers[pack], *rest)

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 
-class Scratch(Objects):
+class DryRunObjectStore(ObjectStore):
     """Reads through to `base`, writes nothing to it. A blob put here can not be read back unless
     `base` has it: status and diff need its hash only, and a workspace does not fit into memory."""
 
-    def __init__(self, base: Objects) -> None:
+    def __init__(self, base: ObjectStore) -> None:
         self.hasher = base.hasher
         self._base = base
-        self._kept: dict[Oid, bytes] = {}
+        self._objects: dict[Oid, bytes] = {}
 
     def put(self, kind: Kind, data: bytes) -> Oid:
         oid = self.hasher.oid(data)
         if kind != Kind.BLOB:
-            self._kept[oid] = bytes(data)
+            self._objects[oid] = bytes(data)
         return oid
 
     def get(self, oid: Oid) -> bytes:
-        kept = self._kept.get(oid)
+        kept = self._objects.get(oid)
         return self._base.get(oid) if kept is None else kept
 
     def has(self, oid: Oid) -> bool:
-        return oid in self._kept or self._base.has(oid)
+        return oid in self._objects or self._base.has(oid)
 
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
         wanted = dict.fromkeys(oids)
-        yield from [(oid, self._kept[oid]) for oid in wanted if oid in self._kept]
-        yield from self._base.get_many(oid for oid in wanted if oid not in self._kept)
+        yield from [(oid, self._objects[oid]) for oid in wanted if oid in self._objects]
+        yield from self._base.get_many(oid for oid in wanted if oid not in self._objects)

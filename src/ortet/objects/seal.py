@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ortet._util.codec import Compressor
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Bucket
 from ortet.errors import Corrupt, Unsupported
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.batch import Batches
-from ortet.objects.pack_index import Located, encode_index, write_index
-from ortet.objects.tail import PART, Tail, pack_key, storage_error
+from ortet.objects.batch import FrameBatches
+from ortet.objects.pack_index import IndexEntry, encode_index, write_index
+from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
-_WORTH = 8
+_REWRITE_LOOSE_DIVISOR = 8
 """One part in so many of a tail must be loose to make writing it anew worth while."""
 
 
@@ -30,22 +30,22 @@ def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -
 
     What was in the tail stays readable there for those who have it open.
     """
-    reach("seal.begin")
+    failpoint("seal.begin")
     tail.sync()
-    part = tail.path.with_suffix(PART)
+    part = tail.path.with_suffix(PACK_PART_SUFFIX)
     try:
         written = None if solid else _write_solid(tail, part)
         if written is None:
             tail.trim()
             path, size = tail.path, tail.end
-            entries = [(oid, 0, *spot[1:]) for oid, spot in tail.spots()]
+            entries = [(oid, 0, *spot[1:]) for oid, spot in tail.locations()]
         else:
             path, (size, entries) = part, written
         write_index(index_path, encode_index([(tail.id, size)], entries))
-        reach("seal.after-index")
+        failpoint("seal.after-index")
         tail.published = True
         bucket.put_file(pack_key(tail.id), path)
-        reach("seal.after-put")
+        failpoint("seal.after-put")
         tail.path.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, "sealing a pack") from error
@@ -55,17 +55,17 @@ def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -
     return size
 
 
-def _write_solid(tail: Tail, path: Path) -> tuple[int, list[Located]] | None:
+def _write_solid(tail: Tail, path: Path) -> tuple[int, list[IndexEntry]] | None:
     """Write all that is in the tail to a new file, synced; None when the tail is good as it is."""
     leads = list(frame.scan(tail.read, 0, tail.end))
     loose = sum(lead.header.size for lead in leads if _is_loose(lead.header))
-    if len(leads) < 2 or loose * _WORTH < tail.end:
+    if len(leads) < 2 or loose * _REWRITE_LOOSE_DIVISOR < tail.end:
         return None
     try:
         # Never into a file that is there: one a killed process left may be a pack by now, too.
         path.unlink(missing_ok=True)
         with open(path, "xb") as file:
-            solid = _Solid(file)
+            solid = _SolidPackWriter(file)
             for lead in leads:
                 solid.add(tail, lead)
             solid.finish()
@@ -76,46 +76,46 @@ def _write_solid(tail: Tail, path: Path) -> tuple[int, list[Located]] | None:
         path.unlink(missing_ok=True)
         return None
     written = {entry[0] for entry in solid.entries}
-    if not all(oid in written for oid, _ in tail.spots()):
+    if not all(oid in written for oid, _ in tail.locations()):
         # The tail is about to go, and with it the only copy: whatever the reason, keep it.
         path.unlink(missing_ok=True)
         return None
     return solid.size, solid.entries
 
 
-def _is_loose(header: frame.Header) -> bool:
+def _is_loose(header: frame.FrameHeader) -> bool:
     return header.raw < frame.FRAME_BYTES // (1 if header.codec == frame.RAW else 2)
 
 
-class _Solid:
+class _SolidPackWriter:
     """Frames of a tail, on their way into a file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.size = 0
-        self.entries: list[Located] = []
+        self.entries: list[IndexEntry] = []
         self._file = file
-        self._batches = Batches()
+        self._batches = FrameBatches()
         self._compressor = Compressor()
         self._key_id = b""
 
-    def add(self, tail: Tail, lead: frame.Lead) -> None:
-        header, rows = lead.header, list(lead.rows())
+    def add(self, tail: Tail, frame_info: frame.FrameInfo) -> None:
+        header, rows = frame_info.header, list(frame_info.rows())
         if not _is_loose(header) or (self._key_id and header.key_id != self._key_id):
-            self._write(tail.read(lead.offset, header.size), rows)
+            self._write(tail.read(frame_info.offset, header.size), rows)
             return
         self._key_id = header.key_id
-        payload = tail.read(lead.offset + header.lead, header.stored)
-        data, start = frame.unpack(header, payload, offset=lead.offset), 0
+        payload = tail.read(frame_info.offset + header.payload_start, header.stored)
+        data, start = frame.unpack(header, payload, offset=frame_info.offset), 0
         for oid, kind, length in rows:
             spot = tail.find(oid)
-            if spot is None or spot[1] == lead.offset:  # not what a later frame has once more
+            if spot is None or spot[1] == frame_info.offset:  # not what a later frame has once more
                 full = self._batches.add((oid, kind, data[start : start + length]))
                 if full is not None:
                     self._build(full)
             start += length
 
     def finish(self) -> None:
-        for items in self._batches.take(frame.FRAME_BYTES):
+        for items in self._batches.drain(frame.FRAME_BYTES):
             self._build(items)
 
     def _build(self, items: Sequence[frame.Item]) -> None:

@@ -18,13 +18,13 @@ from ortet.objects.base import Kind
 _FIRST_READ = 32 * 1024
 CACHE_BYTES = 48 * 1024 * 1024
 
-Spot = tuple["Source", int, int, int, int]
+ObjectLocation = tuple["Source", int, int, int, int]
 """Where an object is: source, frame offset, offset in the frame's bytes, length, kind."""
 
-Key = tuple[str, int]
+FrameKey = tuple[str, int]
 
 
-class File:
+class AutoClosingFd:
     """A descriptor that closes itself when nobody uses it any more: closed sooner, its number could
     be given to another file under a thread that is reading."""
 
@@ -35,7 +35,7 @@ class File:
         os.close(self.fd)
 
 
-class Source(ABC):
+class FrameSource(ABC):
     """A tail or a pack. A tail keeps its id when it is sealed; its frames may be others then."""
 
     id: str
@@ -56,20 +56,20 @@ class Source(ABC):
         """Bytes at an offset, short at the end; NotFound when the file is gone."""
 
     @abstractmethod
-    def find(self, oid: Oid) -> Spot | None: ...
+    def find(self, oid: Oid) -> ObjectLocation | None: ...
 
-    def copies(self, oid: Oid) -> Iterator[Spot]:
+    def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
         """Every place of an object."""
         spot = self.find(oid)
         if spot is not None:
             yield spot
 
     @abstractmethod
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         """(oid, kind) of every object between, both ends included, in no order."""
 
     @abstractmethod
-    def spots(self) -> Iterator[tuple[Oid, Spot]]:
+    def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
         """Every object it is known to hold, in no order."""
 
     def extent(self) -> int:
@@ -83,7 +83,7 @@ class Source(ABC):
         if header.size > len(data):
             data += self.read(offset + len(data), header.size - len(data))
         frame.read_table(data, 0, header, offset=offset)
-        payload = memoryview(data)[header.lead : header.size]
+        payload = memoryview(data)[header.payload_start : header.size]
         return frame.unpack(header, payload, offset=offset)
 
 
@@ -92,7 +92,7 @@ class FrameCache:
     step on the dictionary is atomic, and a lost race costs one decoding."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._frames: OrderedDict[Key, bytes] = OrderedDict()
+        self._frames: OrderedDict[FrameKey, bytes] = OrderedDict()
         self._limit = limit
         self._bytes = 0
         self.after_fork()
@@ -101,14 +101,14 @@ class FrameCache:
         """In a child: a thread that is not here may have held the lock."""
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> bytes | None:
+    def get(self, key: FrameKey) -> bytes | None:
         data = self._frames.get(key)
         if data is not None:
             with suppress(KeyError):  # another thread evicted it: the bytes are still ours
                 self._frames.move_to_end(key)
         return data
 
-    def add(self, key: Key, data: bytes) -> None:
+    def add(self, key: FrameKey, data: bytes) -> None:
         with self._lock:
             if key in self._frames or len(data) > self._limit:
                 return
@@ -117,7 +117,7 @@ class FrameCache:
             while self._bytes > self._limit:
                 self._bytes -= len(self._frames.popitem(last=False)[1])
 
-    def load(self, source: Source, offset: int) -> bytes:
+    def load(self, source: FrameSource, offset: int) -> bytes:
         """The decoded frame, from memory if it is there."""
         key = (source.key, offset)
         data = self.get(key)

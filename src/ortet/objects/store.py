@@ -13,24 +13,24 @@ from typing import Literal
 import msgspec
 
 from ortet._util.codec import Hasher
-from ortet.backends.base import Bucket, Queued
-from ortet.backends.object_storage.pending_uploads import Owing
+from ortet.backends.base import Bucket, UploadBacklog
+from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError
 from ortet.ids import OID_BYTES, Clock, Oid, Random, uuid7
-from ortet.objects.base import Kind, Objects
-from ortet.objects.fetch import fetch
-from ortet.objects.gc.lock import Gate
-from ortet.objects.layout import Space, open_root
-from ortet.objects.pack_set import Shelf
-from ortet.objects.source import FrameCache, Spot, kind_of, no_object
-from ortet.objects.tail import SEAL_AT, Tail, storage_error
-from ortet.objects.writer import Writer
+from ortet.objects.base import Kind, ObjectStore
+from ortet.objects.fetch import read_located
+from ortet.objects.gc.lock import SweepLock
+from ortet.objects.layout import SpaceGuard, open_layout
+from ortet.objects.pack_set import PackSet
+from ortet.objects.source import FrameCache, ObjectLocation, kind_of, no_object
+from ortet.objects.tail import SEAL_BYTES, Tail, storage_error
+from ortet.objects.writer import ObjectWriter
 
-Durable = Literal["remote", "local"]
+Durability = Literal["remote", "local"]
 """Where a commit is when it returns: in the bucket, or on this host's disk."""
 
 
-class Stats(msgspec.Struct, frozen=True):
+class ObjectStats(msgspec.Struct, frozen=True):
     """How much a store holds. Objects stored twice count twice until a sweep."""
 
     objects: int
@@ -44,28 +44,28 @@ _pid = os.getpid()
 """This process, kept: asking for it with each object takes a twentieth of a first commit."""
 
 
-def _forked() -> None:
+def _update_pid() -> None:
     global _pid
     _pid = os.getpid()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_update_pid)
 
 
 @cache
-def _free_much() -> None:
+def _raise_malloc_threshold() -> None:
     """Once a process. The C library gets memory for blocks as large as ours from the kernel, and
     gives it back, each time, and the kernel clears it each time: half the processor's time of a
     large commit. From the moment on when something larger was freed it keeps that memory."""
     bytes(30 << 20)  # which, unlike a bytearray, touches none of it
 
 
-class LocalObjects(Objects):
+class LocalObjectStore(ObjectStore):
     """A handle on the store at `root`, whose sealed packs lie in `bucket`. Threads share it; a
     child of fork(2) may go on using it and writes to a tail of its own; other processes open their
     own."""
 
-    remote = False
+    is_remote = False
     """Whether the bucket is elsewhere, and `root` only what this host keeps of it."""
 
     def __init__(
@@ -78,82 +78,84 @@ class LocalObjects(Objects):
         random: Random = os.urandom,
         quota: int | None = None,
         reserve: int = 0,
-        seal_at: int = SEAL_AT,
-        owing: Owing | None = None,
+        seal_bytes: int = SEAL_BYTES,
+        pending_uploads: PendingUploadTable | None = None,
     ) -> None:
-        _free_much()
+        _raise_malloc_threshold()
         self.hasher = hasher
-        self.heirs: Callable[[Oid], Oid | None] = lambda _: None
-        self.owing = owing
+        self.find_replacement: Callable[[Oid], Oid | None] = lambda _: None
+        self.pending_uploads = pending_uploads
         try:
-            self.root = open_root(root, hasher)
-            self.gate = self._make_gate()
+            self.layout = open_layout(root, hasher)
+            self.sweep_lock = self._make_sweep_lock()
         except OSError as error:
             raise storage_error(error, f"opening the store at {root}") from error
         self.bucket = bucket
         self.cache = FrameCache()
-        self.space = Space(self.root, bucket, clock=clock, quota=quota, reserve=reserve)
-        self.shelf = self._make_shelf(lambda: uuid7(clock, random))
-        self.writer = self._make_writer(seal_at)
-        self._swept = self.gate.epoch()
-        self._abandoned = 0
+        self.space = SpaceGuard(self.layout, bucket, clock=clock, quota=quota, reserve=reserve)
+        self.pack_set = self._make_pack_set(lambda: uuid7(clock, random))
+        self.writer = self._make_writer(seal_bytes)
+        self._sweep_epoch = self.sweep_lock.epoch()
+        self._abandon_count = 0
         self._pending = self.writer.pending
         self._pid = _pid
         self._closed = False
-        self.shelf.refresh()
+        self.pack_set.refresh()
 
     # what RemoteObjects makes otherwise
 
-    def _make_gate(self) -> Gate:
-        return Gate(self.root.local)
+    def _make_sweep_lock(self) -> SweepLock:
+        return SweepLock(self.layout.local)
 
-    def _make_shelf(self, new_id: Callable[[], str]) -> Shelf:
-        return Shelf(self.root, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
+    def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
+        return PackSet(self.layout, self.bucket, key_id=self.hasher.key_id, new_id=new_id)
 
-    def _make_writer(self, seal_at: int) -> Writer:
+    def _make_writer(self, seal_bytes: int) -> ObjectWriter:
         key_id = self.hasher.key_id
-        return Writer(self.shelf, self.space, self.cache, key_id=key_id, seal_at=seal_at)
+        return ObjectWriter(
+            self.pack_set, self.space, self.cache, key_id=key_id, seal_bytes=seal_bytes
+        )
 
-    def check_ours(self, act: str) -> None:
+    def require_exclusive(self, action: str) -> None:
         """Unsupported where this process cannot keep all other writers out."""
 
-    def distrust(self) -> None:
+    def drop_local_cache(self) -> None:
         """Read from the bucket itself from now on, not what this host keeps of it."""
 
     @contextmanager
-    def promising(self, durable: Durable | None) -> Iterator[None]:
+    def with_durability(self, durable: Durability | None) -> Iterator[None]:
         """During the block `flush` promises this, and with "remote" at its end all that was put
         before is in the bucket. None: as it was opened. One host's own store is both."""
         if durable not in (None, "remote", "local"):
             raise Invalid("bad_durable", f'durable is {durable!r}: give "remote" or "local"')
         yield
 
-    def queued(self) -> Queued:
+    def queued(self) -> UploadBacklog:
         """What other hosts cannot read yet."""
-        return Queued()
+        return UploadBacklog()
 
     def swept_since(self, epoch: int) -> bool:
         """Whether a sweep, which others may run, has deleted packs since it was `epoch`."""
-        return self.gate.epoch() != epoch
+        return self.sweep_lock.epoch() != epoch
 
     @property
     def epoch(self) -> int:
         """Grows whenever objects that were put, and that nothing reaches yet, may be gone."""
-        return self._swept + self._abandoned
+        return self._sweep_epoch + self._abandon_count
 
     # the Objects contract
 
     def put(self, kind: Kind, data: bytes) -> Oid:
         oid = self.hasher.oid(data)
-        if oid not in self._pending and self.shelf.find_sure(oid) is None:
-            self._here()
+        if oid not in self._pending and self.pack_set.find_durable(oid) is None:
+            self._reset_if_forked()
             self.writer.add(oid, kind, data)
         return oid
 
     def put_new(self, kind: Kind, data: bytes) -> Oid:
         oid = self.hasher.oid(data)
-        if oid not in self._pending and self.shelf.find_mine(oid) is None:
-            self._here()
+        if oid not in self._pending and self.pack_set.find_in_own_tails(oid) is None:
+            self._reset_if_forked()
             self.writer.add(oid, kind, data)
         return oid
 
@@ -162,52 +164,54 @@ class LocalObjects(Objects):
         if item is not None:
             return item[2]
         try:
-            spot = self.shelf.find(oid)
+            spot = self.pack_set.find(oid)
             if spot is not None:
                 return self._read(spot)
         except (NotFound, Corrupt):
             pass
-        return self._get_again(oid)
+        return self._get_after_refresh(oid)
 
-    def _read(self, spot: Spot) -> bytes:
-        source, offset, start, length, _ = spot
+    def _read(self, location: ObjectLocation) -> bytes:
+        source, offset, start, length, _ = location
         return self.cache.load(source, offset)[start : start + length]
 
-    def _get_again(self, oid: Oid) -> bytes:
+    def _get_after_refresh(self, oid: Oid) -> bytes:
         """Another process may have sealed, swept or appended; another copy may be sound where one
         is not."""
-        self._here()
+        self._reset_if_forked()
         failure: OrtetError | None = None
         for anew in (False, True):
-            self.shelf.refresh(anew=anew)
-            for spot in self.shelf.copies(oid):
+            self.pack_set.refresh(reload_tails=anew)
+            for spot in self.pack_set.copies(oid):
                 try:
                     return self._read(spot)
                 except (NotFound, Corrupt) as error:
                     failure = error
             if failure is None:
-                raise self._missed(oid)
-        raise failure if isinstance(failure, Corrupt) else self._missed(oid)
+                raise self._missing_error(oid)
+        raise failure if isinstance(failure, Corrupt) else self._missing_error(oid)
 
-    def _missed(self, oid: Oid) -> OrtetError:
+    def _missing_error(self, oid: Oid) -> OrtetError:
         """It may be on another host's disk, and on its way."""
-        late = self.owing.missing(oid) if self.owing is not None else None
+        late = (
+            self.pending_uploads.explain_missing(oid) if self.pending_uploads is not None else None
+        )
         return no_object(oid) if late is None else late
 
     def has(self, oid: Oid) -> bool:
         """Whether it is stored, as far as this host knows; what is here becomes durable with the
         next flush."""
-        if oid in self._pending or self.shelf.find_sure(oid) is not None:
+        if oid in self._pending or self.pack_set.find_durable(oid) is not None:
             return True
-        self._here()
-        tail = self.shelf.find_other(oid)
-        if tail is None and self.shelf.refresh_if_changed():
-            if self.shelf.find_sure(oid) is not None:
+        self._reset_if_forked()
+        tail = self.pack_set.find_foreign_tail(oid)
+        if tail is None and self.pack_set.refresh_if_changed():
+            if self.pack_set.find_durable(oid) is not None:
                 return True
-            tail = self.shelf.find_other(oid)
-        return tail is not None and self._rely_on(oid, tail)
+            tail = self.pack_set.find_foreign_tail(oid)
+        return tail is not None and self._sync_with_next_flush(oid, tail)
 
-    def _rely_on(self, oid: Oid, tail: Tail) -> bool:
+    def _sync_with_next_flush(self, oid: Oid, tail: Tail) -> bool:
         """Make what another writer has put durable with our next flush, if it is sound."""
         try:
             spot = tail.find(oid)
@@ -215,29 +219,29 @@ class LocalObjects(Objects):
                 return False
         except (Corrupt, NotFound):
             return False
-        self.writer.rely_on(tail)
+        self.writer.sync_with_next_flush(tail)
         return True
 
-    def heir(self, oid: Oid) -> Oid:
-        return self.heirs(oid) or oid
+    def replacement_of(self, oid: Oid) -> Oid:
+        return self.find_replacement(oid) or oid
 
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
         wanted = dict.fromkeys(oids)
-        spots: list[tuple[Oid, Spot]] = []
+        spots: list[tuple[Oid, ObjectLocation]] = []
         for oid in wanted:
-            spot = None if oid in self._pending else self.shelf.find(oid)
+            spot = None if oid in self._pending else self.pack_set.find(oid)
             if spot is None:
                 yield oid, self.get(oid)
             else:
                 spots.append((oid, spot))
-        yield from fetch(spots, self.cache, again=self.get)
+        yield from read_located(spots, self.cache, fallback=self.get)
 
     # beyond it
 
     def flush(self, *, sync: bool = True) -> None:
         """Write what was put; with `sync` it is durable on return. Refused and Unavailable lose
         nothing: what could not be written is tried again by the next flush."""
-        self._here()
+        self._reset_if_forked()
         self.writer.flush(sync=sync)
 
     @contextmanager
@@ -248,54 +252,54 @@ class LocalObjects(Objects):
         Gives the epoch. When it is not what it was before, objects that are not reachable may be
         gone: callers who remember Oids from earlier drop them.
         """
-        self._here()
+        self._reset_if_forked()
         pid = self._pid
-        epoch = self.gate.enter()
+        epoch = self.sweep_lock.begin_write()
         try:
-            if epoch != self._swept:
-                self.forget(epoch)
+            if epoch != self._sweep_epoch:
+                self.refresh_after_sweep(epoch)
             yield self.epoch
         finally:
-            self.gate.leave(pid)
+            self.sweep_lock.end_write(pid)
 
-    def forget(self, epoch: int) -> None:
+    def refresh_after_sweep(self, epoch: int) -> None:
         """After a sweep: drop what is remembered and look at the disk again."""
         self.cache.clear()
-        self.shelf.refresh(swept=True)
-        self._swept = epoch
+        self.pack_set.refresh(after_sweep=True)
+        self._sweep_epoch = epoch
 
     def abandon(self) -> None:
         """A commit has failed: what it put and could not write must not fail the next one too.
 
         Only the outermost, and only, writer of this process; else nothing is done.
         """
-        with self.gate.last() as last:
+        with self.sweep_lock.sole_writer() as last:
             if last and self._pending:
                 self.writer.abandon()
-                self._abandoned += 1
+                self._abandon_count += 1
 
-    def find(self, prefix: str) -> list[tuple[Oid, Kind]]:
+    def find_by_prefix(self, prefix: str) -> list[tuple[Oid, Kind]]:
         """Objects whose id begins with these hex digits, in order."""
         low, high = _bounds(prefix)
-        self._here()
-        self.shelf.refresh_if_changed()
+        self._reset_if_forked()
+        self.pack_set.refresh_if_changed()
         found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
-        found.update(self.shelf.prefix(low, high))
+        found.update(self.pack_set.iter_range(low, high))
         if not found:  # a remote hub sends packs, which only a look at all of them tells
-            self.shelf.refresh()
-            found.update(self.shelf.prefix(low, high))
+            self.pack_set.refresh()
+            found.update(self.pack_set.iter_range(low, high))
         if not found and len(prefix) == 2 * OID_BYTES:  # shorter, it may be anything else
-            missed = self._missed(Oid(bytes.fromhex(prefix)))
+            missed = self._missing_error(Oid(bytes.fromhex(prefix)))
             if not isinstance(missed, NotFound):
                 raise missed
         return [(oid, kind_of(found[oid])) for oid in sorted(found)]
 
-    def stats(self) -> Stats:
-        self._here()
-        self.shelf.refresh()
-        tails = (*self.shelf.mine, *self.shelf.others)
-        packs = self.shelf.packs
-        return Stats(
+    def stats(self) -> ObjectStats:
+        self._reset_if_forked()
+        self.pack_set.refresh()
+        tails = (*self.pack_set.own_tails, *self.pack_set.foreign_tails)
+        packs = self.pack_set.packs
+        return ObjectStats(
             objects=sum(len(tail) for tail in tails) + sum(len(pack) for pack in packs),
             packs=len(packs),
             tails=len(tails),
@@ -307,19 +311,19 @@ class LocalObjects(Objects):
         """Flush, and let other processes adopt our tail. Closing again does nothing."""
         if not self._closed:
             self._closed = True
-            self._here()
+            self._reset_if_forked()
             try:
                 self.writer.close()
             finally:
                 self.cache.clear()
-                self.gate.close()
+                self.sweep_lock.close()
 
-    def _here(self) -> None:
+    def _reset_if_forked(self) -> None:
         if self._pid != _pid:
             self._pid = _pid
             self.cache.after_fork()
-            self.gate.after_fork()
-            self.writer.after_fork(self.shelf.after_fork())
+            self.sweep_lock.after_fork()
+            self.writer.after_fork(self.pack_set.after_fork())
 
 
 def _bounds(prefix: str) -> tuple[bytes, bytes]:

@@ -11,37 +11,38 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, OrtetError, Unavailable, Unsupported
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.source import File, Source, Spot
+from ortet.objects.source import AutoClosingFd, FrameSource, ObjectLocation
 
-SUFFIX = ".tail"
-PART = ".pack.part"
+TAIL_SUFFIX = ".tail"
+PACK_PART_SUFFIX = ".pack.part"
 """What a tail is written anew to when it is sealed."""
-SEAL_AT = 64 * 1024 * 1024
+SEAL_BYTES = 64 * 1024 * 1024
 # Opening a store scans the headers of its tails: these bounds keep that near 20 ms.
 SEAL_FRAMES = 2048
 SEAL_OBJECTS = 32_768
 # Syncing a write into zeros that are on the disk already takes less than half the time of one that
 # makes the file longer, so a tail that is synced again and again keeps room ahead.
-_STEADY = 8
-_ROOM = bytes(256 * 1024)
+_PREALLOCATE_AFTER_SYNCS = 8
+_PREALLOCATED_ZEROS = bytes(256 * 1024)
 
 
 def pack_key(id_: str) -> str:
     return f"packs/{id_}.pack"
 
 
-def storage_error(error: OSError, doing: str) -> OrtetError:
+def storage_error(error: OSError, operation: str) -> OrtetError:
     """What the caller can do about a failed system call."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Unavailable(
-            "disk_full", f"the disk was full while {doing}: free some space, then repeat"
+            "disk_full", f"the disk was full while {operation}: free some space, then repeat"
         )
     return Unavailable(
-        "storage_error", f"{error.strerror or error} while {doing}: see to the disk, then repeat"
+        "storage_error",
+        f"{error.strerror or error} while {operation}: see to the disk, then repeat",
     )
 
 
@@ -62,26 +63,26 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-class Tail(Source):
+class Tail(FrameSource):
     """A tail file: ours, locked and writable, or another writer's, which we only follow."""
 
-    def __init__(self, path: Path, file: File, *, key_id: bytes) -> None:
+    def __init__(self, path: Path, file: AutoClosingFd, *, key_id: bytes) -> None:
         self.key = path.name
-        self.id = self.key.removesuffix(SUFFIX)
+        self.id = self.key.removesuffix(TAIL_SUFFIX)
         self.path = path
         self.end = 0
         self.synced = 0
         self.frames = 0
         self._file = file
         self._key_id = key_id
-        self._seen = (0, 0)
-        self._last, self._last_head = 0, b""
-        self._syncing = threading.Lock()
-        self._syncs = 0
-        self._size = 0  # of the file, with the room behind the end
+        self._last_stat = (0, 0)
+        self._last_frame_offset, self._last_frame_header = 0, b""
+        self._sync_lock = threading.Lock()
+        self._sync_count = 0
+        self._file_size = 0  # of the file, with the room behind the end
         self.published = False  # its pack may be in the bucket, where a sweep can find it
-        self._broken: OSError | None = None
-        self._spots: dict[Oid, Spot] = {}
+        self._sync_error: OSError | None = None
+        self._locations: dict[Oid, ObjectLocation] = {}
 
     # reading
 
@@ -91,7 +92,7 @@ class Tail(Source):
         except OSError as error:
             raise storage_error(error, f"reading {self.path}") from error
 
-    def is_free(self) -> bool:
+    def is_unlocked(self) -> bool:
         """Whether nobody holds it, at this moment."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -105,42 +106,42 @@ class Tail(Source):
             os.close(fd)
         return True
 
-    def find(self, oid: Oid) -> Spot | None:
-        return self._spots.get(oid)
+    def find(self, oid: Oid) -> ObjectLocation | None:
+        return self._locations.get(oid)
 
-    def prefix(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        return ((oid, spot[4]) for oid, spot in list(self._spots.items()) if low <= oid <= high)
+    def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
+        return ((oid, spot[4]) for oid, spot in list(self._locations.items()) if low <= oid <= high)
 
-    def spots(self) -> Iterator[tuple[Oid, Spot]]:
-        return iter(list(self._spots.items()))
+    def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
+        return iter(list(self._locations.items()))
 
     def __len__(self) -> int:
-        return len(self._spots)
+        return len(self._locations)
 
-    def moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the file changed since the last `advance`."""
-        return self._mark() != self._seen
+        return self._stat() != self._last_stat
 
-    def _mark(self) -> tuple[int, int]:
+    def _stat(self) -> tuple[int, int]:
         status = os.fstat(self._file.fd)
         return status.st_size, status.st_mtime_ns
 
     def advance(self) -> None:
         """Take in the whole frames another writer has appended since the last look."""
-        self._seen = self._mark()
-        if not self._continues():
-            self._spots.clear()
+        self._last_stat = self._stat()
+        if not self._has_last_frame():
+            self._locations.clear()
             self.end = self.frames = 0
-        last: frame.Lead | None = None
-        for lead in self._leads(self._seen[0]):
+        last: frame.FrameInfo | None = None
+        for lead in self._valid_frames(self._last_stat[0]):
             if last is not None:
-                self.add(last)
+                self.index_frame(last)
             last = lead
         # All but the last are whole, since another was written behind them.
-        if last is not None and self._is_whole(last):
-            self.add(last)
+        if last is not None and self._is_complete(last):
+            self.index_frame(last)
 
-    def _leads(self, stop: int) -> Iterator[frame.Lead]:
+    def _valid_frames(self, stop: int) -> Iterator[frame.FrameInfo]:
         """Sound headers from `end` on, also behind damage."""
         at: int | None = self.end
         while at is not None:
@@ -152,62 +153,73 @@ class Tail(Source):
             except Unsupported:
                 return
             except Corrupt as error:
-                if error.kind == frame.SHORT:
+                if error.kind == frame.TRUNCATED_FRAME:
                     return
                 at = frame.resync(self.read, at + 1, stop)
 
-    def _is_whole(self, lead: frame.Lead) -> bool:
-        payload = self.read(lead.offset + lead.header.lead, lead.header.stored)
+    def _is_complete(self, frame_info: frame.FrameInfo) -> bool:
+        payload = self.read(
+            frame_info.offset + frame_info.header.payload_start, frame_info.header.stored
+        )
         try:
-            frame.check_payload(lead.header, payload)
+            frame.check_payload(frame_info.header, payload)
         except Corrupt:
             return False
         return True
 
-    def _continues(self) -> bool:
+    def _has_last_frame(self) -> bool:
         """Whether the last frame we saw is still there: recovery may have cut it off."""
-        return not self.frames or self.read(self._last, frame.HEADER_BYTES) == self._last_head
+        return (
+            not self.frames
+            or self.read(self._last_frame_offset, frame.HEADER_BYTES) == self._last_frame_header
+        )
 
-    def add(self, lead: frame.Lead) -> None:
+    def index_frame(self, frame_info: frame.FrameInfo) -> None:
         """Index one frame, the next in order."""
-        if lead.header.key_id == self._key_id:
+        if frame_info.header.key_id == self._key_id:
             start = 0
-            for oid, kind, length in lead.rows():
-                self._spots[oid] = (self, lead.offset, start, length, kind)
+            for oid, kind, length in frame_info.rows():
+                self._locations[oid] = (self, frame_info.offset, start, length, kind)
                 start += length
-        self._last, self._last_head = lead.offset, lead.head
-        self.end = lead.offset + lead.header.size
+        self._last_frame_offset, self._last_frame_header = frame_info.offset, frame_info.head
+        self.end = frame_info.offset + frame_info.header.size
         self.frames += 1
 
     def extent(self) -> int:
         """How far there may be frames, sound or not."""
-        return self._mark()[0]
+        return self._stat()[0]
 
-    def own(self) -> None:
+    def mark_adopted(self) -> None:
         """It has been adopted, and what is in it is durable."""
-        self._size = self.synced = self.end
+        self._file_size = self.synced = self.end
 
     # writing, only by the process that holds the lock
 
-    def append(self, data: bytes, objects: Sequence[frame.Item], *, roomy: bool = False) -> int:
+    def append(
+        self, data: bytes, objects: Sequence[frame.Item], *, preallocate: bool = False
+    ) -> int:
         """Write one frame at the end and index it; on failure the tail is as before.
 
         `roomy` allows keeping room behind it. Returns the frame's offset.
         """
         offset = self.end
         try:
-            reach("tail.before-write")
-            if roomy and self._syncs >= _STEADY and offset + len(data) > self._size:
-                self._write(data + _ROOM, offset, need=len(data))
+            failpoint("tail.before-write")
+            if (
+                preallocate
+                and self._sync_count >= _PREALLOCATE_AFTER_SYNCS
+                and offset + len(data) > self._file_size
+            ):
+                self._write(data + _PREALLOCATED_ZEROS, offset, min_bytes=len(data))
             else:
-                self._write(data, offset, need=len(data))
-            reach("tail.after-write")
+                self._write(data, offset, min_bytes=len(data))
+            failpoint("tail.after-write")
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._cut(offset)
+                self._truncate(offset)
             raise storage_error(error, "writing objects") from error
         start = 0
-        spots = self._spots
+        spots = self._locations
         for oid, kind, content in objects:
             spots[oid] = (self, offset, start, len(content), kind)
             start += len(content)
@@ -215,77 +227,77 @@ class Tail(Source):
         self.frames += 1
         return offset
 
-    def _write(self, data: bytes, offset: int, *, need: int) -> None:
+    def _write(self, data: bytes, offset: int, *, min_bytes: int) -> None:
         done = os.pwrite(self._file.fd, data, offset)
-        while done < need:  # a signal, or the disk is nearly full: the next call says which
+        while done < min_bytes:  # a signal, or the disk is nearly full: the next call says which
             done += os.pwrite(self._file.fd, memoryview(data)[done:], offset + done)
-        self._size = max(self._size, offset + done)
+        self._file_size = max(self._file_size, offset + done)
 
-    def _cut(self, size: int) -> None:
+    def _truncate(self, size: int) -> None:
         os.ftruncate(self._file.fd, size)
-        self._size = size
+        self._file_size = size
 
     def sync(self) -> None:
         """Make everything appended so far durable."""
-        with self._syncing:
+        with self._sync_lock:
             end = self.end
             if self.synced >= end:
                 return
             try:
-                reach("tail.before-sync")
+                failpoint("tail.before-sync")
                 # The kernel reports a failed write once, perhaps to another thread.
-                if self._broken is not None:
-                    raise self._broken
+                if self._sync_error is not None:
+                    raise self._sync_error
                 sync_data(self._file.fd)
                 if not self.synced:
                     sync_directory(self.path.parent)
             except OSError as error:
-                self._broken = error
+                self._sync_error = error
                 raise storage_error(error, "syncing objects") from error
-            reach("tail.after-sync")
+            failpoint("tail.after-sync")
             self.synced = end
-            self._syncs += 1
+            self._sync_count += 1
 
-    def settle(self) -> None:
+    def sync_foreign(self) -> None:
         """Make durable what another writer appended and we rely on."""
         try:
             sync_data(self._file.fd)
         except OSError as error:
             raise storage_error(error, "syncing objects of another process") from error
 
-    def redo(self) -> None:
+    def rewrite_unsynced(self) -> None:
         """After a failed sync, write once more what was not synced before.
 
         The kernel reports a failed write once and then takes the pages for clean: only writing them
         again makes the next sync mean something. Nothing is cut off that others may rely on, except
         from a frame on whose bytes are gone even from memory.
         """
-        with self._syncing:
+        with self._sync_lock:
             good = self.synced
             with contextlib.suppress(Corrupt, Unsupported):
                 for lead in frame.scan(self.read, self.synced, self.end):
                     data = self.read(lead.offset, lead.header.size)
-                    frame.check_payload(lead.header, data[lead.header.lead :])
-                    self._write(data, lead.offset, need=len(data))
+                    frame.check_payload(lead.header, data[lead.header.payload_start :])
+                    self._write(data, lead.offset, min_bytes=len(data))
                     good += len(data)
             if good < self.end:
-                self._cut(good)
+                self._truncate(good)
                 self.end = good
-                for oid in [oid for oid, spot in self._spots.items() if spot[1] >= good]:
-                    del self._spots[oid]
-            self._broken = None
+                for oid in [oid for oid, spot in self._locations.items() if spot[1] >= good]:
+                    del self._locations[oid]
+            self._sync_error = None
 
-    def full(self, seal_at: int, part: int = 1) -> bool:
+    def is_full(self, seal_bytes: int, divisor: int = 1) -> bool:
         """Whether it is large enough to be a pack, or 1/`part` of that."""
         return (
-            self.end * part >= seal_at
-            or self.frames * part >= SEAL_FRAMES
-            or len(self._spots) * part >= SEAL_OBJECTS
+            self.end * divisor >= seal_bytes
+            or self.frames * divisor >= SEAL_FRAMES
+            or len(self._locations) * divisor >= SEAL_OBJECTS
         )
 
     def trim(self) -> None:
         """Give back the room behind the end; only when nothing will be appended."""
-        self._cut(self.end)
+        self._truncate(self.end)
 
     def discard(self) -> None:
         """Throw it away: what is in it is elsewhere too."""
@@ -299,7 +311,7 @@ class Tail(Source):
         with contextlib.suppress(OSError):
             if not self.end:
                 self.path.unlink()
-            elif self._size > self.end:
-                self._cut(self.end)
+            elif self._file_size > self.end:
+                self._truncate(self.end)
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)
-        self._spots = {}  # which point back here: only the garbage collector would close the file
+        self._locations = {}  # which point back here: only the garbage collector would close the file

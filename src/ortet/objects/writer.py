@@ -14,74 +14,80 @@ from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Oid
 from ortet.objects import frame
 from ortet.objects.base import Kind
-from ortet.objects.batch import Batches, cut
-from ortet.objects.layout import Space
-from ortet.objects.pack_set import Shelf
+from ortet.objects.batch import FrameBatches, split_into_frames
+from ortet.objects.layout import SpaceGuard
+from ortet.objects.pack_set import PackSet
 from ortet.objects.source import FrameCache
 from ortet.objects.tail import Tail
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-_SMALL = 64 * 1024
-_IN_FLIGHT = 32 * 1024 * 1024
+_SMALL_FRAME_BYTES = 64 * 1024
+_MAX_IN_FLIGHT_BYTES = 32 * 1024 * 1024
 _THREADS = 2
-_MANY_JOBS = 256
-_CLOSE_PART = 8
+_PRUNE_JOBS_ABOVE = 256
+_CLOSE_SEAL_DIVISOR = 8
 """A tail left behind at close may grow to this part of a pack: 8 MiB, 256 frames, 4096 objects."""
 
 
-class Writer:
+class ObjectWriter:
     """The writing half of a store handle. Thread-safe.
 
     An object stays in `pending` until its frame is written, whatever fails in between, so a later
     flush writes it: nothing that was put is ever silently missing from a flush that succeeds.
     """
 
-    _packs = False
+    _compress_at_flush = False
     """Whether what is left at the end of a commit is compressed, too."""
 
     def __init__(
-        self, shelf: Shelf, space: Space, cache: FrameCache, *, key_id: bytes, seal_at: int
+        self,
+        pack_set: PackSet,
+        space: SpaceGuard,
+        cache: FrameCache,
+        *,
+        key_id: bytes,
+        seal_bytes: int,
     ) -> None:
         self.pending: dict[Oid, frame.Item] = {}
-        self._shelf = shelf
+        self._pack_set = pack_set
         self._space = space
         self._cache = cache
         self._key_id = key_id
-        self._seal_at = seal_at
+        self._seal_bytes = seal_bytes
         self._tail: Tail | None = None
-        self._owed: set[Tail] = set()
-        self._start()
+        self._foreign_tails_to_sync: set[Tail] = set()
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()  # batches, jobs and counters; never held during I/O
-        self._room = threading.Condition(self._lock)
-        self._flushing = threading.Lock()
-        self._appending = threading.Lock()  # the tail
-        self._batches = Batches()
-        self._returned: list[frame.Item] = []  # by a failure, or from before a fork
+        self._capacity_freed = threading.Condition(self._lock)
+        self._flush_lock = threading.Lock()
+        self._append_lock = threading.Lock()  # the tail
+        self._batches = FrameBatches()
+        self._retry_items: list[frame.Item] = []  # by a failure, or from before a fork
         self._compressors: list[Compressor] = []
         self._jobs: set[Future[None]] = set()
-        self._sealing: set[Future[None]] = set()
+        self._seal_jobs: set[Future[None]] = set()
         self._pool: ThreadPoolExecutor | None = None
-        self._in_flight = 0
+        self._in_flight_bytes = 0
         self._failures = 0
-        self._told = 0  # how many of them somebody has been told
+        self._failures_raised = 0  # how many of them somebody has been told
         self._failure: Exception | None = None
 
-    def after_fork(self, parents: Sequence[Tail]) -> None:
+    def after_fork(self, parent_tails: Sequence[Tail]) -> None:
         """In a child: threads and locks are gone; what was pending in the parent is pending here
         too."""
-        self._start()
+        self._reset()
         self._tail = None
-        self._owed.update(parents)
-        self._returned = list(self.pending.values())
+        self._foreign_tails_to_sync.update(parent_tails)
+        self._retry_items = list(self.pending.values())
 
-    def rely_on(self, tail: Tail) -> None:
+    def sync_with_next_flush(self, tail: Tail) -> None:
         """An object in another writer's tail is taken as stored: make it durable with our next
         flush."""
-        self._owed.add(tail)
+        self._foreign_tails_to_sync.add(tail)
 
     def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
         if len(data) > frame.MAX_RAW:
@@ -102,77 +108,79 @@ class Writer:
 
     def _submit(self, items: list[frame.Item]) -> None:
         size = sum([len(item[2]) for item in items])
-        with self._room:
-            while self._in_flight > _IN_FLIGHT:
-                self._room.wait(1)  # not for ever: one that was woken may have been interrupted
-            self._in_flight += size
-            if len(self._jobs) > _MANY_JOBS:
+        with self._capacity_freed:
+            while self._in_flight_bytes > _MAX_IN_FLIGHT_BYTES:
+                self._capacity_freed.wait(
+                    1
+                )  # not for ever: one that was woken may have been interrupted
+            self._in_flight_bytes += size
+            if len(self._jobs) > _PRUNE_JOBS_ABOVE:
                 self._jobs = {job for job in self._jobs if not job.done()}
-            self._jobs.add(self._threads().submit(self._job, items, size))
-            self._tell(self._told)
+            self._jobs.add(self._get_pool().submit(self._run_job, items, size))
+            self._raise_failure(self._failures_raised)
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _get_pool(self) -> ThreadPoolExecutor:
         if self._pool is None:
             from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
 
             self._pool = ThreadPoolExecutor(_THREADS, "ortet-store")
         return self._pool
 
-    def _job(self, items: list[frame.Item], size: int) -> None:
+    def _run_job(self, items: list[frame.Item], size: int) -> None:
         try:
-            self._write_all([items], packed=True)
+            self._write_all([items], compress=True)
         finally:
-            with self._room:
-                self._in_flight -= size
-                self._room.notify()  # one: at the end of its job it is the next one's turn
+            with self._capacity_freed:
+                self._in_flight_bytes -= size
+                self._capacity_freed.notify()  # one: at the end of its job it is the next one's turn
 
-    def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, packed: bool = False) -> None:
+    def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, compress: bool = False) -> None:
         """Write frames of these objects; what fails is kept for the next flush."""
         for items in frames:
             try:
-                self._write(items, packed=packed)
+                self._write(items, compress=compress)
             except Exception as error:
                 with self._lock:
                     self._failures += 1
                     self._failure = error
-                    self._returned += items
+                    self._retry_items += items
 
-    def _tell(self, since: int) -> None:
+    def _raise_failure(self, after_failures: int) -> None:
         """Raise the last failure if there was one after the first `since`."""
-        if self._failures > since and self._failure is not None:
-            self._told = self._failures
+        if self._failures > after_failures and self._failure is not None:
+            self._failures_raised = self._failures
             raise self._failure
 
     # one frame
 
-    def _write(self, items: Sequence[frame.Item], *, packed: bool) -> None:
-        data = self._pack(items) if packed else frame.build(items, self._key_id, None)
-        with self._appending:
+    def _write(self, items: Sequence[frame.Item], *, compress: bool) -> None:
+        data = self._build_compressed(items) if compress else frame.build(items, self._key_id, None)
+        with self._append_lock:
             tail = self._tail
             if tail is None:
-                tail = self._tail = self._shelf.take_tail()
-            self._check_room(tail, len(data))
-            roomy = len(data) < _SMALL and self._space.is_ample()
-            offset = tail.append(data, items, roomy=roomy)
-            full = tail.full(self._seal_at)
+                tail = self._tail = self._pack_set.acquire_tail()
+            self._check_space(tail, len(data))
+            roomy = len(data) < _SMALL_FRAME_BYTES and self._space.has_ample_space()
+            offset = tail.append(data, items, preallocate=roomy)
+            full = tail.is_full(self._seal_bytes)
             if full:
                 self._tail = None
-        if len(data) < _SMALL and not (packed and items[0][1] == Kind.BLOB):
+        if len(data) < _SMALL_FRAME_BYTES and not (compress and items[0][1] == Kind.BLOB):
             # not contents that shrink well: a large file of them would fill the cache for nothing
             self._cache.add((tail.key, offset), b"".join([item[2] for item in items]))
         for item in items:
             self.pending.pop(item[0], None)
         if full:
             with self._lock:
-                self._sealing = {job for job in self._sealing if not job.done()}
-                self._sealing.add(self._threads().submit(self._seal, tail))
+                self._seal_jobs = {job for job in self._seal_jobs if not job.done()}
+                self._seal_jobs.add(self._get_pool().submit(self._seal, tail))
 
-    def _check_room(self, tail: Tail, size: int) -> None:
+    def _check_space(self, tail: Tail, size: int) -> None:
         """Refused when a tail must not be so many bytes longer."""
         del tail
         self._space.check(size)
 
-    def _pack(self, items: Sequence[frame.Item]) -> bytes:
+    def _build_compressed(self, items: Sequence[frame.Item]) -> bytes:
         try:
             compressor = self._compressors.pop()
         except IndexError:
@@ -185,50 +193,50 @@ class Writer:
 
     def flush(self, *, sync: bool = True) -> None:
         """Write what was put before this call; with `sync`, make it durable."""
-        with self._flushing:  # else one could return while another still writes what it took over
+        with self._flush_lock:  # else one could return while another still writes what it took over
             with self._lock:
                 failures = self._failures
-                frames, jobs = self._batches.take(_SMALL), list(self._jobs)
-                returned, self._returned = self._returned, []
+                frames, jobs = self._batches.drain(_SMALL_FRAME_BYTES), list(self._jobs)
+                returned, self._retry_items = self._retry_items, []
             if returned:
-                self._write_all(cut(returned))
-            self._write_all(frames, packed=self._packs)
+                self._write_all(split_into_frames(returned))
+            self._write_all(frames, compress=self._compress_at_flush)
             if jobs:
                 _wait(jobs)
             with self._lock:
-                self._tell(failures)
+                self._raise_failure(failures)
             if sync:
                 self._sync()
 
     def _sync(self) -> None:
-        for tail in self._shelf.mine:
+        for tail in self._pack_set.own_tails:
             if tail.synced < tail.end:
                 self._sync_tail(tail)
-        while self._owed:
-            tail = self._owed.pop()
+        while self._foreign_tails_to_sync:
+            tail = self._foreign_tails_to_sync.pop()
             try:
-                tail.settle()
+                tail.sync_foreign()
             except OrtetError:
-                self._owed.add(tail)
+                self._foreign_tails_to_sync.add(tail)
                 raise
 
     def _sync_tail(self, tail: Tail) -> None:
         try:
             tail.sync()
         except OrtetError:
-            with self._appending, contextlib.suppress(OSError):  # then the next flush tries again
-                tail.redo()
+            with self._append_lock, contextlib.suppress(OSError):  # then the next flush tries again
+                tail.rewrite_unsynced()
             raise
 
     def abandon(self) -> None:
         """Forget what was put and is not written; nobody else may be writing."""
-        with self._flushing:
+        with self._flush_lock:
             with self._lock:
                 jobs = list(self._jobs)
             _wait(jobs)
             with self._lock:
-                self._batches, self._returned = Batches(), []
-                self._told = self._failures
+                self._batches, self._retry_items = FrameBatches(), []
+                self._failures_raised = self._failures
                 self.pending.clear()
 
     # sealing
@@ -237,8 +245,8 @@ class Writer:
         """Failing is no loss: the tail stays ours, readable and synced by flush, and is adopted
         later."""
         with contextlib.suppress(OrtetError, OSError):
-            self._shelf.seal(tail)
-            self._shelf.merge_tables()
+            self._pack_set.seal(tail)
+            self._pack_set.merge_tables()
 
     def seal_now(self) -> None:
         """Turn what we have written so far, and all tails nobody holds, into packs.
@@ -247,18 +255,18 @@ class Writer:
         """
         with contextlib.suppress(Refused, Unavailable):
             self.flush()
-        with self._appending:
+        with self._append_lock:
             self._tail = None
-            tails = self._shelf.mine
+            tails = self._pack_set.own_tails
         self._wait_for_seals()
-        for tail in (*tails, *self._shelf.adopt_all()):
-            if tail in self._shelf.mine:
+        for tail in (*tails, *self._pack_set.adopt_all()):
+            if tail in self._pack_set.own_tails:
                 with contextlib.suppress(Unavailable):
-                    self._shelf.seal(tail)
+                    self._pack_set.seal(tail)
 
     def _wait_for_seals(self) -> None:
         with self._lock:
-            sealing, self._sealing = list(self._sealing), set()
+            sealing, self._seal_jobs = list(self._seal_jobs), set()
         _wait(sealing)
 
     def close(self) -> None:
@@ -269,15 +277,15 @@ class Writer:
         try:
             self.flush()
             self._wait_for_seals()
-            for tail in self._shelf.mine:
-                if tail.full(self._seal_at, _CLOSE_PART):
+            for tail in self._pack_set.own_tails:
+                if tail.is_full(self._seal_bytes, _CLOSE_SEAL_DIVISOR):
                     self._seal(tail)
         finally:
             self._wait_for_seals()
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
-            self._shelf.release()
+            self._pack_set.release()
             self._tail = None
 
 

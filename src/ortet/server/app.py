@@ -15,55 +15,55 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.hub.hub import Hub
-from ortet.server.auth.authenticate import Gate, Policy
+from ortet.server.auth.authenticate import AccessPolicy, Authenticator
 from ortet.server.auth.login import login_routes
 from ortet.server.auth.tokens import Tokens
-from ortet.server.context import Desk
+from ortet.server.context import AppContext
 from ortet.server.dispatch import endpoint
-from ortet.server.errors import bug, refusal
-from ortet.server.middleware.requests import Entry
-from ortet.server.observability.health import Health, count_all
-from ortet.server.observability.logs import Log, to_stderr
-from ortet.server.observability.parts import parts_of
-from ortet.server.openapi import Document
+from ortet.server.errors import bug_response, error_response
+from ortet.server.middleware.requests import RequestMiddleware
+from ortet.server.observability.health import Health, register_metrics
+from ortet.server.observability.logs import ServerLog, to_stderr
+from ortet.server.observability.parts import store_health_checks
+from ortet.server.openapi import OpenApiDocument
 from ortet.server.operations.registry import operations
-from ortet.server.raw_store.grants import grant_of
+from ortet.server.raw_store.grants import make_grant
 from ortet.server.raw_store.routes import raw_routes
 from ortet.server.session_pool.tenants import OpenHub, Tenants
 from ortet.server.streaming.streams import Streams
-from ortet.server.table import Endpoint, Exact, Table, Whole
-from ortet.server.transfers.routes import flow_routes
+from ortet.server.table import Endpoint, EventNumberConvertor, RawPathRoute, RouteTable
+from ortet.server.transfers.routes import streaming_routes
 from ortet.web.routes import page_routes
 
-_HOUR = 3600.0
+_KEY_CLEANUP_INTERVAL_SECONDS = 3600.0
 
 
 def make_app(
     root: str,
     open_hub: OpenHub,
-    policy: Policy,
-    settings: Serve | None = None,
+    policy: AccessPolicy,
+    settings: ServeSettings | None = None,
     *,
-    reserve: int = 0,
-    log: Log | None = None,
+    min_free_bytes: int = 0,
+    log: ServerLog | None = None,
 ) -> Starlette:
     """An application for the store at `root`; it opens it, and closes it with its lifespan. What a
     server runs is its `state.entry`, which is around it."""
-    settings = settings or Serve()
-    log = log or Log(to_stderr, debug=settings.debug)
-    tenants = Tenants(root, open_hub, settings, log.fault)
+    settings = settings or ServeSettings()
+    log = log or ServerLog(to_stderr, debug=settings.debug)
+    tenants = Tenants(root, open_hub, settings, log.log_exception)
     home = open_hub(root, True)
-    desk = Desk(_gate(home, policy), tenants, settings, log, cache=home.cache)
+    desk = AppContext(_make_authenticator(home, policy), tenants, settings, log, cache=home.cache)
     streams = Streams(desk)
-    health = Health(desk, parts_of(home, reserve, log))
-    count_all(desk, lambda: streams.count)
+    health = Health(desk, store_health_checks(home, min_free_bytes, log))
+    register_metrics(desk, lambda: streams.count)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_forget_keys(desk))
+        sweeping = asyncio.create_task(_drop_old_keys_hourly(desk))
         try:
             yield
         finally:
@@ -75,78 +75,78 @@ def make_app(
             if stuck:
                 log.say("warning", "sessions were busy at the end", count=stuck)
             desk.threads.close()
-            await health.settle()
+            await health.finish_checks()
             home.close()
 
-    register_url_convertor("int", Whole())
-    table = operation_lines(desk)
+    register_url_convertor("int", EventNumberConvertor())
+    table = operation_endpoints(desk)
     app = Starlette(
         routes=[
             *health.routes(),
             *login_routes(desk),
-            *Document().routes(),
-            *flow_routes(streams),
-            *raw_routes(grant_of(desk), settings.body_seconds),
+            *OpenApiDocument().routes(),
+            *streaming_routes(streams),
+            *raw_routes(make_grant(desk), settings.body_seconds),
             *routes(table),
             *page_routes(desk, streams),
         ],
         lifespan=lifespan,
-        exception_handlers={OrtetError: _refused, HTTPException: _no_route, Exception: _bug},
+        exception_handlers={OrtetError: _on_ortet_error, HTTPException: _no_route, Exception: _bug},
     )
     app.state.desk = desk
     app.state.streams = streams
     app.state.health = health
-    app.state.entry = Entry(app, desk, Table(table), declared(app.routes))
+    app.state.entry = RequestMiddleware(app, desk, RouteTable(table), declared_paths(app.routes))
     return app
 
 
-def _gate(home: Hub, policy: Policy) -> Gate:
-    return Gate(Tokens(home.catalog, home.clock, home.random), policy)
+def _make_authenticator(hub: Hub, policy: AccessPolicy) -> Authenticator:
+    return Authenticator(Tokens(hub.catalog, hub.clock, hub.random), policy)
 
 
-async def _forget_keys(desk: Desk) -> None:
+async def _drop_old_keys_hourly(context: AppContext) -> None:
     while True:
-        await asyncio.sleep(_HOUR)
+        await asyncio.sleep(_KEY_CLEANUP_INTERVAL_SECONDS)
         try:
-            await desk.in_thread(desk.tenants.forget_keys)
+            await context.in_thread(context.tenants.drop_old_keys)
         except OrtetError as error:  # a full disk: the next hour tries again
-            desk.log.fault("forgetting keys", error)
+            context.log.log_exception("forgetting keys", error)
 
 
-def declared(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:
+def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:
     """The path of each endpoint, as it was declared."""
     found: dict[Any, str] = {}
     for route in routes:
         if isinstance(route, Mount):
             found |= {route.app: f"{prefix}{route.path}/*"}
-            found |= declared(route.routes, prefix + route.path)
+            found |= declared_paths(route.routes, prefix + route.path)
         elif isinstance(route, Route | WebSocketRoute):
             found[route.endpoint] = prefix + route.path
     return found
 
 
-def operation_lines(desk: Desk) -> list[tuple[str, str, Endpoint]]:
-    return [(one.method, one.path, endpoint(desk, one)) for one in operations()]
+def operation_endpoints(context: AppContext) -> list[tuple[str, str, Endpoint]]:
+    return [(one.method, one.path, endpoint(context, one)) for one in operations()]
 
 
 def routes(table: Sequence[tuple[str, str, Endpoint]]) -> list[BaseRoute]:
     """The same for what the table does not find: a method that is not for a path."""
-    return [Exact(path, does, methods=[method]) for method, path, does in table]
+    return [RawPathRoute(path, does, methods=[method]) for method, path, does in table]
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _on_ortet_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, OrtetError)
-    return refusal(error)
+    return error_response(error)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     """A path or a method that is not there."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return refusal(
+        return error_response(
             NotFound("no_route", f"there is nothing at {request.url.path}: see /openapi.json")
         )
-    answer = refusal(
+    answer = error_response(
         Invalid("bad_method", f"{request.method} is not for {request.url.path}: see /openapi.json")
     )
     answer.status_code = error.status_code
@@ -155,4 +155,4 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _bug(_: Request, error: Exception) -> Response:
-    return bug(error)
+    return bug_response(error)

@@ -10,121 +10,127 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from ortet._util.deadlines import patient
+from ortet._util.deadlines import lock_timeout
 from ortet.backends.base import Cache
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable
-from ortet.server.auth.authenticate import Gate
-from ortet.server.auth.commit_visibility import Sight
+from ortet.server.auth.authenticate import Authenticator
+from ortet.server.auth.commit_visibility import CommitVisibility
 from ortet.server.auth.tokens import Caller
-from ortet.server.errors import Unknown
-from ortet.server.middleware.rate_limit import Limits
-from ortet.server.middleware.thread_pool import Threads
-from ortet.server.observability.logs import Log
+from ortet.server.errors import Unauthorized
+from ortet.server.middleware.rate_limit import RateLimiter
+from ortet.server.middleware.thread_pool import RequestThreadPool
+from ortet.server.observability.logs import ServerLog
 from ortet.server.observability.metrics import Metrics
 from ortet.server.session_pool.tenants import Tenants
 
-_INSIDE = 4
+_MAX_THREADS_PER_SESSION = 4
 """Requests of one token for one session that have a thread; the others wait without one."""
 
-_LOCKS = 6
+_LOCK_TIMEOUT_FACTOR = 6
 """Times the patience of a request: hundreds of our own threads may stand before the same lock, and
 SQLite wakes them in no order."""
 
 
-class Desk:
+class AppContext:
     def __init__(
-        self, gate: Gate, tenants: Tenants, settings: Serve, log: Log, *, cache: Cache | None = None
+        self,
+        authenticator: Authenticator,
+        tenants: Tenants,
+        settings: ServeSettings,
+        log: ServerLog,
+        *,
+        cache: Cache | None = None,
     ) -> None:
-        self.gate = gate
+        self.authenticator = authenticator
         self.tenants = tenants
-        self.limits = Limits(settings, cache)
+        self.rate_limiter = RateLimiter(settings, cache)
         self.metrics = Metrics()
         self.log = log
-        self.sight = Sight()
-        self.threads = Threads(settings.threads)
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self.commit_visibility = CommitVisibility()
+        self.threads = RequestThreadPool(settings.threads)
+        self._session_queues: dict[tuple[str, str], _SessionQueue] = {}
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         """The core blocks: it works in threads, which a client that goes away does not stop. A
         store that another process keeps locked is waited for longer than a busy session is."""
-        seconds = _LOCKS * self.limits.settings.patience
-        return await self.threads.run(partial(_patiently, seconds, function))
+        seconds = _LOCK_TIMEOUT_FACTOR * self.rate_limiter.settings.patience
+        return await self.threads.run(partial(_with_lock_timeout, seconds, function))
 
-    async def caller(self, request: HTTPConnection) -> Caller:
-        caller: Caller = await self.in_thread(partial(self.known, request))
+    async def authenticate(self, request: HTTPConnection) -> Caller:
+        caller: Caller = await self.in_thread(partial(self.authenticate_sync, request))
         return caller
 
-    def known(self, request: HTTPConnection) -> Caller:
+    def authenticate_sync(self, request: HTTPConnection) -> Caller:
         """The same for who is in a thread already. Counted once a request: see Entry."""
         state = request.scope["state"]
         try:
-            caller = self.gate.caller(request)
-        except Unknown:
+            caller = self.authenticator.authenticate(request)
+        except Unauthorized:
             client = request.scope.get("client")
-            self.limits.stranger(client[0] if client else "")
+            self.rate_limiter.admit_address(client[0] if client else "")
             raise
         if "caller" not in state:
-            self.limits.admit(caller)
+            self.rate_limiter.admit(caller)
             state["caller"] = caller
         return caller
 
-    def line(self, request: Request) -> _Standing:
+    def session_queue(self, request: Request) -> _QueuedRequest:
         """Who asks much of one session waits for its turn here, in order, and keeps no thread from
         others."""
         who = request.headers.get("authorization") or request.headers.get("cookie", "")
         key = (who, request.path_params["session"])
-        return _Standing(self._lines, key, self.limits.settings.patience)
+        return _QueuedRequest(self._session_queues, key, self.rate_limiter.settings.patience)
 
 
-def _patiently(seconds: float, function: Callable[[], Any]) -> Any:
-    with patient(seconds):
+def _with_lock_timeout(seconds: float, function: Callable[[], Any]) -> Any:
+    with lock_timeout(seconds):
         return function()
 
 
-class _Standing:
+class _QueuedRequest:
     """One request in a line, which is there as long as somebody stands in it."""
 
     def __init__(
-        self, lines: dict[tuple[str, str], _Line], key: tuple[str, str], patience: float
+        self, queues: dict[tuple[str, str], _SessionQueue], key: tuple[str, str], timeout: float
     ) -> None:
-        self._lines = lines
+        self._queues = queues
         self._key = key
-        self._patience = patience
+        self._timeout = timeout
 
     async def __aenter__(self) -> None:
-        line = self._line = self._lines.setdefault(self._key, _Line())
+        line = self._queue = self._queues.setdefault(self._key, _SessionQueue())
         line.users += 1
         try:
-            await line.enter(self._patience)
+            await line.enter(self._timeout)
         except BaseException:
-            self._leave()
+            self._drop_queue_if_unused()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._line.leave()
-        self._leave()
+        self._queue.leave()
+        self._drop_queue_if_unused()
 
-    def _leave(self) -> None:
-        self._line.users -= 1
-        if not self._line.users:
-            self._lines.pop(self._key, None)
+    def _drop_queue_if_unused(self) -> None:
+        self._queue.users -= 1
+        if not self._queue.users:
+            self._queues.pop(self._key, None)
 
 
-class _Line:
+class _SessionQueue:
     def __init__(self) -> None:
         self.users = 0
-        self._inside = 0
+        self._active = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def enter(self, patience: float) -> None:
-        if self._inside < _INSIDE:
-            self._inside += 1
+    async def enter(self, timeout: float) -> None:
+        if self._active < _MAX_THREADS_PER_SESSION:
+            self._active += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await asyncio.wait_for(turn, patience)
+            await asyncio.wait_for(turn, timeout)
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.leave()
@@ -141,4 +147,4 @@ class _Line:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._inside -= 1
+        self._active -= 1

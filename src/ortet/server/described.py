@@ -7,7 +7,7 @@ from typing import Any
 from ortet.errors import CODES, OrtetError
 from ortet.server.auth.authenticate import COOKIE
 from ortet.server.errors import STATUS
-from ortet.server.middleware.idempotency import LONGEST
+from ortet.server.middleware.idempotency import MAX_KEY_LENGTH
 
 Json = dict[str, Any]
 JSON = "application/json"
@@ -28,7 +28,7 @@ ERRORS = {
     501: "This host, engine or version cannot do it.",
     503: "Something needed is not there at the moment: the same request may work later.",
 }
-_AGAIN = (409, 429, 503)
+_RETRY_AFTER_STATUSES = (409, 429, 503)
 
 HEADERS: Json = {
     "ETag": {
@@ -59,13 +59,13 @@ def _header(name: str, text: str, **schema: Any) -> Json:
     }
 
 
-ONCE = "IdempotencyKey"
+IDEMPOTENCY_KEY = "IdempotencyKey"
 PARAMETERS: Json = {
-    ONCE: _header(
+    IDEMPOTENCY_KEY: _header(
         "Idempotency-Key",
         "The same request with the same key is done once, and answered the same, for a day.",
         minLength=1,
-        maxLength=LONGEST,
+        maxLength=MAX_KEY_LENGTH,
         pattern="^[ -~]+$",
     ),
     "IfMatch": _header(
@@ -122,54 +122,58 @@ def error_answers() -> Json:
         headers = []
         if status == 401:
             headers.append("WWW-Authenticate")
-        if status in _AGAIN:
+        if status in _RETRY_AFTER_STATUSES:
             headers.append("Retry-After")
         found[f"Error{status}"] = {
             "description": text,
-            **told_headers(*headers),
+            **response_headers(*headers),
             "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
         }
     return found
 
 
-def told_headers(*names: str) -> Json:
+def response_headers(*names: str) -> Json:
     if not names:
         return {}
-    return {"headers": {name: {"$ref": f"#/components/headers/{part(name)}"} for name in names}}
+    return {
+        "headers": {
+            name: {"$ref": f"#/components/headers/{component_name(name)}"} for name in names
+        }
+    }
 
 
-def part(name: str) -> str:
+def component_name(name: str) -> str:
     """A header's name as a component's."""
     return name.replace("-", "")
 
 
-def errors(*statuses: int) -> Json:
+def error_refs(*statuses: int) -> Json:
     return {
         str(status): {"$ref": f"#/components/responses/Error{status}"}
         for status in sorted(set(statuses))
     }
 
 
-def _plain(id_: str, tag: str, text: str, answers: Json, **more: Any) -> Json:
+def _public_operation(id_: str, tag: str, text: str, answers: Json, **more: Any) -> Json:
     about = {"operationId": id_, "tags": [tag], "summary": text, "security": [], **more}
     return {**about, "responses": answers}
 
 
-def _says(text: str, media: str, schema: Json | None = None) -> Json:
+def _response(text: str, media: str, schema: Json | None = None) -> Json:
     return {"description": text, "content": {media: {"schema": schema or {"type": "string"}}}}
 
 
-_TOKEN = {
+_LOGIN_REQUEST = {
     "type": "object",
     "properties": {"token": {"type": "string"}},
     "required": ["token"],
 }
-_WHO = {
+_LOGIN_RESPONSE = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in ("token", "name", "allows")},
     "required": ["token", "name", "allows"],
 }
-_READY = {
+_READY_RESPONSE = {
     "type": "object",
     "properties": {
         "ready": {"const": True},
@@ -184,76 +188,82 @@ def fixed_paths() -> Json:
     """Routes that are in no table. Nobody needs a token for them."""
     return {
         "/healthz": {
-            "get": _plain(
-                "healthz", "server", "Whether it is alive.", {"200": _says("ok", "text/plain")}
+            "get": _public_operation(
+                "healthz", "server", "Whether it is alive.", {"200": _response("ok", "text/plain")}
             )
         },
         "/readyz": {
-            "get": _plain(
+            "get": _public_operation(
                 "readyz",
                 "server",
                 "Whether it can work: its store can be written, and it is not stopping. Answered "
                 "within some two seconds; `parts` of the details names what is not well. A bucket "
                 "that does not answer is in `not_well`: journals go on without it.",
-                {"200": _says("It can.", JSON, _READY), **errors(503)},
+                {"200": _response("It can.", JSON, _READY_RESPONSE), **error_refs(503)},
             )
         },
         "/metrics": {
-            "get": _plain(
+            "get": _public_operation(
                 "metrics",
                 "server",
                 "What it does, in numbers, as Prometheus reads them. No tenant is named.",
-                {"200": _says("Text of version 0.0.4.", "text/plain"), **errors(403, 503)},
+                {"200": _response("Text of version 0.0.4.", "text/plain"), **error_refs(403, 503)},
             )
         },
         "/openapi.json": {
-            "get": _plain(
+            "get": _public_operation(
                 "openapi",
                 "server",
                 "This document.",
-                {"200": _says("OpenAPI 3.1.", JSON, {"type": "object"}), **errors(403, 503)},
+                {
+                    "200": _response("OpenAPI 3.1.", JSON, {"type": "object"}),
+                    **error_refs(403, 503),
+                },
             )
         },
         "/docs": {
-            "get": _plain(
+            "get": _public_operation(
                 "docs",
                 "server",
                 "The same for people.",
-                {"200": _says("A page.", "text/html"), **errors(403, 503)},
+                {"200": _response("A page.", "text/html"), **error_refs(403, 503)},
             )
         },
-        **_door(),
+        **_login_paths(),
     }
 
 
-def _door() -> Json:
+def _login_paths() -> Json:
     see_other = {"description": "A form was sent: on to the page."}
     return {
         "/login": {
-            "post": _plain(
+            "post": _public_operation(
                 "login",
                 "access",
                 "Give a token once; the browser keeps it from scripts, in a cookie.",
                 {
-                    "200": _says("Whose token it is.", JSON, _WHO),
+                    "200": _response("Whose token it is.", JSON, _LOGIN_RESPONSE),
                     "303": see_other,
-                    **errors(401, 403, 408, 413, 422, 429, 503),
+                    **error_refs(401, 403, 408, 413, 422, 429, 503),
                 },
                 requestBody={
                     "required": True,
-                    "content": {JSON: {"schema": _TOKEN}, _FORM: {"schema": _TOKEN}},
+                    "content": {
+                        JSON: {"schema": _LOGIN_REQUEST},
+                        _FORM: {"schema": _LOGIN_REQUEST},
+                    },
                 },
             )
         },
         "/logout": {
-            "post": _plain(
+            "post": _public_operation(
                 "logout",
                 "access",
                 "The browser forgets the cookie; the token stays valid.",
                 {
                     "204": {"description": "Forgotten."},
                     "303": see_other,
-                    **errors(403, 503),
+                    **error_refs(403, 503),
                 },
             )
         },

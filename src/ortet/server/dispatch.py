@@ -9,45 +9,54 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ortet.cli.slow_calls import timed
+from ortet.cli.slow_calls import time_call
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.hub.hub import Hub
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
-from ortet.server.context import Desk
-from ortet.server.errors import JSON, HeadMoved, TooLarge, TooSlow, bug, refusal
-from ortet.server.middleware.idempotency import Answered, check_key, once
+from ortet.server.context import AppContext
+from ortet.server.errors import JSON, HeadMoved, TooLarge, TooSlow, bug_response, error_response
+from ortet.server.middleware.idempotency import RecordedResponse, check_key, run_idempotent
 from ortet.server.operations.registry import Operation
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
-__all__ = ["SLOWEST", "Desk", "TooLarge", "TooSlow", "bug", "endpoint", "read_body", "refusal"]
+__all__ = [
+    "BODY_TIMEOUT_SECONDS",
+    "AppContext",
+    "TooLarge",
+    "TooSlow",
+    "bug_response",
+    "endpoint",
+    "error_response",
+    "read_body",
+]
 
-SLOWEST = 30.0
+BODY_TIMEOUT_SECONDS = 30.0
 """Seconds in which a body must have come, or a part of one that is a stream."""
 
-_SMALL = 64 << 10
+_SMALL_BODY_BYTES = 64 << 10
 """Bytes of a body that is read before anybody knows whose it is: one turn in a thread then does
 for both."""
 
 
-def endpoint(desk: Desk, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(context: AppContext, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
     """The route of an operation."""
 
     async def answer(request: Request) -> Response:
-        call = _Call(desk, operation, request)
+        call = _Call(context, operation, request)
         if operation.writes:
             if not _is_small(request):
-                call.caller = await desk.caller(request)
+                call.caller = await context.authenticate(request)
                 call.caller.need(operation.needs)
-            limits = desk.limits.settings
+            limits = context.rate_limiter.settings
             call.body = await read_body(request, limits.body << 20, limits.body_seconds)
-        if operation.on is Session:
-            async with desk.line(request):
-                found = await desk.in_thread(call.answer)
+        if operation.target is Session:
+            async with context.session_queue(request):
+                found = await context.in_thread(call.answer)
         else:
-            found = await desk.in_thread(call.answer)
+            found = await context.in_thread(call.answer)
         headers = {"etag": found.etag} if found.etag else None
         return Response(found.body, found.status, headers=headers, media_type=JSON)
 
@@ -57,27 +66,27 @@ def endpoint(desk: Desk, operation: Operation) -> Callable[[Request], Awaitable[
 class _Call:
     """One request to one operation; its methods run in a thread."""
 
-    def __init__(self, desk: Desk, operation: Operation, request: Request) -> None:
-        self._desk = desk
+    def __init__(self, context: AppContext, operation: Operation, request: Request) -> None:
+        self._context = context
         self._operation = operation
         self._request = request
         self.caller: Caller | None = None
         self.body = b""
 
-    def answer(self) -> Answered:
+    def answer(self) -> RecordedResponse:
         operation, request = self._operation, self._request
         # anew where it was known before: it may have been revoked while the body came
-        caller = self.caller = self._desk.known(request)
+        caller = self.caller = self._context.authenticate_sync(request)
         caller.need(operation.needs)
-        if operation.on in (Hub, Rooms) and caller.agents and not operation.filtered:
+        if operation.target in (Hub, SessionPool) and caller.agents and not operation.filtered:
             raise Refused(
                 "token_agents", "this is about all agents, and the token is for some: use another"
             )
-        rooms = self._desk.tenants.rooms(caller.tenant)
+        rooms = self._context.tenants.session_pool(caller.tenant)
         given: dict[str, Any] = {}
-        if operation.ask is not None:
-            given["ask"] = wire.asked(
-                operation.ask,
+        if operation.request_type is not None:
+            given["ask"] = wire.parse_request(
+                operation.request_type,
                 path=request.path_params,
                 query=request.query_params.multi_items() if operation.in_query else (),
                 body=None if operation.in_query else self.body,
@@ -90,61 +99,63 @@ class _Call:
         if operation.wants_key:
             given["key"] = check_key(key) if key is not None else ""
         if key is None or operation.wants_key or not operation.writes:
-            return self._done(rooms, given)
+            return self._run_timed(rooms, given)
         where = f"{request.url.path}?{request.url.query}"
         asked = f"{operation.method} {where}\n".encode() + self.body
         with rooms.hub() as hub:
-            answer, before = once(hub, key, caller.token, asked, lambda: self._done(rooms, given))
+            answer, before = run_idempotent(
+                hub, key, caller.token, asked, lambda: self._run_timed(rooms, given)
+            )
         if before:
-            self._desk.metrics.count("ortet_replays_total")
+            self._context.metrics.count("ortet_replays_total")
         return answer
 
-    def _done(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
-        with timed(self._operation.name, "http") as timing:
+    def _run_timed(self, pool: SessionPool, arguments: dict[str, Any]) -> RecordedResponse:
+        with time_call(self._operation.name, "http") as timing:
             try:
-                return self._performed(rooms, given)
+                return self._run(pool, arguments)
             finally:
-                if not self._operation.runs:  # that takes as long as what is run
-                    timing.root = rooms.scratch.parents[1]
+                if not self._operation.needs_host:  # that takes as long as what is run
+                    timing.root = pool.upload_directory.parents[1]
                     timing.session = self._request.scope["state"].get("session", "")
 
-    def _performed(self, rooms: Rooms, given: dict[str, Any]) -> Answered:
-        operation, do, caller = self._operation, self._operation.do, self.caller
+    def _run(self, pool: SessionPool, arguments: dict[str, Any]) -> RecordedResponse:
+        operation, do, caller = self._operation, self._operation.handler, self.caller
         assert caller is not None
-        sight = self._desk.sight
-        if operation.on is Hub:
-            with rooms.hub() as hub, sight.of(caller, hub):
-                return self._told(do(hub, **given))
-        if operation.on is Rooms:
-            if operation.runs:
-                self._check_runs(rooms, caller)
-            return self._told(do(rooms, **given))
-        row = rooms.row(self._request.path_params["session"], caller.sees)
+        sight = self._context.commit_visibility
+        if operation.target is Hub:
+            with pool.hub() as hub, sight.restrict_hub(caller, hub):
+                return self._response(do(hub, **arguments))
+        if operation.target is SessionPool:
+            if operation.needs_host:
+                self._check_host_access(pool, caller)
+            return self._response(do(pool, **arguments))
+        row = pool.row(self._request.path_params["session"], caller.sees)
         self._request.scope["state"]["session"] = row.id
-        if operation.runs:
+        if operation.needs_host:
             caller.need_host()
-        if operation.tells is not None and given["ask"].dry_run:
-            with rooms.view(row.id) as view, sight.of(caller, view.hub):
+        if operation.preview is not None and arguments["ask"].dry_run:
+            with pool.view(row.id) as view, sight.restrict_hub(caller, view.hub):
                 self._check_head(view)
-                return self._told(operation.tells(view, given["ask"]), _etag(view))
-        if operation.on is View:
-            with rooms.view(row.id) as view, sight.of(caller, view.hub):
-                return self._told(do(view, **given), _etag(view))
-        with rooms.enter(row) as session, sight.of(caller, session.hub):
+                return self._response(operation.preview(view, arguments["ask"]), _etag(view))
+        if operation.target is SessionReader:
+            with pool.view(row.id) as view, sight.restrict_hub(caller, view.hub):
+                return self._response(do(view, **arguments), _etag(view))
+        with pool.open_session(row) as session, sight.restrict_hub(caller, session.hub):
             self._check_head(session)
-            found = do(session, **given)
-            return self._told(found, _etag(session) if operation.moves else "")
+            found = do(session, **arguments)
+            return self._response(found, _etag(session) if operation.moves_head else "")
 
-    def _check_runs(self, rooms: Rooms, caller: Caller) -> None:
+    def _check_host_access(self, pool: SessionPool, caller: Caller) -> None:
         """Whose session it is not is not told whether there is one."""
         if (named := self._request.path_params.get("session")) is not None:
-            rooms.row(named, caller.sees)
+            pool.row(named, caller.sees)
         caller.need_host()
 
-    def _check_head(self, view: View) -> None:
+    def _check_head(self, view: SessionReader) -> None:
         """`If-Match`: only if nobody has moved the head since the caller looked."""
         wanted = self._request.headers.get("if-match")
-        if wanted is None or not self._operation.moves:
+        if wanted is None or not self._operation.moves_head:
             return
         now = _etag(view)
         if now not in [one.strip() for one in wanted.split(",")] and wanted != "*":
@@ -154,21 +165,23 @@ class _Call:
                 head=now.strip('"'),
             )
 
-    def _told(self, value: Any, etag: str = "") -> Answered:
-        return Answered(self._operation.status, wire.to_json(value), etag)
+    def _response(self, value: Any, etag: str = "") -> RecordedResponse:
+        return RecordedResponse(self._operation.status, wire.to_json(value), etag)
 
 
-def _etag(view: View) -> str:
+def _etag(view: SessionReader) -> str:
     head = view.head
     return f'"{head.oid}"' if head is not None else '""'
 
 
 def _is_small(request: Request) -> bool:
     said = request.headers.get("content-length", "")
-    return said.isdigit() and int(said) <= _SMALL
+    return said.isdigit() and int(said) <= _SMALL_BODY_BYTES
 
 
-async def read_body(request: Request, largest: int = 16 << 20, seconds: float = SLOWEST) -> bytes:
+async def read_body(
+    request: Request, largest: int = 16 << 20, seconds: float = BODY_TIMEOUT_SECONDS
+) -> bytes:
     """All of it; TooLarge or TooSlow, and the connection ends, when it is that."""
     said = request.headers.get("content-length", "")
     parts: list[bytes] = []
@@ -183,21 +196,21 @@ async def read_body(request: Request, largest: int = 16 << 20, seconds: float = 
                         break
                     parts.append(part)
     except TimeoutError:
-        raise _ending(
+        raise _close_connection_after(
             request,
             TooSlow("too_slow", f"the body did not come in {seconds:g} s: send it faster"),
         ) from None
     except ClientDisconnect:  # no fault of ours
         raise Invalid("cut_off", "the body ended too soon: send it anew") from None
     if size > largest:
-        raise _ending(
+        raise _close_connection_after(
             request,
             TooLarge("too_large", f"the body has more than {largest} bytes: send less at once"),
         )
     return b"".join(parts)
 
 
-def _ending(request: Request, error: OrtetError) -> OrtetError:
+def _close_connection_after(request: Request, error: OrtetError) -> OrtetError:
     """The rest of the body is not waited for."""
     request.scope["state"]["end"] = True
     return error

@@ -9,14 +9,14 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable, code_of
-from ortet.machines.secrets.scanner import unnamed
+from ortet.machines.secrets.scanner import without_secret_name
 from ortet.server import wire
 
 JSON = "application/json"
 _TOKEN = re.compile(rb"(ortet_[0-9a-z]{1,40}_)[0-9a-zA-Z]+")
 
 
-class Unknown(OrtetError):
+class Unauthorized(OrtetError):
     """Nobody knows who asks: 401, which is not one of the store's errors."""
 
     name = "unauthorized"
@@ -34,36 +34,38 @@ class TooSlow(Invalid):
     """408."""
 
 
-class TooMany(Unavailable):
+class TooManyRequests(Unavailable):
     """429: this caller has asked for more than its share."""
 
 
 STATUS: dict[type[OrtetError], int] = {
-    Unknown: 401,
+    Unauthorized: 401,
     HeadMoved: 412,
     TooLarge: 413,
     TooSlow: 408,
-    TooMany: 429,
+    TooManyRequests: 429,
 }
 
 
-def revoked() -> Unknown:
+def token_revoked() -> Unauthorized:
     """In the middle of something that takes long."""
-    return Unknown("bad_token", "this token was revoked meanwhile, or is out of time: get another")
+    return Unauthorized(
+        "bad_token", "this token was revoked meanwhile, or is out of time: get another"
+    )
 
 
-def hidden(text: bytes) -> bytes:
+def redact_tokens(text: bytes) -> bytes:
     """Without what makes a token valid, wherever somebody put one."""
     return _TOKEN.sub(rb"\1...", text)
 
 
-def shape_of(error: OrtetError) -> dict[str, Any]:
+def error_body(error: OrtetError) -> dict[str, Any]:
     """The one shape that errors have everywhere; here names of secrets are for nobody, as whoever
     asks may not be one who can list them."""
-    return unnamed(error).as_dict()
+    return without_secret_name(error).as_dict()
 
 
-def refusal(error: OrtetError) -> Response:
+def error_response(error: OrtetError) -> Response:
     """An error as it is told."""
     status = STATUS.get(type(error)) or code_of(error).status
     headers = {}
@@ -71,11 +73,11 @@ def refusal(error: OrtetError) -> Response:
         headers["www-authenticate"] = 'Bearer realm="ortet"'
     if status in (429, 503) or error.kind in ("lease_held", "in_progress"):
         headers["retry-after"] = str(error.details.get("retry_after", 1))
-    body = hidden(wire.to_json(shape_of(error)))
+    body = redact_tokens(wire.to_json(error_body(error)))
     return Response(body, status, headers=headers, media_type=JSON)
 
 
-def bug(error: BaseException) -> Response:
+def bug_response(error: BaseException) -> Response:
     """What is not one of our errors: told without its words, which may hold anything."""
     told = {
         "error": "bug",

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from ortet.journal.environment import Difference
+from ortet.journal.environment import EnvironmentDifference
 from ortet.journal.state.around import Collaboration
 from ortet.journal.state.records import Effect
 from ortet.machines.base import Loss, Report
 from ortet.server.operations.history import FileChanges, file_changes
-from ortet.sessions.history.preview import Foreseen
-from ortet.sessions.reader import View
-from ortet.sessions.results import Lapsed, Restored
+from ortet.sessions.history.preview import RestorePreview
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import RestoreResult, UnavailableSecret
 from ortet.sessions.session import Session
-from ortet.workspaces.undo import Step, Undone
+from ortet.workspaces.undo import UndoResult, UndoStep
 
-_SHOWN = 1000
+_MAX_FILES_LISTED = 1000
 """Files that an answer names; all are counted."""
 
 
-class Gone(msgspec.Struct, frozen=True):
+class MoveOutcome(msgspec.Struct, frozen=True):
     """Where a session went, or would go: not `done`, nothing was moved. `head` is its newest commit
     now; `was`, the one that holds what was there before. What was not committed is committed first
     (`kept`). `files` are the changes, where they are known: before it is done. `forgotten` counts
@@ -44,66 +44,76 @@ class Gone(msgspec.Struct, frozen=True):
     lost: list[Loss]
     deeds: list[Effect]
     collaborations: list[Collaboration]
-    secrets: list[Lapsed]
-    environment: list[Difference]
-    steps: list[Step]
+    secrets: list[UnavailableSecret]
+    environment: list[EnvironmentDifference]
+    steps: list[UndoStep]
     looked: bool
     text: str
 
 
-def gone(session: Session, found: Restored, back: Undone | None = None, *, left: int = 0) -> Gone:
+def restore_info(
+    session: Session,
+    restored: RestoreResult,
+    undone: UndoResult | None = None,
+    *,
+    forgotten_events: int = 0,
+) -> MoveOutcome:
     """`left`: so many events that its mind does not know of any more."""
     head = session.head
-    return Gone(
+    return MoveOutcome(
         done=True,
-        to=found.to,
+        to=restored.to,
         head=head.oid if head is not None else "",
-        was=back.was if back is not None else "",
-        kept=back is not None and back.kept,
-        files=_files(session, back) if back is not None else None,
-        written=found.files.written,
-        removed=found.files.removed,
-        forgotten=back.events if back is not None else left,
-        started=found.files.started,
+        was=undone.was if undone is not None else "",
+        kept=undone is not None and undone.kept,
+        files=_listed_changes(session, undone) if undone is not None else None,
+        written=restored.files.written,
+        removed=restored.files.removed,
+        forgotten=undone.events if undone is not None else forgotten_events,
+        started=restored.files.started,
         ends=[],
-        lost=found.files.losses,
-        deeds=found.deeds,
-        collaborations=found.collaborations,
-        secrets=found.secrets,
-        environment=found.environment,
-        steps=back.steps if back is not None else [],
+        lost=restored.files.losses,
+        deeds=restored.deeds,
+        collaborations=restored.collaborations,
+        secrets=restored.secrets,
+        environment=restored.environment,
+        steps=undone.steps if undone is not None else [],
         looked=True,
-        text=str(found),
+        text=str(restored),
     )
 
 
-def undone(session: Session, found: Undone) -> Gone:
-    return gone(session, found.restored, found)
+def undo_info(session: Session, undone: UndoResult) -> MoveOutcome:
+    return restore_info(session, undone.restored, undone)
 
 
-def _files(view: View, found: Undone | Foreseen) -> FileChanges:
-    return file_changes(view.hub, found.changes, limit=_SHOWN)
+def _listed_changes(view: SessionReader, move: UndoResult | RestorePreview) -> FileChanges:
+    return file_changes(view.hub, move.changes, limit=_MAX_FILES_LISTED)
 
 
-def foreseen(view: View, found: Foreseen) -> Gone:
-    return Gone(
+def preview_info(view: SessionReader, preview: RestorePreview) -> MoveOutcome:
+    return MoveOutcome(
         done=False,
-        to=found.to,
-        head=found.head,
-        was=found.head,
-        kept=found.uncommitted,
-        files=_files(view, found),
+        to=preview.to,
+        head=preview.head,
+        was=preview.head,
+        kept=preview.uncommitted,
+        files=_listed_changes(view, preview),
         written=0,
         removed=0,
-        forgotten=found.forgotten,
-        started=found.starts,
-        ends=found.ends,
-        lost=found.lost,
-        deeds=found.deeds,
-        collaborations=found.collaborations,
-        secrets=found.secrets,
+        forgotten=preview.forgotten,
+        started=preview.starts,
+        ends=preview.ends,
+        lost=preview.lost,
+        deeds=preview.deeds,
+        collaborations=preview.collaborations,
+        secrets=preview.secrets,
         environment=[],
-        steps=found.steps,
-        looked=found.looked,
-        text=str(Restored(found.to, Report(losses=found.lost), found.deeds, secrets=found.secrets)),
+        steps=preview.steps,
+        looked=preview.looked,
+        text=str(
+            RestoreResult(
+                preview.to, Report(losses=preview.lost), preview.deeds, secrets=preview.secrets
+            )
+        ),
     )

@@ -18,19 +18,21 @@ from starlette.routing import Route
 
 from ortet import __version__
 from ortet.server import described
-from ortet.server.described import JSON, ONCE, Json, errors, told_headers
-from ortet.server.operations.registry import Operation, named_in, operations
+from ortet.server.described import IDEMPOTENCY_KEY, JSON, Json, error_refs, response_headers
+from ortet.server.operations.registry import Operation, operations, path_parameters
 from ortet.server.streaming.sse import MEDIA as STREAM
 from ortet.server.streaming.terminal import PATH as TERMINAL
 from ortet.server.streaming.terminal import Attach, terminal
-from ortet.server.transfers.routes import ANY, FLOWS, Flow
-from ortet.sessions.reader import View
+from ortet.server.transfers.routes import BINARY_MEDIA, STREAMING_ROUTES, StreamingRoute
+from ortet.sessions.reader import SessionReader
 
-_ALWAYS = (401, 403, 429, 431, 500, 503)
-_WRITE = (408, 409, 413, 422, 501)
-_SESSION = "A session: its id, or its name where that holds no slash and is one agent's."
-_RUNS = "Only for tokens that may run commands on the server's host."
-_ABOUT = """\
+_COMMON_STATUSES = (401, 403, 429, 431, 500, 503)
+_WRITE_STATUSES = (408, 409, 413, 422, 501)
+_SESSION_PARAMETER_TEXT = (
+    "A session: its id, or its name where that holds no slash and is one agent's."
+)
+_HOST_ACCESS_TEXT = "Only for tokens that may run commands on the server's host."
+_API_DESCRIPTION = """\
 Git for the whole AI agent. Lists come in pages: `next` of one is `after` of the following. Every
 write takes an Idempotency-Key. The head of a session is its ETag: give it as If-Match, and what
 moves the head is done only if nobody else has. Errors have one shape. Times are in ns since 1970.
@@ -42,12 +44,12 @@ _TAGS = {
 }
 
 
-class Document:
+class OpenApiDocument:
     """Made when somebody first asks for it."""
 
     @cached_property
     def data(self) -> Json:
-        return document()
+        return build_document()
 
     @cached_property
     def text(self) -> bytes:
@@ -65,24 +67,24 @@ class Document:
         return Response(self.text, headers=headers, media_type=JSON)
 
 
-def document() -> Json:
+def build_document() -> Json:
     """All of it, as JSON would have it."""
     table = operations()
     schemas, components = _schemas(table)
     paths: Json = described.fixed_paths()
     tags = dict(_TAGS)
     for operation in table:
-        at = paths.setdefault(_plain(operation.path), {})
+        at = paths.setdefault(_strip_converters(operation.path), {})
         at[operation.method.lower()] = _operation(operation, schemas, components)
-        tags.setdefault(operation.noun, _says(operation.do))
-    for flow in FLOWS:
-        at = paths.setdefault(_plain(flow.path), {})
-        at[flow.method.lower()] = _flow(flow, schemas, components)
-        tags.setdefault(_noun(flow), _says(flow.do))
+        tags.setdefault(operation.tag, _module_doc(operation.handler))
+    for flow in STREAMING_ROUTES:
+        at = paths.setdefault(_strip_converters(flow.path), {})
+        at[flow.method.lower()] = _streaming_operation(flow, schemas, components)
+        tags.setdefault(_route_tag(flow), _module_doc(flow.handler))
     paths.setdefault(TERMINAL, {})["get"] = _terminal(schemas, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Ortet", "version": __version__, "description": _ABOUT},
+        "info": {"title": "Ortet", "version": __version__, "description": _API_DESCRIPTION},
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in tags.items()],
         "paths": paths,
@@ -90,7 +92,9 @@ def document() -> Json:
             "schemas": dict(sorted({**components, "Error": described.error_schema()}.items())),
             "responses": described.error_answers(),
             "parameters": described.PARAMETERS,
-            "headers": {described.part(name): one for name, one in described.HEADERS.items()},
+            "headers": {
+                described.component_name(name): one for name, one in described.HEADERS.items()
+            },
             "securitySchemes": described.SECURITY,
         },
     }
@@ -100,9 +104,11 @@ def _schemas(table: list[Operation]) -> tuple[dict[Any, Json], Json]:
     """By type, and by name."""
     types: list[Any] = [Attach]
     for operation in table:
-        types += [one for one in (operation.ask, operation.gives) if one is not None]
-    for flow in FLOWS:
-        types += [one for one in (flow.ask, flow.told) if one is not None]
+        types += [
+            one for one in (operation.request_type, operation.response_type) if one is not None
+        ]
+    for flow in STREAMING_ROUTES:
+        types += [one for one in (flow.request_type, flow.response_type) if one is not None]
     types = list(dict.fromkeys(types))
     found, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}", schema_hook=lambda _: {"type": "string"}
@@ -114,119 +120,122 @@ def _schemas(table: list[Operation]) -> tuple[dict[Any, Json], Json]:
 
 
 def _operation(operation: Operation, schemas: dict[Any, Json], components: Json) -> Json:
-    ask = _fields(operation.ask, schemas, components)
-    in_path = list(named_in(operation.path))
+    ask = _request_schema(operation.request_type, schemas, components)
+    in_path = list(path_parameters(operation.path))
     parameters = [*_path_parameters(operation.path, ask)]
-    statuses = [*_ALWAYS]
+    statuses = [*_COMMON_STATUSES]
     if operation.in_query:
         parameters += _query_parameters(ask, in_path)
     if operation.writes:
-        parameters.append(_shared(ONCE))
-        statuses += _WRITE
-    if operation.moves:
-        parameters.append(_shared("IfMatch"))
+        parameters.append(_parameter_ref(IDEMPOTENCY_KEY))
+        statuses += _WRITE_STATUSES
+    if operation.moves_head:
+        parameters.append(_parameter_ref("IfMatch"))
         statuses.append(412)
-    if in_path or operation.ask is not None:
+    if in_path or operation.request_type is not None:
         statuses += [404, 422]
     if in_path:
         statuses.append(409)  # a name of several
-    tagged = operation.on is View or operation.moves
+    tagged = operation.target is SessionReader or operation.moves_head
     answer = {
         "description": "Done.",
-        **(told_headers("ETag") if tagged else {}),
-        "content": {JSON: {"schema": schemas.get(operation.gives, {"type": "null"})}},
+        **(response_headers("ETag") if tagged else {}),
+        "content": {JSON: {"schema": schemas.get(operation.response_type, {"type": "null"})}},
     }
-    made = _about(operation.name, operation.noun, operation.text, operation.needs)
-    if operation.runs:
-        made["description"] = _with(made["description"], _RUNS)
+    made = _operation_object(operation.name, operation.tag, operation.text, operation.needs)
+    if operation.needs_host:
+        made["description"] = _join_paragraphs(made["description"], _HOST_ACCESS_TEXT)
     if ask and operation.in_query:
-        made["description"] = _with(made["description"], _doc(operation.ask))
+        made["description"] = _join_paragraphs(made["description"], _doc(operation.request_type))
     made["parameters"] = parameters
     if not operation.in_query and (body := _body(operation, schemas, ask, in_path)):
         made["requestBody"] = body
-    made["responses"] = {str(operation.status): answer, **errors(*statuses)}
+    made["responses"] = {str(operation.status): answer, **error_refs(*statuses)}
     return made
 
 
-def _flow(flow: Flow, schemas: dict[Any, Json], components: Json) -> Json:
-    ask = _fields(flow.ask, schemas, components)
-    parameters = [*_path_parameters(flow.path, {}), *_query_parameters(ask, ())]
-    statuses = [*_ALWAYS, 404, 409, 422]
-    schema = schemas[flow.told] if flow.told is not None else {}
+def _streaming_operation(route: StreamingRoute, schemas: dict[Any, Json], components: Json) -> Json:
+    ask = _request_schema(route.request_type, schemas, components)
+    parameters = [*_path_parameters(route.path, {}), *_query_parameters(ask, ())]
+    statuses = [*_COMMON_STATUSES, 404, 409, 422]
+    schema = schemas[route.response_type] if route.response_type is not None else {}
     # what was stored says itself what it is
-    media = "*/*" if flow.gives == ANY else flow.gives
+    media = "*/*" if route.response_media == BINARY_MEDIA else route.response_media
     answer: Json = {"description": "Done.", "content": {media: {"schema": schema}}}
-    answers: Json = {str(flow.status): answer}
-    if flow.gives == STREAM:
+    answers: Json = {str(route.status): answer}
+    if route.response_media == STREAM:
         answer["description"] = "Events, until the client leaves or there will be no more."
         answer["content"][STREAM] = {"schema": {"type": "string"}}
         answers["204"] = {"description": "It is over, and the client has all of it."}
-        parameters.append(_shared("LastEventID"))
-    elif flow.method == "GET" and flow.gives != JSON:
-        answer |= told_headers("ETag")
-        part = {**answer, **told_headers("ETag", "Content-Range"), "description": "The part."}
+        parameters.append(_parameter_ref("LastEventID"))
+    elif route.method == "GET" and route.response_media != JSON:
+        answer |= response_headers("ETag")
+        part = {**answer, **response_headers("ETag", "Content-Range"), "description": "The part."}
         answers["206"] = part
         answers["304"] = {"description": "The client has it."}
-        answers["416"] = {"description": "There is no such part.", **told_headers("Content-Range")}
-        parameters += [_shared("Range"), _shared("IfNoneMatch")]
-    made = _about(flow.name, _noun(flow), flow.text, flow.needs)
-    made["description"] = _with(made["description"], _doc(flow.ask))
-    if flow.takes:
-        parameters += [_shared(ONCE), _shared("ContentDigest")]
-        made["requestBody"] = {"required": True, "content": {flow.takes: {}}}
-        statuses += _WRITE
+        answers["416"] = {
+            "description": "There is no such part.",
+            **response_headers("Content-Range"),
+        }
+        parameters += [_parameter_ref("Range"), _parameter_ref("IfNoneMatch")]
+    made = _operation_object(route.name, _route_tag(route), route.text, route.needs)
+    made["description"] = _join_paragraphs(made["description"], _doc(route.request_type))
+    if route.request_media:
+        parameters += [_parameter_ref(IDEMPOTENCY_KEY), _parameter_ref("ContentDigest")]
+        made["requestBody"] = {"required": True, "content": {route.request_media: {}}}
+        statuses += _WRITE_STATUSES
     made["parameters"] = parameters
-    made["responses"] = {**answers, **errors(*statuses)}
+    made["responses"] = {**answers, **error_refs(*statuses)}
     return made
 
 
 def _terminal(schemas: dict[Any, Json], components: Json) -> Json:
-    ask = _fields(Attach, schemas, components)
-    made = _about("terminal", "terminal", _doc(terminal), "write")
-    frames = _says(terminal, whole=True)
-    made["description"] = _with(made["description"], frames, _doc(Attach))
+    ask = _request_schema(Attach, schemas, components)
+    made = _operation_object("terminal", "terminal", _doc(terminal), "write")
+    frames = _module_doc(terminal, after_summary=True)
+    made["description"] = _join_paragraphs(made["description"], frames, _doc(Attach))
     made["parameters"] = [*_path_parameters(TERMINAL, {}), *_query_parameters(ask, ())]
     switched = {"description": "A WebSocket: this request is its handshake."}
-    made["responses"] = {"101": switched, **errors(*_ALWAYS, 404, 409, 422, 501)}
+    made["responses"] = {"101": switched, **error_refs(*_COMMON_STATUSES, 404, 409, 422, 501)}
     return made
 
 
-def _about(name: str, noun: str, text: str, needs: str) -> Json:
+def _operation_object(name: str, tag: str, text: str, needs: str) -> Json:
     summary, _, rest = inspect.cleandoc(text).partition(". ")
     return {
         "operationId": name,
-        "tags": [noun],
+        "tags": [tag],
         "summary": " ".join(summary.split()).removesuffix(".") + ".",
-        "description": _with(rest, f"Needs a token that allows {needs}."),
+        "description": _join_paragraphs(rest, f"Needs a token that allows {needs}."),
         "security": [{"bearer": [needs]}, {"cookie": [needs]}],
     }
 
 
-def _fields(ask: Any, schemas: dict[Any, Json], components: Json) -> Json:
+def _request_schema(request_type: Any, schemas: dict[Any, Json], components: Json) -> Json:
     """The schema of what is asked: an object, with its own fields."""
-    if ask is None:
+    if request_type is None:
         return {}
-    found: Json = components[schemas[ask]["$ref"].rpartition("/")[2]]
+    found: Json = components[schemas[request_type]["$ref"].rpartition("/")[2]]
     return found
 
 
-def _path_parameters(path: str, ask: Json) -> Iterator[Json]:
+def _path_parameters(path: str, request_schema: Json) -> Iterator[Json]:
     for part in path.split("{")[1:]:
         name, _, how = part.partition("}")[0].partition(":")
-        schema = ask.get("properties", {}).get(name, {"type": "string"})
+        schema = request_schema.get("properties", {}).get(name, {"type": "string"})
         made = {"name": name, "in": "path", "required": True}
         if schema.get("type") == "string":
             schema = {"minLength": 1, **schema}
         if name == "session":
-            made["description"] = _SESSION
+            made["description"] = _SESSION_PARAMETER_TEXT
         elif how == "path":
             made["description"] = "It may hold slashes."
         yield {**made, "schema": schema}
 
 
-def _query_parameters(ask: Json, in_path: Any) -> Iterator[Json]:
-    required = ask.get("required", ())
-    for name, schema in ask.get("properties", {}).items():
+def _query_parameters(request_schema: Json, in_path: Any) -> Iterator[Json]:
+    required = request_schema.get("required", ())
+    for name, schema in request_schema.get("properties", {}).items():
         if name not in in_path:
             # what is left out is null: a query has no other word for it
             given = {key: one for key, one in schema.items() if (key, one) != ("default", None)}
@@ -243,42 +252,42 @@ def _unless_null(kinds: Any) -> Json:
 
 
 def _body(
-    operation: Operation, schemas: dict[Any, Json], ask: Json, in_path: list[str]
+    operation: Operation, schemas: dict[Any, Json], request_schema: Json, in_path: list[str]
 ) -> Json | None:
-    properties = ask.get("properties", {})
+    properties = request_schema.get("properties", {})
     own = {name: one for name, one in properties.items() if name not in in_path}
     if not own:
         return None
-    schema = schemas[operation.ask]
-    required = [name for name in ask["required"] if name in own]
+    schema = schemas[operation.request_type]
+    required = [name for name in request_schema["required"] if name in own]
     if len(own) < len(properties):
-        schema = {**ask, "properties": own, "required": required}
+        schema = {**request_schema, "properties": own, "required": required}
     return {"required": bool(required), "content": {JSON: {"schema": schema}}}
 
 
-def _shared(name: str) -> Json:
+def _parameter_ref(name: str) -> Json:
     return {"$ref": f"#/components/parameters/{name}"}
 
 
-def _plain(path: str) -> str:
+def _strip_converters(path: str) -> str:
     """Without the converters of its parameters."""
     return re.sub(r":[a-z]+\}", "}", path)
 
 
-def _noun(flow: Flow) -> str:
-    return flow.do.__module__.rpartition(".")[2].removeprefix("stream_")
+def _route_tag(route: StreamingRoute) -> str:
+    return route.handler.__module__.rpartition(".")[2].removeprefix("stream_")
 
 
-def _says(function: Any, *, whole: bool = False) -> str:
+def _module_doc(function: Any, *, after_summary: bool = False) -> str:
     """What the module of a function says about itself."""
     text = inspect.cleandoc(sys.modules[function.__module__].__doc__ or "")
     first, _, rest = text.partition("\n\n")
-    return rest if whole else " ".join(first.split())
+    return rest if after_summary else " ".join(first.split())
 
 
 def _doc(of: Any) -> str:
     return inspect.cleandoc(of.__doc__ or "")
 
 
-def _with(*texts: str) -> str:
+def _join_paragraphs(*texts: str) -> str:
     return "\n\n".join(filter(None, texts))

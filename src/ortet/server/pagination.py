@@ -9,14 +9,14 @@ from typing import Literal, NamedTuple
 
 from ortet.backends.base import Catalog
 from ortet.errors import Invalid
-from ortet.server.paging import cursor, number_of, parts_of
+from ortet.server.paging import cursor_number, decode_cursor, encode_cursor
 from ortet.sessions.activity import last_active
 from ortet.sessions.table import SessionRow
 
 Sort = Literal["activity", "created", "name"]
 """The last that did something first, the newest first, or by name."""
 
-_SECOND = 1_000_000_000
+_NS_PER_SECOND = 1_000_000_000
 
 
 Key = tuple[int, int, str, str]
@@ -24,7 +24,7 @@ Key = tuple[int, int, str, str]
 name, then by it and by id. Plain: there may be tens of thousands."""
 
 
-class Line(NamedTuple):
+class SortedSessions(NamedTuple):
     """Sessions in order; `times` are what they are ordered by, unless that is their name, and where
     it is activity, `touched` says of each when it last did something."""
 
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     times: dict[str, int]
 
     @property
-    def touched(self) -> dict[str, int]:
+    def activity_times(self) -> dict[str, int]:
         return self.times if self.sort == "activity" else {}
 
     def key(self, row: SessionRow) -> Key:
@@ -41,48 +41,48 @@ class Line(NamedTuple):
             return 0, 0, row.name.casefold(), row.id
         return -self.times[row.id], len(row.name), row.name, row.id
 
-    def only(self, ids: Collection[str]) -> Line:
+    def filter_ids(self, ids: Collection[str]) -> SortedSessions:
         return self._replace(rows=[row for row in self.rows if row.id in ids])
 
-    def behind(self, place: str) -> int:
+    def index_after(self, cursor_text: str) -> int:
         """The index of what follows a cursor."""
-        return bisect_right(self.rows, _key_of(place, self.sort), key=self.key)
+        return bisect_right(self.rows, _parse_cursor_key(cursor_text, self.sort), key=self.key)
 
-    def before(self, place: str) -> int:
+    def index_before(self, cursor_text: str) -> int:
         """The index of the first that a cursor does not precede."""
-        return bisect_left(self.rows, _key_of(place, self.sort), key=self.key)
+        return bisect_left(self.rows, _parse_cursor_key(cursor_text, self.sort), key=self.key)
 
     def cursor(self, index: int) -> str:
         """Of the session at an index."""
         time, length, name, id_ = self.key(self.rows[index])
-        return cursor(self.sort, *divmod(-time, _SECOND), length, id_, name)
+        return encode_cursor(self.sort, *divmod(-time, _NS_PER_SECOND), length, id_, name)
 
 
-def in_line(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> Line:
+def sort_sessions(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> SortedSessions:
     if sort == "name":
-        line = Line(sort, list(rows), {})
+        line = SortedSessions(sort, list(rows), {})
         line.rows.sort(key=line.key)
         return line
     active = sort == "activity"
     times = last_active(catalog, rows) if active else {row.id: row.created for row in rows}
-    line = Line(sort, sorted(rows, key=lambda row: -times[row.id]), times)
-    _sort_moments(line)
+    line = SortedSessions(sort, sorted(rows, key=lambda row: -times[row.id]), times)
+    _sort_equal_times(line)
     return line
 
 
-def _sort_moments(line: Line) -> None:
+def _sort_equal_times(sessions: SortedSessions) -> None:
     """Those of one moment by the rest of the key, which of most is never made."""
-    rows, times, start = line.rows, line.times, 0
+    rows, times, start = sessions.rows, sessions.times, 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or times[rows[end].id] != times[rows[start].id]:
             if end - start > 1:
-                rows[start:end] = sorted(rows[start:end], key=line.key)
+                rows[start:end] = sorted(rows[start:end], key=sessions.key)
             start = end
 
 
-def _key_of(place: str, sort: Sort) -> Key:
-    kind, seconds, rest, length, id_, name = parts_of(place, 6)
+def _parse_cursor_key(cursor_text: str, sort: Sort) -> Key:
+    kind, seconds, rest, length, id_, name = decode_cursor(cursor_text, 6)
     if kind != sort:
         raise Invalid("bad_cursor", f"this cursor is not of a list by {sort}: begin without it")
-    time = number_of(seconds) * _SECOND + number_of(rest)
-    return -time, number_of(length), name, id_
+    time = cursor_number(seconds) * _NS_PER_SECOND + cursor_number(rest)
+    return -time, cursor_number(length), name, id_

@@ -26,8 +26,8 @@ class Page(msgspec.Struct, Generic[_Item], frozen=True):
     items: list[_Item]
     next: str | None = None
 
-    def told(self, as_: Callable[[_Item], _Other]) -> Page[_Other]:
-        return Page([as_(item) for item in self.items], self.next)
+    def map_items(self, convert: Callable[[_Item], _Other]) -> Page[_Other]:
+        return Page([convert(item) for item in self.items], self.next)
 
 
 class Paged(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class Paged(msgspec.Struct, frozen=True):
     after: Cursor | None = None
 
 
-def cursor(*parts: object) -> str:
+def encode_cursor(*parts: object) -> str:
     """Opaque: who looks inside relies on nothing."""
     text = "\n".join(map(str, parts))
     return base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).rstrip(b"=").decode()
 
 
-def parts_of(text: str, count: int) -> list[str]:
+def decode_cursor(text: str, count: int) -> list[str]:
     """What `cursor` was given."""
     try:
         raw = base64.b64decode(
@@ -51,32 +51,34 @@ def parts_of(text: str, count: int) -> list[str]:
         )
         parts = raw.decode("utf-8", "surrogatepass").split("\n", count - 1)
     except (UnicodeError, binascii.Error, ValueError) as error:
-        raise _bad() from error
+        raise _bad_cursor() from error
     if len(parts) != count:
-        raise _bad()
+        raise _bad_cursor()
     return parts
 
 
-def number_of(part: str) -> int:
+def cursor_number(part: str) -> int:
     """A number that a cursor holds."""
     if not (part.isascii() and part.isdigit() and len(part) < 19):
-        raise _bad()
+        raise _bad_cursor()
     return int(part)
 
 
-def page_of(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object]) -> Page[_Item]:
+def paginate(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object]) -> Page[_Item]:
     """A part of a list whose items are known by `key`: behind the one that the cursor names, or,
     where that is gone, behind its place."""
     start = 0
     if ask.after is not None:
-        place, name = parts_of(ask.after, 2)
-        start = number_of(place)
+        place, name = decode_cursor(ask.after, 2)
+        start = cursor_number(place)
         behind = (n for n, item in enumerate(items, 1) if str(key(item)) == name)
         start = next(behind, start)
     found = list(items[start : start + ask.limit])
     more = start + len(found) < len(items)
-    return Page(found, cursor(start + len(found), key(found[-1])) if found and more else None)
+    return Page(
+        found, encode_cursor(start + len(found), key(found[-1])) if found and more else None
+    )
 
 
-def _bad() -> Invalid:
+def _bad_cursor() -> Invalid:
     return Invalid("bad_cursor", "this is no cursor of this list: begin without `after`")

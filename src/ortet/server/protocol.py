@@ -7,68 +7,68 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 
-_AHEAD = 16
+_MAX_PIPELINED_REQUESTS = 16
 """Requests that a client may send before it has the answer to the first."""
 
 
-def limited(settings: Serve) -> type[HttpToolsProtocol]:
+def make_limited_protocol(settings: ServeSettings) -> type[HttpToolsProtocol]:
     """The class of connections of a server with these settings."""
-    return type("Limited", (_Limited,), {"limits": settings})
+    return type("Limited", (_LimitedHttpProtocol,), {"limits": settings})
 
 
-class _Limited(HttpToolsProtocol):
-    limits: Serve
+class _LimitedHttpProtocol(HttpToolsProtocol):
+    limits: ServeSettings
     _timer: asyncio.TimerHandle | None = None
-    _head = 0  # bytes of the head that is being read
-    _inside = False  # of a head
+    _head_bytes = 0  # bytes of the head that is being read
+    _is_reading_head = False  # of a head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             self._refuse(503, "too many connections")
             return
-        self._wait()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._done()
+        self._cancel_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._inside:  # what came together with its beginning is little
-            self._head += len(data)
+        if self._is_reading_head:  # what came together with its beginning is little
+            self._head_bytes += len(data)
         super().data_received(data)
-        if not self._inside:
+        if not self._is_reading_head:
             return
-        if self._head > self.limits.headers << 10:
+        if self._head_bytes > self.limits.headers << 10:
             self._refuse(431, "the head of the request is too large")
         elif self._timer is None:  # most heads come whole: they need none
-            self._wait()
+            self._start_timer()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._inside, self._head = True, 0
-        self._done()
+        self._is_reading_head, self._head_bytes = True, 0
+        self._cancel_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._inside:  # behind a body in chunks
-            self._head += len(name) + len(value)
-            if self._head > self.limits.headers << 10:
+        if not self._is_reading_head:  # behind a body in chunks
+            self._head_bytes += len(name) + len(value)
+            if self._head_bytes > self.limits.headers << 10:
                 raise ValueError("too much behind the body")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._done()
-        self._inside, self._head = False, 0
+        self._cancel_timer()
+        self._is_reading_head, self._head_bytes = False, 0
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self.transport.is_closing():
             return
         if size > self.limits.headers << 10:
             self._refuse(431, "the head of the request is too large")
-        elif len(self.pipeline) >= _AHEAD:
+        elif len(self.pipeline) >= _MAX_PIPELINED_REQUESTS:
             self.transport.abort()
         else:
             super().on_headers_complete()
@@ -81,18 +81,18 @@ class _Limited(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_message_complete()
 
-    def _wait(self) -> None:
-        self._done()
-        self._timer = self.loop.call_later(self.limits.header_seconds, self._late)
+    def _start_timer(self) -> None:
+        self._cancel_timer()
+        self._timer = self.loop.call_later(self.limits.header_seconds, self._on_head_timeout)
 
-    def _done(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _on_head_timeout(self) -> None:
         busy = self.cycle is not None and not self.cycle.response_complete
-        if not self._inside:  # it never asked for anything
+        if not self._is_reading_head:  # it never asked for anything
             self.transport.close()
         elif not busy:
             self._refuse(408, "the head of the request did not come in time")

@@ -8,21 +8,21 @@ from typing import Annotated, Any
 import msgspec
 
 from ortet.cli import output
-from ortet.cli.times import moment_at
+from ortet.cli.times import parse_time_at
 from ortet.errors import Refused
-from ortet.history.diff.tree_diff import Change
+from ortet.history.diff.tree_diff import TreeChange
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 from ortet.server.auth.tokens import Caller
 from ortet.sessions.memory.shared_scopes import check_scope
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow, no_session
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A whole number from 0.")]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Words = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
+NonEmptyText = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
 Ref = Annotated[
     str,
     msgspec.Meta(
@@ -39,15 +39,15 @@ When = Annotated[
 ]
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OperationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what requests say: a key that is not known is an error."""
 
 
-class Nothing(Ask, frozen=True):
+class EmptyRequest(OperationRequest, frozen=True):
     """No more is to be said."""
 
 
-class Why(Ask, frozen=True):
+class Why(OperationRequest, frozen=True):
     why: str = ""
 
 
@@ -104,32 +104,34 @@ def event_of(event: Event) -> EventInfo:
     )
 
 
-def written(session: Session, event: Event) -> EventInfo:
+def recorded_event_info(session: Session, event: Event) -> EventInfo:
     """One that was just recorded: only its reader knows the timeline by itself."""
     return msgspec.structs.replace(event_of(event), timeline=session.row.timeline)
 
 
-def change_of(change: Change, objects: Objects, *, patch: bool = False) -> ChangeInfo:
-    return ChangeInfo(**output.change(change, objects, patch=patch))
+def change_of(change: TreeChange, objects: ObjectStore, *, patch: bool = False) -> ChangeInfo:
+    return ChangeInfo(**output.change_data(change, objects, patch=patch))
 
 
-def moment(hub: Hub, name: str, text: str | None, *, ahead: bool = False) -> str | None:
+def parse_time(hub: Hub, name: str, text: str | None, *, ahead: bool = False) -> str | None:
     """As the library takes it; Invalid for what is none."""
-    return moment_at(hub.clock.now_ns(), name, text, ahead=ahead)
+    return parse_time_at(hub.clock.now_ns(), name, text, ahead=ahead)
 
 
-def check_agent_seen(caller: Caller, agent: str) -> str:
+def check_agent_visible(caller: Caller, agent: str) -> str:
     """Refused for an agent that the token is not for."""
     if not caller.sees(agent):
         raise Refused("token_agent", f"this token is not for agent {agent!r}: use another")
     return agent
 
 
-def check_memory_seen(caller: Caller, scope: str | None, own: Collection[str] = ()) -> str | None:
+def check_scope_visible(
+    caller: Caller, scope: str | None, own_scopes: Collection[str] = ()
+) -> str | None:
     """A memory of a user or a project is that of all agents: Refused to a token for some of them,
     but for those that a session has of its `own`."""
     named = scope is not None and ":" in (check_scope(scope) or "")
-    if caller.agents and named and scope not in own:
+    if caller.agents and named and scope not in own_scopes:
         raise Refused(
             "token_memory",
             f"this token is for some agents, and {scope!r} is not for them alone: use a session "
@@ -138,12 +140,12 @@ def check_memory_seen(caller: Caller, scope: str | None, own: Collection[str] = 
     return scope
 
 
-def seen_rows(hub: Hub, caller: Caller) -> list[SessionRow]:
+def visible_sessions(hub: Hub, caller: Caller) -> list[SessionRow]:
     """The sessions that a token may see, the oldest first."""
     return [row for row in hub.sessions() if caller.sees(row.agent)]
 
 
-def seen_view(hub: Hub, caller: Caller, session: str) -> View:
+def visible_session(hub: Hub, caller: Caller, session: str) -> SessionReader:
     """A session to read; NotFound also for one that the token may not see."""
     view = hub.get(session)
     if not caller.sees(view.agent):

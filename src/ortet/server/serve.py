@@ -14,14 +14,14 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable
-from ortet.server.observability.logs import Handler
-from ortet.server.protocol import limited
+from ortet.server.observability.logs import ServerLogHandler
+from ortet.server.protocol import make_limited_protocol
 
-DEAF = 60
+SEND_TIMEOUT_SECONDS = 60
 """Seconds in which a client must have taken what it was sent, else its connection ends."""
-_FILES = 65_536
+_MAX_OPEN_FILES = 65_536
 """Descriptors: a connection needs one, an open session some."""
 
 
@@ -32,7 +32,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have it from their listener
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF * 1000)
+            bound.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SEND_TIMEOUT_SECONDS * 1000
+            )
         bound.bind((host, port))
     except OSError as error:
         bound.close()
@@ -44,33 +46,33 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(
     app: Starlette,
-    bound: socket.socket,
-    started: Callable[[], None],
+    listener: socket.socket,
+    on_started: Callable[[], None],
     *,
-    settings: Serve,
-    behind: Sequence[str] = (),
+    settings: ServeSettings,
+    trusted_proxies: Sequence[str] = (),
 ) -> None:
     """Until SIGINT or SIGTERM; a second one ends the process at once. `behind`: addresses of
     proxies, whose word about who asks is taken."""
-    _more_files()
+    _raise_file_limit()
     log = app.state.desk.log
-    with _logging(Handler(log)):
+    with _redirect_logging(ServerLogHandler(log)):
         config = uvicorn.Config(
             app.state.entry,
-            http=limited(settings),
+            http=make_limited_protocol(settings),
             ws="websockets-sansio",
             ws_max_size=settings.frame << 20,
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=bool(behind),
-            forwarded_allow_ips=list(behind),
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
             timeout_graceful_shutdown=max(1, round(settings.grace)),
             timeout_keep_alive=max(1, round(settings.idle_seconds)),
         )
-        server = _Server(config, started, lambda: _stopping(app))
-        server.run(sockets=[bound])
+        server = _UvicornServer(config, on_started, lambda: _stop_streams(app))
+        server.run(sockets=[listener])
     log.say("info", "stopped")
     log.close()
     if app.state.desk.threads.working or app.state.health.looking:
@@ -78,13 +80,13 @@ def serve(
         os._exit(0)
 
 
-def _stopping(app: Starlette) -> None:
+def _stop_streams(app: Starlette) -> None:
     app.state.health.stopping = True
     app.state.streams.stop()  # which do not end by themselves
 
 
 @contextmanager
-def _logging(handler: logging.Handler) -> Iterator[None]:
+def _redirect_logging(handler: logging.Handler) -> Iterator[None]:
     """What uvicorn and asyncio say goes to our log."""
     loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "websockets")]
     for logger in loggers:
@@ -98,27 +100,30 @@ def _logging(handler: logging.Handler) -> Iterator[None]:
             logger.propagate = True
 
 
-def _more_files() -> None:
+def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, started: Callable[[], None], stopping: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], None],
+        on_stopping: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._told = started
-        self._stopping = stopping
+        self._on_started = on_started
+        self._on_stopping = on_stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._told()
+        self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stopping()
+        self._on_stopping()
         await super().shutdown(sockets)
 
     @contextmanager

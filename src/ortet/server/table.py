@@ -15,22 +15,22 @@ from starlette.types import Scope
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Spot(NamedTuple):
+class RouteMatch(NamedTuple):
     """What answers, the path as it was declared, and what that names."""
 
     endpoint: Endpoint
     route: str
-    named: dict[str, str]
+    path_params: dict[str, str]
 
 
-class _Node:
+class _RouteNode:
     def __init__(self) -> None:
-        self.fixed: dict[str, _Node] = {}
-        self.open: _Node | None = None
-        self.ends: dict[str, tuple[Endpoint, str, tuple[str, ...]]] = {}
+        self.literal_children: dict[str, _RouteNode] = {}
+        self.parameter_child: _RouteNode | None = None
+        self.endpoints: dict[str, tuple[Endpoint, str, tuple[str, ...]]] = {}
 
 
-class Whole(Convertor[int]):
+class EventNumberConvertor(Convertor[int]):
     """A number in a path. One that no event has is nowhere: Python would not even read it."""
 
     regex = "[0-9]{1,18}"
@@ -42,21 +42,23 @@ class Whole(Convertor[int]):
         return str(value)
 
 
-class Exact(Route):
+class RawPathRoute(Route):
     """A route in which a name may hold %2F, as in the table."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return _matched(super().matches, scope)
+        return _match_raw_path(super().matches, scope)
 
 
-class ExactSocket(WebSocketRoute):
+class RawPathWebSocketRoute(WebSocketRoute):
     """The same of a WebSocket."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return _matched(super().matches, scope)
+        return _match_raw_path(super().matches, scope)
 
 
-def _matched(matches: Callable[[Scope], tuple[Match, Scope]], scope: Scope) -> tuple[Match, Scope]:
+def _match_raw_path(
+    matches: Callable[[Scope], tuple[Match, Scope]], scope: Scope
+) -> tuple[Match, Scope]:
     raw: bytes = scope.get("raw_path") or b""
     if b"%2f" not in raw.lower():
         return matches(scope)
@@ -69,11 +71,11 @@ def _matched(matches: Callable[[Scope], tuple[Match, Scope]], scope: Scope) -> t
     return found, child
 
 
-class Table:
+class RouteTable:
     """A fixed part goes before a parameter. Paths with converters are not for it."""
 
     def __init__(self, lines: Iterable[tuple[str, str, Endpoint]]) -> None:
-        self._root = _Node()
+        self._root = _RouteNode()
         for method, path, endpoint in lines:
             if ":" not in path:
                 self._add(method, path, endpoint)
@@ -83,33 +85,33 @@ class Table:
         for part in path.split("/")[1:]:
             if part.startswith("{") and part.endswith("}"):
                 names.append(part[1:-1])
-                node.open = node.open or _Node()
-                node = node.open
+                node.parameter_child = node.parameter_child or _RouteNode()
+                node = node.parameter_child
             else:
-                node = node.fixed.setdefault(part, _Node())
-        node.ends[method] = (endpoint, path, tuple(names))
+                node = node.literal_children.setdefault(part, _RouteNode())
+        node.endpoints[method] = (endpoint, path, tuple(names))
 
-    def find(self, method: str, raw_path: bytes) -> Spot | None:
+    def find(self, method: str, raw_path: bytes) -> RouteMatch | None:
         """None: not here. The raw path is cut before it is decoded, so that a name may hold %2F."""
         parts = raw_path.decode("latin-1").split("/")[1:]
         found = self._walk(self._root, parts, 0, [], method)
         if found is None:
             return None
         (endpoint, route, names), values = found
-        return Spot(endpoint, route, dict(zip(names, map(unquote, values), strict=True)))
+        return RouteMatch(endpoint, route, dict(zip(names, map(unquote, values), strict=True)))
 
     def _walk(
-        self, node: _Node, parts: list[str], at: int, values: list[str], method: str
+        self, node: _RouteNode, parts: list[str], at: int, values: list[str], method: str
     ) -> tuple[Any, list[str]] | None:
         if at == len(parts):
-            end = node.ends.get(method)
+            end = node.endpoints.get(method)
             return (end, values) if end is not None else None
         part = parts[at]
-        next_ = node.fixed.get(part)
+        next_ = node.literal_children.get(part)
         if next_ is not None:
             found = self._walk(next_, parts, at + 1, values, method)
             if found is not None:
                 return found
-        if node.open is not None and part:
-            return self._walk(node.open, parts, at + 1, [*values, part], method)
+        if node.parameter_child is not None and part:
+            return self._walk(node.parameter_child, parts, at + 1, [*values, part], method)
         return None

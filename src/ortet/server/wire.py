@@ -9,13 +9,13 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid
 
 _Ask = TypeVar("_Ask", bound=msgspec.Struct)
 
 
-def asked(
+def parse_request(
     kind: type[_Ask],
     *,
     path: Mapping[str, str],
@@ -31,7 +31,9 @@ def asked(
         values = _from_body(body)
     named = {name: value for name, value in path.items() if name in kind.__struct_fields__}
     try:
-        return msgspec.convert({**values, **named}, known(kind), strict=body is not None)
+        return msgspec.convert(
+            {**values, **named}, thread_safe_struct(kind), strict=body is not None
+        )
     except msgspec.ValidationError as error:
         raise Invalid("bad_request", f"{error}: /openapi.json says what can be given") from error
 
@@ -48,7 +50,7 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """A parameter that is a list may be given several times, or once with commas."""
-    lists = _lists(kind)
+    lists = _list_fields(kind)
     values: dict[str, Any] = {}
     for name, value in query:
         if name not in kind.__struct_fields__:
@@ -61,7 +63,7 @@ def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) ->
 
 
 @cache
-def _lists(kind: type[msgspec.Struct]) -> frozenset[str]:
+def _list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Fields that are lists. To ask for their types evaluates every annotation anew."""
     return frozenset(
         field.name

@@ -7,40 +7,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ortet._util.validation import (
-    CALL,
-    SEVERAL,
-    SHARE,
-    TIMES,
+    CALLABLE,
+    FRACTION,
+    LIST,
+    POSITIVE_COUNT,
     check_text,
     check_texts,
-    may_be,
-    must_be,
+    optional,
+    require,
 )
 from ortet.errors import Invalid, NotFound
 from ortet.journal.conversation.compaction import (
     Compaction,
     Summarise,
+    compaction_data,
     compaction_of,
-    data_of,
-    extract,
+    extract_summary,
 )
 from ortet.journal.events import Event
-from ortet.journal.state.records import Fact, Message, Origin
-from ortet.journal.upcast import check_kind
-from ortet.sessions.hits import Hit, fact_id
+from ortet.journal.state.records import Fact, Message, SourceEventRef
+from ortet.journal.upcast import check_custom_kind
+from ortet.sessions.hits import RecallHit, fact_id
 from ortet.sessions.memory.believing import fact_in, facts_of
-from ortet.sessions.memory.episodes import compaction_episode, episode_data, told_before
+from ortet.sessions.memory.episodes import compaction_episode, episode_data, last_episode_seq
 from ortet.sessions.memory.shared_scopes import check_scope
-from ortet.sessions.reader import View
-from ortet.sessions.recollect import compacted
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.recollect import plan_compaction
 from ortet.sessions.times import Moment, ns_of
-from ortet.sessions.writing.idempotent_turns import said_before
+from ortet.sessions.writing.idempotent_turns import find_keyed_events
 
-_LONGEST = 5e9
+_MAX_TTL_SECONDS = 5e9
 """Seconds that can be added to a time."""
 
 
-class Saying(View):
+class ConversationMixin(SessionReader):
     """The half of Session that only appends."""
 
     _note_ttl: float | None = None  # for notes that are given no time
@@ -54,7 +54,7 @@ class Saying(View):
     ) -> list[Event]: ...
 
     @abstractmethod
-    def _live(self) -> None: ...
+    def _check_open(self) -> None: ...
 
     @abstractmethod
     def _new_id(self) -> str: ...
@@ -69,7 +69,7 @@ class Saying(View):
         """Messages that belong together, as (role, content) or as a model API has them: written at
         once, so that all of them are there or none, for the price of one. Under a `key` they are
         said once: the same call again, also by another process, gives the events of then."""
-        must_be(SEVERAL, messages=messages)
+        require(LIST, messages=messages)
         check_text(key=key)
         said = []
         for message in messages:
@@ -80,8 +80,8 @@ class Saying(View):
                 extra = dict(message)
                 role, content = extra.pop("role", ""), extra.pop("content", None)
             said.append(message_data(role, content, extra))
-        if key and said and not self.replaying:
-            known = said_before(self, key, said)
+        if key and said and not self.is_replaying:
+            known = find_keyed_events(self, key, said)
             return self._add_all("message", said, key) if known is None else known
         return self._add_all("message", said) if said else []
 
@@ -95,7 +95,11 @@ class Saying(View):
         data = {"key": key, "value": value}
         ttl = self._note_ttl if ttl is None else ttl
         if ttl is not None:
-            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < _LONGEST:
+            if (
+                isinstance(ttl, bool)
+                or not isinstance(ttl, int | float)
+                or not 0 <= ttl < _MAX_TTL_SECONDS
+            ):
                 raise Invalid("bad_ttl", f"ttl={ttl!r}: give seconds, or None for no end")
             data["expires"] = self._now() + int(ttl * 1e9)
         return self._add("note", data)
@@ -105,13 +109,13 @@ class Saying(View):
 
         Nothing is deleted: `dropped()` reads them. None when there is nothing to leave out.
         """
-        self._live()
-        may_be(CALL, summarise=summarise)
-        past = compacted(self, keep_last, summarise or extract)
+        self._check_open()
+        optional(CALLABLE, summarise=summarise)
+        past = plan_compaction(self, keep_last, summarise or extract_summary)
         if past is None:
             return None
         told = compaction_episode(self, self._new_id(), past)
-        made = compaction_of(self._add("compaction", data_of(past)))
+        made = compaction_of(self._add("compaction", compaction_data(past)))
         if told is not None:
             self._add("episode", told)
         return made
@@ -127,14 +131,14 @@ class Saying(View):
         """Remember what happened since the last episode as one; returns its id, "" when nothing
         did. Without a `summary`, one is made of what was said, decided and learned."""
         check_text(summary=summary, outcome=outcome)
-        may_be(CALL, summarise=summarise)
-        may_be(SHARE, importance=importance)
-        self._live()
+        optional(CALLABLE, summarise=summarise)
+        optional(FRACTION, importance=importance)
+        self._check_open()
         told = episode_data(
             self,
             self._new_id(),
             cause="milestone",
-            events=self.events(told_before(self)),
+            events=self.events(last_episode_seq(self)),
             summary=summary,
             outcome=outcome,
             importance=importance,
@@ -151,7 +155,7 @@ class Saying(View):
     def answer(self, question: str, answer: Any) -> Event:
         """To a question by its id."""
         check_text(question=question)
-        if self._mind.questions.get(question) is None:
+        if self._state.questions.get(question) is None:
             raise NotFound("no_question", f"{question!r} was not asked: s.questions() lists them")
         return self._add("answer", {"id": question, "answer": answer})
 
@@ -161,9 +165,9 @@ class Saying(View):
 
     def advance(self, to: int | None = None) -> Event:
         """On to the next step, or to one by its number from 0."""
-        step = self._mind.core.step + 1 if to is None else to
-        if type(step) is not int or not 0 <= step <= len(self._mind.core.plan):
-            last = len(self._mind.core.plan)
+        step = self._state.core.step + 1 if to is None else to
+        if type(step) is not int or not 0 <= step <= len(self._state.core.plan):
+            last = len(self._state.core.plan)
             raise Invalid("bad_step", f"step {step!r} is not in the plan: give 0 to {last}")
         return self._add("step", {"step": step})
 
@@ -176,8 +180,8 @@ class Saying(View):
         confidence: float = 1.0,
         since: Moment | None = None,
         until: Moment | None = None,
-        source: Event | Message | Origin | int | None = None,
-        supersedes: str | Fact | Hit | None = None,
+        source: Event | Message | SourceEventRef | int | None = None,
+        supersedes: str | Fact | RecallHit | None = None,
     ) -> str:
         """A fact; returns its id.
 
@@ -202,19 +206,19 @@ class Saying(View):
         """What a failure taught; returns its id."""
         return self._fact("lesson", text, about, scope=scope)
 
-    def forget(self, fact: str | Fact | Hit, *, why: str = "") -> Event:
+    def forget(self, fact: str | Fact | RecallHit, *, why: str = "") -> Event:
         """Believe a fact no longer; that it was believed, and why no more, stays recorded. One that
         others share is forgotten here, and by them when that is committed."""
-        known = self._believed(fact)
+        known = self._require_fact(fact)
         check_text(why=why)
         shared = {"scope": known.scope} if known.scope else {}
         return self._add("fact", {"id": known.id, "gone": True, "why": why, **shared})
 
-    def _believed(self, fact: str | Fact | Hit) -> Fact:
+    def _require_fact(self, fact: str | Fact | RecallHit) -> Fact:
         id_ = fact_id(fact)
-        found = fact_in(self._mind, self.shared(), id_)
+        found = fact_in(self._state, self.shared(), id_)
         if found is None:
-            past = facts_of(self._mind, self.shared(), past=True).get(id_)
+            past = facts_of(self._state, self.shared(), past=True).get(id_)
             if past is not None:
                 how = f"superseded by {past.ended_by}" if past.ended_by else "forgotten"
                 raise NotFound(
@@ -240,7 +244,7 @@ class Saying(View):
             raise Invalid("bad_version", f"version {version!r}: give a number from 1")
         if not isinstance(data, Mapping):
             raise Invalid("not_json", f"{type(data).__name__} is no record: give a dict")
-        return self._add(check_kind(kind), data, version=version)
+        return self._add(check_custom_kind(kind), data, version=version)
 
     def _fact(
         self,
@@ -252,8 +256,8 @@ class Saying(View):
         confidence: float = 1.0,
         since: Moment | None = None,
         until: Moment | None = None,
-        source: Event | Message | Origin | int | None = None,
-        supersedes: str | Fact | Hit | None = None,
+        source: Event | Message | SourceEventRef | int | None = None,
+        supersedes: str | Fact | RecallHit | None = None,
     ) -> str:
         check_text(text=text, about=about)
         if not text.strip():
@@ -262,7 +266,7 @@ class Saying(View):
         if word := check_scope(scope):
             data["scope"] = word
         if confidence != 1.0:
-            must_be(SHARE, confidence=confidence)
+            require(FRACTION, confidence=confidence)
             data["confidence"] = float(confidence)
         if since is not None:
             data["since"] = ns_of("since", since)
@@ -273,15 +277,15 @@ class Saying(View):
         if source is not None:
             data["source"] = self._origin(source)
         if supersedes is not None:
-            data["supersedes"] = self._believed(supersedes).id
+            data["supersedes"] = self._require_fact(supersedes).id
         return str(self._add(kind, data).data["id"])
 
-    def _origin(self, source: Event | Message | Origin | int) -> dict[str, Any]:
+    def _origin(self, source: Event | Message | SourceEventRef | int) -> dict[str, Any]:
         """The event that a fact was learned from."""
-        if isinstance(source, Origin):
+        if isinstance(source, SourceEventRef):
             return {"timeline": source.timeline, "seq": source.seq, "session": source.session}
         seq = source if isinstance(source, int) else getattr(source, "seq", None)
-        must_be(TIMES, source=seq)
+        require(POSITIVE_COUNT, source=seq)
         assert isinstance(seq, int)
         for event in self.events(seq - 1, seq):
             return {"timeline": event.timeline, "seq": seq, "session": self.id}

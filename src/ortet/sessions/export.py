@@ -7,77 +7,96 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec.structs import replace
 
-from ortet._util.validation import FLAG, must_be
+from ortet._util.validation import FLAG, require
 from ortet.errors import Invalid
 from ortet.journal import spill
 from ortet.journal.conversation.compaction import summary_message
-from ortet.journal.conversation.provider_formats import fit, for_chat, for_parts
-from ortet.journal.conversation.providers import chat, parts, responses
-from ortet.journal.conversation.superseded import is_aside
+from ortet.journal.conversation.provider_formats import (
+    normalise_messages,
+    to_chat_part,
+    to_content_part,
+)
+from ortet.journal.conversation.providers import (
+    to_chat_completions,
+    to_content_parts,
+    to_response_items,
+)
+from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
-from ortet.sessions.actions.artifacts import Content, load
-from ortet.sessions.recollect import last_compaction, rules_of
+from ortet.sessions.actions.artifacts import StoredContent, load
+from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.writing import telling
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 Format = Literal["openai", "openai-responses", "anthropic"]
 
-_SEALS = {"thinking": "signature", "redacted_thinking": "data", "reasoning": "encrypted_content"}
+_THOUGHT_SIGNATURES = {
+    "thinking": "signature",
+    "redacted_thinking": "data",
+    "reasoning": "encrypted_content",
+}
 """Kinds of thoughts, and what each is known by."""
 _BEGINNING = "(What was said before is not here.)"
 
 
-def export_messages(view: View, format: Format, *, whole: bool) -> Any:
+def export_messages(view: SessionReader, format: Format, *, whole: bool) -> Any:
     """See View.export_messages."""
     if format not in get_args(Format):
         raise Invalid("bad_format", f"{format!r}: give one of {', '.join(get_args(Format))}")
-    must_be(FLAG, whole=whole)
-    said = list(_said(view, whole=whole))
+    require(FLAG, whole=whole)
+    said = list(_messages_to_export(view, whole=whole))
     if format == "openai":
-        return _sayable(chat(fit(_with_thoughts(said), for_chat)))
+        return _fill_empty_content(
+            to_chat_completions(normalise_messages(_with_thoughts(said), to_chat_part))
+        )
     if format == "openai-responses":
-        return responses(fit(_with_thoughts(said, "reasoning"), _for_items))
-    told = parts(fit(_with_thoughts(said, "thinking", "redacted_thinking"), for_parts))
-    told["messages"] = list(_alternating(told["messages"]))
+        return to_response_items(normalise_messages(_with_thoughts(said, "reasoning"), _for_items))
+    told = to_content_parts(
+        normalise_messages(_with_thoughts(said, "thinking", "redacted_thinking"), to_content_part)
+    )
+    told["messages"] = list(_alternate_roles(told["messages"]))
     return told
 
 
 def _for_items(part: dict[str, Any]) -> dict[str, Any]:
-    return part if part.get("type") == "reasoning" else for_chat(part)
+    return part if part.get("type") == "reasoning" else to_chat_part(part)
 
 
-def _said(view: View, *, whole: bool) -> Iterator[Message]:
+def _messages_to_export(view: SessionReader, *, whole: bool) -> Iterator[Message]:
     """Messages, and thoughts that an API takes back as messages of their own; what was cut off and
     lies in the store is put back."""
-    since = 0 if whole else view.mind.core.since
+    since = 0 if whole else view.state.core.since
     if not whole:
-        yield from rules_of(view)
+        yield from system_messages(view)
         past = last_compaction(view)
         if past is not None and past.summary:
             yield summary_message(past)
     for event in view.events(since):
-        if event.erased or is_aside(view.mind.core.aside, event.seq):
+        if event.erased or is_superseded(view.state.core.aside, event.seq):
             continue
         if event.kind == "message":
-            yield message_of(_whole(view, event))
-        elif event.kind == "thought" and (thought := _thought(_whole(view, event))) is not None:
+            yield message_of(_restore_spilled(view, event))
+        elif (
+            event.kind == "thought"
+            and (thought := _thought(_restore_spilled(view, event))) is not None
+        ):
             yield thought
 
 
-def _whole(view: View, event: Event) -> Event:
+def _restore_spilled(view: SessionReader, event: Event) -> Event:
     if not event.refs:  # else anybody could name what is in the store
         return event
-    if spill.BESIDE not in event.data:
-        return replace(event, data=telling.whole(view.hub, event))
+    if spill.SPILL_KEY not in event.data:
+        return replace(event, data=telling.full_data(view.hub, event))
 
     def read(named: dict[str, Any]) -> bytes:
-        return load(view.hub.objects, Content(named["oid"], named["size"]))
+        return load(view.hub.objects, StoredContent(named["oid"], named["size"]))
 
-    return replace(event, data=spill.whole(event.data, read))
+    return replace(event, data=spill.load_spilled(event.data, read))
 
 
 def _thought(event: Event) -> Message | None:
@@ -107,20 +126,20 @@ def _is_summary(one: Any) -> bool:
     return _type(one) == "summary_text" and isinstance(one.get("text"), str)
 
 
-def _with_thoughts(said: list[Message], *kinds: str) -> Iterator[Message]:
+def _with_thoughts(messages: list[Message], *kinds: str) -> Iterator[Message]:
     """Of all thoughts only those of these kinds, which their model has signed or sealed: an API
     takes back no others."""
-    for message in said:
+    for message in messages:
         if message.role != "assistant" or not isinstance(message.content, list):
             yield message
             continue
-        kept = [part for part in message.content if _is_taken(part, kinds)]
+        kept = [part for part in message.content if _is_accepted(part, kinds)]
         if kept or not message.content:
             yield replace(message, content=kept)
 
 
-def _is_taken(part: Any, kinds: tuple[str, ...]) -> bool:
-    seal = _SEALS.get(_type(part))
+def _is_accepted(part: Any, kinds: tuple[str, ...]) -> bool:
+    seal = _THOUGHT_SIGNATURES.get(_type(part))
     return seal is None or (_type(part) in kinds and isinstance(part.get(seal), str))
 
 
@@ -129,7 +148,7 @@ def _type(part: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _sayable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fill_empty_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Assistants say text, there, and only who calls something may say nothing."""
     for one in messages:
         if one["role"] == "assistant" and isinstance(one["content"], list):
@@ -139,7 +158,7 @@ def _sayable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _alternating(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _alternate_roles(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """A user begins, and results come before what else a user says."""
     if messages and messages[0]["role"] != "user":
         yield {"role": "user", "content": [{"type": "text", "text": _BEGINNING}]}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from ortet._util.validation import TEXT, must_be
+from ortet._util.validation import TEXT, require
 from ortet.errors import Invalid
 from ortet.journal.state.records import Fact
 from ortet.memory.records import Scores, Tier
 
-NAMED = TEXT._replace(words="its id, a Fact or a Hit")
+FACT_CONSTRAINT = TEXT._replace(words="its id, a Fact or a Hit")
 
 
-class Source(msgspec.Struct, frozen=True):
+class HitSource(msgspec.Struct, frozen=True):
     """Where a memory is from: an event of a session, or of a memory that sessions share."""
 
     timeline: str
@@ -27,12 +27,12 @@ class Source(msgspec.Struct, frozen=True):
         return f"{self.scope or whose}#{self.seq}"
 
 
-class Hit(msgspec.Struct, frozen=True):
+class RecallHit(msgspec.Struct, frozen=True):
     """A memory that was recalled: `text` is exactly what was said, learned or told."""
 
     text: str
     score: float
-    source: Source
+    source: HitSource
     tier: Tier
     time: int
     id: str = ""  # of the fact or episode
@@ -40,9 +40,9 @@ class Hit(msgspec.Struct, frozen=True):
     scores: Scores | None = None  # where they were asked for
 
 
-def fact_id(fact: str | Fact | Hit) -> str:
+def fact_id(fact: str | Fact | RecallHit) -> str:
     """Of a fact as it was listed, recalled or named."""
-    if isinstance(fact, Hit):
+    if isinstance(fact, RecallHit):
         if fact.source.kind not in ("fact", "lesson"):
             raise Invalid(
                 "not_a_fact",
@@ -51,11 +51,11 @@ def fact_id(fact: str | Fact | Hit) -> str:
             )
         return fact.id
     found = fact.id if isinstance(fact, Fact) else fact
-    must_be(NAMED, fact=found)
+    require(FACT_CONSTRAINT, fact=found)
     return found
 
 
-class Recalled(list[Hit]):
+class RecallResult(list[RecallHit]):
     """Hits, the best first. `dense` says how meaning took part: "" there is no embedder, "all",
     "some" when others are not embedded yet, else why not."""
 

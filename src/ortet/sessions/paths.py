@@ -7,51 +7,51 @@ from collections.abc import Iterator, Sequence
 from ortet._util.codec import decode
 from ortet.backends.base import Catalog, Timeline
 from ortet.errors import Corrupt
-from ortet.history.records import Header
-from ortet.journal.event_log import Span
+from ortet.history.records import EventHeader
+from ortet.journal.event_log import TimelineSpan
 
 _PAGE = 1000
 
 
-class Paths:
+class TimelinePaths:
     """As `Line.path` tells of one. Where a timeline begins never changes, and is asked for once."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._known: dict[str, Timeline] = {}
+        self._timelines: dict[str, Timeline] = {}
 
-    def to_ends(self, timelines: Sequence[str]) -> Iterator[list[Span]]:
+    def to_ends(self, timelines: Sequence[str]) -> Iterator[list[TimelineSpan]]:
         for start in range(0, len(timelines), _PAGE):
             page = timelines[start : start + _PAGE]
-            self._learn(page)
+            self._load_timelines(page)
             for timeline, head in zip(page, self._catalog.last_heads(page), strict=True):
-                yield self._to(timeline, self._end(timeline, head))
+                yield self._path_to(timeline, self._end(timeline, head))
 
-    def _learn(self, timelines: Sequence[str]) -> None:
+    def _load_timelines(self, timelines: Sequence[str]) -> None:
         """Where they begin, and those that they began on."""
-        wanted = {one for one in timelines if one not in self._known}
+        wanted = {one for one in timelines if one not in self._timelines}
         while wanted:
             found = self._catalog.timelines(sorted(wanted))
-            self._known.update((line.id, line) for line in found)
-            wanted = {line.parent for line in found if line.parent} - self._known.keys()
+            self._timelines.update((line.id, line) for line in found)
+            wanted = {line.parent for line in found if line.parent} - self._timelines.keys()
 
     def _end(self, timeline: str, head: bytes) -> int:
         try:
-            found = decode(Header, head).seq if head else 0
+            found = decode(EventHeader, head).seq if head else 0
         except Corrupt:  # which is told when it is read
             found = 0
         if not found:  # without events of its own, or removed
-            self._known.pop(timeline, None)
+            self._timelines.pop(timeline, None)
             found = self._catalog.last_seq(timeline)
         return found
 
-    def _to(self, timeline: str, upto: int) -> list[Span]:
-        found: list[Span] = []
+    def _path_to(self, timeline: str, upto: int) -> list[TimelineSpan]:
+        found: list[TimelineSpan] = []
         while timeline:
-            line = self._known.get(timeline) or self._catalog.timeline(timeline)
+            line = self._timelines.get(timeline) or self._catalog.timeline(timeline)
             if line is None:  # another host's: its events are in segments
                 break
-            self._known[timeline] = line
-            found.append(Span(timeline, line.at, upto))
+            self._timelines[timeline] = line
+            found.append(TimelineSpan(timeline, line.at, upto))
             timeline, upto = line.parent, line.at
         return found[::-1]

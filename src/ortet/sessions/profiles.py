@@ -16,7 +16,7 @@ from ortet.sessions.writing.event_writer import Durability
 _DAY = 24 * 3600.0
 
 
-Look = Literal["asked", "ends", "commit"]
+ProbePolicy = Literal["asked", "ends", "commit"]
 """When a session looks at what surrounds its workspace: by `s.environment()` only; also when it is
 opened and let go; also at each commit."""
 
@@ -30,12 +30,12 @@ class Profile(msgspec.Struct, frozen=True):
     note_ttl: float | None = None  # seconds a note lives that is given no time of its own
     briefing: bool = False  # handover files are written at each commit
     handover: str = "handover"  # where, in the workspace
-    environment: Look = "ends"
+    environment: ProbePolicy = "ends"
     audit: bool = False  # its chain is verified when it is closed
     hold: bool = False  # retention removes nothing of it
 
 
-class Manner(msgspec.Struct, frozen=True):
+class OpenOptions(msgspec.Struct, frozen=True):
     """How its opener wants a session; None: as its profile says."""
 
     durability: Durability | None = None
@@ -47,11 +47,11 @@ class Manner(msgspec.Struct, frozen=True):
     environment: str | None = None
     scopes: tuple[str, ...] | None = None  # memories it shares beside its agent's; None: as it has
 
-    def over(self, known: str) -> Profile:
+    def resolve_profile(self, profile_name: str) -> Profile:
         """The policies of a session whose profile is `known`; Invalid when there are none such."""
         if not isinstance(self.replay, bool) and self.replay != "live":
             raise Invalid("bad_replay", f"replay={self.replay!r}: give True, False or 'live'")
-        found = find_profile(known if self.profile is None else self.profile)
+        found = find_profile(profile_name if self.profile is None else self.profile)
         if self.commit is not None:
             found = replace(found, commit=parse(self.commit))
         if self.durability is not None:
@@ -65,15 +65,16 @@ class Manner(msgspec.Struct, frozen=True):
             place = check_directory(self.handover, inside=True) if self.handover else ""
             found = replace(found, briefing=bool(place), handover=place or found.handover)
         if self.environment is not None:
-            if self.environment not in get_args(Look):
+            if self.environment not in get_args(ProbePolicy):
                 raise Invalid(
-                    "bad_policy", f"environment={self.environment!r}: give one of {get_args(Look)}"
+                    "bad_policy",
+                    f"environment={self.environment!r}: give one of {get_args(ProbePolicy)}",
                 )
             found = replace(found, environment=self.environment)
         return found
 
 
-USUAL = Manner()
+DEFAULT_OPTIONS = OpenOptions()
 
 _PROFILES = (
     Profile("chatbot", durability="commit"),

@@ -9,151 +9,162 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet._util.validation import COUNT, must_be
+from ortet._util.validation import COUNT, require
 from ortet.errors import Conflict, NotFound
 from ortet.journal.conversation.compaction import (
     Compaction,
     Summarise,
-    choose,
     compactions,
     digest_of,
-    recovered,
-    said,
-    summarised,
+    make_compaction,
+    message_events,
+    recover_messages,
+    select_for_compaction,
     summary_message,
 )
-from ortet.journal.conversation.context import Context, gather, newest_first
-from ortet.journal.conversation.superseded import is_aside
-from ortet.journal.conversation.text import Counter
-from ortet.journal.conversation.tool_calls import settled, settled_newest
-from ortet.journal.environment import told
-from ortet.journal.reports.briefing import Briefing, brief
-from ortet.journal.reports.known import Failure, Known, Wish
+from ortet.journal.conversation.context import ModelContext, build_context, newest_first
+from ortet.journal.conversation.superseded import is_superseded
+from ortet.journal.conversation.text import TokenCounter
+from ortet.journal.conversation.tool_calls import (
+    without_obsolete_results,
+    without_obsolete_results_newest_first,
+)
+from ortet.journal.environment import environment_lines
+from ortet.journal.reports.briefing import Briefing, make_briefing
+from ortet.journal.reports.known import BriefingItems, FailedAction, PendingApproval
 from ortet.journal.state.records import Artifact, Effect, Message
 from ortet.journal.state.reducers import message_of
-from ortet.sessions.actions.effects import Deed, deeds_of
-from ortet.sessions.environment.environments import recorded_of
+from ortet.sessions.actions.effects import EffectRow, effect_rows
+from ortet.sessions.environment.environments import recorded_environments
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
-_LAST = 10
+_BRIEFING_MESSAGES = 10
 """Messages a briefing may show."""
-_OPEN = ("begun", "unsettled")
+_UNSETTLED_STATES = ("begun", "unsettled")
 
 
-def last_compaction(view: View) -> Compaction | None:
+def last_compaction(view: SessionReader) -> Compaction | None:
     """The compaction that stands for all that went out of context."""
-    return next(compactions(view.mind.core.summary, view.events), None)
+    return next(compactions(view.state.core.summary, view.events), None)
 
 
-def compacted(view: View, keep_last: int, summarise: Summarise) -> Compaction | None:
+def plan_compaction(view: SessionReader, keep_last: int, summarise: Summarise) -> Compaction | None:
     """The record of leaving out all but the last messages; None when that is nothing."""
-    core = view.mind.core
-    events = said(view.events(core.since))
-    gone = choose([one for one in events if not is_aside(core.aside, one.seq)], keep_last)
+    core = view.state.core
+    events = message_events(view.events(core.since))
+    gone = select_for_compaction(
+        [one for one in events if not is_superseded(core.aside, one.seq)], keep_last
+    )
     if not gone:
         return None
     hasher = view.hub.objects.hasher
-    past = summarised(gone, last_compaction(view), summarise, hasher)
+    past = make_compaction(gone, last_compaction(view), summarise, hasher)
     if core.aside:  # what lies between is left out too, though the summary does not tell it
         whole = [one for one in events if past.first <= one.seq <= past.last]
         digest = digest_of(whole, hasher)
         past = msgspec.structs.replace(past, count=len(whole), digest=digest)
-    if view.mind.core.summary != core.summary:
+    if view.state.core.summary != core.summary:
         raise Conflict(
             "compacted", "the conversation was compacted meanwhile: look at it, then repeat"
         )
     return past
 
 
-def rules_of(view: View) -> list[Message]:
+def system_messages(view: SessionReader) -> list[Message]:
     """System messages that compactions left out: they hold for good."""
-    past, aside = last_compaction(view), view.mind.core.aside
+    past, aside = last_compaction(view), view.state.core.aside
     found: list[Message] = []
     for seq in past.rules if past else ():
-        if not is_aside(aside, seq):
+        if not is_superseded(aside, seq):
             found += [message_of(event) for event in view.events(seq - 1, seq) if not event.erased]
     return found
 
 
-def unsettled_of(view: View) -> list[Effect]:
+def unsettled_of(view: SessionReader) -> list[Effect]:
     """Deeds whose outcome is not known: this mind's, and those that were restored away. Not pure
     ones, which have none but what they return."""
-    deeds = deeds_of(view.hub.catalog, view.row.family)
-    here = {effect.id for effect in view.mind.effects}
+    deeds = effect_rows(view.hub.catalog, view.row.family)
+    here = {effect.id for effect in view.state.effects}
     mine = (deed.effect for deed in deeds if deed.session == view.id or deed.effect.id in here)
-    return [effect for effect in mine if effect.state in _OPEN and effect.replay != "pure"]
+    return [
+        effect for effect in mine if effect.state in _UNSETTLED_STATES and effect.replay != "pure"
+    ]
 
 
-def context_of(view: View, tokens: int, count: Counter) -> Context:
-    core, past = view.mind.core, last_compaction(view)
-    return gather(
-        newest_first(view.events, core.since, core.events, aside=core.aside),
-        rules=rules_of(view),
+def context_of(view: SessionReader, tokens: int, count: TokenCounter) -> ModelContext:
+    core, past = view.state.core, last_compaction(view)
+    return build_context(
+        newest_first(view.events, core.since, core.events, superseded=core.aside),
+        rules=system_messages(view),
         summary=summary_message(past) if past and past.summary else None,
         tokens=tokens,
         count=count,
     )
 
 
-def last_messages(view: View, count: int) -> list[Message]:
-    must_be(COUNT._replace(kind="bad_count"), last=count)
-    core = view.mind.core
+def last_messages(view: SessionReader, count: int) -> list[Message]:
+    require(COUNT._replace(kind="bad_count"), last=count)
+    core = view.state.core
     newest = newest_first(
-        view.events, core.since, core.events, aside=core.aside, page=8 + 2 * count
+        view.events, core.since, core.events, superseded=core.aside, page=8 + 2 * count
     )
-    return list(islice(settled_newest(newest), count))[::-1]
+    return list(islice(without_obsolete_results_newest_first(newest), count))[::-1]
 
 
-def briefing_of(view: View, tokens: int, count: Counter) -> Briefing:
-    mind, past = view.mind, last_compaction(view)
+def briefing_of(view: SessionReader, tokens: int, count: TokenCounter) -> Briefing:
+    mind, past = view.state, last_compaction(view)
     core = mind.core
-    deeds = {deed.effect.id: deed for deed in deeds_of(view.hub.catalog, view.row.family)}
-    effects = sorted((_now(effect, deeds) for effect in mind.effects), key=lambda e: e.begun)
+    deeds = {deed.effect.id: deed for deed in effect_rows(view.hub.catalog, view.row.family)}
+    effects = sorted(
+        (_current_effect(effect, deeds) for effect in mind.effects), key=lambda e: e.begun
+    )
     facts = view.facts()
-    newest = newest_first(view.events, core.since, core.events, aside=core.aside)
-    known = Known(
+    newest = newest_first(view.events, core.since, core.events, superseded=core.aside)
+    known = BriefingItems(
         name=view.name,
         status=view.status,
         goal=core.goal,
         plan=core.plan,
         step=core.step,
         done=[effect for effect in effects if effect.state == "done"],
-        failed=[Failure(e, _error(e, deeds)) for e in effects if e.state == "failed"],
+        failed=[FailedAction(e, _error(e, deeds)) for e in effects if e.state == "failed"],
         lessons=[fact for fact in facts if fact.lesson],
         facts=[fact for fact in facts if not fact.lesson],
         decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
         questions=sorted(view.questions(), key=lambda question: question.seq),
         artifacts=_latest(mind.artifacts),
         unsettled=unsettled_of(view),
-        approvals=[Wish(a.id, a.what, a.why) for a in view.approvals() if a.state == "asked"],
+        approvals=[
+            PendingApproval(a.id, a.what, a.why) for a in view.approvals() if a.state == "asked"
+        ],
         limits=view.limits(),
         left=view.budget_left(),
         spent=view.spent(),
         notes=view.notes(),
         summary=past.summary if past else "",
-        messages=settled(list(islice(newest, _LAST))[::-1]),
+        messages=without_obsolete_results(list(islice(newest, _BRIEFING_MESSAGES))[::-1]),
         collaborations=sorted(view.collaborations(), key=lambda one: one.seq),
         windows=[window for window in view.windows() if not window.full],
         tokens=view.tokens(),
         browsers=list(mind.browsers),
-        environment=told(*recorded_of(view)),
+        environment=environment_lines(*recorded_environments(view)),
     )
-    return brief(known, tokens, count)
+    return make_briefing(known, tokens, count)
 
 
-def _now(effect: Effect, deeds: Mapping[str, Deed]) -> Effect:
+def _current_effect(effect: Effect, effects: Mapping[str, EffectRow]) -> Effect:
     """As the family knows it: a deed that was settled elsewhere is settled."""
-    deed = deeds.get(effect.id)
+    deed = effects.get(effect.id)
     if deed is None:
         return effect
     known = deed.effect
     return msgspec.structs.replace(effect, state=known.state, command=known.command)
 
 
-def _error(effect: Effect, deeds: Mapping[str, Deed]) -> str:
-    deed = deeds.get(effect.id)
+def _error(effect: Effect, effects: Mapping[str, EffectRow]) -> str:
+    deed = effects.get(effect.id)
     return deed.error if deed else ""
 
 
@@ -163,16 +174,16 @@ def _latest(artifacts: Iterable[Artifact]) -> list[Artifact]:
     return sorted(found.values(), key=lambda artifact: artifact.seq)
 
 
-def dropped_of(view: View, compaction: int) -> list[Message]:
+def dropped_of(view: SessionReader, compaction: int) -> list[Message]:
     found: list[list[Message]] = []
-    for past in compactions(view.mind.core.summary, view.events):
+    for past in compactions(view.state.core.summary, view.events):
         if compaction in (0, past.seq):
             events = view.events(past.first - 1, past.last)
-            found.append(recovered(past, events, view.hub.objects.hasher))
+            found.append(recover_messages(past, events, view.hub.objects.hasher))
     if compaction and not found:
         raise NotFound(
             "no_compaction",
             f"event {compaction} is no compaction of this session: s.compactions() lists them",
         )
-    aside = view.mind.core.aside
-    return [one for span in reversed(found) for one in span if not is_aside(aside, one.seq)]
+    aside = view.state.core.aside
+    return [one for span in reversed(found) for one in span if not is_superseded(aside, one.seq)]

@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.journal.environment import Difference
+from ortet.journal.environment import EnvironmentDifference
 from ortet.journal.state.around import Collaboration
 from ortet.journal.state.records import Effect
 from ortet.machines.base import Report, Result
-from ortet.vault.expiry import shown
+from ortet.vault.expiry import format_expiry
 
-_KEPT = 32 * 1024
+_RECORDED_CHARS = 32 * 1024
 """Characters of an output that are recorded from each of its ends."""
 
-_FEW = 5
+_SHOWN_DIFFERENCES = 5
 
-Parts = frozenset[str]
-PARTS: Parts = frozenset({"files", "mind", "processes"})
-MACHINE = frozenset({"files", "processes"})
+RestoreParts = frozenset[str]
+ALL_PARTS: RestoreParts = frozenset({"files", "mind", "processes"})
+MACHINE_PARTS = frozenset({"files", "processes"})
 
 
-class Restored(msgspec.Struct, frozen=True):
+class RestoreResult(msgspec.Struct, frozen=True):
     """Where a session went. `deeds` happened after that point and stay done; `environment` is what
     surrounds it now and did not then."""
 
@@ -32,8 +32,8 @@ class Restored(msgspec.Struct, frozen=True):
     files: Report
     deeds: list[Effect]
     collaborations: list[Collaboration] = []  # which those deeds made
-    environment: list[Difference] = []
-    secrets: list[Lapsed] = []  # which it refers to, and which cannot be had here now
+    environment: list[EnvironmentDifference] = []
+    secrets: list[UnavailableSecret] = []  # which it refers to, and which cannot be had here now
 
     def __str__(self) -> str:
         told = f"at {self.to[:12]}"
@@ -49,13 +49,13 @@ class Restored(msgspec.Struct, frozen=True):
         if self.secrets:
             told += f"; {'; '.join(map(str, self.secrets))}"
         if self.environment:
-            more = len(self.environment) - _FEW
-            told += f"; around it: {'; '.join(map(str, self.environment[:_FEW]))}"
+            more = len(self.environment) - _SHOWN_DIFFERENCES
+            told += f"; around it: {'; '.join(map(str, self.environment[:_SHOWN_DIFFERENCES]))}"
             told += f" and {more} more" if more > 0 else ""
         return told
 
 
-class Lapsed(msgspec.Struct, frozen=True):
+class UnavailableSecret(msgspec.Struct, frozen=True):
     """A secret that something of a commit needs and that this host cannot give. `state`: "missing",
     "expired" (at `expired`, ns since 1970), or "no_key": it was sealed with another host's key.
     `used`: by what, as "run", "token github", "variable API_KEY"."""
@@ -67,7 +67,7 @@ class Lapsed(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         why = {
-            "expired": f"expired at {shown(self.expired)}",
+            "expired": f"expired at {format_expiry(self.expired)}",
             "no_key": "was sealed with a key that is not here",
         }.get(self.state, "is missing")
         if all(one.startswith("variable ") for one in self.used):
@@ -83,31 +83,33 @@ def _shown(one: Collaboration) -> str:
 
 
 def check_parts(only: Collection[str] | None) -> frozenset[str]:
-    given: Collection[str] = [only] if isinstance(only, str) else PARTS if only is None else only
+    given: Collection[str] = (
+        [only] if isinstance(only, str) else ALL_PARTS if only is None else only
+    )
     named = isinstance(given, Collection) and all(isinstance(part, str) for part in given)
     chosen = frozenset(given) if named else frozenset()
-    if not chosen or not chosen <= PARTS:
+    if not chosen or not chosen <= ALL_PARTS:
         raise Invalid("bad_parts", f"only={only!r}: give some of 'files', 'mind', 'processes'")
     return chosen
 
 
-def recorded(result: Result) -> dict[str, Any]:
+def record_command_result(result: Result) -> dict[str, Any]:
     """What is recorded of a command: the ends of a long output."""
     told = {
         "exit_code": result.exit_code,
-        "stdout": ends_of(result.stdout),
-        "stderr": ends_of(result.stderr),
+        "stdout": clip_middle(result.stdout),
+        "stderr": clip_middle(result.stderr),
     }
     return {**told, "oom": True} if result.oom else told
 
 
-def recalled(outcome: dict[str, Any]) -> Result:
+def parse_command_result(outcome: dict[str, Any]) -> Result:
     """The reverse; how long it took was not recorded."""
     told = outcome["exit_code"], outcome["stdout"], outcome["stderr"]
     return Result(*told, duration=0.0, oom=outcome.get("oom", False))
 
 
-def ends_of(text: str) -> str:
-    if len(text) <= 2 * _KEPT:
+def clip_middle(text: str) -> str:
+    if len(text) <= 2 * _RECORDED_CHARS:
         return text
-    return f"{text[:_KEPT]}\n[{len(text) - 2 * _KEPT} characters are not recorded]\n{text[-_KEPT:]}"
+    return f"{text[:_RECORDED_CHARS]}\n[{len(text) - 2 * _RECORDED_CHARS} characters are not recorded]\n{text[-_RECORDED_CHARS:]}"

@@ -9,78 +9,95 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_text
 from ortet.errors import Corrupt, Invalid, Refused
-from ortet.journal.conversation.tool_calls import lost
+from ortet.journal.conversation.tool_calls import lost_result
 from ortet.journal.events import Draft, Event
 from ortet.machines.base import Command, Result
 from ortet.sessions.actions.budget import Budget
-from ortet.sessions.actions.effects import Deeds
-from ortet.sessions.history.commit import Branch
-from ortet.sessions.history.host import Host
-from ortet.sessions.history.participants import Standing, behind, going, is_quiet
-from ortet.sessions.machine.inside import Inside
-from ortet.sessions.memory.episodes import episode_data, told_before
+from ortet.sessions.actions.effects import EffectLog
+from ortet.sessions.history.commit import BranchWriter
+from ortet.sessions.history.host import OpenSessionParticipant
+from ortet.sessions.history.participants import (
+    LoadedSession,
+    is_bookkeeping_event,
+    pending_restore,
+    uncommitted_events,
+)
+from ortet.sessions.machine.inside import KernelsMixin
+from ortet.sessions.memory.episodes import episode_data, last_episode_seq
 from ortet.sessions.profiles import Profile
-from ortet.sessions.results import recalled, recorded
-from ortet.sessions.table import ACTIVE, CLOSED, PAUSED, ROOM, Roll, SessionRow, check_move
-from ortet.sessions.writing.auto_commit import Pace
-from ortet.sessions.writing.event_writer import Ledger
-from ortet.sessions.writing.idempotent_turns import noted
+from ortet.sessions.results import parse_command_result, record_command_result
+from ortet.sessions.table import (
+    ACTIVE,
+    CLOSED,
+    PAUSED,
+    SCRATCH_FILES,
+    SessionRow,
+    SessionTable,
+    check_move,
+)
+from ortet.sessions.writing.auto_commit import AutoCommit
+from ortet.sessions.writing.event_writer import EventWriter
+from ortet.sessions.writing.idempotent_turns import key_row_change
 from ortet.sessions.writing.inbox import Inbox
-from ortet.sessions.writing.state_cache import keep_ledger
-from ortet.store.lease import Holding
+from ortet.sessions.writing.state_cache import cache_writer_state
+from ortet.store.lease import HeldLease
 
 if TYPE_CHECKING:
     from ortet.backends.base import RowChange
-    from ortet.hub.governance.archive import Archived
-    from ortet.sessions.actions.actions import Replay, Scope
-    from ortet.sessions.manager import Sessions
+    from ortet.hub.governance.archive import ArchiveRecord
+    from ortet.sessions.actions.actions import KeyScope, Replay
+    from ortet.sessions.manager import SessionManager
     from ortet.workspaces.workspace import Workspace
 
 
-class Session(Inside):
+class Session(KernelsMixin):
     """Opened and leased. Leaving the `with` block pauses it."""
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: SessionManager,
         row: SessionRow,
         *,
-        ledger: Ledger,
-        branch: Branch,
-        holding: Holding,
-        where: Standing,
+        writer: EventWriter,
+        branch: BranchWriter,
+        held_lease: HeldLease,
+        loaded: LoadedSession,
         profile: Profile,
         host: str,
     ) -> None:
-        super().__init__(sessions.hub, row, ledger.line, ledger.mind)
+        super().__init__(sessions.hub, row, writer.event_log, writer.state)
         self._sessions = sessions
-        self._ledger = ledger
+        self._writer = writer
         self._branch = branch
-        self.holding = holding
-        self._image = where.machine  # of the head: the files of a session that has none open
-        self._epoch = where.epoch
+        self.held_lease = held_lease
+        self._head_image = loaded.machine  # of the head: the files of a session that has none open
+        self._epoch = loaded.epoch
         self._files: Workspace | None = None
-        self._deeds = Deeds(sessions.hub, row, ledger)
-        self._inbox = Inbox(sessions.hub.catalog, row.id, ledger)
-        self._budget = Budget(sessions.hub, row, ledger, host=host)
+        self._effects = EffectLog(sessions.hub, row, writer)
+        self._inbox = Inbox(sessions.hub.catalog, row.id, writer)
+        self._budget = Budget(sessions.hub, row, writer, host=host)
         self.profile = profile
         self._note_ttl = profile.note_ttl
-        new = behind(ledger.line) if ledger.tip.seq > ledger.line.base.seq else iter(())
-        news = (e for e in new if not is_quiet(e))
+        new = (
+            uncommitted_events(writer.event_log)
+            if writer.tip.seq > writer.event_log.base.seq
+            else iter(())
+        )
+        news = (e for e in new if not is_bookkeeping_event(e))
         first = next(news, None)
-        self._pace = Pace(profile.commit, self._now())
+        self._auto_commit = AutoCommit(profile.commit, self._now())
         if first is not None and profile.commit.when != "manual":  # else nobody has to read them
-            self._pace.take_up([first, *news])
-        self._host = Host(
+            self._auto_commit.count_events([first, *news])
+        self._participant = OpenSessionParticipant(
             sessions,
             row,
-            ledger,
-            lease=lambda: holding.lease,
-            moved=self._arrived,
-            variables=self._given,
+            writer,
+            lease=lambda: held_lease.lease,
+            on_moved=self._on_moved,
+            variables=self._command_variables,
             dirty=first is not None,
         )
 
@@ -92,7 +109,7 @@ class Session(Inside):
 
     def __repr__(self) -> str:
         return (
-            f"<Session {self.name!r} of {self.agent}, {self.status}, {self._ledger.tip.seq} events>"
+            f"<Session {self.name!r} of {self.agent}, {self.status}, {self._writer.tip.seq} events>"
         )
 
     # what it does
@@ -104,7 +121,7 @@ class Session(Inside):
         why: str = "",
         replay: Replay | None = None,
         key: str | None = None,
-        scope: Scope | None = None,
+        scope: KeyScope | None = None,
         name: str | None = None,
         approve: str | None = None,
         **kwargs: Any,
@@ -115,8 +132,8 @@ class Session(Inside):
         With `approve`, the reason to show a human, it waits for `hub.approve`: until then each call
         is Refused("approval_pending"), here or in the next process.
         """
-        with self._acting():
-            return self._deeds.act(
+        with self._action_scope():
+            return self._effects.act(
                 function,
                 args,
                 kwargs,
@@ -130,18 +147,18 @@ class Session(Inside):
 
     def request_approval(self, what: str, *, why: str = "") -> str:
         """Ask a human to allow something; returns the id. `s.approvals()` has the answer."""
-        self._live()
-        self._host.dirty = True
-        return self._deeds.approvals.ask(what, why=why)
+        self._check_open()
+        self._participant.dirty = True
+        return self._effects.approvals.ask(what, why=why)
 
     # what it did
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        self._ledger.flush()
+        self._writer.flush()
         return super().events(after, upto)
 
-    def _settle(self) -> None:
-        self._ledger.flush()
+    def _flush_writes(self) -> None:
+        self._writer.flush()
 
     # in its machine
 
@@ -151,11 +168,11 @@ class Session(Inside):
 
         One that has no directory gets private files of its own then, empty at first.
         """
-        self._live()
-        return self._workspace() or self._move_in()
+        self._check_open()
+        return self._workspace() or self._create_scratch_workspace()
 
     @property
-    def opened_files(self) -> Workspace | None:
+    def attached_files(self) -> Workspace | None:
         """The same if it was used since the session was opened; starts nothing."""
         return self._files
 
@@ -171,7 +188,7 @@ class Session(Inside):
         why: str = "",
         replay: Replay | None = None,
         key: str | None = None,
-        scope: Scope | None = None,
+        scope: KeyScope | None = None,
         **options: Any,
     ) -> Result:
         """Run a command in the machine; its output and exit code are the action's outcome, and with
@@ -180,10 +197,10 @@ class Session(Inside):
 
         check_run(command, **options)
         said = command if isinstance(command, str) else list(command)
-        with self._acting():
+        with self._action_scope():
             if not key:
-                self._get_ready()
-            result: Result = self._deeds.act(
+                self._start_machine()
+            result: Result = self._effects.act(
                 self._run_here,
                 (said,),
                 options,
@@ -192,48 +209,48 @@ class Session(Inside):
                 key=key,
                 scope=scope,
                 name="run",
-                record=lambda result: recorded(self._redacted(result, options)),
-                recall=recalled,
+                record=lambda result: record_command_result(self._redacted(result, options)),
+                recall=parse_command_result,
             )
         return result
 
-    def _get_ready(self) -> None:
+    def _start_machine(self) -> None:
         """Killed while the machine starts, no command was begun."""
         _ = self.machine
 
     def _redacted(self, result: Result, options: Mapping[str, Any]) -> Result:
         if not options.get("secrets"):
             return result
-        from ortet.vault.redaction import redacted
+        from ortet.vault.redaction import redact_result
 
-        values: dict[str, str] = self.machine.secrets_of(options["secrets"])
-        return redacted(result, values)
+        values: dict[str, str] = self.machine.secret_values(options["secrets"])
+        return redact_result(result, values)
 
     def _run_here(self, command: Command, **options: Any) -> Result:
         return self.machine.run(command, **options)
 
     def _workspace(self) -> Workspace | None:
         if self._files is None and self._row.has_files:
-            self.use(self._sessions.files_of(self._row))
+            self.attach_files(self._sessions.files_of(self._row))
         return self._files
 
-    def _move_in(self) -> Workspace:
+    def _create_scratch_workspace(self) -> Workspace:
         files = self._sessions.files_of(self._row)
-        reach("room.before-session")
-        row = msgspec.structs.replace(self._row, files=ROOM)
-        rows = [Roll.changed(row)]
+        failpoint("room.before-session")
+        row = msgspec.structs.replace(self._row, files=SCRATCH_FILES)
+        rows = [SessionTable.update_change(row)]
         self._hub.catalog.move(
-            [], verb="room", actor=self._hub.author, lease=self.holding.lease, rows=rows
+            [], verb="room", actor=self._hub.author, lease=self.held_lease.lease, rows=rows
         )
-        self._row = self._host.row = row
-        self.use(files)
+        self._row = self._participant.row = row
+        self.attach_files(files)
         return files
 
-    def use(self, files: Workspace) -> None:
+    def attach_files(self, files: Workspace) -> None:
         """These are its files: they are committed and restored with its mind."""
         self._files = files
-        files.company, files.generated = self._host, self.generated
-        _ = self._own  # what this process changes from now on is a change
+        files.participant, files.generated_directory = self._participant, self.generated_directory
+        _ = self._session_variables  # what this process changes from now on is a change
 
     # its life
 
@@ -249,149 +266,155 @@ class Session(Inside):
 
     def _end(self, status: str, why: str) -> None:
         check_text(why=why)
-        if self.holding.ended:
+        if self.held_lease.is_released:
             return
         try:
-            self._take_in()
-            self._look_at_the_end()
-            if self._pace.policy.at_the_end and self._pace.tally.since:
-                self._commit_by_itself()
+            self._drain_inbox()
+            self._probe_on_release()
+            if self._auto_commit.policy.commits_on_release and self._auto_commit.uncommitted.since:
+                self._commit_automatically()
             self._budget.settle()
             if status == CLOSED:
-                self._tell_story(why)
+                self._record_last_episode(why)
             if status != self.status:  # one that is lent is paused already
-                self._turn(status, why)
-            self._hand_on()
+                self._set_status(status, why)
+            self._flush_and_cache()
             if status == CLOSED:
-                self._publish(self._ledger.tip.seq)
+                self._publish(self._writer.tip.seq)
         except Refused:
             pass  # another process has taken over: it is no longer ours to pause
         finally:
-            self.give_up()
+            self.abandon()
 
-    def _tell_story(self, why: str) -> None:
+    def _record_last_episode(self, why: str) -> None:
         """The last episode: what happened since the one before."""
         with suppress(Corrupt):  # an event that is damaged, which `verify` tells, keeps none open
-            events = self.events(told_before(self))
+            events = self.events(last_episode_seq(self))
             told = episode_data(self, self._new_id(), cause="closed", events=events, outcome=why)
             if told is not None:
-                self._ledger.add(self._draft("episode", told))
+                self._writer.add(self._draft("episode", told))
 
-    def archive(self, why: str = "") -> Archived:
+    def archive(self, why: str = "") -> ArchiveRecord:
         """Let go of it and put it away in one bundle; `hub.unarchive` brings it back."""
         self.pause(why)
         return self._hub.archive(self.id, why)
 
-    def turn_to(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
+    def set_status(self, status: str, why: str, *, rows: Sequence[RowChange]) -> None:
         """Another state, written together with these rows."""
-        self._turn(status, why, rows)
+        self._set_status(status, why, rows)
 
-    def take_in(self) -> None:
+    def drain_inbox(self) -> None:
         """What others left for it, into the journal."""
-        self._take_in()
+        self._drain_inbox()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give the lease back and leave the state as it is."""
         try:
-            self._hand_on()
+            self._flush_and_cache()
         finally:
-            self.give_up()
+            self.abandon()
 
-    def _hand_on(self) -> None:
+    def _flush_and_cache(self) -> None:
         """All of it is durable, and at hand for whoever goes on."""
-        self._ledger.close()
-        keep_ledger(self._sessions, self._ledger, self._epoch)
+        self._writer.close()
+        cache_writer_state(self._sessions, self._writer, self._epoch)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """The same for one that could not be opened: what is not durable yet is not recorded."""
-        self._ledger.drop()
-        self._sessions.give_back(self)
+        self._writer.drop()
+        self._sessions.release(self)
         if self._files is not None:
             self._files.close()
 
-    def _turn(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
+    def _set_status(self, status: str, why: str, rows: Sequence[RowChange] = ()) -> None:
         check_move(self.name, self.status, status)
         row = msgspec.structs.replace(self._row, status=status)
         data = {"from": self.status, "to": status, "why": why}
-        self._ledger.add(self._draft("lifecycle", data), rows=[Roll.changed(row), *rows])
-        self._row = self._host.row = row
+        self._writer.add(
+            self._draft("lifecycle", data), rows=[SessionTable.update_change(row), *rows]
+        )
+        self._row = self._participant.row = row
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
         """Another session, as if event `at` had had this `message`, `result` or `error`."""
         from ortet.sessions.history.whatif import whatif
 
-        self._live()
-        self._ledger.flush()
+        self._check_open()
+        self._writer.flush()
         return whatif(self._sessions, self, at, machine=machine, **change)
 
-    def tie_up(self) -> None:
+    def close_dangling_effects(self) -> None:
         """Every action that was begun has an end."""
-        self._deeds.close_dangling()
+        self._effects.close_dangling()
 
-    def close_calls(self) -> None:
+    def close_tool_calls(self) -> None:
         """Every tool call has a result: else a model API would refuse the conversation."""
-        if calling := self._mind.core.calling:
-            self._host.dirty = True
-            self._ledger.add(*(lost(call, self._hub.author) for call in calling))
+        if calling := self._state.core.calling:
+            self._participant.dirty = True
+            self._writer.add(*(lost_result(call, self._hub.author) for call in calling))
 
-    def begin(self, alive: int = 0) -> None:
+    def activate(self, alive_until: int = 0) -> None:
         """It is being worked on, by this process. `alive`: until when the one before surely was."""
         killed = self.status == ACTIVE
         if killed:
-            self._budget.make_up(alive)
-        self._turn(ACTIVE, "")
-        if self._row.path and going(self._hub.catalog, self._row.branch) is not None:
+            self._budget.count_lost_time(alive_until)
+        self._set_status(ACTIVE, "")
+        if self._row.path and pending_restore(self._hub.catalog, self._row.branch) is not None:
             self._workspace()  # which brings back files that a killed process had moved
-        self.tie_up()
-        self.close_calls()
-        self._take_in()
+        self.close_dangling_effects()
+        self.close_tool_calls()
+        self._drain_inbox()
         self._publish()
 
     # inside
 
-    def _take_in(self) -> None:
+    def _drain_inbox(self) -> None:
         """What others left for it, into the journal."""
         if self._inbox.drain():
-            self._host.dirty = True
+            self._participant.dirty = True
 
-    def _moved(self, row: SessionRow) -> None:
+    def _switch_timeline(self, row: SessionRow) -> None:
         """It went elsewhere: another timeline, another mind."""
         self._row = row
-        self._line, self._mind = self._ledger.line, self._ledger.mind
-        self._deeds = Deeds(self._hub, row, self._ledger)
-        self._story = self._around = None
-        self._pace.moved(self._now())
+        self._event_log, self._state = self._writer.event_log, self._writer.state
+        self._effects = EffectLog(self._hub, row, self._writer)
+        self._story = self._recorded_environment = None
+        self._auto_commit.reset(self._now())
 
-    def _arrived(self, row: SessionRow) -> None:
-        self._moved(row)
-        self.close_calls()  # of a commit that was made between a call and its result
+    def _on_moved(self, row: SessionRow) -> None:
+        self._switch_timeline(row)
+        self.close_tool_calls()  # of a commit that was made between a call and its result
 
     def _add(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
-        self._touch()
-        event = self._ledger.add(self._draft(kind, data, version))[0]
-        self._keep_pace(kind, data)
+        self._begin_change()
+        event = self._writer.add(self._draft(kind, data, version))[0]
+        self._auto_commit_if_due(kind, data)
         return event
 
     def _add_all(
         self, kind: str, several: Sequence[Mapping[str, Any]], key: str = ""
     ) -> list[Event]:
-        self._touch()
-        with self._ledger.alone():
-            row, after, hub = self._row, self._ledger.tip.seq, self._hub
-            rows = [noted(hub.catalog, row, after, key=key, count=len(several))] if key else []
-            events = self._ledger.add(*(self._draft(kind, data) for data in several), rows=rows)
-        self._keep_pace(kind, several[-1])
+        self._begin_change()
+        with self._writer.exclusive():
+            row, after, hub = self._row, self._writer.tip.seq, self._hub
+            rows = (
+                [key_row_change(hub.catalog, row, after, key=key, count=len(several))]
+                if key
+                else []
+            )
+            events = self._writer.add(*(self._draft(kind, data) for data in several), rows=rows)
+        self._auto_commit_if_due(kind, several[-1])
         return events
 
-    def _touch(self) -> None:
-        self._live()
-        self._host.dirty = True
+    def _begin_change(self) -> None:
+        self._check_open()
+        self._participant.dirty = True
 
     def _draft(self, kind: str, data: Mapping[str, Any], version: int = 1) -> Draft:
         return Draft(kind, dict(data), self._hub.author, version=version)
 
-    def _live(self) -> None:
-        if self.holding.ended:
+    def _check_open(self) -> None:
+        if self.held_lease.is_released:
             raise Invalid(
                 "closed", f"session {self.name!r} is not open any more: open it with the hub"
             )

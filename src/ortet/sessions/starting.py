@@ -11,8 +11,8 @@ from ortet.backends.base import RowChange
 from ortet.errors import Conflict
 from ortet.journal.events import Draft
 from ortet.machines.limits import parse_limits
-from ortet.sessions.table import ARCHIVED, CLOSED, Roll, SessionRow
-from ortet.workspaces.table import Files, Registry, check_live, usable_network
+from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow, SessionTable
+from ortet.workspaces.table import FilesMode, WorkspaceTable, check_live, usable_network
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 
-class Place(msgspec.Struct, frozen=True):
+class FilesLocation(msgspec.Struct, frozen=True):
     """Where a session has its files: nowhere, or in a directory."""
 
     path: str = ""
     engine: str = "auto"
-    files: Files | None = None
+    files: FilesMode | None = None
     limits: dict[str, Any] | None = None
     network: str | None = None
 
@@ -45,10 +45,10 @@ class Place(msgspec.Struct, frozen=True):
         )
 
 
-NOWHERE = Place()
+NO_FILES = FilesLocation()
 
 
-class Start(msgspec.Struct, frozen=True):
+class InitialContent(msgspec.Struct, frozen=True):
     """What a session begins with. `rows` are written with it; `family`: the one it belongs to;
     `spent`: what it has used up of its budget elsewhere."""
 
@@ -59,10 +59,10 @@ class Start(msgspec.Struct, frozen=True):
     spent: dict[str, float] = {}
 
 
-FRESH = Start()
+NO_INITIAL_CONTENT = InitialContent()
 
 
-def check_fits(row: SessionRow, place: Place, parent: str) -> None:
+def check_fits(row: SessionRow, location: FilesLocation, parent: str) -> None:
     """Conflict unless a session can be gone on with, there and for that parent."""
     if row.status in (CLOSED, ARCHIVED):
         back = "bring it back with hub.unarchive or `ortet unarchive`, "
@@ -72,11 +72,11 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
             f"another name, or read it with hub.get({row.id!r})",
             status=row.status,
         )
-    if place.path and place.path != row.path:
+    if location.path and location.path != row.path:
         raise Conflict(
             "workspace_differs",
             f"session {row.name!r} works in {row.path or 'no directory'}: open it without "
-            f"workspace=, or begin another for {place.path}",
+            f"workspace=, or begin another for {location.path}",
         )
     if parent and (parent != row.parent or row.family != row.id):
         raise Conflict(
@@ -86,11 +86,13 @@ def check_fits(row: SessionRow, place: Place, parent: str) -> None:
         )
 
 
-def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
+def apply_limits(
+    workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocation
+) -> SessionRow:
     """A session with the limits and network that it is opened with, if any; its machine too. Whose
     directory is named goes on in that of this host."""
-    row = msgspec.structs.replace(row, host=_host(registry, row, place))
-    limits, network = place.limits, place.network
+    row = msgspec.structs.replace(row, host=_host(workspace_table, row, location))
+    limits, network = location.limits, location.network
     if limits is None and network is None:
         return row
     check_live(row.engine == "criu", row.engine, limits, network)
@@ -99,24 +101,24 @@ def limited(registry: Registry, row: SessionRow, place: Place) -> SessionRow:
         row = msgspec.structs.replace(row, limits=limits)
     if network is not None:
         row = msgspec.structs.replace(row, network=usable_network(network))
-    known = registry.get(row.branch)
+    known = workspace_table.get(row.branch)
     if known is not None:
-        registry.limit(known, limits, network)
+        workspace_table.limit(known, limits, network)
     return row
 
 
-def _host(registry: Registry, row: SessionRow, place: Place) -> str:
+def _host(workspace_table: WorkspaceTable, row: SessionRow, location: FilesLocation) -> str:
     """Of its directory, which earlier releases did not record."""
-    if place.path and row.host != registry.host:
-        registry.settle(row.branch)
-        return registry.host
-    known = registry.get(row.branch) if row.path and not row.host else None
+    if location.path and row.host != workspace_table.host:
+        workspace_table.move_to_this_host(row.branch)
+        return workspace_table.host
+    known = workspace_table.get(row.branch) if row.path and not row.host else None
     return known.host if known is not None else row.host
 
 
-def first_opened(hub: Hub, row: SessionRow) -> Workspace:
+def open_first_workspace(hub: Hub, row: SessionRow) -> Workspace:
     """The workspace at a session's directory, which was none yet."""
-    hub.check_here(row.name, row.host)
+    hub.check_local_host(row.name, row.host)
     return hub.workspace(
         row.path,
         name=row.branch,
@@ -127,11 +129,11 @@ def first_opened(hub: Hub, row: SessionRow) -> Workspace:
     )
 
 
-def employer(roll: Roll, parent: str) -> str:
+def budget_parent(session_table: SessionTable, parent: str) -> str:
     """The family inside whose budget a session lies that works for `parent`."""
     if not parent:
         return ""
-    row = roll.get(parent)
+    row = session_table.get(parent)
     if row.status in (CLOSED, ARCHIVED):
         raise Conflict(
             "session_closed", f"session {row.name!r} is {row.status}: nobody can work for it"

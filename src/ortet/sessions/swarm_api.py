@@ -14,13 +14,13 @@ from ortet.journal.state.records import Fact
 
 if TYPE_CHECKING:
     from ortet.history.refs import Ref
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
 Task = Callable[["Session", int], Any] | str | Sequence[str]
 """A function, called with the fork and the number of the attempt, or a command for its machine."""
 
-State = Literal["waiting", "running", "done", "failed", "stopped"]
+AttemptState = Literal["waiting", "running", "done", "failed", "stopped"]
 """Of an attempt. Stopped: it was not to be ended, or begun, as enough was found."""
 
 Losers = Literal["drop", "keep"]
@@ -31,7 +31,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """One attempt of a swarm. `score` is None unless it is done; `reason` says why it failed."""
 
     i: int
-    state: State = "waiting"
+    state: AttemptState = "waiting"
     score: float | None = None
     session: str = ""  # the name of its fork, which is gone when it was dropped
     id: str = ""
@@ -73,49 +73,49 @@ class SwarmResult(msgspec.Struct, frozen=True):
         """Those that were kept, best first."""
         return [self.attempts[i] for i in self.kept]
 
-    def count(self, state: State) -> int:
+    def count(self, state: AttemptState) -> int:
         return sum(one.state == state for one in self.attempts)
 
 
-Watcher = Callable[[SwarmResult], object]
+ProgressCallback = Callable[[SwarmResult], object]
 
 
-class Halt:
+class SwarmStopSignal:
     """A word to whoever drives a swarm, from any thread: `stop` when enough was found, `leave` when
     it is to let go, so that another can go on with it. The first word counts."""
 
     def __init__(self) -> None:
-        self.word: Literal["", "stop", "leave"] = ""
-        self._ends = os.pipe2(os.O_CLOEXEC)
+        self.request: Literal["", "stop", "leave"] = ""
+        self._pipe_fds = os.pipe2(os.O_CLOEXEC)
         self._lock = Lock()
 
-    def __enter__(self) -> Halt:
+    def __enter__(self) -> SwarmStopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self.word = self.word or "leave"
-            for end in self._ends:
+            self.request = self.request or "leave"
+            for end in self._pipe_fds:
                 os.close(end)
 
     def fileno(self) -> int:
         """Can be read once there is a word."""
-        return self._ends[0]
+        return self._pipe_fds[0]
 
     def stop(self) -> None:
-        self._say("stop")
+        self._set_request("stop")
 
-    def leave(self) -> None:
-        self._say("leave")
+    def detach(self) -> None:
+        self._set_request("leave")
 
-    def _say(self, word: Literal["stop", "leave"]) -> None:
+    def _set_request(self, request: Literal["stop", "leave"]) -> None:
         with self._lock:
-            if not self.word:
-                self.word = word
-                os.write(self._ends[1], b".")
+            if not self.request:
+                self.request = request
+                os.write(self._pipe_fds[1], b".")
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SwarmRequest(msgspec.Struct, frozen=True):
     """What a caller asks of a swarm, as given; see Session.swarm."""
 
     task: Any = None
@@ -134,21 +134,21 @@ class Wish(msgspec.Struct, frozen=True):
     on: Any = None
     needs: Any = None
     progress: Any = None
-    halt: Halt | None = None
+    halt: SwarmStopSignal | None = None
 
 
-class Swarms(Protocol):
+class SwarmRunner(Protocol):
     """Runs swarms; `config` hands one to the hub, so that sessions need not know how."""
 
-    def run(self, session: Session, wish: Wish) -> SwarmResult:
+    def run(self, session: Session, wish: SwarmRequest) -> SwarmResult:
         """See Session.swarm."""
         ...
 
-    def all(self, session: View) -> list[SwarmResult]:
+    def all(self, session: SessionReader) -> list[SwarmResult]:
         """The swarms of a session, oldest first, as they are now."""
         ...
 
-    def get(self, session: View, name: str) -> SwarmResult:
+    def get(self, session: SessionReader, name: str) -> SwarmResult:
         """NotFound("no_swarm") when it has none of this name."""
         ...
 

@@ -12,8 +12,8 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.journal.event_log import Span
-from ortet.sessions.paths import Paths
+from ortet.journal.event_log import TimelineSpan
+from ortet.sessions.paths import TimelinePaths
 
 OPEN, ACTIVE, PAUSED, CLOSED, ARCHIVED = "open", "active", "paused", "closed", "archived"
 LEGAL: dict[str, tuple[str, ...]] = {
@@ -25,23 +25,23 @@ LEGAL: dict[str, tuple[str, ...]] = {
 }
 """From each state to which. Active to active: the one who held it died, and another goes on."""
 
-_DEEPEST = 4000
+_MAX_NAME_LENGTH = 4000
 """Characters of a name there is: a fork of a fork of a fork has a longer one than can be given."""
 
-_FEW, _MANY = 16, 1000
+_FIRST_PAGE, _PAGE_SIZE = 16, 1000
 """Names of forks that are read at once: at first, and where there are more."""
 
-ROOM = "room"
+SCRATCH_FILES = "room"
 """`files` of a session without a directory, since its machine was used."""
 
-ASKS = "approval-asks"
+PENDING_APPROVALS = "approval-asks"
 """Rows of this kind, by session id: a human may be asked for something there; see asking.py."""
 
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]*)*\Z")
 
 
-class _Known(Protocol):
+class _HasId(Protocol):
     @property
     def id(self) -> str: ...
 
@@ -74,16 +74,16 @@ class SessionRow(msgspec.Struct, frozen=True):
     @property
     def has_files(self) -> bool:
         """It works in a directory, or has used a machine of its own."""
-        return bool(self.path) or self.files == ROOM
+        return bool(self.path) or self.files == SCRATCH_FILES
 
 
-class Roll:
+class SessionTable:
     """The rows of all sessions."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._forked: dict[str, int] = {}  # by session id: the greatest number seen
-        self._paths = Paths(catalog)
+        self._fork_counters: dict[str, int] = {}  # by session id: the greatest number seen
+        self._paths = TimelinePaths(catalog)
 
     def get(self, id_: str) -> SessionRow:
         row = self._catalog.row("session", id_) if id_ else None
@@ -107,11 +107,11 @@ class Roll:
 
     def find(self, agent: str, name: str) -> SessionRow | None:
         row = self._catalog.row(
-            "session-name", _key(check_agent(agent), check_session(name, _DEEPEST))
+            "session-name", _key(check_agent(agent), check_session(name, _MAX_NAME_LENGTH))
         )
         return self.get(row.value.decode()) if row else None
 
-    def meant(self, session: str | _Known) -> str:
+    def resolve(self, session: str | _HasId) -> str:
         """The id of a session that is given itself, by id, by name, or as agent/name."""
         word = session if isinstance(session, str) else getattr(session, "id", None)
         if not isinstance(word, str):
@@ -134,15 +134,15 @@ class Roll:
             after = page[-1].key
         return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
 
-    def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[Span]]]:
+    def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[TimelineSpan]]]:
         """The timelines that sessions are made of, as `Line.path` has them, of many at once."""
         return zip(rows, self._paths.to_ends([row.timeline for row in rows]), strict=True)
 
-    def seen(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
+    def resolve_visible(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
         """As `meant`, of the agents to be seen; a name that is no default agent's may be that of
         the only one who has it."""
         with suppress(NotFound):
-            if sees((row := self.get(self.meant(word))).agent):
+            if sees((row := self.get(self.resolve(word))).agent):
                 return row
         agent, _, rest = word.partition("/")
         if rest and sees(agent) and (theirs := self.find(agent, rest)) is not None:
@@ -156,42 +156,48 @@ class Roll:
         return found[0]
 
     @staticmethod
-    def added(row: SessionRow) -> list[RowChange]:
+    def insert_changes(row: SessionRow) -> list[RowChange]:
         """The changes that make a session; Conflict("row_moved") when name or branch is taken."""
         id_ = row.id.encode()
         return [
             RowChange("session-name", _key(row.agent, row.name), id_, expect=0),
             RowChange("session-branch", row.branch, id_, expect=0),
-            RowChange("session", row.id, _stored(row), expect=0),
+            RowChange("session", row.id, _encode_row(row), expect=0),
         ]
 
-    def of_branch(self, branch: str) -> SessionRow | None:
+    def find_by_branch(self, branch: str) -> SessionRow | None:
         """The session that commits to a branch."""
         row = self._catalog.row("session-branch", branch)
         return self.get(row.value.decode()) if row else None
 
     @staticmethod
-    def changed(row: SessionRow) -> RowChange:
-        return RowChange("session", row.id, _stored(row))
+    def update_change(row: SessionRow) -> RowChange:
+        return RowChange("session", row.id, _encode_row(row))
 
     @staticmethod
-    def moved(old: SessionRow, new: SessionRow) -> list[RowChange]:
+    def move_changes(old: SessionRow, new: SessionRow) -> list[RowChange]:
         """It goes on elsewhere. The timeline that it leaves stays its own: who erases the session
         has to find what it said there."""
-        return [Roll.changed(new), RowChange(_left(old.id), old.timeline, b"")]
+        return [
+            SessionTable.update_change(new),
+            RowChange(_former_timelines_kind(old.id), old.timeline, b""),
+        ]
 
-    def left(self, id_: str) -> set[str]:
+    def former_timelines(self, id_: str) -> set[str]:
         """Timelines that a session made and was restored away from."""
         found: list[str] = []
-        while page := self._catalog.rows(_left(id_), found[-1] if found else ""):
+        while page := self._catalog.rows(_former_timelines_kind(id_), found[-1] if found else ""):
             found += [row.key for row in page]
         return set(found)
 
-    def removed(self, row: SessionRow) -> list[RowChange]:
+    def delete_changes(self, row: SessionRow) -> list[RowChange]:
         return [
-            *(RowChange(_left(row.id), timeline, None) for timeline in self.left(row.id)),
+            *(
+                RowChange(_former_timelines_kind(row.id), timeline, None)
+                for timeline in self.former_timelines(row.id)
+            ),
             RowChange("told", row.id, None),
-            RowChange(ASKS, row.id, None),
+            RowChange(PENDING_APPROVALS, row.id, None),
             RowChange("session-name", _key(row.agent, row.name), None),
             RowChange("session-branch", row.branch, None),
             RowChange("session", row.id, None),
@@ -200,20 +206,24 @@ class Roll:
     def is_taken(self, agent: str, name: str) -> bool:
         return self._catalog.row("session-name", _key(agent, name)) is not None
 
-    def free_forks(self, row: SessionRow, n: int, *, anew: bool = False) -> list[str]:
+    def free_forks(self, row: SessionRow, n: int, *, refresh: bool = False) -> list[str]:
         """Names for forks: NAME/1, NAME/2, ... behind the greatest there is.
 
         Looked up once: a name that another process took since is a Conflict, then ask `anew`.
         """
-        if anew or row.id not in self._forked:
-            self._forked[row.id] = self._last_fork(row)
-        last = self._forked[row.id]
-        self._forked[row.id] = last + n
+        if refresh or row.id not in self._fork_counters:
+            self._fork_counters[row.id] = self._last_fork(row)
+        last = self._fork_counters[row.id]
+        self._fork_counters[row.id] = last + n
         return [f"{row.name}/{number}" for number in range(last + 1, last + 1 + n)]
 
     def _last_fork(self, row: SessionRow) -> int:
         prefix = _key(row.agent, row.name) + "/"
-        last, after, limit = 0, prefix, _FEW  # most have no forks, and other sessions behind them
+        last, after, limit = (
+            0,
+            prefix,
+            _FIRST_PAGE,
+        )  # most have no forks, and other sessions behind them
         while page := self._catalog.rows("session-name", after, limit):
             for found in page:
                 rest = found.key.removeprefix(prefix)
@@ -223,7 +233,7 @@ class Roll:
                     last = max(last, int(rest))
             if not page[-1].key.startswith(prefix):
                 break
-            after, limit = page[-1].key, _MANY
+            after, limit = page[-1].key, _PAGE_SIZE
         return last
 
 
@@ -232,7 +242,7 @@ def no_session(word: str) -> NotFound:
     return NotFound("no_session", f"there is no session {word!r}: `ortet session ls` lists them")
 
 
-def _left(id_: str) -> str:
+def _former_timelines_kind(id_: str) -> str:
     return f"left/{id_}"
 
 
@@ -269,5 +279,5 @@ def _key(agent: str, name: str) -> str:
     return f"{agent}/{name}"
 
 
-def _stored(row: SessionRow) -> bytes:
+def _encode_row(row: SessionRow) -> bytes:
     return encode(msgspec.structs.replace(row, version=0))

@@ -12,9 +12,9 @@ Moment = date | str | int | float
 """A datetime, a date (its first moment), either of them in ISO 8601, seconds since 1970, or ns as
 commits and events have them."""
 
-_NS = 10**14
+_MIN_NS = 10**14
 """Whole numbers from here on are ns: as seconds they would be in the year three million."""
-_LAST = 2**63 - 1
+_MAX_NS = 2**63 - 1
 """What is recorded and indexed, in 2262: who says 9999-12-31 means no end, and gets this."""
 
 
@@ -22,7 +22,7 @@ def ns_of(name: str, value: Moment | None) -> int:
     """In ns since 1970, 0 for None and nothing else. A moment without a zone is UTC."""
     if value is None:
         return 0
-    return min(max(_ns(name, value), -_LAST), _LAST) or 1
+    return min(max(_ns(name, value), -_MAX_NS), _MAX_NS) or 1
 
 
 def _ns(name: str, value: Moment) -> int:
@@ -38,9 +38,9 @@ def _ns(name: str, value: Moment) -> int:
             value = datetime(value.year, value.month, value.day, tzinfo=UTC)
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return int(aware.timestamp()) * 10**9 + aware.microsecond * 1000
-    if isinstance(value, int) and abs(value) >= _NS:
+    if isinstance(value, int) and abs(value) >= _MIN_NS:
         return value
-    if not math.isfinite(value) or abs(value) >= _NS:
+    if not math.isfinite(value) or abs(value) >= _MIN_NS:
         raise _bad(name, value)
     return int(value * 10**9)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.history.commits import History
 from ortet.history.records import Commit
 from ortet.ids import Clock, Oid
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 def put_commit(
-    objects: LocalObjects,
+    objects: LocalObjectStore,
     history: History,
     *,
     state: Oid,
@@ -23,24 +23,24 @@ def put_commit(
     commit = Commit(
         state=state,
         parents=parents,
-        message=message if message.isascii() else _storable(message),
+        message=message if message.isascii() else _replace_surrogates(message),
         time=clock.now_ns(),
         author=author,
     )
     oid = history.put(commit)
-    reach("commit.before-flush")
+    failpoint("commit.before-flush")
     objects.flush()
-    reach("commit.after-flush")
+    failpoint("commit.after-flush")
     return oid
 
 
-def check_message(objects: LocalObjects, message: str) -> None:
+def check_message(objects: LocalObjectStore, message: str) -> None:
     """Before anything is sealed: what is refused later would leave a mind half stored."""
-    if objects.search is not None:
+    if objects.scanner is not None:
         text = message.encode("utf-8", "surrogatepass")
-        objects.search.data(text, "the message of this commit", "say it without")
+        objects.scanner.data(text, "the message of this commit", "say it without")
 
 
-def _storable(message: str) -> str:
+def _replace_surrogates(message: str) -> str:
     """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
     return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

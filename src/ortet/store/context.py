@@ -13,19 +13,19 @@ from ortet.backends.base import Bucket, Cache, Catalog, Signal
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock, Random
 from ortet.machines.base import Engine
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 from ortet.vault.keys import Keyring
-from ortet.workspaces.table import Scope
+from ortet.workspaces.table import RootScope
 
 if TYPE_CHECKING:
-    from ortet.memory.base import Shelves
+    from ortet.memory.base import IndexFactory
     from ortet.memory.embedders.base import Embedder
-    from ortet.sessions.swarm_api import Swarms
+    from ortet.sessions.swarm_api import SwarmRunner
 
-REPLAY, REPLAY_REPORT = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
+REPLAY_VARIABLE, REPLAY_REPORT_VARIABLE = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
 
 
-class Encore(msgspec.Struct, frozen=True):
+class ReplayRequest(msgspec.Struct, frozen=True):
     """That this session is to be re-enacted by whoever opens it, and the file in which to say how
     that went: `ortet replay` asks for it."""
 
@@ -33,13 +33,13 @@ class Encore(msgspec.Struct, frozen=True):
     report: Path
 
 
-def encore_of(environ: Mapping[str, str]) -> Encore | None:
+def read_replay_request(environ: Mapping[str, str]) -> ReplayRequest | None:
     """What `ortet replay` tells the program that it runs."""
-    session, report = environ.get(REPLAY), environ.get(REPLAY_REPORT)
-    return Encore(session, Path(report)) if session and report else None
+    session, report = environ.get(REPLAY_VARIABLE), environ.get(REPLAY_REPORT_VARIABLE)
+    return ReplayRequest(session, Path(report)) if session and report else None
 
 
-class Parts(msgspec.Struct, frozen=True):
+class StoreContext(msgspec.Struct, frozen=True):
     """What a hub is made of; `config.py` chooses each."""
 
     url: str  # of the store; for others to open it
@@ -47,7 +47,7 @@ class Parts(msgspec.Struct, frozen=True):
     catalog: Catalog
     bucket: Bucket
     signal: Signal
-    objects: LocalObjects
+    objects: LocalObjectStore
     trees: Trees
     engine: Callable[[str], Engine]  # by name, made at first use
     strongest: Callable[[], str]  # the engine for private files on this host
@@ -55,15 +55,15 @@ class Parts(msgspec.Struct, frozen=True):
     random: Random
     author: str
     host: str
-    scope: Scope
+    scope: RootScope
     hide: tuple[Path, ...]
     vault: Keyring
     environ: Mapping[str, str]  # as it is at each moment
-    swarms: Swarms
+    swarms: SwarmRunner
     cache: Cache  # of working memories
     embedder: Embedder | str | None = None  # what gives texts a meaning, or its name
-    encore: Encore | None = None
-    shelves: Shelves | None = None  # what memories are found by, where hosts share it
+    encore: ReplayRequest | None = None
+    shelves: IndexFactory | None = None  # what memories are found by, where hosts share it
 
 
 def host_id() -> str:
@@ -77,7 +77,7 @@ def host_id() -> str:
     return checksum(f"{machine}\n{os.uname().nodename}".encode()).hex()
 
 
-def user_here() -> str:
+def default_author() -> str:
     """Who works here, where nobody says."""
     import pwd
 

@@ -12,29 +12,29 @@ from ortet.errors import Conflict, Refused, Unavailable
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.objects.base import Walk
+    from ortet.objects.base import ReferenceParser
     from ortet.objects.gc.sweep import Progress, Roots, SweepReport
-    from ortet.store.lease import Holding
+    from ortet.store.lease import HeldLease
 
 T = TypeVar("T")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-_NAME = "sweep"
+_SWEEP_LEASE = "sweep"
 _TRIES = 20
 
 
 def check_sweep(hub: Hub) -> None:
     """Unsupported where this process can neither keep other writers out nor refuse them."""
-    from ortet.backends.sweep_epoch import Fencing
+    from ortet.backends.sweep_epoch import EpochFencedCatalog
 
-    if not isinstance(hub.catalog, Fencing):
-        hub.objects.check_ours("a sweep")
+    if not isinstance(hub.catalog, EpochFencedCatalog):
+        hub.objects.require_exclusive("a sweep")
 
 
 def sweep_shared(
     hub: Hub,
     roots: Roots,
-    walk: Walk,
+    walk: ReferenceParser,
     *,
     dry_run: bool,
     min_garbage: float,
@@ -42,14 +42,14 @@ def sweep_shared(
 ) -> SweepReport:
     """See remotesweep.sweep_remote. One at a time on all hosts: the others are
     Unavailable("sweep_busy")."""
-    from ortet.backends.sweep_epoch import Fencing
+    from ortet.backends.sweep_epoch import EpochFencedCatalog
     from ortet.objects.gc import sweep_remote
-    from ortet.objects.remote.store import RemoteObjects
+    from ortet.objects.remote.store import RemoteObjectStore
 
     objects, catalog = hub.objects, hub.catalog
-    assert isinstance(objects, RemoteObjects)
-    assert isinstance(catalog, Fencing)
-    with _alone(hub) as holding:
+    assert isinstance(objects, RemoteObjectStore)
+    assert isinstance(catalog, EpochFencedCatalog)
+    with _exclusive_sweep(hub) as holding:
         return sweep_remote.sweep_remote(
             objects,
             roots,
@@ -64,13 +64,13 @@ def sweep_shared(
 
 
 @contextmanager
-def _alone(hub: Hub) -> Iterator[Holding]:
-    from ortet.store.lease import Heart, Holding, process_here, take
+def _exclusive_sweep(hub: Hub) -> Iterator[HeldLease]:
+    from ortet.store.lease import HeldLease, LeaseRenewer, acquire_lease, owner_prefix
 
-    host = hub._parts.host
-    owner = f"{process_here(host)}:{os.urandom(8).hex()}"  # not even twice in one process
+    host = hub._store.host
+    owner = f"{owner_prefix(host)}:{os.urandom(8).hex()}"  # not even twice in one process
     try:
-        lease = take(hub.catalog, _NAME, owner, host)
+        lease = acquire_lease(hub.catalog, _SWEEP_LEASE, owner, host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -78,32 +78,32 @@ def _alone(hub: Hub) -> Iterator[Holding]:
             "sweep_busy",
             "a sweep of this store is running, here or on another host: repeat when it has ended",
         ) from error
-    holding, heart = Holding(hub.catalog, hub.clock, lease), Heart()
+    holding, heart = HeldLease(hub.catalog, hub.clock, lease), LeaseRenewer()
     heart.add(holding)
     try:
         yield holding
     finally:
         heart.close()
-        holding.end()
+        holding.release()
 
 
-def anew(verb: Verb) -> Verb:
+def retry_on_sweep(verb: Verb) -> Verb:
     """A verb that is `repeated`; its first argument is what has a hub."""
 
     @wraps(verb)
     def again(whose: Any, *args: Any, **given: Any) -> Any:
-        return repeated(whose.hub, lambda: verb(whose, *args, **given))
+        return run_with_sweep_retry(whose.hub, lambda: verb(whose, *args, **given))
 
     return cast("Verb", again)
 
 
-def repeated(hub: Hub, call: Callable[[], T]) -> T:
+def run_with_sweep_retry(hub: Hub, call: Callable[[], T]) -> T:
     """What `call` gives; done again when a sweep by another host came in between, which has refused
     it as a whole. Not within hub.writing(): that has to be begun anew."""
     for _ in range(_TRIES):
         try:
             return call()
         except Conflict as error:
-            if error.kind != "swept" or hub.objects.gate.is_inside():
+            if error.kind != "swept" or hub.objects.sweep_lock.is_writing():
                 raise
     return call()

@@ -17,25 +17,25 @@ from ortet._util.codec import encode
 from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError, Refused
 from ortet.ids import Oid
-from ortet.sessions.actions.budget import reserved
-from ortet.sessions.history.forking import Named, fork_named
+from ortet.sessions.actions.budget import reserve_share
+from ortet.sessions.history.forking import NamedForks, fork_named
 from ortet.sessions.history.swarm_results import pause_with
 from ortet.sessions.swarm_api import swarm_topic
 from ortet.sessions.table import SessionRow
-from ortet.swarm.records import AttemptRow, Book, Fork
+from ortet.swarm.records import AttemptFork, AttemptRow, SwarmRecords
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.machines.base import Result
     from ortet.sessions.session import Session
 
-_PLAIN = 64 * 1024
+_MAX_VALUE_BYTES = 64 * 1024
 """Bytes of a value that are recorded."""
 
-_SAID = 2000
+_MAX_ERROR_CHARS = 2000
 
 
-class Job(msgspec.Struct, frozen=True):
+class AttemptJob(msgspec.Struct, frozen=True):
     """What an attempt needs to know. `version` is that of its row: the right to say something."""
 
     root: str
@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True):
     budget: dict[str, float] = {}
 
 
-class _Failed(Exception):
+class _AttemptFailed(Exception):
     """Why there is no score."""
 
     def __init__(self, reason: str, error: str) -> None:
@@ -60,10 +60,10 @@ class _Failed(Exception):
         self.reason = reason
 
 
-def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
+def run_attempt(hub: Hub, job: AttemptJob, task: Any, score: Any) -> None:
     """Do it. Whatever goes wrong in it is recorded."""
     began = time.monotonic()
-    book = Book(hub.catalog, job.session, job.swarm)
+    book = SwarmRecords(hub.catalog, job.session, job.swarm)
     row = book.attempt(job.i)
     if row.version != job.version:
         return  # it was taken over before it began
@@ -71,11 +71,11 @@ def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
     try:
         session, row = _fork(hub, book, row, job)
         os.environ["ORTET_SESSION"] = session.name
-        value, score_ = _work(session, job, task, score)
+        value, score_ = _run_task(session, job, task, score)
         _commit(session, f"swarm {job.name}: attempt {job.i}")
-        row = replace(row, state="done", score=score_, value=_plain(value))
+        row = replace(row, state="done", score=score_, value=_to_plain_value(value))
     except Exception as error:
-        row = replace(row, state="failed", reason=_reason(error), error=_words(error))
+        row = replace(row, state="failed", reason=_reason(error), error=_describe_error(error))
         if session is not None:
             with suppress(OrtetError):
                 _commit(session, f"swarm {job.name}: attempt {job.i} failed")
@@ -84,32 +84,34 @@ def attempt(hub: Hub, job: Job, task: Any, score: Any) -> None:
         row = replace(row, commit=head.oid.hex() if head else job.point)
     row = replace(row, seconds=time.monotonic() - began)
     with suppress(Conflict):
-        if session is None or session.holding.ended:
-            book.record(row)
+        if session is None or session.held_lease.is_released:
+            book.write_attempt(row)
         else:
-            pause_with(session, book.changed(row))
+            pause_with(session, book.attempt_change(row))
 
 
-def _fork(hub: Hub, book: Book, row: AttemptRow, job: Job) -> tuple[Session, AttemptRow]:
+def _fork(
+    hub: Hub, records: SwarmRecords, row: AttemptRow, job: AttemptJob
+) -> tuple[Session, AttemptRow]:
     """The fork, and that it is this attempt's, in one step."""
     parent = hub.get(job.session)
 
     def rows(forks: Sequence[SessionRow]) -> list[RowChange]:
-        now = book.attempt(job.i)
+        now = records.attempt(job.i)
         if now.version != job.version:
             raise Conflict("row_moved", "another process makes this attempt")
-        fork = Fork(forks[0].id, forks[0].name, forks[0].branch)
+        fork = AttemptFork(forks[0].id, forks[0].name, forks[0].branch)
         running = replace(row, state="running", forks=[*row.forks, fork])
-        share = reserved(hub.catalog, forks[0], job.budget) if job.budget else []
-        return [book.changed(running), *share]
+        share = reserve_share(hub.catalog, forks[0], job.budget) if job.budget else []
+        return [records.attempt_change(running), *share]
 
-    named = Named([job.tail], rows)
-    (session,) = fork_named(hub._minds(), parent, Oid(bytes.fromhex(job.point)), named)
-    hub.tell(swarm_topic(job.session))
-    return session, book.attempt(job.i)
+    named = NamedForks([job.tail], rows)
+    (session,) = fork_named(hub._session_manager(), parent, Oid(bytes.fromhex(job.point)), named)
+    hub.notify(swarm_topic(job.session))
+    return session, records.attempt(job.i)
 
 
-def _work(session: Session, job: Job, task: Any, score: Any) -> tuple[Any, float | None]:
+def _run_task(session: Session, job: AttemptJob, task: Any, score: Any) -> tuple[Any, float | None]:
     """What the task gave, and its score."""
     if callable(task):
         value = task(session, job.i)
@@ -118,80 +120,81 @@ def _work(session: Session, job: Job, task: Any, score: Any) -> tuple[Any, float
         said = session.run(task, why=f"attempt {job.i} of swarm {job.name}")
         value = said.exit_code
         if said.exit_code and score is not None:
-            raise _Failed("error", f"exit code {said.exit_code}: {_last(said.stderr)}")
+            raise _AttemptFailed("error", f"exit code {said.exit_code}: {_last_line(said.stderr)}")
     if score is None:
-        found = value if said is None else _printed(said)
+        found = value if said is None else _printed_number(said)
         if said is not None and said.exit_code:
-            raise _Failed("error", f"exit code {said.exit_code}: {_last(said.stderr)}")
+            raise _AttemptFailed("error", f"exit code {said.exit_code}: {_last_line(said.stderr)}")
         if found is None and not job.scored:
             return value, None
-        return value, _number(found, "what the task returned")
+        return value, _check_score(found, "what the task returned")
     try:
         if callable(score):
-            return value, _number(score(session, job.i), "the score")
-        return value, _number(_judged(session.run(score, why="score")), "the score")
-    except _Failed:
+            return value, _check_score(score(session, job.i), "the score")
+        return value, _check_score(_command_score(session.run(score, why="score")), "the score")
+    except _AttemptFailed:
         raise
     except Exception as error:
-        raise _Failed("score", f"no score: {_words(error)}") from error
+        raise _AttemptFailed("score", f"no score: {_describe_error(error)}") from error
 
 
-def _judged(result: Result) -> float:
+def _command_score(result: Result) -> float:
     """The number a command printed last, or how it ended: 0 is best."""
     if result.exit_code in (126, 127):
-        raise _Failed("score", f"the score command was not run: {_last(result.stderr)}")
-    printed = _printed(result)
+        raise _AttemptFailed("score", f"the score command was not run: {_last_line(result.stderr)}")
+    printed = _printed_number(result)
     if result.exit_code == 0:
         return printed
     if printed:
-        raise _Failed("score", f"exit code {result.exit_code} behind the number {printed:g}")
+        raise _AttemptFailed("score", f"exit code {result.exit_code} behind the number {printed:g}")
     return -float(result.exit_code)
 
 
-def _printed(result: Result) -> float:
+def _printed_number(result: Result) -> float:
     """0 when the last line is no number."""
     with suppress(ValueError):
-        return float(_last(result.stdout))
+        return float(_last_line(result.stdout))
     return 0.0
 
 
-def _number(found: Any, what: str) -> float:
-    if hasattr(found, "item"):  # of numpy, torch and their like
-        found = found.item()
-    if not isinstance(found, int | float) or not math.isfinite(found):
-        raise _Failed(
-            "score", f"{what} is {found!r}: return a finite number, higher is better"[:_SAID]
+def _check_score(value: Any, what: str) -> float:
+    if hasattr(value, "item"):  # of numpy, torch and their like
+        value = value.item()
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise _AttemptFailed(
+            "score",
+            f"{what} is {value!r}: return a finite number, higher is better"[:_MAX_ERROR_CHARS],
         )
-    return float(found)
+    return float(value)
 
 
 def _commit(session: Session, message: str) -> None:
-    if not session.holding.ended:
+    if not session.held_lease.is_released:
         session.commit(message)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     """What can be recorded of a value; None for what cannot."""
     with suppress(Exception):
         plain = msgspec.to_builtins(value)
-        return plain if len(encode(plain)) <= _PLAIN else None
+        return plain if len(encode(plain)) <= _MAX_VALUE_BYTES else None
     return None
 
 
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1].strip()[:_SAID]
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].strip()[:_MAX_ERROR_CHARS]
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, _Failed):
+    if isinstance(error, _AttemptFailed):
         return error.reason
     return "budget" if isinstance(error, Refused) and error.kind == "budget_spent" else "error"
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     text = (
         str(error)
-        if isinstance(error, OrtetError | _Failed)
+        if isinstance(error, OrtetError | _AttemptFailed)
         else f"{type(error).__name__}: {error}"
     )
-    return text.encode("utf-8", "replace").decode()[:_SAID]
+    return text.encode("utf-8", "replace").decode()[:_MAX_ERROR_CHARS]

@@ -8,35 +8,37 @@ from ortet._util.codec import encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Refused
 from ortet.sessions.actions import budget_math
-from ortet.sessions.actions.budget import kind_of, levels, purse_rows, reserved
+from ortet.sessions.actions.budget import kind_of, levels, reservation_rows, reserve_share
 from ortet.sessions.actions.budget_math import Amounts
 from ortet.sessions.table import SessionRow
 
 _TRIES = 100
 
 
-def affordable(catalog: Catalog, row: SessionRow, budget: Amounts) -> bool:
+def is_affordable(catalog: Catalog, row: SessionRow, budget: Amounts) -> bool:
     """Whether these amounts are there, held by nobody."""
     with suppress(Refused):
-        reserved(catalog, row, budget)
+        reserve_share(catalog, row, budget)
         return True
     return False
 
 
 def check_share(catalog: Catalog, row: SessionRow, budget: Amounts) -> None:
     """Refused("budget_spent") when not even one attempt can have its share."""
-    reserved(catalog, row, budget)
+    reserve_share(catalog, row, budget)
 
 
-def give_back(catalog: Catalog, row: SessionRow, session: str) -> None:
+def return_reservation(catalog: Catalog, row: SessionRow, session: str) -> None:
     """What a session holds that was killed, back to its family."""
     for _ in range(_TRIES):
         level = levels(catalog, row)[0]
-        found = next((x for x in purse_rows(catalog, level.family) if x[0].key == session), None)
+        found = next(
+            (x for x in reservation_rows(catalog, level.family) if x[0].key == session), None
+        )
         if found is None:
             return
         held, purse = found
-        account, kept = budget_math.give_back(level.account, purse)
+        account, kept = budget_math.return_unspent(level.account, purse)
         if kept == purse:
             return
         kind = kind_of(level.family)

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
-    from ortet.sessions.swarm_api import SwarmResult, Swarms, Wish
+    from ortet.sessions.swarm_api import SwarmRequest, SwarmResult, SwarmRunner
 
 
 class LazySwarms:
@@ -19,16 +19,16 @@ class LazySwarms:
         self._opener = opener
 
     @cached_property
-    def _swarms(self) -> Swarms:
+    def _swarms(self) -> SwarmRunner:
         from ortet.swarm.runner import LocalSwarms  # noqa: PLC0415 - as said above
 
         return LocalSwarms(self._opener)
 
-    def run(self, session: Session, wish: Wish) -> SwarmResult:
-        return self._swarms.run(session, wish)
+    def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        return self._swarms.run(session, request)
 
-    def all(self, session: View) -> list[SwarmResult]:
+    def all(self, session: SessionReader) -> list[SwarmResult]:
         return self._swarms.all(session)
 
-    def get(self, session: View, name: str) -> SwarmResult:
+    def get(self, session: SessionReader, name: str) -> SwarmResult:
         return self._swarms.get(session, name)

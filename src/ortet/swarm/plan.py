@@ -8,29 +8,36 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortet._util.validation import CALL, FLAG, NUMBER, TEXT, TIMES, may_be, must_be
+from ortet._util.validation import CALLABLE, FLAG, NUMBER, POSITIVE_COUNT, TEXT, optional, require
 from ortet.errors import Invalid
 from ortet.sessions.actions.budget_math import check_amounts
-from ortet.sessions.swarm_api import Halt, Interrupted, Losers, SwarmResult, Watcher, Wish
+from ortet.sessions.swarm_api import (
+    Interrupted,
+    Losers,
+    ProgressCallback,
+    SwarmRequest,
+    SwarmResult,
+    SwarmStopSignal,
+)
 from ortet.sessions.table import check_session
-from ortet.swarm.task_transport import Work, work_of
-from ortet.swarm.workers.placement import Cluster, place_of
+from ortet.swarm.task_transport import TaskPayload, pack_task
+from ortet.swarm.workers.placement import RayClusterSpec, parse_cluster
 
 _MERGE = "merge"
 
 
-class Keep(msgspec.Struct, frozen=True):
+class KeepRule(msgspec.Struct, frozen=True):
     """What becomes of the best, and how many that are; -1: all that have a score."""
 
     how: Literal["adopt", "leave", "merge"] = "adopt"
     most: int = 1
 
 
-class Terms(msgspec.Struct, frozen=True):
+class SwarmTerms(msgspec.Struct, frozen=True):
     """What stays the same when a swarm goes on after its process was killed."""
 
     n: int
-    keep: Keep
+    keep: KeepRule
     task: str  # in words
     score: str
     budget: dict[str, float] = {}
@@ -38,68 +45,68 @@ class Terms(msgspec.Struct, frozen=True):
     losers: Losers = "drop"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SwarmPlan(msgspec.Struct, frozen=True):
     """A wish that can be fulfilled. `task` is None when only a name was given."""
 
-    terms: Terms
+    terms: SwarmTerms
     name: str
-    task: Work | None
-    score: Work | None
+    task: TaskPayload | None
+    score: TaskPayload | None
     parallel: int
     timeout: float | None
     stop_when: Callable[[SwarmResult], bool] | None
     interrupted: Interrupted
-    progress: Watcher | None
-    halt: Halt | None = None
-    on: Cluster | None = None
+    progress: ProgressCallback | None
+    halt: SwarmStopSignal | None = None
+    on: RayClusterSpec | None = None
 
 
-def plan_of(wish: Wish) -> Plan:
+def make_plan(request: SwarmRequest) -> SwarmPlan:
     """Invalid, in the words of the parameter, when something cannot be done as asked."""
-    must_be(TIMES, n=wish.n, parallel=wish.parallel)
-    must_be(FLAG, harvest=wish.harvest)
-    may_be(NUMBER, timeout=wish.timeout)
-    may_be(CALL, progress=wish.progress)
-    if wish.losers not in ("drop", "keep"):
-        raise Invalid("bad_value", f"losers={wish.losers!r}: give 'drop' or 'keep'")
-    if wish.interrupted not in ("again", "count"):
-        raise Invalid("bad_value", f"interrupted={wish.interrupted!r}: give 'again' or 'count'")
-    if wish.halt is not None and not isinstance(wish.halt, Halt):
-        raise Invalid("bad_value", f"halt={wish.halt!r}: give a Halt, or leave it out")
-    if wish.task is None and wish.name is None:
+    require(POSITIVE_COUNT, n=request.n, parallel=request.parallel)
+    require(FLAG, harvest=request.harvest)
+    optional(NUMBER, timeout=request.timeout)
+    optional(CALLABLE, progress=request.progress)
+    if request.losers not in ("drop", "keep"):
+        raise Invalid("bad_value", f"losers={request.losers!r}: give 'drop' or 'keep'")
+    if request.interrupted not in ("again", "count"):
+        raise Invalid("bad_value", f"interrupted={request.interrupted!r}: give 'again' or 'count'")
+    if request.halt is not None and not isinstance(request.halt, SwarmStopSignal):
+        raise Invalid("bad_value", f"halt={request.halt!r}: give a Halt, or leave it out")
+    if request.task is None and request.name is None:
         raise Invalid(
             "bad_task", "give a task, a function or a command, or the name of a swarm to go on with"
         )
-    on = place_of(wish.on, wish.needs)
+    on = parse_cluster(request.on, request.needs)
     far = on is not None
-    task = None if wish.task is None else work_of(wish.task, "task", far=far)
-    score = None if wish.score is None else work_of(wish.score, "score", far=far)
-    return Plan(
-        terms=Terms(
-            n=wish.n,
-            keep=_keep(wish.keep),
+    task = None if request.task is None else pack_task(request.task, "task", is_remote=far)
+    score = None if request.score is None else pack_task(request.score, "score", is_remote=far)
+    return SwarmPlan(
+        terms=SwarmTerms(
+            n=request.n,
+            keep=_parse_keep(request.keep),
             task=task.label if task else "",
             score=score.label if score else "",
-            budget=_budget(wish.budget),
-            harvest=wish.harvest,
-            losers=wish.losers,
+            budget=_parse_budget(request.budget),
+            harvest=request.harvest,
+            losers=request.losers,
         ),
-        name="" if wish.name is None else check_swarm(wish.name),
+        name="" if request.name is None else check_swarm_name(request.name),
         task=task,
         score=score,
-        parallel=min(wish.parallel, wish.n),
-        timeout=wish.timeout,
-        stop_when=_stop(wish.stop_when),
-        interrupted=wish.interrupted,
-        progress=wish.progress,
-        halt=wish.halt,
+        parallel=min(request.parallel, request.n),
+        timeout=request.timeout,
+        stop_when=_parse_stop(request.stop_when),
+        interrupted=request.interrupted,
+        progress=request.progress,
+        halt=request.halt,
         on=on,
     )
 
 
-def check_swarm(name: Any) -> str:
+def check_swarm_name(name: Any) -> str:
     """A name that can be a part of the names of its forks."""
-    must_be(TEXT, name=name)
+    require(TEXT, name=name)
     if "/" in name or name.isdigit() or len(name) > 60:
         raise Invalid(
             "bad_name",
@@ -109,35 +116,35 @@ def check_swarm(name: Any) -> str:
     return check_session(name)
 
 
-def _keep(asked: Any) -> Keep:
-    if isinstance(asked, str):
-        word, _, most = asked.partition(":")
+def _parse_keep(value: Any) -> KeepRule:
+    if isinstance(value, str):
+        word, _, most = value.partition(":")
         if word == _MERGE and (not most or (most.isdecimal() and int(most))):
-            return Keep("merge", int(most) if most else -1)
-    elif isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
-        return Keep("adopt" if asked == 1 else "leave", asked)
-    raise Invalid("bad_keep", f"keep={asked!r}: give 0, 1, a greater number, 'merge' or 'merge:2'")
+            return KeepRule("merge", int(most) if most else -1)
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return KeepRule("adopt" if value == 1 else "leave", value)
+    raise Invalid("bad_keep", f"keep={value!r}: give 0, 1, a greater number, 'merge' or 'merge:2'")
 
 
-def _budget(asked: Any) -> dict[str, float]:
-    if asked is None:
+def _parse_budget(value: Any) -> dict[str, float]:
+    if value is None:
         return {}
-    if not isinstance(asked, Mapping):
-        raise Invalid("bad_budget", f"budget={asked!r}: give a dict such as {{'usd': 0.5}}")
-    return {name: float(amount) for name, amount in check_amounts(asked).items()}
+    if not isinstance(value, Mapping):
+        raise Invalid("bad_budget", f"budget={value!r}: give a dict such as {{'usd': 0.5}}")
+    return {name: float(amount) for name, amount in check_amounts(value).items()}
 
 
-def _stop(asked: Any) -> Callable[[SwarmResult], bool] | None:
-    if asked is None:
+def _parse_stop(value: Any) -> Callable[[SwarmResult], bool] | None:
+    if value is None:
         return None
-    if callable(asked):
-        return lambda found: bool(asked(found))
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or math.isnan(asked):
-        raise Invalid("bad_value", f"stop_when={asked!r}: give a score or a function")
-    return lambda found: found.best is not None and (found.best.score or 0.0) >= asked
+    if callable(value):
+        return lambda found: bool(value(found))
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise Invalid("bad_value", f"stop_when={value!r}: give a score or a function")
+    return lambda found: found.best is not None and (found.best.score or 0.0) >= value
 
 
-def differences(one: Terms, other: Terms) -> Sequence[str]:
+def differing_fields(first: SwarmTerms, second: SwarmTerms) -> Sequence[str]:
     """The parameters in which two differ."""
-    fields = Terms.__struct_fields__
-    return [field for field in fields if getattr(one, field) != getattr(other, field)]
+    fields = SwarmTerms.__struct_fields__
+    return [field for field in fields if getattr(first, field) != getattr(second, field)]

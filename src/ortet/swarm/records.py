@@ -9,16 +9,16 @@ import msgspec
 from msgspec.structs import replace
 
 from ortet._util.codec import decode, encode
-from ortet.backends.base import Catalog, Lease, Row, RowChange
+from ortet.backends.base import Catalog, CatalogRow, Lease, RowChange
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Fact
-from ortet.sessions.swarm_api import Attempt, State, SwarmResult, attempt_rows, swarm_rows
-from ortet.swarm.plan import Terms
+from ortet.sessions.swarm_api import Attempt, AttemptState, SwarmResult, attempt_rows, swarm_rows
+from ortet.swarm.plan import SwarmTerms
 
 RUNNING, CHOSEN, KEPT, HARVESTED, FINISHED = "running", "chosen", "kept", "harvested", "finished"
 """A swarm goes through these states, and through each once."""
 
-UNFINISHED: tuple[State, ...] = ("waiting", "running")
+UNFINISHED: tuple[AttemptState, ...] = ("waiting", "running")
 
 
 class SwarmRow(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class SwarmRow(msgspec.Struct, frozen=True):
     name: str
     point: bytes  # the commit at which all attempts begin
     made: int
-    terms: Terms
+    terms: SwarmTerms
     state: str = RUNNING
     commands: list[Any] = []  # task and score, where they are commands: None else
     kept: list[int] = []
@@ -39,7 +39,7 @@ class SwarmRow(msgspec.Struct, frozen=True):
     version: int = 0  # of the row; not stored
 
 
-class Fork(msgspec.Struct, frozen=True):
+class AttemptFork(msgspec.Struct, frozen=True):
     """A fork that a try was made in."""
 
     id: str
@@ -52,7 +52,7 @@ class AttemptRow(msgspec.Struct, frozen=True):
     still live, cannot say anything about it any more."""
 
     i: int
-    state: State = "waiting"
+    state: AttemptState = "waiting"
     score: float | None = None
     commit: str = ""
     value: Any = None
@@ -61,37 +61,37 @@ class AttemptRow(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     tries: int = 0
     mark: str = ""  # that processes of this try carry
-    forks: list[Fork] = []  # the last one is that of this try, when it runs or has run
+    forks: list[AttemptFork] = []  # the last one is that of this try, when it runs or has run
     version: int = 0  # of the row; not stored
 
     @property
-    def fork(self) -> Fork | None:
+    def fork(self) -> AttemptFork | None:
         return self.forks[-1] if self.forks else None
 
 
-class Book:
+class SwarmRecords:
     """The rows of one swarm."""
 
     def __init__(self, catalog: Catalog, session: str, id_: str) -> None:
         self._catalog = catalog
-        self._kind = swarm_rows(session)
-        self._attempts = attempt_rows(id_)
+        self._swarm_kind = swarm_rows(session)
+        self._attempt_kind = attempt_rows(id_)
 
     # the swarm
 
-    def change(self, row: SwarmRow, **fields: Any) -> tuple[SwarmRow, RowChange]:
+    def swarm_change(self, row: SwarmRow, **fields: Any) -> tuple[SwarmRow, RowChange]:
         """The row with other values, and what writes it if nobody else has meanwhile."""
         new = replace(row, **fields)
-        return new, RowChange(self._kind, row.name, _stored(new), row.version)
+        return new, RowChange(self._swarm_kind, row.name, _encode_row(new), row.version)
 
-    def write(self, row: SwarmRow, lease: Lease, **fields: Any) -> SwarmRow:
-        new, change = self.change(row, **fields)
+    def write_swarm(self, row: SwarmRow, lease: Lease, **fields: Any) -> SwarmRow:
+        new, change = self.swarm_change(row, **fields)
         self._catalog.move([], verb="swarm", detail=row.name, lease=lease, rows=[change])
-        return self.again(new)
+        return self.reload(new)
 
-    def again(self, row: SwarmRow) -> SwarmRow:
+    def reload(self, row: SwarmRow) -> SwarmRow:
         """As it is now."""
-        found = self._catalog.row(self._kind, row.name)
+        found = self._catalog.row(self._swarm_kind, row.name)
         assert found is not None
         return _read(found)
 
@@ -100,54 +100,54 @@ class Book:
     def attempts(self) -> list[AttemptRow]:
         found: list[AttemptRow] = []
         after = ""
-        while page := self._catalog.rows(self._attempts, after):
+        while page := self._catalog.rows(self._attempt_kind, after):
             found += [_read_attempt(row) for row in page]
             after = page[-1].key
         return found
 
     def attempt(self, i: int) -> AttemptRow:
-        row = self._catalog.row(self._attempts, _key(i))
+        row = self._catalog.row(self._attempt_kind, _key(i))
         assert row is not None
         return _read_attempt(row)
 
-    def changed(self, row: AttemptRow) -> RowChange:
+    def attempt_change(self, row: AttemptRow) -> RowChange:
         """What writes it if nobody else has since it was read: else Conflict("row_moved")."""
-        return RowChange(self._attempts, _key(row.i), _stored(row), row.version)
+        return RowChange(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
 
-    def record(self, row: AttemptRow) -> AttemptRow:
-        made = self._catalog.put_row(self._attempts, _key(row.i), _stored(row), row.version)
+    def write_attempt(self, row: AttemptRow) -> AttemptRow:
+        made = self._catalog.put_row(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
         return replace(row, version=made.version)
 
 
-def create(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) -> SwarmRow:
+def create_swarm(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) -> SwarmRow:
     """A swarm with all its attempts, at once; Conflict("row_moved") when the name is taken."""
     attempts = [AttemptRow(i) for i in range(row.terms.n)]
-    rows = [RowChange(swarm_rows(session), row.name, _stored(row), 0)]
-    rows += [RowChange(attempt_rows(row.id), _key(one.i), _stored(one), 0) for one in attempts]
+    rows = [RowChange(swarm_rows(session), row.name, _encode_row(row), 0)]
+    rows += [RowChange(attempt_rows(row.id), _key(one.i), _encode_row(one), 0) for one in attempts]
     catalog.move([], verb="swarm", detail=row.name, lease=lease, rows=rows)
-    return Book(catalog, session, row.id).again(row)
+    return SwarmRecords(catalog, session, row.id).reload(row)
 
 
-def find(catalog: Catalog, session: str, name: str) -> SwarmRow | None:
+def find_swarm(catalog: Catalog, session: str, name: str) -> SwarmRow | None:
     row = catalog.row(swarm_rows(session), name)
     return _read(row) if row else None
 
 
-def every(catalog: Catalog, session: str) -> Iterator[SwarmRow]:
+def list_swarms(catalog: Catalog, session: str) -> Iterator[SwarmRow]:
     after = ""
     while page := catalog.rows(swarm_rows(session), after):
         yield from map(_read, page)
         after = page[-1].key
 
 
-def told(row: SwarmRow, attempts: Sequence[AttemptRow], session: str) -> SwarmResult:
+def swarm_result(row: SwarmRow, attempts: Sequence[AttemptRow], session: str) -> SwarmResult:
     """As its caller sees it."""
     return SwarmResult(
         name=row.name,
         session=session,
         commit=row.point.hex(),
         state=row.state,
-        attempts=[_told(one, kept=one.i in row.kept) for one in attempts],
+        attempts=[_attempt_result(one, kept=one.i in row.kept) for one in attempts],
         kept=list(row.kept),
         harvested=row.harvested,
         contradictions=row.contradictions,
@@ -155,7 +155,7 @@ def told(row: SwarmRow, attempts: Sequence[AttemptRow], session: str) -> SwarmRe
     )
 
 
-def _told(row: AttemptRow, *, kept: bool) -> Attempt:
+def _attempt_result(row: AttemptRow, *, kept: bool) -> Attempt:
     fork = row.fork
     return Attempt(
         i=row.i,
@@ -173,15 +173,15 @@ def _told(row: AttemptRow, *, kept: bool) -> Attempt:
     )
 
 
-def _read(row: Row) -> SwarmRow:
+def _read(row: CatalogRow) -> SwarmRow:
     return replace(decode(SwarmRow, row.value), version=row.version)
 
 
-def _read_attempt(row: Row) -> AttemptRow:
+def _read_attempt(row: CatalogRow) -> AttemptRow:
     return replace(decode(AttemptRow, row.value), version=row.version)
 
 
-def _stored(row: SwarmRow | AttemptRow) -> bytes:
+def _encode_row(row: SwarmRow | AttemptRow) -> bytes:
     return encode(replace(row, version=0))
 
 

@@ -8,29 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Lease
 from ortet.errors import Conflict, Invalid, NotFound, Refused
-from ortet.history.refs import check_name
+from ortet.history.refs import check_ref_name
 from ortet.ids import Oid, from_hex
 from ortet.sessions.history.swarm_results import adopt_with, drop_fork, harvest, merge_with
-from ortet.sessions.swarm_api import SwarmResult, Wish, swarm_topic
-from ortet.store.lease import TTL_NS, Heart, Holding, take
+from ortet.sessions.swarm_api import SwarmRequest, SwarmResult, swarm_topic
+from ortet.store.lease import LEASE_TTL_NS, HeldLease, LeaseRenewer, acquire_lease
 from ortet.swarm import records as books
 from ortet.swarm.budget import check_share
-from ortet.swarm.plan import Plan, differences, plan_of
-from ortet.swarm.records import CHOSEN, FINISHED, HARVESTED, KEPT, RUNNING, Book, SwarmRow, told
-from ortet.swarm.scheduler import Drive
-from ortet.swarm.task_transport import work_of
-from ortet.swarm.workers.client import HERE, ON_RAY, Crew, telling
-from ortet.swarm.workers.placement import elsewhere
+from ortet.swarm.plan import SwarmPlan, differing_fields, make_plan
+from ortet.swarm.records import (
+    CHOSEN,
+    FINISHED,
+    HARVESTED,
+    KEPT,
+    RUNNING,
+    SwarmRecords,
+    SwarmRow,
+    swarm_result,
+)
+from ortet.swarm.scheduler import SwarmScheduler
+from ortet.swarm.task_transport import pack_task
+from ortet.swarm.workers.client import FORK_SERVER, RAY_SERVER, SwarmWorkerClient, worker_config
+from ortet.swarm.workers.placement import ray_worker_config
 from ortet.workspaces.table import fork_taken
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
-_TRIES = 100
+_MAX_UNNAMED_SWARMS = 100
 
 
 class LocalSwarms:
@@ -40,42 +49,44 @@ class LocalSwarms:
     def __init__(self, opener: Callable[..., Any]) -> None:
         self._opener = opener
 
-    def run(self, session: Session, wish: Wish) -> SwarmResult:
-        plan = plan_of(wish)
-        row = self._found(session, plan)
+    def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        plan = make_plan(request)
+        row = self._find_existing(session, plan)
         if row is not None and row.state == FINISHED:
-            return self._told(session, row)
-        with _driving(session) as lease, ExitStack() as last:
+            return self._result(session, row)
+        with _driver_lease(session) as lease, ExitStack() as last:
             if row is None:
-                crew = self._crew(session, plan)
+                crew = self._start_workers(session, plan)
                 last.callback(crew.close)
-                row = self._begin(session, plan, wish, lease, crew)
-                return _Swarm(session, plan, row, lease).run(lambda: crew)
-            row = books.find(session.hub.catalog, session.id, row.name) or row
-            plan = _with_commands(plan, row)
-            return _Swarm(session, plan, row, lease).run(lambda: self._crew(session, plan))
+                row = self._create_swarm(session, plan, request, lease, crew)
+                return _SwarmRun(session, plan, row, lease).run(lambda: crew)
+            row = books.find_swarm(session.hub.catalog, session.id, row.name) or row
+            plan = _with_stored_commands(plan, row)
+            return _SwarmRun(session, plan, row, lease).run(
+                lambda: self._start_workers(session, plan)
+            )
 
-    def all(self, session: View) -> list[SwarmResult]:
-        rows = sorted(books.every(session.hub.catalog, session.id), key=lambda row: row.made)
-        return [self._told(session, row) for row in rows]
+    def all(self, session: SessionReader) -> list[SwarmResult]:
+        rows = sorted(books.list_swarms(session.hub.catalog, session.id), key=lambda row: row.made)
+        return [self._result(session, row) for row in rows]
 
-    def get(self, session: View, name: str) -> SwarmResult:
-        row = books.find(session.hub.catalog, session.id, name)
+    def get(self, session: SessionReader, name: str) -> SwarmResult:
+        row = books.find_swarm(session.hub.catalog, session.id, name)
         if row is None:
             raise _no_swarm(session, name)
-        return self._told(session, row)
+        return self._result(session, row)
 
-    def _told(self, session: View, row: SwarmRow) -> SwarmResult:
-        attempts = Book(session.hub.catalog, session.id, row.id).attempts()
-        return told(row, attempts, session.name)
+    def _result(self, session: SessionReader, row: SwarmRow) -> SwarmResult:
+        attempts = SwarmRecords(session.hub.catalog, session.id, row.id).attempts()
+        return swarm_result(row, attempts, session.name)
 
-    def _found(self, session: Session, plan: Plan) -> SwarmRow | None:
+    def _find_existing(self, session: Session, plan: SwarmPlan) -> SwarmRow | None:
         """The swarm that is meant, if there is one; Conflict when that was asked another thing."""
-        row = books.find(session.hub.catalog, session.id, plan.name) if plan.name else None
+        row = books.find_swarm(session.hub.catalog, session.id, plan.name) if plan.name else None
         if row is None and plan.task is None:
             raise _no_swarm(session, plan.name)
         given = row is not None and plan.task is not None
-        if given and row and (differ := differences(plan.terms, row.terms)):
+        if given and row and (differ := differing_fields(plan.terms, row.terms)):
             raise Conflict(
                 "swarm_differs",
                 f"swarm {plan.name!r} was begun with another {', '.join(differ)}: give the same "
@@ -83,33 +94,40 @@ class LocalSwarms:
             )
         return row
 
-    def _crew(self, session: Session, plan: Plan) -> Crew:
+    def _start_workers(self, session: Session, plan: SwarmPlan) -> SwarmWorkerClient:
         if plan.task is None:
             raise Invalid(
                 "bad_task", f"the task of swarm {plan.name!r} is a function: give it again"
             )
-        told = telling(self._opener, plan.task, plan.score)
+        told = worker_config(self._opener, plan.task, plan.score)
         if plan.on is None:
-            return Crew(HERE, {**told, "lends": _lends(session, plan)})
-        return Crew(ON_RAY, {**told, **elsewhere(session.hub, plan.on, plan.timeout)})
+            return SwarmWorkerClient(FORK_SERVER, {**told, "lends": _shares_zygotes(session, plan)})
+        return SwarmWorkerClient(
+            RAY_SERVER, {**told, **ray_worker_config(session.hub, plan.on, plan.timeout)}
+        )
 
-    def _begin(
-        self, session: Session, plan: Plan, wish: Wish, lease: Lease, crew: Crew
+    def _create_swarm(
+        self,
+        session: Session,
+        plan: SwarmPlan,
+        request: SwarmRequest,
+        lease: Lease,
+        workers: SwarmWorkerClient,
     ) -> SwarmRow:
         hub = session.hub
         if plan.terms.budget:
-            session._budget.give_back()  # so that the attempts find it
+            session._budget.return_unspent()  # so that the attempts find it
             check_share(hub.catalog, session.row, plan.terms.budget)
-        if wish.at is None:
+        if request.at is None:
             point = from_hex(session.commit("swarm point").oid)
         else:
-            point = hub.refs.resolve(wish.at, default_branch=session.row.branch)
+            point = hub.refs.resolve(request.at, default_branch=session.row.branch)
         if session.row.has_files:
-            hub.image_oid(point, hub.registry.need(session.row.branch).nothing)
-        crew.ready()
-        for number in range(1, _TRIES):
+            hub.image_oid(point, hub.workspace_table.need(session.row.branch).empty_image)
+        workers.wait_ready()
+        for number in range(1, _MAX_UNNAMED_SWARMS):
             name = plan.name or f"swarm-{number}"
-            if not plan.name and books.find(hub.catalog, session.id, name):
+            if not plan.name and books.find_swarm(hub.catalog, session.id, name):
                 continue
             _check_names(session, name, plan.terms.n)
             works = [plan.task, plan.score]
@@ -122,49 +140,49 @@ class LocalSwarms:
                 commands=[work.command if work else None for work in works],
             )
             try:
-                row = books.create(hub.catalog, session.id, row, lease)
+                row = books.create_swarm(hub.catalog, session.id, row, lease)
             except Conflict:
                 if plan.name:
                     raise
                 continue
-            reach("swarm.begun")
+            failpoint("swarm.begun")
             return row
         raise Conflict("name_taken", "too many swarms have no name of their own: give name=")
 
 
-class _Swarm:
+class _SwarmRun:
     """One swarm, driven by this process to its end."""
 
-    def __init__(self, session: Session, plan: Plan, row: SwarmRow, lease: Lease) -> None:
+    def __init__(self, session: Session, plan: SwarmPlan, row: SwarmRow, lease: Lease) -> None:
         self._session = session
         self._hub = session.hub
         self._plan = plan
         self._row = row
         self._lease = lease
-        self._book = Book(session.hub.catalog, session.id, row.id)
+        self._records = SwarmRecords(session.hub.catalog, session.id, row.id)
 
-    def run(self, crew: Callable[[], Crew]) -> SwarmResult:
+    def run(self, start_workers: Callable[[], SwarmWorkerClient]) -> SwarmResult:
         if self._row.state == RUNNING:
-            self._attempt(crew)
+            self._run_attempts(start_workers)
         if self._row.state == CHOSEN:
             self._keep()
         if self._row.state == KEPT:
             self._harvest()
         if self._row.state == HARVESTED:
-            self._clear()
-        result = told(self._row, self._book.attempts(), self._session.name)
+            self._drop_forks()
+        result = swarm_result(self._row, self._records.attempts(), self._session.name)
         if self._plan.progress is not None:
             self._plan.progress(result)
         return result
 
-    def _attempt(self, crew: Callable[[], Crew]) -> None:
-        drive = Drive(self._session, self._plan, self._row, self._book)
-        drive.take_over()
-        drive.run(crew)
+    def _run_attempts(self, start_workers: Callable[[], SwarmWorkerClient]) -> None:
+        drive = SwarmScheduler(self._session, self._plan, self._row, self._records)
+        drive.recover_attempts()
+        drive.run(start_workers)
         keep = self._row.terms.keep
         ranked = [one.i for one in drive.result.ranked]
         kept = ranked if keep.most < 0 else ranked[: keep.most]
-        reach("swarm.choosing")
+        failpoint("swarm.choosing")
         self._write(state=CHOSEN, kept=kept)
 
     def _keep(self) -> None:
@@ -173,20 +191,20 @@ class _Swarm:
         while how == "merge" and self._row.merged < len(self._row.kept):
             self._merge(self._row.merged)
         if how == "adopt" and self._row.kept:
-            _, change = self._book.change(self._row, state=KEPT)
+            _, change = self._records.swarm_change(self._row, state=KEPT)
             adopt_with(self._session, self._commit_of(self._row.kept[0]), change)
-            self._row = self._book.again(self._row)
-        reach("swarm.adopted")
+            self._row = self._records.reload(self._row)
+        failpoint("swarm.adopted")
         if self._row.state != KEPT:  # it did not have to move
             self._write(state=KEPT)
 
     def _merge(self, number: int) -> None:
         i = self._row.kept[number]
-        _, change = self._book.change(self._row, merged=number + 1)
+        _, change = self._records.swarm_change(self._row, merged=number + 1)
         message = f"swarm {self._row.name}: merge attempt {i}"
         merged = merge_with(self._session, self._commit_of(i), change, message)
-        reach("swarm.merged")
-        self._row = self._book.again(self._row)
+        failpoint("swarm.merged")
+        self._row = self._records.reload(self._row)
         paths = sorted({*self._row.conflicts, *(one.path for one in merged.conflicts)})
         found = [*self._row.contradictions, *merged.contradictions]
         self._write(merged=number + 1, conflicts=paths, contradictions=found)
@@ -198,7 +216,7 @@ class _Swarm:
             return
         others = [
             (row.fork.name, Oid(bytes.fromhex(row.commit)))
-            for row in self._book.attempts()
+            for row in self._records.attempts()
             if row.i not in self._row.kept and row.commit and row.fork is not None
         ]
         before = self._row.contradictions
@@ -206,41 +224,41 @@ class _Swarm:
             self._session,
             Oid(self._row.point),
             others,
-            lambda facts, found: self._book.change(
+            lambda facts, found: self._records.swarm_change(
                 self._row, state=HARVESTED, harvested=facts, contradictions=[*before, *found]
             )[1],
         )
-        reach("swarm.harvested")
-        self._row = self._book.again(self._row)
+        failpoint("swarm.harvested")
+        self._row = self._records.reload(self._row)
 
-    def _clear(self) -> None:
+    def _drop_forks(self) -> None:
         """Forks that nobody needs are dropped: what was adopted or merged is here now."""
         if self._row.harvested:
             self._session.commit(f"swarm {self._row.name}: learned from other attempts")
         terms = self._row.terms
         stay = set(self._row.kept) if terms.keep.how == "leave" else set()
-        for row in self._book.attempts():
+        for row in self._records.attempts():
             all_of_it = terms.losers == "drop" and row.i not in stay
             for fork in row.forks if all_of_it else row.forks[:-1]:
                 drop_fork(self._hub, fork.id, fork.branch)
-                reach("swarm.dropped")
+                failpoint("swarm.dropped")
         self._write(state=FINISHED)
 
     def _commit_of(self, i: int) -> Oid:
-        return Oid(bytes.fromhex(self._book.attempt(i).commit))
+        return Oid(bytes.fromhex(self._records.attempt(i).commit))
 
     def _write(self, **fields: Any) -> None:
-        self._row = self._book.write(self._row, self._lease, **fields)
-        self._hub.tell(swarm_topic(self._session.id))
+        self._row = self._records.write_swarm(self._row, self._lease, **fields)
+        self._hub.notify(swarm_topic(self._session.id))
 
 
 @contextmanager
-def _driving(session: Session) -> Iterator[Lease]:
+def _driver_lease(session: Session) -> Iterator[Lease]:
     """The right to drive swarms of this session: one process, and one thread of it, at a time."""
     hub = session.hub
     topic = f"swarm:{session.id}"
     try:
-        lease = take(hub.catalog, topic, session._sessions.owner(), hub._parts.host)
+        lease = acquire_lease(hub.catalog, topic, session._sessions.owner(), hub._store.host)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -250,48 +268,50 @@ def _driving(session: Session) -> Iterator[Lease]:
             "ended, or take a fork of the session for another",
             **error.details,
         ) from error
-    heart, holding = Heart(), Holding(hub.catalog, hub.clock, lease, TTL_NS)
+    heart, holding = LeaseRenewer(), HeldLease(hub.catalog, hub.clock, lease, LEASE_TTL_NS)
     heart.add(holding)
     try:
         yield lease
     finally:
         heart.close()
-        holding.end()
+        holding.release()
 
 
-def _with_commands(plan: Plan, row: SwarmRow) -> Plan:
+def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
     """What a swarm was begun with, where only its name was given."""
     if plan.task is not None:
         return plan
     task, score = (
-        None if x is None else work_of(x, "task") for x in (*row.commands, None, None)[:2]
+        None if x is None else pack_task(x, "task") for x in (*row.commands, None, None)[:2]
     )
     if row.terms.score and score is None:
         task = None  # a function, which only its caller has
     return replace(plan, terms=row.terms, task=task, score=score)
 
 
-def _lends(session: Session, plan: Plan) -> bool:
+def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
     """Whether attempts run in machines of the overlay engine, whose helper can be shared."""
     hub, files = session.hub, session._workspace()
     if files is not None:
-        return (files.row.forks or hub._parts.strongest()) == "overlay"
+        return (files.row.forks or hub._store.strongest()) == "overlay"
     works = [work for work in (plan.task, plan.score) if work is not None and work.command]
-    return bool(works) and hub.how(session.row.engine, "private")[1] == "overlay"
+    return (
+        bool(works) and hub.resolve_files_and_engine(session.row.engine, "private")[1] == "overlay"
+    )
 
 
 def _check_names(session: Session, name: str, n: int) -> None:
     """No fork has a name that an attempt is going to have."""
-    hub, roll = session.hub, session._sessions.roll
+    hub, roll = session.hub, session._sessions.table
     for i in range(n):
         tail = f"/{name}-{i}"
-        branch = check_name(session.row.branch + tail)
-        taken = hub.registry.get(branch) or hub.refs.get(branch)
+        branch = check_ref_name(session.row.branch + tail)
+        taken = hub.workspace_table.get(branch) or hub.refs.get(branch)
         if taken or roll.is_taken(session.agent, session.name + tail):
             raise fork_taken(session.name + tail)
 
 
-def _no_swarm(session: View, name: str) -> NotFound:
+def _no_swarm(session: SessionReader, name: str) -> NotFound:
     return NotFound(
         "no_swarm",
         f"session {session.name!r} has no swarm {name!r}: `ortet swarm ls` lists them, or give a "

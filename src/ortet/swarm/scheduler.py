@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Unavailable
 from ortet.machines.standalone.process_tree import kill_run
 from ortet.sessions.history.swarm_results import drop_fork
 from ortet.sessions.swarm_api import SwarmResult, swarm_topic
-from ortet.store.lease import is_dead
-from ortet.swarm.attempt import Job
-from ortet.swarm.budget import affordable, give_back
-from ortet.swarm.plan import Plan
-from ortet.swarm.records import UNFINISHED, AttemptRow, Book, SwarmRow, told
-from ortet.swarm.workers.client import Crew, Ended
+from ortet.store.lease import is_owner_dead
+from ortet.swarm.attempt import AttemptJob
+from ortet.swarm.budget import is_affordable, return_reservation
+from ortet.swarm.plan import SwarmPlan
+from ortet.swarm.records import UNFINISHED, AttemptRow, SwarmRecords, SwarmRow, swarm_result
+from ortet.swarm.workers.client import AttemptExit, SwarmWorkerClient
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 
-_LOSSES = 4
+_MAX_LOST_TRIES = 4
 """So often a try of an attempt may be lost: it may be what kills its node."""
 
 
-class _Live(msgspec.Struct):
+class _RunningAttempt(msgspec.Struct):
     """An attempt while it runs. `why`: it was told to end."""
 
     slot: int
@@ -39,37 +39,39 @@ class _Live(msgspec.Struct):
     why: str = ""
 
 
-class Drive:
+class SwarmScheduler:
     """The attempts of one swarm, while this process drives it."""
 
-    def __init__(self, session: Session, plan: Plan, row: SwarmRow, book: Book) -> None:
+    def __init__(
+        self, session: Session, plan: SwarmPlan, row: SwarmRow, records: SwarmRecords
+    ) -> None:
         self._session = session
         self._hub = session.hub
         self._plan = plan
         self._row = row
-        self._book = book
-        self._rows = book.attempts()
-        self._live: dict[int, _Live] = {}
+        self._records = records
+        self._rows = records.attempts()
+        self._running: dict[int, _RunningAttempt] = {}
         self._slots = list(range(plan.parallel))
         self._todo: deque[int] = deque()
-        self._losses: Counter[int] = Counter()
-        self._gone: set[int] = set()
-        self._stopped = False  # it was told to, and knows
+        self._lost_tries: Counter[int] = Counter()
+        self._dropped: set[int] = set()
+        self._has_seen_stop = False  # it was told to, and knows
 
     @property
     def result(self) -> SwarmResult:
-        return told(self._row, self._rows, self._session.name)
+        return swarm_result(self._row, self._rows, self._session.name)
 
     # attempts that another driver left
 
-    def take_over(self) -> None:
+    def recover_attempts(self) -> None:
         """Attempts whose driver was killed are ended; then they are made again, or count as
         lost. Called while nobody else drives the swarm."""
         for i, row in enumerate(self._rows):
             if row.state not in UNFINISHED or not row.tries:
                 continue
-            self._end(row)
-            now = self._book.attempt(i)
+            self._kill_attempt(row)
+            now = self._records.attempt(i)
             if now.state not in UNFINISHED:  # it was faster
                 self._rows[i] = now
             elif now.state == "running" and self._plan.interrupted == "count":
@@ -77,82 +79,84 @@ class Drive:
                 self._write(replace(now, state="failed", reason="interrupted", error=lost))
             else:
                 self._write(replace(now, state="waiting"))
-            reach("swarm.taken-over")
+            failpoint("swarm.taken-over")
             if self._rows[i].state == "waiting":
                 for fork in now.forks:
                     drop_fork(self._hub, fork.id, fork.branch)
 
-    def _end(self, row: AttemptRow) -> None:
+    def _kill_attempt(self, row: AttemptRow) -> None:
         """The processes of a try, if there are any."""
         leader = -1
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
-        if held is not None and self._is_here(held.owner):
+        if held is not None and self._is_local_process(held.owner):
             leader = int(held.owner.split(":")[1])
         kill_run(row.mark, leader)
-        self._free(row)
+        self._seize_lease(row)
 
-    def _free(self, row: AttemptRow) -> None:
+    def _seize_lease(self, row: AttemptRow) -> None:
         """Let nobody write to the fork of a try that has ended: on another host its lease would
         last. Whatever still lives there is refused."""
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
         if held is not None:
             self._hub.catalog.seize(held)
 
-    def _is_here(self, owner: str) -> bool:
-        host = self._hub._parts.host
-        return owner.startswith(f"{host}:") and not is_dead(owner, host)
+    def _is_local_process(self, owner: str) -> bool:
+        host = self._hub._store.host
+        return owner.startswith(f"{host}:") and not is_owner_dead(owner, host)
 
     # its own
 
-    def run(self, crew: Callable[[], Crew]) -> None:
+    def run(self, start_workers: Callable[[], SwarmWorkerClient]) -> None:
         """Until every attempt has ended, or enough was found."""
         todo = self._todo
         todo.extend(row.i for row in self._rows if row.state == "waiting")
         if not todo or self._is_enough():
-            self._leave(todo)
+            self._stop_waiting(todo)
             return
-        staff = crew()
+        staff = start_workers()
         try:
-            staff.ready()
-            while todo or self._live:
-                self._fill(staff, todo)
-                if not self._live:
+            staff.wait_ready()
+            while todo or self._running:
+                self._start_affordable(staff, todo)
+                if not self._running:
                     break
                 self._drop_loser()
-                self._await(staff)
+                self._wait_for_end(staff)
                 if self._is_enough():
-                    self._leave(todo)
-                    for i in self._live:
+                    self._stop_waiting(todo)
+                    for i in self._running:
                         self._stop(staff, i, "stopped")
         finally:
             staff.close()
 
-    def _fill(self, staff: Crew, todo: deque[int]) -> None:
+    def _start_affordable(self, workers: SwarmWorkerClient, todo: deque[int]) -> None:
         """Start what there is room, and money, for."""
         budget = self._row.terms.budget
         while todo and self._slots:
-            if budget and not affordable(self._hub.catalog, self._session.row, self._due()):
-                if self._live:
+            if budget and not is_affordable(
+                self._hub.catalog, self._session.row, self._required_budget()
+            ):
+                if self._running:
                     return  # what they do not spend comes back
                 why = "nothing is left of the family's budget for its share"
                 while todo:
                     row = self._rows[todo.popleft()]
                     self._write(replace(row, state="failed", reason="budget", error=why))
                 return
-            self._start(staff, todo.popleft())
+            self._start(workers, todo.popleft())
 
-    def _due(self) -> dict[str, float]:
+    def _required_budget(self) -> dict[str, float]:
         """The share of one more, and those of attempts that have not taken theirs yet."""
-        waiting = [i for i in self._live if self._book.attempt(i).state == "waiting"]
+        waiting = [i for i in self._running if self._records.attempt(i).state == "waiting"]
         return {name: x * (1 + len(waiting)) for name, x in self._row.terms.budget.items()}
 
-    def _start(self, staff: Crew, i: int) -> None:
+    def _start(self, workers: SwarmWorkerClient, i: int) -> None:
         row, hub = self._rows[i], self._hub
         mark, tries = hub.random(8).hex(), row.tries + 1
         row = self._write(replace(row, mark=mark, tries=tries))
-        reach("swarm.starting")
+        failpoint("swarm.starting")
         name = self._row.name
-        job = Job(
+        job = AttemptJob(
             root=hub.url,
             session=self._session.id,
             swarm=self._row.id,
@@ -166,95 +170,95 @@ class Drive:
             scored=self._row.terms.keep.most != 0,
             budget=self._row.terms.budget,
         )
-        staff.start(job)
-        self._live[i] = _Live(job.slot, time.monotonic())
+        workers.start(job)
+        self._running[i] = _RunningAttempt(job.slot, time.monotonic())
         self._rows[i] = replace(row, state="running")  # in a moment
-        self._show()
+        self._report_progress()
 
-    def _await(self, staff: Crew) -> None:
+    def _wait_for_end(self, workers: SwarmWorkerClient) -> None:
         """Until one has ended, or has had its time."""
-        timeout, now = None if staff.times else self._plan.timeout, time.monotonic()
+        timeout, now = None if workers.has_own_timeout else self._plan.timeout, time.monotonic()
         left = None
         if timeout is not None:
-            ends = [one.began + timeout for one in self._live.values() if not one.why]
+            ends = [one.began + timeout for one in self._running.values() if not one.why]
             left = max(0.0, min(ends) - now) if ends else None
-        ended = staff.wait(left, None if self._stopped else self._plan.halt)
-        self._heed()
+        ended = workers.wait(left, None if self._has_seen_stop else self._plan.halt)
+        self._raise_if_left()
         if ended is not None:
-            self._took(ended)
+            self._record_end(ended)
             return
-        for i, one in self._live.items():
+        for i, one in self._running.items():
             if timeout is not None and time.monotonic() - one.began >= timeout:
-                self._stop(staff, i, "timeout")
+                self._stop(workers, i, "timeout")
 
-    def _heed(self) -> None:
-        if self._plan.halt is not None and self._plan.halt.word == "leave":
+    def _raise_if_left(self) -> None:
+        if self._plan.halt is not None and self._plan.halt.request == "leave":
             raise Unavailable(
                 "swarm_left",
                 f"swarm {self._row.name!r} was left before its end: run it again by its name",
             )
 
-    def _stop(self, staff: Crew, i: int, why: str) -> None:
-        if not self._live[i].why:
-            self._live[i].why = why
-            staff.stop(i)
+    def _stop(self, workers: SwarmWorkerClient, i: int, why: str) -> None:
+        if not self._running[i].why:
+            self._running[i].why = why
+            workers.stop(i)
 
-    def _took(self, ended: Ended) -> None:
+    def _record_end(self, ended: AttemptExit) -> None:
         """A process has ended: what it said counts; if it said nothing, it died."""
-        i, live = ended.i, self._live.pop(ended.i)
+        i, live = ended.i, self._running.pop(ended.i)
         self._slots.append(live.slot)
-        reach("swarm.ended")
-        row = self._book.attempt(i)
+        failpoint("swarm.ended")
+        row = self._records.attempt(i)
         if row.state in UNFINISHED:
             seconds = time.monotonic() - live.began
-            row = self._write(replace(row, seconds=seconds, **self._cause(live.why, ended)))
-            self._free(row)
+            row = self._write(replace(row, seconds=seconds, **self._end_fields(live.why, ended)))
+            self._seize_lease(row)
             if row.fork is not None and self._row.terms.budget:
-                give_back(self._hub.catalog, self._session.row, row.fork.id)
+                return_reservation(self._hub.catalog, self._session.row, row.fork.id)
             if row.state == "waiting":
                 for fork in row.forks:
                     drop_fork(self._hub, fork.id, fork.branch)
                 self._todo.append(i)
         self._rows[i] = row
-        reach("swarm.recorded")
-        self._show()
+        failpoint("swarm.recorded")
+        self._report_progress()
 
-    def _show(self) -> None:
-        self._hub.tell(swarm_topic(self._session.id))
+    def _report_progress(self) -> None:
+        self._hub.notify(swarm_topic(self._session.id))
         if self._plan.progress is not None:
             self._plan.progress(self.result)
 
-    def _cause(self, why: str, ended: Ended) -> dict[str, Any]:
+    def _end_fields(self, why: str, ended: AttemptExit) -> dict[str, Any]:
         if why == "stopped":
-            return {"state": "stopped", "reason": why, "error": self._enough()}
+            return {"state": "stopped", "reason": why, "error": self._stop_reason()}
         if "timeout" in (why, ended.why):
             error = f"it took longer than {self._plan.timeout:g} s"
             return {"state": "failed", "reason": "timeout", "error": error}
         if ended.why == "lost":
-            return self._lost(ended)
+            return self._lost_fields(ended)
         if ended.why:
             return {"state": "failed", "reason": ended.why, "error": ended.error}
         code = ended.code
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return {"state": "failed", "reason": "crash", "error": f"its process ended with {how}"}
 
-    def _lost(self, ended: Ended) -> dict[str, Any]:
+    def _lost_fields(self, ended: AttemptExit) -> dict[str, Any]:
         """It is made again, as the same attempt, unless it shall count or may be the cause."""
-        self._losses[ended.i] += 1
-        times = self._losses[ended.i]
-        if self._plan.interrupted == "again" and times < _LOSSES:
+        self._lost_tries[ended.i] += 1
+        times = self._lost_tries[ended.i]
+        if self._plan.interrupted == "again" and times < _MAX_LOST_TRIES:
             return {"state": "waiting"}
         often = f", for the {times}. time" if times > 1 else ""
         return {"state": "failed", "reason": "lost", "error": f"{ended.error}{often}"}
 
-    def _enough(self) -> str:
-        told = self._plan.halt is not None and self._plan.halt.word
+    def _stop_reason(self) -> str:
+        told = self._plan.halt is not None and self._plan.halt.request
         return "the swarm was stopped" if told else "enough was found"
 
     def _is_enough(self) -> bool:
         stop, halt = self._plan.stop_when, self._plan.halt
-        if halt is not None and halt.word == "stop":
-            self._stopped = True
+        if halt is not None and halt.request == "stop":
+            self._has_seen_stop = True
             return True
         if stop is None:
             return False
@@ -269,22 +273,22 @@ class Drive:
         scored = sorted((-row.score, row.i) for row in self._rows if row.score is not None)
         stay = {i for _, i in scored[: terms.keep.most]}
         for row in self._rows:
-            if row.state in ("done", "failed") and row.i not in stay | self._gone:
-                self._gone.add(row.i)
+            if row.state in ("done", "failed") and row.i not in stay | self._dropped:
+                self._dropped.add(row.i)
                 for fork in row.forks:
                     drop_fork(self._hub, fork.id, fork.branch)
                 return
 
-    def _leave(self, todo: deque[int]) -> None:
+    def _stop_waiting(self, todo: deque[int]) -> None:
         """What was not begun is not begun."""
         while todo:
             row = self._rows[todo.popleft()]
-            self._write(replace(row, state="stopped", reason="stopped", error=self._enough()))
+            self._write(replace(row, state="stopped", reason="stopped", error=self._stop_reason()))
 
     def _write(self, row: AttemptRow) -> AttemptRow:
         with suppress(Conflict):
-            row = self._book.record(row)
+            row = self._records.write_attempt(row)
             self._rows[row.i] = row
             return row
-        self._rows[row.i] = self._book.attempt(row.i)  # its process has said something meanwhile
+        self._rows[row.i] = self._records.attempt(row.i)  # its process has said something meanwhile
         return self._rows[row.i]

@@ -24,12 +24,12 @@ import msgspec
 from ortet.errors import Invalid
 
 _MAIN = "__main__"
-_AS = "__mp_main__"
+_MAIN_ALIAS = "__mp_main__"
 """The name under which a script is loaded in another process, as multiprocessing has it: what
 stands below `if __name__ == "__main__":` is not run."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class TaskPayload(msgspec.Struct, frozen=True):
     """A task or a score: a command, or a function as it travels."""
 
     label: str
@@ -38,46 +38,44 @@ class Work(msgspec.Struct, frozen=True):
     main: bool = False  # it needs the script of this process
 
 
-def work_of(given: Any, what: str, *, far: bool = False) -> Work:
+def pack_task(task: Any, what: str, *, is_remote: bool = False) -> TaskPayload:
     """Invalid("bad_task") for what is neither a command nor a function another process can have;
     `far`: one of another host."""
-    if isinstance(given, str):
-        if not given.strip() or "\0" in given:
+    if isinstance(task, str):
+        if not task.strip() or "\0" in task:
             raise Invalid("bad_task", f"{what} is an empty command: give one, or a function")
-        return Work(f"$ {given}", given)
-    if callable(given):
-        return _function(given, what, far=far)
-    if isinstance(given, Sequence) and not isinstance(given, bytes):
-        words = list(given)
+        return TaskPayload(f"$ {task}", task)
+    if callable(task):
+        return _pack_function(task, what, is_remote=is_remote)
+    if isinstance(task, Sequence) and not isinstance(task, bytes):
+        words = list(task)
         if words and all(isinstance(word, str) for word in words):
-            return Work(f"$ {words!r}", words)
+            return TaskPayload(f"$ {words!r}", words)
     raise Invalid(
         "bad_task",
-        f"{what} is {type(given).__name__}: give a function of (session, i), a command line or a "
+        f"{what} is {type(task).__name__}: give a function of (session, i), a command line or a "
         "list of its words",
     )
 
 
-def _function(given: Callable[..., Any], what: str, *, far: bool) -> Work:
-    label = (
-        f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', repr(type(given)))}"
-    )
-    if far and (module := _uninstalled(given)) is not None:
-        with _by_value_too(module):
-            return _by_value(given, label, what, None)
+def _pack_function(function: Callable[..., Any], what: str, *, is_remote: bool) -> TaskPayload:
+    label = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(type(function)))}"
+    if is_remote and (module := _find_uninstalled_module(function)) is not None:
+        with _pickle_module_by_value(module):
+            return _pack_by_value(function, label, what, None)
     try:
-        data = pickle.dumps(given)
+        data = pickle.dumps(function)
     except Exception as error:
-        return _by_value(given, label, what, error)
+        return _pack_by_value(function, label, what, error)
     needs_main = _MAIN.encode() in data
-    if needs_main and (far or _script() is None):
-        return _by_value(given, label, what, None)
-    return Work(label, pickled=base64.b64encode(data).decode(), main=needs_main)
+    if needs_main and (is_remote or _main_script() is None):
+        return _pack_by_value(function, label, what, None)
+    return TaskPayload(label, pickled=base64.b64encode(data).decode(), main=needs_main)
 
 
-def _by_value(given: Any, label: str, what: str, error: Exception | None) -> Work:
+def _pack_by_value(function: Any, label: str, what: str, error: Exception | None) -> TaskPayload:
     try:
-        data = import_module("cloudpickle").dumps(given)  # an extra
+        data = import_module("cloudpickle").dumps(function)  # an extra
     except ImportError:
         raise Invalid(
             "bad_task",
@@ -90,12 +88,12 @@ def _by_value(given: Any, label: str, what: str, error: Exception | None) -> Wor
             f"{what} {label} holds what cannot be sent to another process ({cause}): define it at "
             "the top of a module, and open there what it needs",
         ) from cause
-    return Work(label, pickled=base64.b64encode(data).decode())
+    return TaskPayload(label, pickled=base64.b64encode(data).decode())
 
 
-def _uninstalled(given: Callable[..., Any]) -> types.ModuleType | None:
+def _find_uninstalled_module(function: Callable[..., Any]) -> types.ModuleType | None:
     """The module of a function, or of an object's class, unless all hosts can have it alike."""
-    name = getattr(given, "__module__", None) or type(given).__module__
+    name = getattr(function, "__module__", None) or type(function).__module__
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
@@ -106,7 +104,7 @@ def _uninstalled(given: Callable[..., Any]) -> types.ModuleType | None:
 
 
 @contextmanager
-def _by_value_too(module: types.ModuleType) -> Iterator[None]:
+def _pickle_module_by_value(module: types.ModuleType) -> Iterator[None]:
     """What it defines goes by value meanwhile."""
     try:
         cloudpickle = import_module("cloudpickle")
@@ -123,7 +121,7 @@ def _by_value_too(module: types.ModuleType) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _script() -> dict[str, str] | None:
+def _main_script() -> dict[str, str] | None:
     """Where the script of this process can be loaded from."""
     main = sys.modules[_MAIN]
     name = getattr(getattr(main, "__spec__", None), "name", None)
@@ -133,34 +131,34 @@ def _script() -> dict[str, str] | None:
     return {"path": os.path.abspath(path)} if path and os.path.isfile(path) else None
 
 
-def surroundings(*works: Work | None) -> dict[str, Any]:
+def import_environment(*works: TaskPayload | None) -> dict[str, Any]:
     """What another process needs to find the same modules."""
     main = any(work.main for work in works if work is not None)
     here = os.getcwd()
     return {
         "path": [os.path.join(here, place) for place in sys.path],
         "argv": list(sys.argv),
-        "main": _script() if main else None,
+        "main": _main_script() if main else None,
     }
 
 
-def settle_in(around: dict[str, Any]) -> None:
+def apply_import_environment(environment: dict[str, Any]) -> None:
     """In the other process: the same modules can be imported, and the script is loaded."""
-    sys.path[:] = around["path"]
-    sys.argv[:] = around["argv"]
-    script = around["main"]
+    sys.path[:] = environment["path"]
+    sys.argv[:] = environment["argv"]
+    script = environment["main"]
     if script is None:
         return
-    module = types.ModuleType(_AS)
+    module = types.ModuleType(_MAIN_ALIAS)
     if "name" in script:
-        found = runpy.run_module(script["name"], run_name=_AS, alter_sys=True)
+        found = runpy.run_module(script["name"], run_name=_MAIN_ALIAS, alter_sys=True)
     else:
-        found = runpy.run_path(script["path"], run_name=_AS)
+        found = runpy.run_path(script["path"], run_name=_MAIN_ALIAS)
     module.__dict__.update(found)
-    sys.modules[_MAIN] = sys.modules[_AS] = module
+    sys.modules[_MAIN] = sys.modules[_MAIN_ALIAS] = module
 
 
-def unpack(work: Work | None) -> Any:
+def unpack_task(work: TaskPayload | None) -> Any:
     """The function, or the command."""
     if work is None:
         return None

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ortet.backends.base import Bucket, Listing
+from ortet.backends.base import Bucket, BucketEntry
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.testing.processes import BucketOpener, in_processes, in_threads, try_put
+from ortet.testing.processes import BucketOpener, run_in_processes, run_in_threads, try_put
 
 GOOD_KEYS = ["a", "a/b", "b/0a.pack", "..a", "a/..b/c", "-", "_", ".x", "a/b.c-d_e", "x" * 200]
 BAD_KEYS = [
@@ -51,7 +51,7 @@ class BucketTests:
         bucket.put(key, b"some bytes")
         assert bucket.get(key) == b"some bytes"
         assert bucket.size(key) == 10
-        assert list(bucket.list()) == [Listing(key, 10)]
+        assert list(bucket.list()) == [BucketEntry(key, 10)]
 
     def test_an_empty_object_is_stored_and_read(self, bucket: Bucket) -> None:
         bucket.put("empty", b"")
@@ -79,7 +79,7 @@ class BucketTests:
             except Conflict:
                 return None
 
-        made = in_threads(put, [(bytes([n]) * 100_000,) for n in range(8)])
+        made = run_in_threads(put, [(bytes([n]) * 100_000,) for n in range(8)])
         winners = [data for data in made if data]
         assert winners == [bucket.get("race")]
 
@@ -153,7 +153,7 @@ class BucketTests:
                 bucket.get_ranges(key, [(0, 1)])
 
     def test_answers_returns_for_a_working_bucket(self, bucket: Bucket) -> None:
-        bucket.answers(60.0)
+        bucket.check_reachable(60.0)
 
     def test_put_all_and_get_all_handle_many_objects(self, bucket: Bucket) -> None:
         objects = {f"many/{n}": b"%d" % n * n for n in range(40)}
@@ -191,7 +191,7 @@ class BucketTests:
         keys = ["a-b", "a.b", "a/b", "a/b.c/d", "a/b0", "a/c/d/e", "a0", "ab", "b/a", "c"]
         for key in reversed(keys):
             bucket.put(key, key.encode())
-        assert list(bucket.list()) == [Listing(key, len(key)) for key in keys]
+        assert list(bucket.list()) == [BucketEntry(key, len(key)) for key in keys]
 
     def test_list_returns_the_keys_with_a_prefix(self, bucket: Bucket) -> None:
         for key in ("a/x", "a/xy", "a/z/x", "ab/x", "b"):
@@ -239,7 +239,9 @@ class SharedBucketTests(BucketTests):
     def bucket(self, opener: BucketOpener) -> Bucket:
         return opener()
 
-    def test_another_handle_sees_it_at_once(self, bucket: Bucket, opener: BucketOpener) -> None:
+    def test_another_handle_sees_changes_at_once(
+        self, bucket: Bucket, opener: BucketOpener
+    ) -> None:
         other = opener()
         bucket.put("a", b"bytes")
         assert other.get("a") == b"bytes"
@@ -250,7 +252,7 @@ class SharedBucketTests(BucketTests):
         self, bucket: Bucket, opener: BucketOpener
     ) -> None:
         contents = [bytes([n]) * 50_000 for n in range(4)]
-        made = in_processes(try_put, [(opener, "deep/race", data) for data in contents])
+        made = run_in_processes(try_put, [(opener, "deep/race", data) for data in contents])
         assert made.count(True) == 1
         assert bucket.get("deep/race") == contents[made.index(True)]
         assert len(list(bucket.list())) == 1

@@ -22,15 +22,15 @@ import pytest
 
 from ortet.backends.base import Cache
 from ortet.errors import Invalid
-from ortet.testing.processes import in_threads
+from ortet.testing.processes import run_in_threads
 
 Elapse = Callable[[int], None]
 """Lets so many nanoseconds go by for the cache."""
 
-SECOND = 1_000_000_000
+SECOND_NS = 1_000_000_000
 
 
-class _Anywhere:
+class _CommonCacheTests:
     """What holds of a cache whether it can be reached or not."""
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\udc80"])
@@ -62,7 +62,7 @@ class _Anywhere:
         cache.close()
 
 
-class CacheTests(_Anywhere):
+class CacheTests(_CommonCacheTests):
     """Supply the fixtures `cache`, empty, and `elapse`, see above."""
 
     @pytest.mark.parametrize("key", ["a", "a/b:c", "späť/1", "記憶", "x" * 1000])
@@ -88,22 +88,22 @@ class CacheTests(_Anywhere):
         assert cache.get("key") is None
 
     def test_a_value_expires_after_its_ttl(self, cache: Cache, elapse: Elapse) -> None:
-        cache.put("short", b"value", 2 * SECOND)
-        cache.put("long", b"value", 3600 * SECOND)
+        cache.put("short", b"value", 2 * SECOND_NS)
+        cache.put("long", b"value", 3600 * SECOND_NS)
         cache.put("ever", b"value")
-        elapse(SECOND)
+        elapse(SECOND_NS)
         assert cache.get("short") == b"value"
-        elapse(SECOND)
+        elapse(SECOND_NS)
         assert cache.get("short") is None
         assert cache.get("long") == cache.get("ever") == b"value"
 
     def test_a_new_put_starts_a_new_ttl(self, cache: Cache, elapse: Elapse) -> None:
-        cache.put("key", b"first", 2 * SECOND)
+        cache.put("key", b"first", 2 * SECOND_NS)
         cache.put("key", b"second")
-        elapse(3 * SECOND)
+        elapse(3 * SECOND_NS)
         assert cache.get("key") == b"second"
-        cache.put("key", b"third", 2 * SECOND)
-        elapse(3 * SECOND)
+        cache.put("key", b"third", 2 * SECOND_NS)
+        elapse(3 * SECOND_NS)
         assert cache.get("key") is None
 
     def test_drop_removes_the_keys_with_a_prefix(self, cache: Cache) -> None:
@@ -152,16 +152,16 @@ class CacheTests(_Anywhere):
                     cache.drop("own/")
             return whole
 
-        assert in_threads(work, [(value,) for value in sorted(values)]) == [True] * 4
+        assert run_in_threads(work, [(value,) for value in sorted(values)]) == [True] * 4
 
 
-class AbsentCacheTests(_Anywhere):
+class AbsentCacheTests(_CommonCacheTests):
     """Supply the fixture `cache`: one whose server cannot be reached."""
 
     def test_an_absent_cache_always_returns_none(self, cache: Cache) -> None:
         cache.put("key", b"value")
         assert cache.get("key") is None
-        cache.put("key", b"value", SECOND)
+        cache.put("key", b"value", SECOND_NS)
         cache.drop("k")
         cache.clear()
         assert cache.get("key") is None

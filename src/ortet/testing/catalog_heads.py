@@ -8,12 +8,18 @@ from ortet.backends.base import Catalog, Head, Move, Op, RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.ids import Oid
 from ortet.testing.clock import ManualClock
-from ortet.testing.processes import CatalogOpener, in_processes, in_threads, oid, raise_head
+from ortet.testing.processes import (
+    CatalogOpener,
+    increment_head,
+    make_oid,
+    run_in_processes,
+    run_in_threads,
+)
 
-A, B, C = oid(1), oid(2), oid(3)
+A, B, C = make_oid(1), make_oid(2), make_oid(3)
 
 
-def create(catalog: Catalog, *names: str, at: Oid = A) -> None:
+def create_heads(catalog: Catalog, *names: str, at: Oid = A) -> None:
     catalog.move([Move(name, None, at) for name in names], verb="create")
 
 
@@ -23,18 +29,18 @@ class HeadTests:
         assert catalog.heads() == []
 
     def test_creating_a_head_sets_version_one(self, catalog: Catalog, clock: ManualClock) -> None:
-        create(catalog, "branch:main")
+        create_heads(catalog, "branch:main")
         assert catalog.head("branch:main") == Head("branch:main", A, 1, clock.now_ns())
         assert catalog.heads() == [Head("branch:main", A, 1, clock.now_ns())]
 
     def test_moving_a_head_raises_its_version(self, catalog: Catalog, clock: ManualClock) -> None:
-        create(catalog, "h")
+        create_heads(catalog, "h")
         clock.advance(5)
         catalog.move([Move("h", A, B)], verb="commit")
         assert catalog.head("h") == Head("h", B, 2, clock.now_ns())
 
-    def test_moving_to_the_same_place_is_a_move(self, catalog: Catalog) -> None:
-        create(catalog, "h")
+    def test_moving_a_head_to_its_current_commit_is_recorded(self, catalog: Catalog) -> None:
+        create_heads(catalog, "h")
         catalog.move([Move("h", A, A)], verb="commit")
         head = catalog.head("h")
         assert head is not None
@@ -42,15 +48,15 @@ class HeadTests:
         assert len(catalog.ops("h")) == 2
 
     def test_deleting_a_head_removes_it_from_the_list(self, catalog: Catalog) -> None:
-        create(catalog, "h", "other")
+        create_heads(catalog, "h", "other")
         catalog.move([Move("h", A, None)], verb="delete")
         assert catalog.head("h") is None
         assert [head.name for head in catalog.heads()] == ["other"]
 
     def test_versions_go_on_after_a_delete(self, catalog: Catalog) -> None:
-        create(catalog, "h")
+        create_heads(catalog, "h")
         catalog.move([Move("h", A, B), Move("h", B, C), Move("h", C, None)], verb="delete")
-        create(catalog, "h")
+        create_heads(catalog, "h")
         head = catalog.head("h")
         assert head is not None
         assert head.version > 3
@@ -60,7 +66,7 @@ class HeadTests:
     ) -> None:
         other = opener(clock)
         assert other.head("h") is None
-        create(catalog, "h")
+        create_heads(catalog, "h")
         assert other.head("h") == catalog.head("h")
         other.move([Move("h", A, B)], verb="commit")
         assert catalog.head("h") == other.head("h")
@@ -79,7 +85,7 @@ class HeadTests:
     def test_move_with_a_wrong_expectation_is_refused_and_changes_nothing(
         self, catalog: Catalog, move: Move, expect: Oid | None, found: Oid | None
     ) -> None:
-        create(catalog, "h")
+        create_heads(catalog, "h")
         before = catalog.head("h"), catalog.ops()
         with pytest.raises(Conflict) as caught:
             catalog.move([move], verb="commit", rows=[RowChange("kind", "key", b"value")])
@@ -93,7 +99,7 @@ class HeadTests:
         assert catalog.row("kind", "key") is None
 
     def test_a_batch_is_all_or_nothing(self, catalog: Catalog) -> None:
-        create(catalog, "one", "two")
+        create_heads(catalog, "one", "two")
         before = catalog.heads(), catalog.ops()
         with pytest.raises(Conflict) as caught:
             catalog.move(
@@ -117,11 +123,11 @@ class HeadTests:
 
     def test_a_batch_of_1500_heads_is_created_and_listed(self, catalog: Catalog) -> None:
         names = [f"branch:{n:04}" for n in range(1500)]
-        create(catalog, *names)
+        create_heads(catalog, *names)
         assert [head.name for head in catalog.heads(limit=2000)] == names
         assert len(catalog.heads()) == 1000
 
-    def test_rows_go_with_the_moves(self, catalog: Catalog) -> None:
+    def test_move_writes_heads_and_rows_together(self, catalog: Catalog) -> None:
         first = catalog.put_row("kind", "old", b"1")
         catalog.put_row("kind", "gone", b"1")
         catalog.move(
@@ -153,7 +159,7 @@ class HeadTests:
             catalog.move([Move("h", None, A)], verb="create", rows=[RowChange("kind", "", b"")])
         assert catalog.head("h") is None
 
-    def test_from_nothing_to_nothing_is_invalid(self, catalog: Catalog) -> None:
+    def test_a_move_without_old_and_new_commit_is_refused(self, catalog: Catalog) -> None:
         with pytest.raises(Invalid) as caught:
             catalog.move([Move("h", None, None)], verb="nothing")
         assert caught.value.kind == "empty_move"
@@ -161,12 +167,12 @@ class HeadTests:
     @pytest.mark.parametrize("name", ["", "a\0b", "\udc80", "x" * 5000])
     def test_an_invalid_head_name_is_refused(self, catalog: Catalog, name: str) -> None:
         with pytest.raises(Invalid) as caught:
-            create(catalog, name)
+            create_heads(catalog, name)
         assert caught.value.kind == "bad_name"
 
     def test_listing_by_prefix_in_order(self, catalog: Catalog) -> None:
         names = ["A", "a", "a%", "a/1", "a/10", "a/2", "a_b", "aab", "b", "z", "é", "日本", "🌱"]
-        create(catalog, *reversed(names))
+        create_heads(catalog, *reversed(names))
 
         def listed(prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
             return [head.name for head in catalog.heads(prefix, after, limit)]
@@ -186,7 +192,7 @@ class HeadTests:
 
     def test_pages_hold_every_head_once(self, catalog: Catalog) -> None:
         names = [f"branch:{n:02}" for n in range(25)]
-        create(catalog, "before", "tag:after", *names)
+        create_heads(catalog, "before", "tag:after", *names)
         seen: list[str] = []
         while page := catalog.heads("branch:", seen[-1] if seen else "", 10):
             assert len(page) <= 10
@@ -197,7 +203,7 @@ class HeadTests:
         self, catalog: Catalog, clock: ManualClock
     ) -> None:
         assert catalog.last_op() == 0
-        create(catalog, "h")
+        create_heads(catalog, "h")
         clock.advance(7)
         catalog.move([Move("h", A, B)], verb="commit", actor="ann", detail="why")
         catalog.move([Move("h", B, None)], verb="delete")
@@ -208,7 +214,7 @@ class HeadTests:
         assert 0 < first.seq < second.seq < third.seq == catalog.last_op()
 
     def test_ops_are_listed_by_head_and_by_page(self, catalog: Catalog) -> None:
-        create(catalog, "one", "two")
+        create_heads(catalog, "one", "two")
         catalog.move([Move("one", A, B), Move("two", A, B)], verb="commit")
         catalog.move([Move("one", B, C)], verb="commit")
         assert [op.new for op in catalog.ops("one")] == [A, B, C]
@@ -223,7 +229,7 @@ class HeadTests:
     def test_trim_keeps_the_newest_of_every_head(
         self, catalog: Catalog, clock: ManualClock
     ) -> None:
-        create(catalog, "still", "moving", "gone")
+        create_heads(catalog, "still", "moving", "gone")
         catalog.move([Move("moving", A, B), Move("gone", A, None)], verb="commit")
         clock.advance(10)
         catalog.move([Move("moving", B, C)], verb="commit")
@@ -237,37 +243,37 @@ class HeadTests:
     def test_an_operation_number_is_never_reused(
         self, catalog: Catalog, clock: ManualClock
     ) -> None:
-        create(catalog, "h")
+        create_heads(catalog, "h")
         catalog.move([Move("h", A, None)], verb="delete")
         last = catalog.last_op()
         clock.advance(10)
         catalog.trim_ops(clock.now_ns())
-        create(catalog, "h")
+        create_heads(catalog, "h")
         assert catalog.last_op() > last
 
     def test_no_move_is_lost_among_threads(self, catalog: Catalog, opener: CatalogOpener) -> None:
-        in_threads(raise_head, [(opener, "h", 20)] * 4)
+        run_in_threads(increment_head, [(opener, "h", 20)] * 4)
         self._check_chain(catalog, "h", 80)
 
     def test_no_move_is_lost_among_threads_of_one_handle(self, catalog: Catalog) -> None:
-        class Shared:
+        class UnclosableCatalog:
             """The one catalog, which no thread may close."""
 
             def __getattr__(self, name: str) -> object:
                 return (lambda: None) if name == "close" else getattr(catalog, name)
 
-        in_threads(raise_head, [(lambda _clock: Shared(), "h", 20)] * 4)
+        run_in_threads(increment_head, [(lambda _clock: UnclosableCatalog(), "h", 20)] * 4)
         self._check_chain(catalog, "h", 80)
 
     def test_no_move_is_lost_among_processes(self, catalog: Catalog, opener: CatalogOpener) -> None:
-        in_processes(raise_head, [(opener, "h", 50)] * 4)
+        run_in_processes(increment_head, [(opener, "h", 50)] * 4)
         self._check_chain(catalog, "h", 200)
 
     def _check_chain(self, catalog: Catalog, name: str, moves: int) -> None:
         head = catalog.head(name)
         assert head is not None
-        assert (head.oid, head.version) == (oid(moves), moves)
+        assert (head.oid, head.version) == (make_oid(moves), moves)
         ops = catalog.ops(name)
-        assert [op.new for op in ops] == [oid(n) for n in range(1, moves + 1)]
+        assert [op.new for op in ops] == [make_oid(n) for n in range(1, moves + 1)]
         assert [op.old for op in ops[1:]] == [op.new for op in ops[:-1]]
         assert catalog.check() == []

@@ -7,7 +7,13 @@ import pytest
 from ortet.backends.base import Catalog, Lease, Move, RowChange
 from ortet.errors import Invalid, Refused
 from ortet.testing.clock import ManualClock
-from ortet.testing.processes import CatalogOpener, in_processes, in_threads, oid, try_lease
+from ortet.testing.processes import (
+    CatalogOpener,
+    make_oid,
+    run_in_processes,
+    run_in_threads,
+    try_lease,
+)
 
 
 class LeaseTests:
@@ -117,10 +123,10 @@ class LeaseTests:
 
     def test_a_live_lease_lets_moves_pass(self, catalog: Catalog, clock: ManualClock) -> None:
         lease = catalog.acquire("w", "ann", 100)
-        catalog.move([Move("h", None, oid(1))], verb="commit", lease=lease)
+        catalog.move([Move("h", None, make_oid(1))], verb="commit", lease=lease)
         catalog.extend(lease, 500)
         clock.advance(499)  # the lease in the caller's hand says less than the catalog knows
-        catalog.move([Move("h", oid(1), oid(2))], verb="commit", lease=lease)
+        catalog.move([Move("h", make_oid(1), make_oid(2))], verb="commit", lease=lease)
 
     def test_a_stale_lease_moves_nothing(self, catalog: Catalog, clock: ManualClock) -> None:
         lease = catalog.acquire("w", "ann", 100)
@@ -151,7 +157,7 @@ class LeaseTests:
     def _check_refused(self, catalog: Catalog, lease: Lease) -> None:
         with pytest.raises(Refused) as caught:
             catalog.move(
-                [Move("h", None, oid(1))],
+                [Move("h", None, make_oid(1))],
                 verb="commit",
                 lease=lease,
                 rows=[RowChange("k", "k", b"")],
@@ -202,7 +208,7 @@ class LeaseTests:
                 catalog.release(lease)
             return fences
 
-        found = in_threads(cycle, [(f"owner-{n}",) for n in range(4)])
+        found = run_in_threads(cycle, [(f"owner-{n}",) for n in range(4)])
         every = [fence for fences in found for fence in fences]
         assert len(set(every)) == 40
         assert all(fences == sorted(fences) for fences in found)
@@ -211,7 +217,7 @@ class LeaseTests:
         self, catalog: Catalog, opener: CatalogOpener
     ) -> None:
         owners = [f"owner-{n}" for n in range(4)]
-        fences = in_processes(try_lease, [(opener, "w", owner) for owner in owners])
+        fences = run_in_processes(try_lease, [(opener, "w", owner) for owner in owners])
         winners = [fence for fence in fences if fence]
         lease = catalog.lease("w")
         assert lease is not None

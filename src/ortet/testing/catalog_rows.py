@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.backends.base import Catalog, Row
+from ortet.backends.base import Catalog, CatalogRow
 from ortet.errors import Conflict, Invalid
-from ortet.testing.processes import in_threads
+from ortet.testing.processes import run_in_threads
 
 
 class RowTests:
@@ -17,7 +17,7 @@ class RowTests:
     @pytest.mark.parametrize("value", [b"", b"\0\xff\0", b"x" * 100_000])
     def test_a_row_value_can_be_any_bytes(self, catalog: Catalog, value: bytes) -> None:
         row = catalog.put_row("kind", "key", value)
-        assert row == Row("kind", "key", value, row.version)
+        assert row == CatalogRow("kind", "key", value, row.version)
         assert catalog.row("kind", "key") == row
 
     def test_every_write_raises_the_version(self, catalog: Catalog) -> None:
@@ -100,7 +100,7 @@ class RowTests:
                     except Conflict:
                         continue
 
-        in_threads(add, [(20,)] * 4)
+        run_in_threads(add, [(20,)] * 4)
         row = catalog.row("kind", "sum")
         assert row is not None
         assert row.value == b"80"

@@ -18,52 +18,56 @@ from ortet.history.records import Image
 from ortet.ids import Oid
 from ortet.machines.base import Engine, Machine
 from ortet.testing.engine_forks import ForkTests
-from ortet.testing.engine_parts import Bench, EngineFixtures
+from ortet.testing.engine_parts import EngineFixtures, EngineHarness
 from ortet.testing.engine_run import RunTests
-from ortet.testing.engine_thaw import ThawTests
+from ortet.testing.engine_thaw import RestoreTests
 
-STILL = "touch -d @1000000000"
+TOUCH_FIXED_TIME = "touch -d @1000000000"
 """A time for what a command made, so that two machines can be made equal."""
 
 
-class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
+class EngineTests(EngineFixtures, RunTests, RestoreTests, ForkTests):
     """Supply the fixture `engine`, see above."""
 
     def test_probe_reports_every_capability_as_available(self, engine: Engine) -> None:
         assert engine.name
         assert [capability for capability in engine.probe() if not capability.ok] == []
 
-    def test_opens_with_the_files_of_its_image(self, bench: Bench, machine: Machine) -> None:
+    def test_opens_with_the_files_of_its_image(
+        self, bench: EngineHarness, machine: Machine
+    ) -> None:
         assert machine.engine == bench.engine.name
         assert (machine.path / "docs" / "deep" / "two.md").read_text() == "two\n"
         assert (machine.path / "link").readlink().name == "a.txt"
         assert list((machine.path / "empty").iterdir()) == []
 
-    def test_an_image_comes_back_the_same(self, bench: Bench, machine: Machine, first: Oid) -> None:
-        assert _state(bench, machine.freeze()) == _state(bench, first)
+    def test_a_machine_opened_from_an_image_snapshots_to_that_image(
+        self, bench: EngineHarness, machine: Machine, first: Oid
+    ) -> None:
+        assert _workspace_image(bench, machine.snapshot()) == _workspace_image(bench, first)
         assert machine.losses == []
 
     def test_two_snapshots_without_a_change_have_the_same_id(
-        self, bench: Bench, machine: Machine
+        self, bench: EngineHarness, machine: Machine
     ) -> None:
         machine.run("echo more >> a.txt; mkdir new; ln a.txt new/hard")
-        assert machine.freeze() == machine.freeze()
-        assert bench.commit(machine) == machine.freeze()
+        assert machine.snapshot() == machine.snapshot()
+        assert bench.commit(machine) == machine.snapshot()
 
-    def test_the_same_state_has_the_same_id(self, bench: Bench, first: Oid) -> None:
+    def test_the_same_state_has_the_same_id(self, bench: EngineHarness, first: Oid) -> None:
         one, two = bench.open(bench.spec(first)), bench.open(bench.spec(first))
-        one.run(f"echo x > x; echo gone > y; rm y; {STILL} x .")
-        assert one.freeze() != two.freeze()
-        two.run(f"echo wrong > x; echo x > x; {STILL} x .")
-        assert _state(bench, one.freeze()) == _state(bench, two.freeze())
+        one.run(f"echo x > x; echo gone > y; rm y; {TOUCH_FIXED_TIME} x .")
+        assert one.snapshot() != two.snapshot()
+        two.run(f"echo wrong > x; echo x > x; {TOUCH_FIXED_TIME} x .")
+        assert _workspace_image(bench, one.snapshot()) == _workspace_image(bench, two.snapshot())
 
     def test_an_undone_change_is_no_change(
-        self, bench: Bench, machine: Machine, first: Oid
+        self, bench: EngineHarness, machine: Machine, first: Oid
     ) -> None:
         machine.run("mv a.txt b.txt; mv b.txt a.txt; chmod 700 run.sh; chmod 755 run.sh")
         before = bench.image(first).root
         machine.run(["touch", "-d", f"@{before.mtime // 10**9}.{before.mtime % 10**9:09}", "."])
-        assert _state(bench, machine.freeze()) == _state(bench, first)
+        assert _workspace_image(bench, machine.snapshot()) == _workspace_image(bench, first)
 
     @pytest.mark.parametrize(
         ("script", "there", "gone"),
@@ -83,7 +87,7 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
     )
     def test_every_kind_of_change_is_seen(
         self,
-        bench: Bench,
+        bench: EngineHarness,
         machine: Machine,
         first: Oid,
         *,
@@ -91,16 +95,16 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         there: set[str],
         gone: set[str],
     ) -> None:
-        before = machine.freeze()
+        before = machine.snapshot()
         assert machine.run(f"set -e; {script}").exit_code == 0
-        after = machine.freeze()
+        after = machine.snapshot()
         assert after != before
         assert there <= bench.paths(after)
         assert not gone & bench.paths(after)
         assert bench.paths(before) == bench.paths(first)
 
     def test_a_snapshot_keeps_the_contents_of_its_moment(
-        self, bench: Bench, machine: Machine
+        self, bench: EngineHarness, machine: Machine
     ) -> None:
         images = []
         for number in range(5):
@@ -110,27 +114,31 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
             assert bench.content(image, "a.txt") == b"%d\n" % number
             assert bench.content(image, "docs/deep/two.md") == b"%d\n" % number
 
-    def test_metadata_alone_is_a_change(self, bench: Bench, machine: Machine) -> None:
-        before = machine.freeze()
+    def test_metadata_alone_is_a_change(self, bench: EngineHarness, machine: Machine) -> None:
+        before = machine.snapshot()
         machine.run("chmod 4750 run.sh; touch -d @5.000000007 docs/one.md; chmod 700 empty")
-        after = machine.freeze()
+        after = machine.snapshot()
         run, one, empty = (bench.entry(after, p) for p in ("run.sh", "docs/one.md", "empty"))
         assert run is not None and one is not None and empty is not None
         assert (run.mode & 0o7777, empty.mode & 0o7777) == (0o4750, 0o700)
         assert one.mtime == 5_000_000_007
         assert bench.content(before, "run.sh") == bench.content(after, "run.sh")
 
-    def test_a_snapshot_records_hardlink_groups(self, bench: Bench, machine: Machine) -> None:
+    def test_a_snapshot_records_hardlink_groups(
+        self, bench: EngineHarness, machine: Machine
+    ) -> None:
         machine.run("ln a.txt docs/b; ln docs/one.md c")
-        assert bench.links(machine.freeze()) == [[b"a.txt", b"docs/b"], [b"c", b"docs/one.md"]]
+        assert bench.links(machine.snapshot()) == [[b"a.txt", b"docs/b"], [b"c", b"docs/one.md"]]
         machine.run("rm c; echo through >> docs/b")
-        image = machine.freeze()
+        image = machine.snapshot()
         assert bench.links(image) == [[b"a.txt", b"docs/b"]]
         assert (
             bench.content(image, "a.txt") == bench.content(image, "docs/b") == b"alpha\nthrough\n"
         )
 
-    def test_ignored_files_are_not_part_of_a_snapshot(self, bench: Bench, machine: Machine) -> None:
+    def test_ignored_files_are_not_part_of_a_snapshot(
+        self, bench: EngineHarness, machine: Machine
+    ) -> None:
         machine.run("printf '*.log\\n!keep.log\\n/build/\\nsize > 1KB *.bin\\n' > .ortetignore")
         machine.run("mkdir build docs/build; touch build/x docs/build/x a.log keep.log")
         machine.run("head -c 2000 /dev/zero > big.bin; head -c 2000 /dev/zero > big.txt")
@@ -139,13 +147,13 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         assert not {"a.log", "build", "build/x", "big.bin"} & paths
         assert [(loss.path, loss.what) for loss in machine.losses] == [("big.bin", "size")]
 
-    def test_an_unknown_image_is_refused(self, bench: Bench) -> None:
+    def test_an_unknown_image_is_refused(self, bench: EngineHarness) -> None:
         spec = bench.spec(Oid(b"\x01" * 32))
         with pytest.raises(NotFound) as caught:
             bench.open(spec)
         assert caught.value.kind == "no_object"
 
-    def test_files_stay_when_it_is_closed(self, bench: Bench, first: Oid) -> None:
+    def test_files_stay_when_it_is_closed(self, bench: EngineHarness, first: Oid) -> None:
         spec = bench.spec(first)
         machine = bench.engine.open(spec)
         machine.run("echo kept > kept")
@@ -156,9 +164,9 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         assert (again.path / "kept").read_text() == "kept\n"
         assert (again.path / "later").read_text() == "later\n"
         again.run("rm later")
-        assert bench.content(again.freeze(), "kept") == bench.content(image, "kept")
+        assert bench.content(again.snapshot(), "kept") == bench.content(image, "kept")
 
-    def test_remove_takes_all_and_may_be_repeated(self, bench: Bench, first: Oid) -> None:
+    def test_remove_takes_all_and_may_be_repeated(self, bench: EngineHarness, first: Oid) -> None:
         spec = bench.spec(first)
         machine = bench.engine.open(spec)
         machine.run("mkdir -p closed/door; chmod 000 closed; echo x > x")
@@ -168,7 +176,7 @@ class EngineTests(EngineFixtures, RunTests, ThawTests, ForkTests):
         bench.engine.remove(spec.home)
 
 
-def _state(bench: Bench, oid: Oid) -> Image:
+def _workspace_image(bench: EngineHarness, oid: Oid) -> Image:
     """The workspace of an image: an engine may add what it captures beyond files."""
     image = bench.image(oid)
     return Image(root=image.root, links=image.links)

@@ -9,22 +9,24 @@ import pytest
 
 from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.local.bucket import FileBucket
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.base import Engine, Machine, Spec
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.base import Engine, Machine, MachineSpec
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
 from ortet.objects.base import Kind
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
-class Bench:
+class EngineHarness:
     """Opens machines from the first image, and reads images back."""
 
-    def __init__(self, engine: Engine, objects: LocalObjects, trees: Trees, *, root: Path) -> None:
+    def __init__(
+        self, engine: Engine, objects: LocalObjectStore, trees: Trees, *, root: Path
+    ) -> None:
         self.engine = engine
         self.objects = objects
         self.trees = trees
@@ -32,14 +34,14 @@ class Bench:
         self._opened: list[Machine] = []
         self._count = 0
 
-    def spec(self, image: Oid | None, path: Path | None = None) -> Spec:
+    def spec(self, image: Oid | None, path: Path | None = None) -> MachineSpec:
         """A new machine's; its home is made."""
         self._count += 1
         home = self.root / "machines" / f"m{self._count}"
         home.mkdir(parents=True)
-        return Spec(id=home.name, home=home, path=path or self.root / "proj", image=image)
+        return MachineSpec(id=home.name, home=home, path=path or self.root / "proj", image=image)
 
-    def open(self, spec: Spec) -> Machine:
+    def open(self, spec: MachineSpec) -> Machine:
         machine = self.engine.open(spec)
         self._opened.append(machine)
         return machine
@@ -52,15 +54,15 @@ class Bench:
     def commit(self, machine: Machine) -> Oid:
         """As a workspace does it: freeze, make durable, settle."""
         with self.objects.writing():
-            image = machine.freeze()
+            image = machine.snapshot()
             self.objects.flush()
-            machine.settle(image)
+            machine.mark_committed(image)
         return image
 
     def image(self, oid: Oid) -> Image:
         return decode(Image, self.objects.get(oid))
 
-    def entry(self, oid: Oid, path: str) -> Entry | None:
+    def entry(self, oid: Oid, path: str) -> TreeEntry | None:
         return self.trees.resolve(self.image(oid).root, path.encode())
 
     def content(self, oid: Oid, path: str) -> bytes | None:
@@ -83,29 +85,29 @@ class EngineFixtures:
     """All a suite needs but `engine`."""
 
     @pytest.fixture
-    def objects(self, tmp_path: Path) -> Iterator[LocalObjects]:
+    def objects(self, tmp_path: Path) -> Iterator[LocalObjectStore]:
         store = tmp_path / "store"
-        objects = LocalObjects(
+        objects = LocalObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         yield objects
         objects.close()
 
     @pytest.fixture
-    def trees(self, objects: LocalObjects) -> Trees:
+    def trees(self, objects: LocalObjectStore) -> Trees:
         return Trees(objects)
 
     @pytest.fixture
     def bench(
-        self, engine: Engine, objects: LocalObjects, trees: Trees, tmp_path: Path
-    ) -> Iterator[Bench]:
+        self, engine: Engine, objects: LocalObjectStore, trees: Trees, tmp_path: Path
+    ) -> Iterator[EngineHarness]:
         (tmp_path / "proj").mkdir()
-        bench = Bench(engine, objects, trees, root=tmp_path)
+        bench = EngineHarness(engine, objects, trees, root=tmp_path)
         yield bench
         bench.close()
 
     @pytest.fixture
-    def first(self, objects: LocalObjects, trees: Trees, tmp_path: Path) -> Oid:
+    def first(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Oid:
         """a.txt, run.sh (executable), docs/one.md, docs/deep/two.md, empty/, link -> a.txt"""
         root = tmp_path / "seed"
         (root / "docs" / "deep").mkdir(parents=True)
@@ -116,12 +118,14 @@ class EngineFixtures:
         (root / "docs" / "one.md").write_text("one\n")
         (root / "docs" / "deep" / "two.md").write_text("two\n")
         (root / "link").symlink_to("a.txt")
-        found = scan(objects, trees, root=root, index=StatIndex(trees), rules=Rules(), losses=[])
+        found = scan(
+            objects, trees, root=root, index=StatIndex(trees), rules=IgnoreRules(), losses=[]
+        )
         image = objects.put(Kind.IMAGE, encode(Image(root=found.root, links=found.links)))
         objects.flush()
         return image
 
     @pytest.fixture
-    def machine(self, bench: Bench, first: Oid) -> Machine:
+    def machine(self, bench: EngineHarness, first: Oid) -> Machine:
         """A private machine that has just been opened from `first`."""
         return bench.open(bench.spec(first))

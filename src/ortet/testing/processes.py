@@ -21,38 +21,38 @@ BucketOpener = Callable[[], Bucket]
 CatalogOpener = Callable[[Clock], Catalog]
 SignalOpener = Callable[[], Signal]
 
-WAIT = 60.0
+WAIT_TIMEOUT_SECONDS = 60.0
 """Seconds after which something that should happen at once is taken to have failed."""
 
 
-def in_threads(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+def run_in_threads(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
     """Results of one call a job, all begun at the same moment, each in a thread."""
     barrier = Barrier(len(jobs))
 
     def begin(job: tuple[Any, ...]) -> T:
-        barrier.wait(WAIT)
+        barrier.wait(WAIT_TIMEOUT_SECONDS)
         return work(*job)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(begin, jobs))
 
 
-def in_processes(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+def run_in_processes(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
     """Results of one call a job, begun together, each in a fresh process; all must be picklable."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(jobs))
     with ProcessPoolExecutor(
-        len(jobs), mp_context=context, initializer=barrier.wait, initargs=(WAIT,)
+        len(jobs), mp_context=context, initializer=barrier.wait, initargs=(WAIT_TIMEOUT_SECONDS,)
     ) as pool:
         return [future.result() for future in [pool.submit(work, *job) for job in jobs]]
 
 
-def oid(number: int) -> Oid:
+def make_oid(number: int) -> Oid:
     """An id for tests that only compare it."""
     return Oid(number.to_bytes(32, "big"))
 
 
-def raise_head(opener: CatalogOpener, name: str, times: int) -> int:
+def increment_head(opener: CatalogOpener, name: str, times: int) -> int:
     """Add one to the number a head holds, `times` times, by compare-and-set; returns lost races."""
     catalog = opener(SystemClock())
     lost = 0
@@ -60,7 +60,7 @@ def raise_head(opener: CatalogOpener, name: str, times: int) -> int:
         while True:
             head = catalog.head(name)
             value = int.from_bytes(head.oid, "big") if head else 0
-            move = Move(name, head.oid if head else None, oid(value + 1))
+            move = Move(name, head.oid if head else None, make_oid(value + 1))
             try:
                 catalog.move([move], verb="raise")
                 break
@@ -93,12 +93,12 @@ def try_put(opener: BucketOpener, key: str, data: bytes) -> bool:
         bucket.close()
 
 
-def listen(opener: SignalOpener, topic: str, ready: Callable[[], None]) -> bool:
+def wait_for_notification(opener: SignalOpener, topic: str, ready: Callable[[], None]) -> bool:
     """Take a token, say so, wait."""
     signal = opener()
     try:
         token = signal.token(topic)
         ready()
-        return signal.wait(topic, token, WAIT)
+        return signal.wait(topic, token, WAIT_TIMEOUT_SECONDS)
     finally:
         signal.close()

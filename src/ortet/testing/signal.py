@@ -22,7 +22,7 @@ import pytest
 
 from ortet.backends.base import Signal
 from ortet.errors import Invalid
-from ortet.testing.processes import WAIT, SignalOpener, listen
+from ortet.testing.processes import WAIT_TIMEOUT_SECONDS, SignalOpener, wait_for_notification
 
 
 class SignalTests:
@@ -36,26 +36,26 @@ class SignalTests:
     def test_notify_between_token_and_wait_is_seen(self, signal: Signal) -> None:
         token = signal.token("topic")
         signal.notify("topic")
-        assert signal.wait("topic", token, WAIT) is True
+        assert signal.wait("topic", token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_a_token_can_be_used_for_several_waits(self, signal: Signal) -> None:
         token = signal.token("topic")
         signal.notify("topic")
-        assert signal.wait("topic", token, WAIT) is True
-        assert signal.wait("topic", token, WAIT) is True
+        assert signal.wait("topic", token, WAIT_TIMEOUT_SECONDS) is True
+        assert signal.wait("topic", token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_each_new_token_sees_the_next_notify(self, signal: Signal) -> None:
         for _ in range(3):
             token = signal.token("topic")
             signal.notify("topic")
-            assert signal.wait("topic", token, WAIT) is True
+            assert signal.wait("topic", token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_notify_of_one_topic_is_seen_among_others(self, signal: Signal) -> None:
         tokens = {topic: signal.token(topic) for topic in ("a", "b", "c")}
         for topic in tokens:
             signal.notify(topic)
         for topic, token in tokens.items():
-            assert signal.wait(topic, token, WAIT) is True
+            assert signal.wait(topic, token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_a_flood_of_other_topics_hides_no_notify(self, signal: Signal) -> None:
         token = signal.token("rare")
@@ -64,7 +64,7 @@ class SignalTests:
         signal.notify("rare")
         for n in range(3000):
             signal.notify(f"common-{n % 7}")
-        assert signal.wait("rare", token, WAIT) is True
+        assert signal.wait("rare", token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_waiting_threads_all_wake(self, signal: Signal) -> None:
         token = signal.token("topic")
@@ -72,12 +72,12 @@ class SignalTests:
 
         def wait(ready: Event) -> bool:
             ready.set()
-            return signal.wait("topic", token, WAIT)
+            return signal.wait("topic", token, WAIT_TIMEOUT_SECONDS)
 
         with ThreadPoolExecutor(len(waiting)) as pool:
             results = [pool.submit(wait, ready) for ready in waiting]
             for ready in waiting:
-                assert ready.wait(WAIT)
+                assert ready.wait(WAIT_TIMEOUT_SECONDS)
             signal.notify("topic")
             assert [result.result() for result in results] == [True] * len(waiting)
 
@@ -86,7 +86,7 @@ class SignalTests:
         tokens = [signal.token(topic) for topic in topics]
         with ThreadPoolExecutor(len(topics)) as pool:
             results = [
-                pool.submit(signal.wait, topic, token, WAIT)
+                pool.submit(signal.wait, topic, token, WAIT_TIMEOUT_SECONDS)
                 for topic, token in zip(topics, tokens, strict=True)
             ]
             for topic, result in zip(reversed(topics), reversed(results), strict=True):
@@ -95,53 +95,53 @@ class SignalTests:
 
     def test_the_first_news_call_returns_at_once_without_topics(self, signal: Signal) -> None:
         signal.notify("before")
-        token, topics = signal.news(None, WAIT)
+        token, topics = signal.wait_any(None, WAIT_TIMEOUT_SECONDS)
         assert topics == set()
-        token, topics = signal.news(token, 0.0)
+        token, topics = signal.wait_any(token, 0.0)
         assert topics is None or topics <= {"before"}  # which may still be on its way
 
     def test_news_returns_every_notified_topic(self, signal: Signal) -> None:
-        token, _ = signal.news(None, 0.0)
+        token, _ = signal.wait_any(None, 0.0)
         missing = {"a", "b", "c"}
         for topic in missing:
             signal.notify(topic)
         while missing:
-            token, topics = signal.news(token, WAIT)
+            token, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
             assert topics is None or topics & missing
             missing -= missing if topics is None else topics
 
     def test_news_returns_only_topics_after_its_token(self, signal: Signal) -> None:
-        token, _ = signal.news(None, 0.0)
+        token, _ = signal.wait_any(None, 0.0)
         signal.notify("first")
-        token, topics = signal.news(token, WAIT)
+        token, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
         assert topics is None or topics == {"first"}
         signal.notify("second")
-        _, topics = signal.news(token, WAIT)
+        _, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
         assert topics is None or topics == {"second"}
 
     def test_notify_wakes_a_waiting_news_call(self, signal: Signal) -> None:
-        token, _ = signal.news(None, 0.0)
+        token, _ = signal.wait_any(None, 0.0)
         waiting = Event()
 
         def wait() -> set[str] | None:
             waiting.set()
-            return signal.news(token, WAIT)[1]
+            return signal.wait_any(token, WAIT_TIMEOUT_SECONDS)[1]
 
         with ThreadPoolExecutor(1) as pool:
             result = pool.submit(wait)
-            assert waiting.wait(WAIT)
+            assert waiting.wait(WAIT_TIMEOUT_SECONDS)
             signal.notify("topic")
             topics = result.result()
         assert topics is None or topics == {"topic"}
 
     def test_a_flood_of_topics_hides_no_news(self, signal: Signal) -> None:
-        token, _ = signal.news(None, 0.0)
+        token, _ = signal.wait_any(None, 0.0)
         signal.notify("rare")
         for n in range(3000):
             signal.notify(f"common-{n % 7}")
         heard: set[str] = set()
         while "rare" not in heard:
-            token, topics = signal.news(token, WAIT)
+            token, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
             if topics is None:  # so any, also the rare one
                 break
             assert topics
@@ -161,13 +161,13 @@ class SignalTests:
     def test_topics_are_any_text(self, signal: Signal) -> None:
         token = signal.token("branch:späť/1")
         signal.notify("branch:späť/1")
-        assert signal.wait("branch:späť/1", token, WAIT) is True
+        assert signal.wait("branch:späť/1", token, WAIT_TIMEOUT_SECONDS) is True
 
     def test_a_narrowed_signal_receives_its_own_topics(self, signal: Signal) -> None:
-        narrow = signal.narrowed("top")
+        narrow = signal.with_prefix("top")
         token = narrow.token("top:1")
         signal.notify("top:1")
-        assert narrow.wait("top:1", token, WAIT) is True
+        assert narrow.wait("top:1", token, WAIT_TIMEOUT_SECONDS) is True
         narrow.close()
 
     def test_close_after_use_is_no_error(self, signal: Signal) -> None:
@@ -188,22 +188,25 @@ class SharedSignalTests(SignalTests):
         other = opener()
         tokens = signal.token("topic"), other.token("topic")
         opener().notify("topic")
-        assert signal.wait("topic", tokens[0], WAIT) is True
-        assert other.wait("topic", tokens[1], WAIT) is True
+        assert signal.wait("topic", tokens[0], WAIT_TIMEOUT_SECONDS) is True
+        assert other.wait("topic", tokens[1], WAIT_TIMEOUT_SECONDS) is True
         other.close()
 
     def test_news_arrive_from_another_handle(self, signal: Signal, opener: SignalOpener) -> None:
-        token, _ = signal.news(None, 0.0)
+        token, _ = signal.wait_any(None, 0.0)
         opener().notify("topic")
-        _, topics = signal.news(token, WAIT)
+        _, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
         assert topics is None or topics == {"topic"}
 
     def test_notify_reaches_other_processes(self, signal: Signal, opener: SignalOpener) -> None:
         context = multiprocessing.get_context("spawn")
         with context.Manager() as manager, context.Pool(2) as pool:
             ready = [manager.Event() for _ in range(2)]
-            heard = [pool.apply_async(listen, (opener, "topic", event.set)) for event in ready]
+            heard = [
+                pool.apply_async(wait_for_notification, (opener, "topic", event.set))
+                for event in ready
+            ]
             for event in ready:
-                assert event.wait(WAIT)
+                assert event.wait(WAIT_TIMEOUT_SECONDS)
             signal.notify("topic")
-            assert [result.get(WAIT) for result in heard] == [True, True]
+            assert [result.get(WAIT_TIMEOUT_SECONDS) for result in heard] == [True, True]

@@ -9,12 +9,12 @@ from ortet.errors import Invalid
 
 Expires = datetime | timedelta | float | str | None
 
-_IN = re.compile(r"(\d{1,6})\s*([smhdw])")
+_DURATION = re.compile(r"(\d{1,6})\s*([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LATEST = 9e9  # seconds since 1970: what an int of ns holds
 
 
-def moment(expires: Expires, now: int) -> int:
+def parse_expiry(expires: Expires, now: int) -> int:
     """In ns since 1970, 0 for never; a time without a zone is UTC."""
     if expires is None:
         return 0
@@ -27,15 +27,15 @@ def moment(expires: Expires, now: int) -> int:
         )
     at = int(seconds * 1e9)
     if at <= now:
-        raise Invalid("bad_time", f"expires={expires!r}: that is over, {shown(at)}")
+        raise Invalid("bad_time", f"expires={expires!r}: that is over, {format_expiry(at)}")
     return at
 
 
-def is_over(expires: int, now: int) -> bool:
+def is_expired(expires: int, now: int) -> bool:
     return bool(expires) and expires <= now
 
 
-def shown(expires: int) -> str:
+def format_expiry(expires: int) -> str:
     """As people read it."""
     return datetime.fromtimestamp(expires // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -44,7 +44,7 @@ def _seconds(expires: Expires, now: float) -> float | None:
     if isinstance(expires, timedelta):
         return now + expires.total_seconds()
     if isinstance(expires, str):
-        lasting = _IN.fullmatch(expires.strip())
+        lasting = _DURATION.fullmatch(expires.strip())
         if lasting:
             return now + int(lasting[1]) * _UNITS[lasting[2]]
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Invalid, Refused
 from ortet.ids import Random
 from ortet.objects.tail import storage_error, sync_directory
 
 KEY_BYTES = 32
-VARIABLE = "ORTET_VAULT_KEY"
+VAULT_KEY_VARIABLE = "ORTET_VAULT_KEY"
 _FILE = "vault.key"
 
 
@@ -23,22 +23,22 @@ class Keyring:
     so that processes may do so at the same time, and that stores of one user can share it.
     """
 
-    def __init__(self, text: str, place: Path | None) -> None:
+    def __init__(self, text: str, config_directory: Path | None) -> None:
         self._text = text.strip()
-        self._file = place / _FILE if place is not None else None
+        self._file = config_directory / _FILE if config_directory is not None else None
 
     def __repr__(self) -> str:
-        return f"<Keyring of {self.where}>"
+        return f"<Keyring of {self.source}>"
 
     @property
-    def where(self) -> str:
-        return VARIABLE if self._text else str(self._file or VARIABLE)
+    def source(self) -> str:
+        return VAULT_KEY_VARIABLE if self._text else str(self._file or VAULT_KEY_VARIABLE)
 
     def keys(self) -> list[bytes]:
         """Those there are, the one to seal with first."""
         if self._text:
             return [self._key(word) for word in self._text.split(",")]
-        file = self._need_file()
+        file = self._require_file()
         try:
             with open(file, encoding="ascii", errors="replace") as opened:
                 mode = os.fstat(opened.fileno()).st_mode
@@ -48,7 +48,7 @@ class Keyring:
         except OSError as error:
             raise Refused(
                 "no_vault_key",
-                f"{file} cannot be read ({error.strerror}): see to it, or set {VARIABLE}",
+                f"{file} cannot be read ({error.strerror}): see to it, or set {VAULT_KEY_VARIABLE}",
             ) from None
         if mode & 0o077:
             raise Refused(
@@ -60,7 +60,7 @@ class Keyring:
         """Make another key to seal with, in the file; of a variable, those there are."""
         if self._text:
             return self.keys()
-        file = self._need_file()
+        file = self._require_file()
         line = random(KEY_BYTES).hex().encode() + b"\n"
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,14 +74,14 @@ class Keyring:
             sync_directory(file.parent)
         except OSError as error:
             raise storage_error(error, f"making a key for the vault at {file}") from error
-        reach("vault.key")
+        failpoint("vault.key")
         return self.keys()
 
-    def _need_file(self) -> Path:
+    def _require_file(self) -> Path:
         if self._file is None:
             raise Invalid(
                 "no_vault_key",
-                f"this user has no home directory for the key of the vault: set {VARIABLE} to 64 "
+                f"this user has no home directory for the key of the vault: set {VAULT_KEY_VARIABLE} to 64 "
                 "hexadecimal digits",
             )
         return self._file
@@ -95,7 +95,7 @@ class Keyring:
         if len(key) != KEY_BYTES:
             raise Invalid(
                 "bad_vault_key",
-                f"a key of {self.where} is not 64 hexadecimal digits: correct it, or take it from "
+                f"a key of {self.source} is not 64 hexadecimal digits: correct it, or take it from "
                 "a copy",
             ) from None
         return key

@@ -7,17 +7,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from ortet.server import wire
-from ortet.sessions.reader import View
-from ortet.web.request import Visit
+from ortet.sessions.reader import SessionReader
+from ortet.web.request import PageRequest
 
 _Ask = TypeVar("_Ask", bound=msgspec.Struct)
 
 
-def asked(visit: Visit, kind: type[_Ask]) -> _Ask:
+def parse_query(page_request: PageRequest, query_type: type[_Ask]) -> _Ask:
     """The query of the address; Invalid for what it cannot say."""
-    return wire.asked(kind, path={}, query=visit.request.query_params.multi_items(), body=None)
+    return wire.parse_request(
+        query_type, path={}, query=page_request.request.query_params.multi_items(), body=None
+    )
 
 
-def about(view: View) -> dict[str, Any]:
+def session_frame(view: SessionReader) -> dict[str, Any]:
     """What the frame of a session's page is given."""
     return {"row": view.row, "goal": view.goal}

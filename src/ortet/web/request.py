@@ -15,10 +15,10 @@ from ortet.hub.hub import Hub
 from ortet.ids import Oid
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
-from ortet.server.context import Desk
-from ortet.server.errors import JSON, Unknown, hidden, refusal, shape_of
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.context import AppContext
+from ortet.server.errors import JSON, Unauthorized, error_body, error_response, redact_tokens
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
@@ -37,30 +37,30 @@ class Tab(NamedTuple):
     path: str  # behind /s/{session}
 
 
-class Visit:
+class PageRequest:
     """What a page is drawn with. Used in one thread."""
 
     def __init__(
         self,
-        desk: Desk,
+        context: AppContext,
         request: Request,
         templates: Environment,
         *,
         caller: Caller,
         tabs: tuple[Tab, ...],
     ) -> None:
-        self.desk = desk
+        self.context = context
         self.request = request
         self.caller = caller
         self._templates = templates
         self._tabs = tabs
 
     @property
-    def rooms(self) -> Rooms:
-        return self.desk.tenants.rooms(self.caller.tenant)
+    def session_pool(self) -> SessionPool:
+        return self.context.tenants.session_pool(self.caller.tenant)
 
     @property
-    def path(self) -> dict[str, str]:
+    def path_params(self) -> dict[str, str]:
         """What the address names."""
         found: dict[str, str] = self.request.path_params
         return found
@@ -71,42 +71,48 @@ class Visit:
 
     def row(self) -> SessionRow:
         """The session of the address; NotFound, also for one that is not to be seen."""
-        row = self.rooms.row(self.path["session"], self.caller.sees)
+        row = self.session_pool.row(self.path_params["session"], self.caller.sees)
         self.request.scope["state"]["session"] = row.id
         return row
 
     @contextmanager
-    def view(self) -> Iterator[View]:
+    def view(self) -> Iterator[SessionReader]:
         """The session of the address, to read; its hub knows no commit that the caller may not."""
-        with self.rooms.view(self.row().id) as view, self.desk.sight.of(self.caller, view.hub):
+        with (
+            self.session_pool.view(self.row().id) as view,
+            self.context.commit_visibility.restrict_hub(self.caller, view.hub),
+        ):
             yield view
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        with self.rooms.hub() as hub, self.desk.sight.of(self.caller, hub):
+        with (
+            self.session_pool.hub() as hub,
+            self.context.commit_visibility.restrict_hub(self.caller, hub),
+        ):
             yield hub
 
-    def commit(self, hub: Hub, text: str) -> Oid:
+    def resolve_commit(self, hub: Hub, text: str) -> Oid:
         """A commit that the caller may read, by any of its names."""
-        return self.desk.sight.commit(hub, self.caller, text)
+        return self.context.commit_visibility.resolve_commit(hub, self.caller, text)
 
-    def has(self, name: str) -> bool:
+    def has_static_file(self, name: str) -> bool:
         """Whether there is such a file for pages: not all are ours."""
         look: Any = self._templates.globals["has_static"]
         return bool(look(name))
 
-    def show(self, template: str, status: int = 200, **given: Any) -> Response:
+    def render(self, template: str, status: int = 200, **variables: Any) -> Response:
         """A page. Templates know `visit`, `who`, `theme`, `tabs` and what is given."""
         text = self._templates.get_template(template).render(
             visit=self,
             who=self.caller,
             theme=theme_of(self.request),
             tabs=self._tabs,
-            **given,
+            **variables,
         )
         return html(text, status)
 
-    def data(self, value: Any, etag: str = "") -> Response:
+    def json_response(self, value: Any, etag: str = "") -> Response:
         """JSON for a script of ours; 304 where the browser has it already."""
         headers = {"etag": etag, "cache-control": "private, no-cache"} if etag else None
         if etag and etag in self.request.headers.get("if-none-match", ""):
@@ -114,38 +120,40 @@ class Visit:
         return Response(wire.to_json(value), media_type=JSON, headers=headers)
 
 
-Draw = Callable[[Visit], Response]
+PageView = Callable[[PageRequest], Response]
 
 
-def endpoint(
-    desk: Desk, templates: Environment, draw: Draw, tabs: tuple[Tab, ...]
+def page_endpoint(
+    context: AppContext, templates: Environment, page_view: PageView, tabs: tuple[Tab, ...]
 ) -> Callable[[Request], Awaitable[Response]]:
     """The route of a page. Who has not said who they are is asked, in the same place."""
 
     def drawn(request: Request) -> Response:
-        caller = desk.known(request)
+        caller = context.authenticate_sync(request)
         caller.need("read")
-        return draw(Visit(desk, request, templates, caller=caller, tabs=tabs))
+        return page_view(PageRequest(context, request, templates, caller=caller, tabs=tabs))
 
     async def answer(request: Request) -> Response:
         try:
-            found: Response = await desk.in_thread(partial(drawn, request))
+            found: Response = await context.in_thread(partial(drawn, request))
         except OrtetError as error:
-            return failed(templates, request, error)
+            return error_page(templates, request, error)
         return found
 
     return answer
 
 
-def failed(templates: Environment, request: Request, error: OrtetError) -> Response:
+def error_page(templates: Environment, request: Request, error: OrtetError) -> Response:
     """An error as a page, for people; as it is told everywhere, for scripts."""
-    told = refusal(error)
+    told = error_response(error)
     if HTML not in request.headers.get("accept", ""):
         return told
-    name = "login.html" if isinstance(error, Unknown) else "error.html"
+    name = "login.html" if isinstance(error, Unauthorized) else "error.html"
     text = templates.get_template(name).render(
         error=error,
-        message=hidden(shape_of(error)["message"].encode("utf-8", "backslashreplace")).decode(),
+        message=redact_tokens(
+            error_body(error)["message"].encode("utf-8", "backslashreplace")
+        ).decode(),
         theme=theme_of(request),
         status=told.status_code,
         back=request.url.path,

@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ortet.server.auth.login import page_of
-from ortet.server.context import Desk
+from ortet.server.auth.login import local_page
+from ortet.server.context import AppContext
 from ortet.server.streaming.streams import Streams
-from ortet.server.table import Exact
-from ortet.web.request import Draw, Tab, endpoint, html, theme_of
-from ortet.web.static_files import Shelf
-from ortet.web.templates import environment
-from ortet.web.views.api_reference import Reference
+from ortet.server.table import RawPathRoute
+from ortet.web.request import PageView, Tab, html, page_endpoint, theme_of
+from ortet.web.static_files import StaticAssets
+from ortet.web.templates import make_environment
+from ortet.web.views.api_reference import ApiReferencePage
 from ortet.web.views.artifacts import artifacts
 from ortet.web.views.journal import journal
 from ortet.web.views.live_updates import live_routes
@@ -45,7 +45,7 @@ TABS = (
 )
 """The pages of one session, as its navigation lists them."""
 
-PAGES: tuple[tuple[str, Draw], ...] = (
+PAGES: tuple[tuple[str, PageView], ...] = (
     ("/", sessions),
     ("/memory", memory),
     ("/storage", store),
@@ -57,17 +57,17 @@ PAGES: tuple[tuple[str, Draw], ...] = (
 )
 
 
-def page_routes(desk: Desk, streams: Streams) -> list[BaseRoute]:
-    shelf = Shelf()
-    templates = environment(shelf)
+def page_routes(context: AppContext, streams: Streams) -> list[BaseRoute]:
+    shelf = StaticAssets()
+    templates = make_environment(shelf)
     return [
         Route("/static/{version}/{name:path}", shelf.answer, name="static"),
         Route("/login", partial(_login, templates), methods=["GET"], name="login page"),
-        *Reference(templates).routes(),
+        *ApiReferencePage(templates).routes(),
         *live_routes(streams),
         Route("/favicon.ico", partial(_icon, shelf), name="icon"),
         *(
-            Exact(path, endpoint(desk, templates, draw, TABS), name=path)
+            RawPathRoute(path, page_endpoint(context, templates, draw, TABS), name=path)
             for path, draw in (*PAGES, *tree_pages())
         ),
     ]
@@ -77,11 +77,11 @@ async def _login(templates: Environment, request: Request) -> Response:
     text = templates.get_template("login.html").render(
         theme=theme_of(request),
         wrong="wrong" in request.query_params,
-        back=page_of(request.query_params.get("next", "/")),
+        back=local_page(request.query_params.get("next", "/")),
         who=None,
     )
     return html(text)
 
 
-async def _icon(shelf: Shelf, _: Request) -> Response:
-    return RedirectResponse(shelf.address("mark.svg"), 302)
+async def _icon(assets: StaticAssets, _: Request) -> Response:
+    return RedirectResponse(assets.address("mark.svg"), 302)

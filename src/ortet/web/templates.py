@@ -10,39 +10,39 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ortet.cli import output
-from ortet.web.static_files import Shelf
+from ortet.web.static_files import StaticAssets
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-PLACE = Path(__file__).parent / "templates"
-_STEPS = ((60, "s"), (60, "min"), (24, "h"), (30, "d"), (12, "mo"))
+TEMPLATES_DIRECTORY = Path(__file__).parent / "templates"
+_TIME_UNITS = ((60, "s"), (60, "min"), (24, "h"), (30, "d"), (12, "mo"))
 
 
-def environment(shelf: Shelf) -> Environment:
+def make_environment(assets: StaticAssets) -> Environment:
     """All that is put into a template is text, unless it was made as HTML here."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
-        loader=FileSystemLoader(PLACE),
+        loader=FileSystemLoader(TEMPLATES_DIRECTORY),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.globals["static"] = shelf.address
-    found.globals["has_static"] = shelf.has
+    found.globals["static"] = assets.address
+    found.globals["has_static"] = assets.has
     found.filters |= {
         "ago": ago,
         "amount": amount,
-        "line": output.line,
+        "line": output.single_line,
         "part": partial(quote, safe=""),
         "plural": output.plural,
-        "safe_text": shown,
-        "short": output.short,
-        "size": output.size,
+        "safe_text": safe_text,
+        "short": output.short_id,
+        "size": output.format_size,
         "title_of": title_of,
     }
     return found
@@ -58,15 +58,15 @@ def ago(ns: int) -> Markup:
         return Markup("<span>{}</span>").format("at no known time")
     exact = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
-        exact, exact, since(time.time() - ns / 1e9)
+        exact, exact, elapsed_text(time.time() - ns / 1e9)
     )
 
 
-def since(seconds: float) -> str:
+def elapsed_text(seconds: float) -> str:
     """How long ago, in one unit."""
     if seconds < 5:
         return "now"
-    for length, unit in _STEPS:
+    for length, unit in _TIME_UNITS:
         if seconds < length:
             return f"{int(seconds)} {unit} ago"
         seconds /= length
@@ -83,7 +83,7 @@ def amount(value: float, name: str = "") -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
-def shown(text: object) -> str:
+def safe_text(text: object) -> str:
     """Text with its lines; what would drive a terminal, or hide, is seen as an escape."""
     return output.safe(str(text), keep="\n\t")
 

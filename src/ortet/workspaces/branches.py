@@ -6,44 +6,44 @@ import msgspec
 
 from ortet.backends.base import Move, RowChange
 from ortet.errors import Conflict, NotFound, Refused
-from ortet.history.refs import check_name
+from ortet.history.refs import check_ref_name
 from ortet.hub.hub import Hub
 from ortet.ids import Oid
 
 
 def rename(hub: Hub, old: str, new: str) -> Oid:
     """Give a branch, and the workspace that works on it, another name; returns where it points."""
-    head = _need(hub, old)
-    _unless_session(hub, old, "renamed")
-    row = hub.registry.get(old)
-    if hub.refs.get(check_name(new)) or hub.registry.get(new):
+    head = _require_head(hub, old)
+    _refuse_if_session(hub, old, "renamed")
+    row = hub.workspace_table.get(old)
+    if hub.refs.get(check_ref_name(new)) or hub.workspace_table.get(new):
         raise Conflict("name_taken", f"there is a branch {new!r} already: choose another name")
     rows: list[RowChange] = []
     if row:
         row = msgspec.structs.replace(row, name=new)
-        rows = [RowChange("workspace", old, None), *hub.registry.rows_of(row)]
+        rows = [RowChange("workspace", old, None), *hub.workspace_table.rows_of(row)]
     moves = [Move(f"branch:{old}", head, None), Move(f"branch:{new}", None, head)]
     hub.catalog.move(moves, verb="rename", actor=hub.author, detail=f"{old} to {new}", rows=rows)
-    for workspace in hub.opened(old):
+    for workspace in hub.open_workspaces(old):
         workspace.rename(new)
     return head
 
 
 def delete(hub: Hub, name: str) -> Oid:
     """Delete a branch no workspace works on; its commits stay in the reflog until that expires."""
-    head = _need(hub, name)
-    if hub.registry.get(name):
+    head = _require_head(hub, name)
+    if hub.workspace_table.get(name):
         raise Refused(
             "branch_in_use",
             f"workspace {name!r} works on this branch: `ortet drop {name} --branch` forgets both",
         )
-    _unless_session(hub, name, "deleted")
+    _refuse_if_session(hub, name, "deleted")
     return hub.refs.delete(name, expect=head, actor=hub.author)
 
 
-def _unless_session(hub: Hub, name: str, done: str) -> None:
+def _refuse_if_session(hub: Hub, name: str, done: str) -> None:
     """The head of a session is where its branch points."""
-    row = hub._minds().roll.of_branch(name)
+    row = hub._session_manager().table.find_by_branch(name)
     if row is not None:
         raise Refused(
             "branch_in_use",
@@ -52,9 +52,9 @@ def _unless_session(hub: Hub, name: str, done: str) -> None:
         )
 
 
-def _need(hub: Hub, name: str) -> Oid:
+def _require_head(hub: Hub, name: str) -> Oid:
     head = hub.refs.get(name)
-    if head is None and hub.registry.get(name):
+    if head is None and hub.workspace_table.get(name):
         raise NotFound("no_commit", f"{name!r} has no commit yet: commit first")
     if head is None:
         names = ", ".join(found.name for found in hub.refs.branches()[:5])

@@ -7,55 +7,55 @@ from typing import Protocol
 
 import msgspec
 
-from ortet.backends.base import Append, Claim, Lease, RowChange, Timeline
+from ortet.backends.base import Append, Lease, LeaseClaim, RowChange, Timeline
 from ortet.ids import Oid
 
 
-class Together(msgspec.Struct, frozen=True):
+class TransactionExtras(msgspec.Struct, frozen=True):
     """What has to be written in the transaction that moves a branch."""
 
     lease: Lease | None = None
     rows: list[RowChange] = []
     timelines: list[Timeline] = []
-    claims: list[Claim] = []
+    claims: list[LeaseClaim] = []
     appends: list[Append] = []
 
 
-ALONE = Together()
+NO_EXTRAS = TransactionExtras()
 
-Minds = Callable[[Sequence[str]], Together]
+BranchExtras = Callable[[Sequence[str]], TransactionExtras]
 """What is to be written with new branches, by their names."""
 
 
-class Company(Protocol):
+class CommitParticipant(Protocol):
     """Who goes with a workspace's files."""
 
-    def journal(self, head: bytes) -> bytes:
+    def seal_journal(self, head_journal: bytes) -> bytes:
         """The Journal for a commit that is about to be made; `head` is that of the head."""
         ...
 
-    def memory(self, head: bytes) -> bytes:
+    def seal_memory(self, head_memory: bytes) -> bytes:
         """The Memory for that commit, asked after its journal; `head` is that of the head."""
         ...
 
-    def recorded(self) -> None:
+    def committed(self) -> None:
         """That commit is the head now."""
         ...
 
-    def going(self, safety: Oid) -> None:
+    def begin_restore(self, safety: Oid) -> None:
         """The files are about to leave the commit `safety`: until the branch has followed them, a
         kill leaves files its mind does not know, and whoever opens them next brings them back."""
         ...
 
-    def stayed(self) -> None:
+    def abort_restore(self) -> None:
         """They have not gone: they are those of `safety` again."""
         ...
 
-    def leaving(self, target: Oid) -> Together:
+    def prepare_move(self, target: Oid) -> TransactionExtras:
         """The branch is about to go to another commit."""
         ...
 
-    def arrived(self) -> None:
+    def finish_move(self) -> None:
         """It has gone there."""
         ...
 
@@ -68,27 +68,27 @@ class Company(Protocol):
         ...
 
 
-class Nobody:
+class NoParticipant:
     """A workspace without a session: a mind that a commit holds is carried along."""
 
-    def journal(self, head: bytes) -> bytes:
-        return head
+    def seal_journal(self, head_journal: bytes) -> bytes:
+        return head_journal
 
-    def memory(self, head: bytes) -> bytes:
-        return head
+    def seal_memory(self, head_memory: bytes) -> bytes:
+        return head_memory
 
-    def recorded(self) -> None: ...
+    def committed(self) -> None: ...
 
-    def going(self, safety: Oid) -> None:
+    def begin_restore(self, safety: Oid) -> None:
         del safety  # without a mind, files of before or after are all there is to be right
 
-    def stayed(self) -> None: ...
+    def abort_restore(self) -> None: ...
 
-    def leaving(self, target: Oid) -> Together:
+    def prepare_move(self, target: Oid) -> TransactionExtras:
         del target
-        return Together()
+        return TransactionExtras()
 
-    def arrived(self) -> None: ...
+    def finish_move(self) -> None: ...
 
     def lease(self) -> Lease | None:
         return None

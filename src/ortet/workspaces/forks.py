@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Lease, Move
 from ortet.errors import Conflict, Unsupported
 from ortet.ids import Oid
 from ortet.machines.base import Machine
-from ortet.store.pin_commit import rely_on
-from ortet.store.sweep_retry import repeated
-from ortet.workspaces.commit_participant import ALONE, Minds
+from ortet.store.pin_commit import pin_commit
+from ortet.store.sweep_retry import run_with_sweep_retry
+from ortet.workspaces.commit_participant import NO_EXTRAS, BranchExtras
 from ortet.workspaces.table import WorkspaceRow
 from ortet.workspaces.workspace import Workspace
 
@@ -26,23 +26,23 @@ _TRIES = 100
 """How often names that another process was faster to take are replaced by the next."""
 
 
-class Wanted(NamedTuple):
+class ForkRequest(NamedTuple):
     """Copies that are asked for, see Copying.fork_with."""
 
     row: WorkspaceRow
     point: Oid
     n: int
-    minds: Minds
-    tails: Sequence[str]
+    extras: BranchExtras
+    suffixes: Sequence[str]
     ids: Sequence[str]
-    named: bool
+    may_be_unreferenced: bool
 
 
-class Copying:
+class WorkspaceForksMixin:
     """The part of Hub that forks."""
 
     @property
-    def _whole(self) -> Hub:
+    def _hub(self) -> Hub:
         return cast("Hub", self)
 
     def fork(
@@ -55,95 +55,101 @@ class Copying:
     ) -> list[Workspace]:
         """n private workspaces at a commit, all or none; with `machine`, it has just settled it."""
         named = machine is None
-        return self.fork_with(row, machine, point, n, ids=ids, named=named)[0]
+        return self.fork_with_extras(row, machine, point, n, ids=ids, may_be_unreferenced=named)[0]
 
-    def herald(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
+    def announce_forks(self, row: WorkspaceRow, machine: Machine, n: int) -> list[str]:
         """Tell a machine that forks of its next image will be asked for; returns their ids."""
-        hub = self._whole
+        hub = self._hub
         ids = [hub.new_id() for _ in range(n)]
         if row.files == "private" and row.forks in ("", machine.engine):
-            rows = self._children(row, machine.engine, Oid(b""), ids)
-            machine.herald(hub._machines.specs(rows))
+            rows = self._fork_rows(row, machine.engine, Oid(b""), ids)
+            machine.announce_forks(hub._machines.specs(rows))
         return ids
 
-    def _children(
+    def _fork_rows(
         self, row: WorkspaceRow, engine: str, image: Oid, ids: Sequence[str]
     ) -> list[WorkspaceRow]:
-        private, hub = row.files == "private", self._whole
+        private, hub = row.files == "private", self._hub
         child = replace(
             row,
             name="",
-            host=row.host if hub.url == str(hub.root) else hub._parts.host,
+            host=row.host if hub.url == str(hub.root) else hub._store.host,
             left={},
             engine=engine,
             files="private",
-            scope=row.scope if private else hub._parts.scope,
+            scope=row.scope if private else hub._store.scope,
             parent=row.name,
             base=row.base if private else image,
         )
         return [replace(child, machine=one) for one in ids]
 
-    def fork_with(
+    def fork_with_extras(
         self,
         row: WorkspaceRow,
         machine: Machine | None,
         point: Oid,
         n: int,
         *,
-        minds: Minds = lambda _: ALONE,
-        tails: Sequence[str] = (),
+        extras: BranchExtras = lambda _: NO_EXTRAS,
+        suffixes: Sequence[str] = (),
         ids: Sequence[str] = (),
-        named: bool = False,
+        may_be_unreferenced: bool = False,
     ) -> tuple[list[Workspace], list[Lease]]:
         """The same, named by `tails` and with machines of these `ids` if given; what `minds` says
         for these branches is written with them, and what it claims is given back. With `named` the
         commit may be one that only its id leads to."""
-        ask = Wanted(row, point, n, minds, tails, ids, named)
-        return repeated(self._whole, lambda: self._forked(machine, ask))
+        ask = ForkRequest(row, point, n, extras, suffixes, ids, may_be_unreferenced)
+        return run_with_sweep_retry(self._hub, lambda: self._fork_once(machine, ask))
 
-    def _forked(self, machine: Machine | None, ask: Wanted) -> tuple[list[Workspace], list[Lease]]:
-        hub, row, point, ids = self._whole, ask.row, ask.point, ask.ids
+    def _fork_once(
+        self, machine: Machine | None, request: ForkRequest
+    ) -> tuple[list[Workspace], list[Lease]]:
+        hub, row, point, ids = self._hub, request.row, request.point, request.ids
         with hub.writing():
-            if ask.named:
+            if request.may_be_unreferenced:
                 head = hub.catalog.head(f"branch:{row.name}")
-                rely_on(hub, point, of=head.oid if head else None, branch=row.name)
-            image = hub.image_oid(point, row.nothing)
-            engine = self.forks_by(row, point)
+                pin_commit(hub, point, reachable_from=head.oid if head else None, branch=row.name)
+            image = hub.image_oid(point, row.empty_image)
+            engine = self.fork_engine(row, point)
             if machine is None or machine.engine != engine or not ids:
-                ids = [hub.new_id() for _ in range(ask.n)]
-            rows = self._children(row, engine, image, ids)
+                ids = [hub.new_id() for _ in range(request.n)]
+            rows = self._fork_rows(row, engine, image, ids)
             with hub._machines.copies(rows, image, machine) as lives:
-                reach("fork.after-machines")
-                rows, leases = self._name_forks(rows, point, ask.minds, ask.tails)
-        reach("fork.after-move")
+                failpoint("fork.after-machines")
+                rows, leases = self._name_forks(rows, point, request.extras, request.suffixes)
+        failpoint("fork.after-move")
         pairs = zip(rows, lives, strict=True)
-        return [hub._remember(Workspace(hub, child, live)) for child, live in pairs], leases
+        return [hub._track_workspace(Workspace(hub, child, live)) for child, live in pairs], leases
 
-    def forks_by(self, row: WorkspaceRow, point: Oid) -> str:
+    def fork_engine(self, row: WorkspaceRow, point: Oid) -> str:
         """The engine of forks at a commit: of a workspace that leaves it to the host, one that
         carries processes where the commit holds some that can go on here."""
         if row.forks:
             return row.forks
-        from ortet.machines.services import can_go_on
+        from ortet.machines.services import is_restorable
 
-        hub = self._whole
+        hub = self._hub
         state = hub.history.state(point)
         image = hub.read_image(Oid(state.machine)) if state.machine else None
-        if image is not None and can_go_on(hub.objects, image, str(row.directory)):
+        if image is not None and is_restorable(hub.objects, image, str(row.directory)):
             with suppress(Unsupported):
                 hub.check_engine("criu")
                 return "criu"
-        return hub._parts.strongest()
+        return hub._store.strongest()
 
     def _name_forks(
-        self, rows: Sequence[WorkspaceRow], point: Oid, minds: Minds, tails: Sequence[str]
+        self,
+        rows: Sequence[WorkspaceRow],
+        point: Oid,
+        extras: BranchExtras,
+        suffixes: Sequence[str],
     ) -> tuple[list[WorkspaceRow], list[Lease]]:
         """Give forks their names and heads in one step, with the next names when these are gone."""
-        hub, parent = self._whole, rows[0].parent
+        hub, parent = self._hub, rows[0].parent
         for _ in range(_TRIES):
-            names = hub.registry.free_forks(parent, len(rows), tails)
+            names = hub.workspace_table.free_forks(parent, len(rows), suffixes)
             named = [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
-            together = minds(names)
+            together = extras(names)
             try:
                 leases = hub.catalog.move(
                     [Move(f"branch:{name}", None, point) for name in names],
@@ -152,7 +158,7 @@ class Copying:
                     detail=parent,
                     lease=together.lease,
                     rows=[
-                        *(change for row in named for change in hub.registry.rows_of(row)),
+                        *(change for row in named for change in hub.workspace_table.rows_of(row)),
                         *together.rows,
                     ],
                     timelines=together.timelines,

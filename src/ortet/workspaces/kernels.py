@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ortet._util.validation import DICT, TEXT, may_be, must_be
+from ortet._util.validation import DICT, TEXT, optional, require
 from ortet.history.commits import CommitInfo
 from ortet.ids import Oid
 from ortet.machines.base import Machine
-from ortet.workspaces.programs import Alive
+from ortet.workspaces.programs import WorkspaceProgramsMixin
 
 if TYPE_CHECKING:
     from ortet.machines.kernels.kernel import Kernel
-    from ortet.machines.kernels.manager import Kernels
+    from ortet.machines.kernels.manager import KernelManager
 
 
-class Seated(Alive):
+class WorkspaceKernelsMixin(WorkspaceProgramsMixin):
     """The half of Workspace whose machine has interpreters."""
 
-    _kernels: Kernels | None = None
+    _kernels: KernelManager | None = None
 
     @abstractmethod
-    def _looking(self) -> AbstractContextManager[Machine]: ...
+    def _shared_access(self) -> AbstractContextManager[Machine]: ...
 
     @abstractmethod
     def _record(
@@ -52,27 +52,29 @@ class Seated(Alive):
         env: Mapping[str, str | None] | None = None,
     ) -> tuple[Kernel, bool]:
         """The same, and whether it is a new one."""
-        from ortet.machines.kernels.manager import Kernels  # here: a commit does without it
+        from ortet.machines.kernels.manager import KernelManager  # here: a commit does without it
 
-        must_be(TEXT, name=name)
-        may_be(TEXT, python=python)
-        may_be(DICT, env=env)
+        require(TEXT, name=name)
+        optional(TEXT, python=python)
+        optional(DICT, env=env)
         for variable, value in (env or {}).items():
-            must_be(TEXT, **{"a name in env": variable})
-            may_be(TEXT, **{f"env {variable}": value})
-        machine = self._live()
+            require(TEXT, **{"a name in env": variable})
+            optional(TEXT, **{f"env {variable}": value})
+        machine = self._open_machine()
         if self._kernels is None:
-            seat = machine.seat()
-            self._kernels = Kernels(seat, looking=self._looking, safe=self._keep_unless)
-        given = {**machine.withheld(), **self.company.variables(), **(env or {})}
+            seat = machine.kernel_host()
+            self._kernels = KernelManager(
+                seat, reading_files=self._shared_access, before_replace=self._commit_unless_image
+            )
+        given = {**machine.withheld_variables(), **self.participant.variables(), **(env or {})}
         return self._kernels.get(name, python=python, env=given)
 
-    def _keep_unless(self, image: Oid) -> None:
+    def _commit_unless_image(self, image: Oid) -> None:
         """Commit the present files, unless they are those of an image."""
-        with self._looking() as machine:
-            seat = machine.seat()
+        with self._shared_access() as machine:
+            seat = machine.kernel_host()
             # of a live machine only files: forks are alive, and an image cannot hold those
-            now = seat.glance()[0] if seat.carries else self._freeze()
+            now = seat.capture_files()[0] if seat.captures_processes else self._snapshot()
             if now != image:
                 self._record(now, "before keeping a fork of a kernel")
 

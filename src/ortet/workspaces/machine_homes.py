@@ -10,29 +10,29 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import NotFound, Unsupported
 from ortet.ids import Oid
-from ortet.machines.base import Engine, Machine, Spec
-from ortet.machines.dirfd import failure
+from ortet.machines.base import Engine, Machine, MachineSpec
+from ortet.machines.dirfd import translate_os_error
 from ortet.workspaces.table import WorkspaceRow
-from ortet.workspaces.turns import Turn, nobody_in
+from ortet.workspaces.turns import MachineLock, lock_for_removal
 
 
-class Live(NamedTuple):
+class OpenMachine(NamedTuple):
     """An open machine, and the lock that says who may move its files."""
 
     machine: Machine
-    turn: Turn
+    lock: MachineLock
 
     def close(self) -> None:
         try:
             self.machine.close()
         finally:
-            self.turn.close()
+            self.lock.close()
 
 
-class Machines:
+class MachineHomes:
     """The machines of one store on this host, by the rows of their workspaces."""
 
     def __init__(
@@ -40,24 +40,24 @@ class Machines:
     ) -> None:
         self._homes = store / "local" / "machines"
         self._layers = store / "local" / "bases"
-        self._find = engine
-        self._used: dict[str, Engine] = {}
+        self._find_engine = engine
+        self._engines: dict[str, Engine] = {}
         self._hide = (*hide, store)
 
     def close(self) -> None:
         """After its machines."""
-        for engine in self._used.values():
+        for engine in self._engines.values():
             engine.close()
 
     @property
-    def used(self) -> bool:
+    def has_engines(self) -> bool:
         """Whether there is anything to close."""
-        return bool(self._used)
+        return bool(self._engines)
 
     def _engine(self, name: str) -> Engine:
-        if name not in self._used:
-            self._used[name] = self._find(name)
-        return self._used[name]
+        if name not in self._engines:
+            self._engines[name] = self._find_engine(name)
+        return self._engines[name]
 
     def check(self, engine: str) -> None:
         """Unsupported, with the one thing to change, when this host cannot run it."""
@@ -69,16 +69,16 @@ class Machines:
                     f"{needed.fix or 'use engine=folder'}",
                 )
 
-    def open(self, row: WorkspaceRow, image: Callable[[], Oid | None]) -> Live:
+    def open(self, row: WorkspaceRow, image: Callable[[], Oid | None]) -> OpenMachine:
         """Start the machine of a workspace, from `image` when its files are private and new.
 
         `image` is asked when nobody can drop the workspace any more; NotFound: somebody has.
         """
         engine = self._engine(row.engine)
         with ExitStack() as undo:
-            turn = Turn(self._make_home(row))
+            turn = MachineLock(self._make_home(row))
             undo.callback(turn.close)
-            with turn.moving():  # what a killed process left half-way is put back now
+            with turn.exclusive():  # what a killed process left half-way is put back now
                 try:
                     start = image()
                 except NotFound as error:
@@ -87,12 +87,12 @@ class Machines:
                     raise
                 machine = engine.open(self._spec(row, start))
             undo.pop_all()
-        return Live(machine, turn)
+        return OpenMachine(machine, turn)
 
     @contextmanager
     def copies(
         self, rows: Sequence[WorkspaceRow], image: Oid, source: Machine | None
-    ) -> Iterator[list[Live]]:
+    ) -> Iterator[list[OpenMachine]]:
         """New machines with the files of `image`, which `source`, when given, has just settled.
 
         When the block fails nothing of them is left.
@@ -102,31 +102,31 @@ class Machines:
             turns = []
             for row in rows:
                 undo.callback(engine.remove, self._make_home(row))
-                turns.append(Turn(self._home(row)))
+                turns.append(MachineLock(self._home(row)))
                 undo.callback(turns[-1].close)
             specs = [self._spec(row, image) for row in rows]
-            reach("fork.before-machines")
+            failpoint("fork.before-machines")
             if source is not None and source.engine == engine.name:
                 machines = source.fork(specs)
             else:
                 machines = _open_all(engine, specs)
             for machine in machines:
                 undo.callback(machine.close)
-            yield [Live(*pair) for pair in zip(machines, turns, strict=True)]
+            yield [OpenMachine(*pair) for pair in zip(machines, turns, strict=True)]
             undo.pop_all()
 
-    def specs(self, rows: Sequence[WorkspaceRow]) -> list[Spec]:
+    def specs(self, rows: Sequence[WorkspaceRow]) -> list[MachineSpec]:
         """Of machines that are to be forked."""
         return [self._spec(row, None) for row in rows]
 
-    def photograph(self, row: WorkspaceRow, home: str) -> Oid:
+    def capture_directory(self, row: WorkspaceRow, home: str) -> Oid:
         """The image of a directory as it is, put into the store; `home` is used and removed."""
         engine = self._engine("folder")
         place = self._make_home(replace(row, machine=home))
         try:
-            machine = engine.open(Spec(id=home, home=place, path=row.directory))
+            machine = engine.open(MachineSpec(id=home, home=place, path=row.directory))
             try:
-                return machine.freeze()
+                return machine.snapshot()
             finally:
                 machine.close()
         finally:
@@ -144,12 +144,12 @@ class Machines:
         """Whether its files are on this host; a home is made when it is opened first."""
         return self._home(row).is_dir()
 
-    def nobody_in(self, row: WorkspaceRow) -> AbstractContextManager[None]:
+    def lock_for_removal(self, row: WorkspaceRow) -> AbstractContextManager[None]:
         """For the time of a removal; Conflict when another process has it open."""
-        return nobody_in(self._home(row), row.name)
+        return lock_for_removal(self._home(row), row.name)
 
-    def _spec(self, row: WorkspaceRow, image: Oid | None) -> Spec:
-        return Spec(
+    def _spec(self, row: WorkspaceRow, image: Oid | None) -> MachineSpec:
+        return MachineSpec(
             id=row.machine,
             home=self._home(row),
             path=row.directory,
@@ -168,11 +168,11 @@ class Machines:
         try:
             os.makedirs(home, exist_ok=True)
         except OSError as error:
-            raise failure(error, f"cannot make {home}") from error
+            raise translate_os_error(error, f"cannot make {home}") from error
         return home
 
 
-def _open_all(engine: Engine, specs: Sequence[Spec]) -> list[Machine]:
+def _open_all(engine: Engine, specs: Sequence[MachineSpec]) -> list[Machine]:
     with ExitStack() as undo:
         opened: list[Machine] = []
         for spec in specs:

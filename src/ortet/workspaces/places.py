@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from ortet._util.validation import PATH, must_be
+from ortet._util.validation import PATH, require
 from ortet.errors import Invalid, NotFound
 
-SECRET_PLACES = (
+SECRET_PATHS = (
     ".ssh",
     ".gnupg",
     ".aws",
@@ -28,9 +28,9 @@ SECRET_PLACES = (
 _VIEW = re.compile(r"/proc/[^/]+/(?:root|cwd)(?:/|$)")
 
 
-def real(path: str | os.PathLike[str]) -> Path:
+def real_path(path: str | os.PathLike[str]) -> Path:
     """The path without links; of a view into a machine they would lead to the host's own files."""
-    must_be(PATH, path=path)
+    require(PATH, path=path)
     full = os.path.abspath(os.fsdecode(path))
     if _VIEW.match(full):
         raise Invalid(
@@ -39,18 +39,18 @@ def real(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(full))
 
 
-def existing(path: str | os.PathLike[str]) -> Path:
+def existing_directory(path: str | os.PathLike[str]) -> Path:
     """The same of a directory that is there."""
-    must_be(PATH, path=path)
+    require(PATH, path=path)
     if os.path.isdir(path):
-        return real(path)
+        return real_path(path)
     if os.path.exists(path):
         raise Invalid("no_directory", f"{path} is a file: give the directory it is in")
     text = os.fsdecode(path)
     raise NotFound("no_directory", f"there is no directory {text[:200]}: create it first")
 
 
-def keep_apart(store: Path, directory: Path) -> Path:
+def check_outside_store(store: Path, directory: Path) -> Path:
     """The directory, unless it is in the store or the store in it."""
     store = store.resolve()
     if store == directory or directory in store.parents or store in directory.parents:

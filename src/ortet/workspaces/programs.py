@@ -9,28 +9,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.validation import TEXT, must_be
+from ortet._util.validation import TEXT, require
 from ortet.errors import Conflict, Invalid, NotFound, Unsupported
 from ortet.ids import Oid
-from ortet.machines.base import Command, Door, Machine, News, Output, Report, Result
+from ortet.machines.base import (
+    ChangeNotice,
+    Command,
+    ControlSocket,
+    Machine,
+    OutputCallback,
+    Report,
+    Result,
+)
 from ortet.machines.secrets.names import is_secret
-from ortet.workspaces.onbranch import OnBranch
-from ortet.workspaces.turns import Turn
+from ortet.workspaces.onbranch import WorkspaceBranchMixin
+from ortet.workspaces.turns import MachineLock
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, Process
+    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
 
 _SHELL = ("/bin/bash", "-i")
 _SCREEN = (24, 80)
 
 
-class Alive(OnBranch):
+class WorkspaceProgramsMixin(WorkspaceBranchMixin):
     """The half of Workspace whose machine has programs that outlive a call.
 
     They are part of every commit of an engine that carries processes; the others refuse them.
     """
 
-    _turn: Turn
+    _lock: MachineLock
 
     def run(
         self,
@@ -40,7 +48,7 @@ class Alive(OnBranch):
         cwd: str = "",
         timeout: float | None = None,
         stdin: bytes | str | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
         secrets: Mapping[str, str] | Sequence[str] | None = None,
     ) -> Result:
         """Run a command in the machine, with the workspace as working directory. It has this
@@ -55,20 +63,20 @@ class Alive(OnBranch):
         check_run(command, env=env, secrets=secrets, **options)
         if isinstance(stdin, str):
             options["stdin"] = stdin.encode("utf-8", "surrogateescape")
-        machine, given = self._live(), {**self.company.variables(), **(env or {})}
-        hidden = self.secrets_of(secrets)
+        machine, given = self._open_machine(), {**self.participant.variables(), **(env or {})}
+        hidden = self.secret_values(secrets)
         if not hidden:
             return machine.run(command, env=given, **options)
-        with self._in_use(hidden):
-            return machine.run_with(hidden, command, env=given, **options)
+        with self._mark_secrets_in_use(hidden):
+            return machine.run_with_secrets(hidden, command, env=given, **options)
 
-    def secrets_of(self, secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    def secret_values(self, secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
         """Their values now, by variable."""
         if not secrets:
             return {}
-        from ortet.machines.command import names_of
+        from ortet.machines.command import secret_names
 
-        return {name: self._secret(one) for name, one in names_of(secrets).items()}
+        return {name: self._secret(one) for name, one in secret_names(secrets).items()}
 
     def _secret(self, name: str) -> str:
         """Of the vault; else one of this process's own environment, which machines do not get."""
@@ -81,24 +89,24 @@ class Alive(OnBranch):
             return value
 
     @contextmanager
-    def _in_use(self, secrets: Mapping[str, str]) -> Iterator[None]:
+    def _mark_secrets_in_use(self, secrets: Mapping[str, str]) -> Iterator[None]:
         names = list(secrets)
-        self._using.append(names)
+        self._secrets_in_use.append(names)
         try:
             yield
         finally:
-            self._using.remove(names)
+            self._secrets_in_use.remove(names)
 
-    def _freeze(self) -> Oid:
+    def _snapshot(self) -> Oid:
         """The present state, to be committed."""
-        if self._using:
-            names = ", ".join(sorted({name for names in self._using for name in names}))
+        if self._secrets_in_use:
+            names = ", ".join(sorted({name for names in self._secrets_in_use for name in names}))
             raise Conflict(
                 "secret_in_use",
                 f"a command that was given {names} is running, and a commit could hold it: wait "
                 "until it has ended",
             )
-        return self._live().freeze()
+        return self._open_machine().snapshot()
 
     def spawn(
         self,
@@ -112,10 +120,10 @@ class Alive(OnBranch):
         """Start a service: a program that goes on in the background, under a name."""
         from ortet.machines.command import check_run
 
-        must_be(TEXT, name=name)
+        require(TEXT, name=name)
         check_run(command, env=env, cwd=cwd)
-        given = {**self.company.variables(), **(env or {})}
-        return self._live().spawn(check_job(name), command, env=given, cwd=cwd, stdin=stdin)
+        given = {**self.participant.variables(), **(env or {})}
+        return self._open_machine().spawn(check_job(name), command, env=given, cwd=cwd, stdin=stdin)
 
     def shell(
         self,
@@ -126,22 +134,22 @@ class Alive(OnBranch):
         env: Mapping[str, str | None] | None = None,
     ) -> Job:
         """The shell of this name, at a terminal of `size` (rows, columns); started at first use."""
-        must_be(TEXT, name=name)
-        machine = self._live()
+        require(TEXT, name=name)
+        machine = self._open_machine()
         for job in machine.jobs():
             if job.name == name and job.code is None:
                 return machine.job(name)
-        given = {"TERM": "xterm-256color", **self.company.variables(), **(env or {})}
+        given = {"TERM": "xterm-256color", **self.participant.variables(), **(env or {})}
         return machine.spawn(check_job(name), command, kind="shell", env=given, tty=size)
 
     def job(self, name: str) -> Job:
         """The service or shell of this name, running or ended."""
-        must_be(TEXT, name=name)
-        return self._live().job(name)
+        require(TEXT, name=name)
+        return self._open_machine().job(name)
 
     def jobs(self) -> list[JobInfo]:
         """Services and shells, running or ended."""
-        return [job for job in self._live().jobs() if job.name]
+        return [job for job in self._open_machine().jobs() if job.name]
 
     def is_running(self) -> bool:
         """Whether services or shells go on, which end when it is closed."""
@@ -150,9 +158,9 @@ class Alive(OnBranch):
         except Unsupported:  # beside a directory in place nothing goes on
             return False
 
-    def ps(self) -> list[Process]:
+    def ps(self) -> list[ProcessInfo]:
         """Every process of the machine."""
-        return self._live().ps()
+        return self._open_machine().ps()
 
     def logs(self, name: str, last: int | None = None) -> str:
         """The output of a service or shell, as far as it is kept: a megabyte, or `last` bytes."""
@@ -161,27 +169,31 @@ class Alive(OnBranch):
     def expose(self, port: int, *, at: int = 0) -> int:
         """Let connections to a loopback port of this host, `at` or any free one, into the machine's
         `port`; returns the host's. It closes with the machine."""
-        return self._live().expose(port, at)
+        return self._open_machine().expose(port, at)
 
     def exposed(self) -> dict[int, int]:
         """Ports of this host that lead into the machine, by its own."""
-        return self._live().exposed()
+        return self._open_machine().exposed_ports()
 
     def unexpose(self, port: int) -> bool:
         """Close what `expose` opened for the machine's `port`, with its connections; False when
         nothing leads there."""
-        machine = self._live()
-        known = port in machine.exposed()
+        machine = self._open_machine()
+        known = port in machine.exposed_ports()
         machine.unexpose(port)
         return known
 
     def check_restart(self, target: Oid) -> None:
         """Unsupported where `restart` could not start what was a service at this commit."""
-        from ortet.machines.services import services_of
+        from ortet.machines.services import load_services
 
         state = self.hub.history.state(target)
         image = self.hub.read_image(Oid(state.machine)) if state.machine else None
-        if self._live().engine == "folder" and image and services_of(self.hub.objects, image):
+        if (
+            self._open_machine().engine == "folder"
+            and image
+            and load_services(self.hub.objects, image)
+        ):
             raise Unsupported(
                 "no_restart",
                 "programs cannot go on beside a directory in place: leave restart (--restart) out, "
@@ -191,16 +203,16 @@ class Alive(OnBranch):
 
     def restart(self, target: Oid, report: Report) -> Report:
         """Start what was a service at a commit and does not run; returns the report with that."""
-        from ortet.machines.services import services_of
+        from ortet.machines.services import load_services
 
-        machine, image = self._live(), self.hub.history.image(target)
-        wanted = services_of(self.hub.objects, image)
+        machine, image = self._open_machine(), self.hub.history.image(target)
+        wanted = load_services(self.hub.objects, image)
         if not wanted:
             return report
         running = {job.name for job in machine.jobs() if job.code is None}
         started = [one for one in wanted if one.name not in running]
         for one in started:
-            given = self.company.variables()
+            given = self.participant.variables()
             machine.spawn(one.name, one.argv, env=given, cwd=one.cwd)
         names = {one.name for one in started}
         return msgspec.structs.replace(
@@ -210,34 +222,34 @@ class Alive(OnBranch):
         )
 
     @property
-    def door(self) -> Door:
+    def control_socket(self) -> ControlSocket:
         """Where other processes of this host can ask whoever keeps its programs."""
-        return self._live().door
+        return self._open_machine().control_socket
 
-    def listen(self, timeout: float, wake: int = -1) -> News | None:
+    def wait_for_changes(self, timeout: float, wake: int = -1) -> ChangeNotice | None:
         """Wait until files changed that are state, since the last look; see Machine.listen. It
         needs no turn, and nobody is kept from moving the files meanwhile."""
-        return self._live().listen(timeout, wake)
+        return self._open_machine().wait_for_changes(timeout, wake)
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Nothing is being done with it for a while: others may drop it. `resume` goes on."""
-        self._turn.let_go()
+        self._lock.release()
 
     def resume(self) -> bool:
         """After `rest`: see where its branch is. False when it was dropped, or another process was
         killed while it moved the files: then it is to be opened anew."""
-        if not self._turn.take_again() or not self._live().sound:
+        if not self._lock.reacquire() or not self._open_machine().is_consistent:
             return False
-        self.company = self.hub.company(self.name)
-        self.look()
-        self.come_back()
+        self.participant = self.hub.commit_participant(self.name)
+        self.refresh_head()
+        self.recover_interrupted_restore()
         return True
 
     @abstractmethod
-    def come_back(self) -> Alive: ...
+    def recover_interrupted_restore(self) -> WorkspaceProgramsMixin: ...
 
     @abstractmethod
-    def _live(self) -> Machine: ...
+    def _open_machine(self) -> Machine: ...
 
 
 def check_job(name: str) -> str:

@@ -14,20 +14,20 @@ import msgspec
 from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, NotFound, Unsupported
-from ortet.history.refs import check_name, is_name
+from ortet.history.refs import check_ref_name, is_ref_name
 from ortet.machines.base import Network
-from ortet.machines.limits import Limits, parse_limits
+from ortet.machines.limits import MachineLimits, parse_limits
 
-Files = Literal["inplace", "private"]
-Scope = Literal["workspace", "host"]
+FilesMode = Literal["inplace", "private"]
+RootScope = Literal["workspace", "host"]
 
-_STEM = 100
+_MAX_STEM_LENGTH = 100
 """Characters a directory's name gives to its workspace: forks of forks need some more."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-class Left(msgspec.Struct, frozen=True):
+class FormerHostMachine(msgspec.Struct, frozen=True):
     """A machine on a host that had the workspace before, and the head when another took it."""
 
     machine: str
@@ -42,19 +42,19 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     path: bytes  # the directory as its user knows it, and as its processes see it
     host: str
     engine: str
-    files: Files
+    files: FilesMode
     machine: str  # id; its home is local/machines/ID
-    scope: Scope = "workspace"
+    scope: RootScope = "workspace"
     parent: str = ""  # the workspace it was forked from
     base: bytes = b""  # private only: Oid of the image it began with when it left the directory
     forks: str = ""  # engine its forks use; "" lets the host decide
-    limits: Limits = Limits()  # of its live machines, and those of its forks
+    limits: MachineLimits = MachineLimits()  # of its live machines, and those of its forks
     network: Network = "none"  # of the same
     room: bool = False  # private, and made from no directory: `base` is empty
-    left: dict[str, Left] = {}  # private only, by host: see session/arriving
+    left: dict[str, FormerHostMachine] = {}  # private only, by host: see session/arriving
 
     @property
-    def nothing(self) -> bytes:
+    def empty_image(self) -> bytes:
         """The image of a commit that holds no files, if such a commit may be meant here."""
         return self.base if self.room else b""
 
@@ -68,7 +68,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
         return Path(os.fsdecode(self.path))
 
     @property
-    def place(self) -> str:
+    def location_key(self) -> str:
         """What leads back from a directory; a name that is no UTF-8 looks like no other path."""
         how = self.files if self.files == "inplace" else f"{self.files}-{self.engine}"
         try:
@@ -78,7 +78,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
         return f"{self.host}:{how}:{path}"
 
 
-class Registry:
+class WorkspaceTable:
     """Finds workspaces by name and by directory."""
 
     def __init__(self, catalog: Catalog, host: str) -> None:
@@ -97,11 +97,11 @@ class Registry:
             )
         return row
 
-    def at(self, path: Path, files: Files, engine: str) -> WorkspaceRow | None:
+    def find_at(self, path: Path, files: FilesMode, engine: str) -> WorkspaceRow | None:
         """The workspace opened at this directory of this host before."""
-        return self._holder(self.draft(path, files, engine).place)
+        return self._find_by_location(self.draft(path, files, engine).location_key)
 
-    def draft(self, path: Path, files: Files, engine: str) -> WorkspaceRow:
+    def draft(self, path: Path, files: FilesMode, engine: str) -> WorkspaceRow:
         """A row for a directory of this host, without a name and a machine yet."""
         raw = os.fsencode(path)
         return WorkspaceRow("", path=raw, host=self.host, engine=engine, files=files, machine="")
@@ -124,18 +124,18 @@ class Registry:
 
     def claim(self, name: str, row: WorkspaceRow) -> str:
         """A name its user chose; a branch that has it, and no workspace, is gone on with."""
-        held = self.get(check_name(name))
-        if held is not None and not _began(held, row):
+        held = self.get(check_ref_name(name))
+        if held is not None and not _is_same_workspace(held, row):
             raise _name_taken(held)
         return name
 
-    def free_forks(self, parent: str, count: int, tails: Sequence[str] = ()) -> list[str]:
+    def free_forks(self, parent: str, count: int, suffixes: Sequence[str] = ()) -> list[str]:
         """The next `count` names below `parent`; a living branch's number is not used again.
 
         With `tails`, these names: Conflict("name_taken") when there is one of them already.
         """
-        if tails:
-            return [self._untaken(check_name(f"{parent}/{tail}")) for tail in tails]
+        if suffixes:
+            return [self._check_unused(check_ref_name(f"{parent}/{tail}")) for tail in suffixes]
         prefix, last, after = f"branch:{parent}/", 0, ""
         while heads := self._catalog.heads(prefix, after):
             ends = (head.name[len(prefix) :] for head in heads)
@@ -144,7 +144,7 @@ class Registry:
         names: list[str] = []
         while len(names) < count:
             last += 1
-            name = check_name(f"{parent}/{last}")
+            name = check_ref_name(f"{parent}/{last}")
             if self.get(name) is None:  # its user may have chosen it, and not committed yet
                 names.append(name)
         return names
@@ -162,15 +162,15 @@ class Registry:
             if error.kind == "swept":
                 raise
             held = self.need(row.name)
-            if not _began(held, row):
+            if not _is_same_workspace(held, row):
                 raise _name_taken(held) from None
             row = held
-        found = self._catalog.row("place", row.place)
+        found = self._catalog.row("place", row.location_key)
         if found is None or self.get(found.value.decode()) is None:
             version = found.version if found else 0
             with suppress(Conflict):
-                self._catalog.put_row("place", row.place, row.name.encode(), expect=version)
-        holder = self._holder(row.place)
+                self._catalog.put_row("place", row.location_key, row.name.encode(), expect=version)
+        holder = self._find_by_location(row.location_key)
         if holder is None or holder.name == row.name:
             return row
         self._catalog.drop_row("workspace", row.name)
@@ -179,14 +179,14 @@ class Registry:
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
         rows = [RowChange("workspace", row.name, encode(row))]
         if not row.parent:
-            rows.append(RowChange("place", row.place, row.name.encode()))
+            rows.append(RowChange("place", row.location_key, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
         rows = [RowChange("workspace", row.name, None)]
-        held = self._holder(row.place)
+        held = self._find_by_location(row.location_key)
         if held is not None and held.name == row.name:
-            rows.append(RowChange("place", row.place, None))
+            rows.append(RowChange("place", row.location_key, None))
         self._catalog.move([], verb="drop", rows=rows)
 
     def limit(
@@ -210,56 +210,56 @@ class Registry:
         """The directory was moved: remember where it, and what its forks would land on, is now."""
         place = {"path": os.fsencode(path), "host": self.host}
         there = [old for old in self.all() if (old.host, old.path) == (row.host, row.path)]
-        rows = [RowChange("place", old.place, None) for old in there if not old.parent]
+        rows = [RowChange("place", old.location_key, None) for old in there if not old.parent]
         for old in there:
             rows += self.rows_of(msgspec.structs.replace(old, **place))
         self._catalog.move([], verb="relocate", rows=rows)
         return msgspec.structs.replace(row, **place)
 
-    def settle(self, name: str) -> None:
+    def move_to_this_host(self, name: str) -> None:
         """A workspace in a directory of another host is from now on that of this one at its path;
         Conflict("workspace_taken") when that is another workspace."""
         row = self.get(name)
         if row is None or row.files != "inplace" or row.host == self.host:
             return
         new = msgspec.structs.replace(row, host=self.host)
-        held = self._holder(new.place)
+        held = self._find_by_location(new.location_key)
         if held is not None and held.name != name:
             raise Conflict(
                 "workspace_taken",
                 f"{row.directory} is workspace {held.name!r} on this host: drop that one, or fork "
                 f"{name!r} from a commit",
             )
-        rows = [RowChange("place", row.place, None), *self.rows_of(new)]
+        rows = [RowChange("place", row.location_key, None), *self.rows_of(new)]
         self._catalog.move([], verb="relocate", rows=rows)
 
-    def _untaken(self, name: str) -> str:
+    def _check_unused(self, name: str) -> str:
         if self.get(name) or self._catalog.head(f"branch:{name}"):
             raise fork_taken(name)
         return name
 
-    def _holder(self, place: str) -> WorkspaceRow | None:
+    def _find_by_location(self, place: str) -> WorkspaceRow | None:
         found = self._catalog.row("place", place)
         return self.get(found.value.decode()) if found else None
 
     def _is_free(self, name: str, row: WorkspaceRow) -> bool:
         held = self.get(name)
         if held is not None:
-            return _began(held, row)
+            return _is_same_workspace(held, row)
         taken = self._catalog.head(f"branch:{name}") or self._catalog.row("session-branch", name)
         return taken is None
 
 
-def _began(held: WorkspaceRow, row: WorkspaceRow) -> bool:
+def _is_same_workspace(existing: WorkspaceRow, row: WorkspaceRow) -> bool:
     """Whether another process was about to make the same workspace."""
-    return held.place == row.place and not held.parent
+    return existing.location_key == row.location_key and not existing.parent
 
 
 def stem_of(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-    stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_STEM].rstrip("-.") or "workspace"
+    stem = re.sub(r"\.{2,}", ".", plain).strip("-.")[:_MAX_STEM_LENGTH].rstrip("-.") or "workspace"
     stem = re.sub(r"\.lock$", "-lock", stem)
-    return stem if is_name(stem) else f"{stem}-workspace"
+    return stem if is_ref_name(stem) else f"{stem}-workspace"
 
 
 def check_live(

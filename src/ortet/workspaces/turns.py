@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ortet.errors import Conflict, NotFound
 
-OPEN = "open"
-TURN = "turn"
+OPEN_LOCK_FILE = "open"
+FILES_LOCK_FILE = "turn"
 
 
-class Turn:
+class MachineLock:
     """That a machine is open, until `close`; and, in blocks: many may look at its files, one at a
     time moves them. Blocks do not nest.
 
@@ -27,56 +27,56 @@ class Turn:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._open = _lock_file(home / OPEN)
-        fcntl.flock(self._open, fcntl.LOCK_SH)
-        if not os.fstat(self._open).st_nlink:  # it was removed while we waited
-            os.close(self._open)
+        self._open_fd = _lock_file(home / OPEN_LOCK_FILE)
+        fcntl.flock(self._open_fd, fcntl.LOCK_SH)
+        if not os.fstat(self._open_fd).st_nlink:  # it was removed while we waited
+            os.close(self._open_fd)
             raise NotFound(
                 "no_workspace",
                 "the workspace was just dropped by another process: `ortet branch` lists the rest",
             )
-        self._turn = _lock_file(home / TURN)
+        self._files_fd = _lock_file(home / FILES_LOCK_FILE)
         self._pid = os.getpid()
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
         """For the time of a scan."""
-        yield from self._hold(fcntl.LOCK_SH)
+        yield from self._locked(fcntl.LOCK_SH)
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """For the time of a restore, or of undoing one."""
-        yield from self._hold(fcntl.LOCK_EX)
+        yield from self._locked(fcntl.LOCK_EX)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is being done with the machine: others may remove it meanwhile."""
-        fcntl.flock(self._open, fcntl.LOCK_UN)
+        fcntl.flock(self._open_fd, fcntl.LOCK_UN)
 
-    def take_again(self) -> bool:
+    def reacquire(self) -> bool:
         """After `let_go`; False when it was removed."""
-        fcntl.flock(self._open, fcntl.LOCK_SH)
-        return bool(os.fstat(self._open).st_nlink)
+        fcntl.flock(self._open_fd, fcntl.LOCK_SH)
+        return bool(os.fstat(self._open_fd).st_nlink)
 
     def close(self) -> None:
-        os.close(self._turn)
-        os.close(self._open)
+        os.close(self._files_fd)
+        os.close(self._open_fd)
 
-    def _hold(self, how: int) -> Iterator[None]:
+    def _locked(self, how: int) -> Iterator[None]:
         if self._pid != os.getpid():  # the lock is its parent's: a child of fork(2) takes its own
-            os.close(self._turn)
-            self._turn, self._pid = _lock_file(self._home / TURN), os.getpid()
-        fcntl.flock(self._turn, how)
+            os.close(self._files_fd)
+            self._files_fd, self._pid = _lock_file(self._home / FILES_LOCK_FILE), os.getpid()
+        fcntl.flock(self._files_fd, how)
         try:
             yield
         finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            fcntl.flock(self._files_fd, fcntl.LOCK_UN)
 
 
 @contextmanager
-def nobody_in(home: Path, name: str) -> Iterator[None]:
+def lock_for_removal(home: Path, name: str) -> Iterator[None]:
     """For the time of a removal; Conflict("workspace_open") when the machine is open somewhere."""
     try:
-        fd = _lock_file(home / OPEN)
+        fd = _lock_file(home / OPEN_LOCK_FILE)
     except FileNotFoundError:  # it was never opened
         yield
         return

@@ -19,29 +19,29 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from ortet._util.validation import FLAG, TIMES, must_be
+from ortet._util.validation import FLAG, POSITIVE_COUNT, require
 from ortet.backends.base import Op
 from ortet.errors import NotFound
-from ortet.history.diff.tree_diff import Change, diff_images, is_touch
+from ortet.history.diff.tree_diff import TreeChange, diff_images, is_directory_touch
 from ortet.history.records import Image
 from ortet.ids import Oid, to_hex
 from ortet.machines.base import Report
-from ortet.sessions.results import Restored
-from ortet.store.sweep_retry import anew
-from ortet.workspaces.kernels import Seated
+from ortet.sessions.results import RestoreResult
+from ortet.store.sweep_retry import retry_on_sweep
+from ortet.workspaces.kernels import WorkspaceKernelsMixin
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-Way = Literal["undo", "redo"]
+UndoDirection = Literal["undo", "redo"]
 UNDO: Final = "undo"
 REDO: Final = "redo"
 
-WORK = "what was not committed"
+UNCOMMITTED_MESSAGE = "what was not committed"
 """The message of a commit of files that are a step of their own."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class UndoStep(msgspec.Struct, frozen=True):
     """One thing that moved a branch, as the reflog has it; "work" is what was not committed."""
 
     verb: str
@@ -49,96 +49,105 @@ class Step(msgspec.Struct, frozen=True):
     time: int = 0
 
 
-class Undone(msgspec.Struct, frozen=True):
+class UndoResult(msgspec.Struct, frozen=True):
     """Where an undo or redo went, or with a dry run would go. `steps` are undone or done again,
     the first of them first; `changes` are those it makes to the files. What was not committed is
     `kept` in the commit `was`, or would be. `events`: so many, that the mind does not know of any
     more."""
 
-    steps: list[Step]
-    changes: list[Change]
-    restored: Restored
+    steps: list[UndoStep]
+    changes: list[TreeChange]
+    restored: RestoreResult
     was: str
     kept: bool = False
     events: int = 0
 
 
-class _Place(NamedTuple):
+class _UndoPosition(NamedTuple):
     """A state that a branch was in, and what led there."""
 
     oid: Oid | None
-    step: Step
+    step: UndoStep
 
 
-class Trail:
+class UndoHistory:
     """What can be undone and done again, from the moves of a branch, the oldest first."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
-        self._places = [_Place(ops[0].old if ops else None, Step("", ""))]
-        self._at = 0
-        self.fresh = True  # files that are not committed are a step of their own
+        self._positions = [_UndoPosition(ops[0].old if ops else None, UndoStep("", ""))]
+        self._current = 0
+        self.uncommitted_is_step = True  # files that are not committed are a step of their own
         before: Op | None = None
         for number, op in enumerate(ops, start=1):
-            self._take(op, ops[number] if number < len(ops) else None)
-            if _is_aside(before, op):
-                self.fresh = False
+            self._apply_move(op, ops[number] if number < len(ops) else None)
+            if _is_path_restore(before, op):
+                self.uncommitted_is_step = False
             before = op
 
-    def work(self) -> None:
+    def add_uncommitted_step(self) -> None:
         """Files that are not committed are the last step."""
-        self._at += 1
-        self._places.insert(self._at, _Place(Oid(b""), Step("work", WORK)))
+        self._current += 1
+        self._positions.insert(
+            self._current, _UndoPosition(Oid(b""), UndoStep("work", UNCOMMITTED_MESSAGE))
+        )
 
-    def find(self, way: Way, n: int, here: Oid) -> tuple[Oid, int, list[Step]]:
+    def find(self, direction: UndoDirection, n: int, here: Oid) -> tuple[Oid, int, list[UndoStep]]:
         """The commit n steps from here, how many those are, and the steps between: an undo always
         leads to another state. NotFound where there are not as many."""
-        sign = -1 if way == UNDO else 1
-        end = self._at + sign * n
-        while self._has(end) and self._places[end].oid == here:
+        sign = -1 if direction == UNDO else 1
+        end = self._current + sign * n
+        while self._has(end) and self._positions[end].oid == here:
             end += sign
         if not self._has(end):
-            raise self._no_more(way)
-        low, high = sorted((self._at, end))
-        steps = [place.step for place in self._places[low + 1 : high + 1]]
-        oid = self._places[end].oid
+            raise self._no_more(direction)
+        low, high = sorted((self._current, end))
+        steps = [place.step for place in self._positions[low + 1 : high + 1]]
+        oid = self._positions[end].oid
         assert oid is not None
-        return oid, abs(end - self._at), steps[::sign]
+        return oid, abs(end - self._current), steps[::sign]
 
     def _has(self, index: int) -> bool:
-        return 0 <= index < len(self._places) and self._places[index].oid is not None
+        return 0 <= index < len(self._positions) and self._positions[index].oid is not None
 
-    def _no_more(self, way: Way) -> NotFound:
-        reach = self._places[: self._at] if way == UNDO else self._places[self._at + 1 :]
+    def _no_more(self, direction: UndoDirection) -> NotFound:
+        reach = (
+            self._positions[: self._current]
+            if direction == UNDO
+            else self._positions[self._current + 1 :]
+        )
         count = sum(place.oid is not None for place in reach)
-        what = "undone" if way == UNDO else "done again"
+        what = "undone" if direction == UNDO else "done again"
         if count:
             few = f"only {count} can be {what} here: give a number up to that"
-            return NotFound(f"nothing_to_{way}", few)
+            return NotFound(f"nothing_to_{direction}", few)
         hint = "the reflog (`ortet reflog`) lists where the branch has been"
-        return NotFound(f"nothing_to_{way}", f"nothing is there to be {what}: {hint}")
+        return NotFound(f"nothing_to_{direction}", f"nothing is there to be {what}: {hint}")
 
-    def _take(self, op: Op, after: Op | None) -> None:
-        here, self.fresh = self._places[self._at].step, True
+    def _apply_move(self, op: Op, after: Op | None) -> None:
+        here, self.uncommitted_is_step = self._positions[self._current].step, True
         if op.verb in (UNDO, REDO):
             n = _count(op)
-            self.fresh = (op.verb, n, here.detail) != (UNDO, 1, WORK)
+            self.uncommitted_is_step = (op.verb, n, here.detail) != (UNDO, 1, UNCOMMITTED_MESSAGE)
             self._jump(-n if op.verb == UNDO else n, op.new)
-        elif after is not None and _is_kept_for(op, after):
-            self._places[self._at] = _Place(op.new, here)
+        elif after is not None and _is_safety_commit(op, after):
+            self._positions[self._current] = _UndoPosition(op.new, here)
         else:
-            self._at += 1
-            work = after is not None and _is_work_before(op, after)
-            rest = self._places[self._at :] if work else []
-            self._places[self._at :] = [_Place(op.new, Step(op.verb, op.detail, op.time)), *rest]
+            self._current += 1
+            work = after is not None and _is_uncommitted_step(op, after)
+            rest = self._positions[self._current :] if work else []
+            self._positions[self._current :] = [
+                _UndoPosition(op.new, UndoStep(op.verb, op.detail, op.time)),
+                *rest,
+            ]
 
     def _jump(self, by: int, oid: Oid | None) -> None:
         """To a place that was known then; moves before it may be forgotten by now."""
-        self._at = min(max(self._at + by, 0), len(self._places) - 1)
-        self._places[self._at] = _Place(oid, self._places[self._at].step)
+        self._current = min(max(self._current + by, 0), len(self._positions) - 1)
+        self._positions[self._current] = _UndoPosition(oid, self._positions[self._current].step)
 
 
-def trail_of(hub: Hub, branch: str) -> Trail:
-    return Trail(hub.refs.reflog(branch)[::-1])
+def load_undo_history(hub: Hub, branch: str) -> UndoHistory:
+    return UndoHistory(hub.refs.reflog(branch)[::-1])
 
 
 def detail_of(n: int) -> str:
@@ -151,124 +160,130 @@ def _count(op: Op) -> int:
     return int(digits) if digits.isdigit() else 1
 
 
-def _is_kept_for(op: Op, after: Op) -> bool:
+def _is_safety_commit(op: Op, after: Op) -> bool:
     """Whether a commit only keeps what an undo, which comes after it, finds."""
     along = after.verb in (UNDO, REDO) and after.old == op.new
     return along and (op.verb, op.detail) == ("commit", f"before {after.verb}")
 
 
-def _is_work_before(op: Op, after: Op) -> bool:
+def _is_uncommitted_step(op: Op, after: Op) -> bool:
     """Whether a commit is of files that an undo found, and took back."""
-    return (op.detail, after.verb, after.old) == (WORK, UNDO, op.new)
+    return (op.detail, after.verb, after.old) == (UNCOMMITTED_MESSAGE, UNDO, op.new)
 
 
-def _is_aside(before: Op | None, op: Op) -> bool:
+def _is_path_restore(before: Op | None, op: Op) -> bool:
     """Whether a branch came back at once: some paths were restored, and what they replaced kept."""
     if before is None or (before.old, before.new) != (op.new, op.old):
         return False
     return (before.verb, before.detail, before.time) == (op.verb, op.detail, op.time)
 
 
-class Plan(NamedTuple):
+class UndoPlan(NamedTuple):
     """What an undo is going to do. `dirty`: something has to be kept first, in a commit with this
     `message`."""
 
     target: Oid
-    far: int
-    steps: list[Step]
-    changes: list[Change]
+    distance: int
+    steps: list[UndoStep]
+    changes: list[TreeChange]
     dirty: bool
     message: str
 
     @property
     def detail(self) -> str:
-        return detail_of(self.far)
+        return detail_of(self.distance)
 
-    def foreseen(self, hub: Hub, branch: str) -> Undone:
+    def preview(self, hub: Hub, branch: str) -> UndoResult:
         """What a dry run answers."""
-        from ortet.sessions.history.lapsed import forgotten_on
+        from ortet.sessions.history.lapsed import count_forgotten_on_branch
 
-        deeds, secrets = hub.since(branch, self.target)
-        restored = Restored(to_hex(self.target), Report(), deeds, secrets=secrets)
+        deeds, secrets = hub.unrestorable_since(branch, self.target)
+        restored = RestoreResult(to_hex(self.target), Report(), deeds, secrets=secrets)
         head = hub.refs.get(branch)
         assert head is not None  # or there was nothing to plan
-        events = forgotten_on(hub._minds(), branch, self.target)
-        return Undone(self.steps, self.changes, restored, to_hex(head.oid), self.dirty, events)
+        events = count_forgotten_on_branch(hub._session_manager(), branch, self.target)
+        return UndoResult(self.steps, self.changes, restored, to_hex(head.oid), self.dirty, events)
 
-    def done(self, hub: Hub, was: Oid, restored: Restored, *, kept: bool) -> Undone:
-        from ortet.sessions.history.lapsed import forgotten_since  # here: a commit does without it
+    def result(self, hub: Hub, was: Oid, restored: RestoreResult, *, kept: bool) -> UndoResult:
+        from ortet.sessions.history.lapsed import (
+            count_forgotten_since,  # here: a commit does without it
+        )
 
-        events = forgotten_since(hub._minds(), was, self.target)
-        return Undone(self.steps, self.changes, restored, to_hex(was), kept, events)
+        events = count_forgotten_since(hub._session_manager(), was, self.target)
+        return UndoResult(self.steps, self.changes, restored, to_hex(was), kept, events)
 
 
-class Files(NamedTuple):
+class UndoFiles(NamedTuple):
     """The files of a workspace: as they are now, and in a commit."""
 
-    now: Image
-    at: Callable[[Oid], Image]
+    current: Image
+    at_commit: Callable[[Oid], Image]
 
 
-def plan(hub: Hub, branch: str, way: Way, n: int, *, files: Files | None, dirty: bool) -> Plan:
+def plan_undo(
+    hub: Hub, branch: str, direction: UndoDirection, n: int, *, files: UndoFiles | None, dirty: bool
+) -> UndoPlan:
     """`dirty`: there is something to keep beside files that differ from the head's."""
     head = hub.refs.get(branch)
     if head is None:
         raise NotFound("no_commit", f"{branch!r} has no commit yet: commit first")
-    trail, changed = trail_of(hub, branch), dirty
+    trail, changed = load_undo_history(hub, branch), dirty
     if files is not None:
-        found = diff_images(hub.trees, files.at(head.oid), files.now)
-        changed = not all(map(is_touch, found))
-    own = changed and trail.fresh and way == UNDO
+        found = diff_images(hub.trees, files.at_commit(head.oid), files.current)
+        changed = not all(map(is_directory_touch, found))
+    own = changed and trail.uncommitted_is_step and direction == UNDO
     if own:
-        trail.work()
-    target, far, steps = trail.find(way, n, Oid(b"") if changed else head.oid)
-    changes = diff_images(hub.trees, files.now, files.at(target)) if files else []
-    message = WORK if own else f"before {way}"
-    return Plan(target, far, steps, changes, changed or dirty, message)
+        trail.add_uncommitted_step()
+    target, far, steps = trail.find(direction, n, Oid(b"") if changed else head.oid)
+    changes = diff_images(hub.trees, files.current, files.at_commit(target)) if files else []
+    message = UNCOMMITTED_MESSAGE if own else f"before {direction}"
+    return UndoPlan(target, far, steps, changes, changed or dirty, message)
 
 
-class Undoing(Seated):
+class WorkspaceUndoMixin(WorkspaceKernelsMixin):
     """The half of Workspace that takes back what moved its branch."""
 
-    keep: Callable[[str], Oid]
-    go: Callable[..., Report]
+    commit_pending: Callable[[str], Oid]
+    restore_commit: Callable[..., Report]
 
     @abstractmethod
-    def moving(self) -> AbstractContextManager[None]: ...
+    def exclusive_access(self) -> AbstractContextManager[None]: ...
 
     @abstractmethod
-    def image(self) -> Image: ...
+    def current_image(self) -> Image: ...
 
-    def undo(self, n: int = 1, *, dry_run: bool = False) -> Undone:
+    def undo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
         """Go back to before the last n things that moved this branch, files and mind together;
         files that are not committed are the first of them. `redo` goes forth again."""
-        return self._travel(UNDO, n, dry_run)
+        return self._undo_or_redo(UNDO, n, dry_run)
 
-    def redo(self, n: int = 1, *, dry_run: bool = False) -> Undone:
+    def redo(self, n: int = 1, *, dry_run: bool = False) -> UndoResult:
         """Do the last n things again that were undone, unless something else was done since."""
-        return self._travel(REDO, n, dry_run)
+        return self._undo_or_redo(REDO, n, dry_run)
 
-    @anew
-    def _travel(self, way: Way, n: int, dry_run: bool) -> Undone:
-        must_be(TIMES, n=n)
-        must_be(FLAG, dry_run=dry_run)
+    @retry_on_sweep
+    def _undo_or_redo(self, direction: UndoDirection, n: int, dry_run: bool) -> UndoResult:
+        require(POSITIVE_COUNT, n=n)
+        require(FLAG, dry_run=dry_run)
         hub, name = self.hub, self.name
         if dry_run:
-            files = Files(self.image(), self.image_at)
-            return plan(hub, name, way, n, files=files, dirty=False).foreseen(hub, name)
-        with self.moving():
-            self.look()
+            files = UndoFiles(self.current_image(), self.image_at)
+            return plan_undo(hub, name, direction, n, files=files, dirty=False).preview(hub, name)
+        with self.exclusive_access():
+            self.refresh_head()
             before = self._head
-            files = Files(hub.read_image(self._live().look()), self.image_at)
-            found = plan(hub, name, way, n, files=files, dirty=False)
-            safety = self.keep(found.message)
-            deeds, secrets = hub.since(name, found.target)
-            report = self.go(found.target, way, detail=found.detail)
-        restored = Restored(to_hex(found.target), report, deeds, secrets=secrets)
+            files = UndoFiles(hub.read_image(self._open_machine().snapshot_files()), self.image_at)
+            found = plan_undo(hub, name, direction, n, files=files, dirty=False)
+            safety = self.commit_pending(found.message)
+            deeds, secrets = hub.unrestorable_since(name, found.target)
+            report = self.restore_commit(found.target, direction, detail=found.detail)
+        restored = RestoreResult(to_hex(found.target), report, deeds, secrets=secrets)
         assert before is not None  # or there was nothing to plan
-        return found.done(hub, safety, restored, kept=found.dirty or self._told(before.oid, safety))
+        return found.result(
+            hub, safety, restored, kept=found.dirty or self._has_new_events(before.oid, safety)
+        )
 
-    def _told(self, before: Oid, after: Oid) -> bool:
+    def _has_new_events(self, before: Oid, after: Oid) -> bool:
         """Whether its mind was told something between two commits."""
         old, new = (self.hub.history.state(oid).journal for oid in (before, after))
         return old != new

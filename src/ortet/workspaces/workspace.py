@@ -11,41 +11,49 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import encode
-from ortet._util.failpoints import reach
-from ortet._util.validation import BYTES, FLAG, SEVERAL, TEXT, TIMES, may_be, must_be
+from ortet._util.failpoints import failpoint
+from ortet._util.validation import (
+    FLAG,
+    LIST,
+    POSITIVE_COUNT,
+    TEXT,
+    TEXT_OR_BYTES,
+    optional,
+    require,
+)
 from ortet.backends.base import Lease
 from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.history import records
 from ortet.history.commits import CommitInfo
-from ortet.history.diff.tree_diff import Change, diff_images
+from ortet.history.diff.tree_diff import TreeChange, diff_images
 from ortet.history.refs import Ref
 from ortet.ids import Oid, from_hex, to_hex
 from ortet.machines.base import Loss, Machine, Report
 from ortet.objects.base import Kind
-from ortet.sessions.history.participants import going
-from ortet.sessions.results import MACHINE
+from ortet.sessions.history.participants import pending_restore
+from ortet.sessions.results import MACHINE_PARTS
 from ortet.store.commit import check_message
-from ortet.store.pin_commit import rely_on
-from ortet.store.sweep_retry import anew
-from ortet.workspaces.commit_participant import Together
-from ortet.workspaces.machine_homes import Live
+from ortet.store.pin_commit import pin_commit
+from ortet.store.sweep_retry import retry_on_sweep
+from ortet.workspaces.commit_participant import TransactionExtras
+from ortet.workspaces.machine_homes import OpenMachine
 from ortet.workspaces.table import WorkspaceRow
-from ortet.workspaces.undo import Undoing
+from ortet.workspaces.undo import WorkspaceUndoMixin
 
 if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
     from ortet.hub.hub import Hub
-    from ortet.objects.store import Durable
+    from ortet.objects.store import Durability
     from ortet.workspaces.merge import MergeResult
 
 
-class Status(msgspec.Struct, frozen=True):
+class WorkspaceStatus(msgspec.Struct, frozen=True):
     """What a commit would record now."""
 
     name: str
     engine: str
     head: str | None
-    changes: list[Change]
+    changes: list[TreeChange]
     losses: list[Loss]
 
     @property
@@ -53,15 +61,17 @@ class Status(msgspec.Struct, frozen=True):
         return not self.changes
 
 
-class Workspace(Undoing):
+class Workspace(WorkspaceUndoMixin):
     """An open workspace. One thread at a time; leaving the `with` block closes it."""
 
-    generated = ""  # a directory whose files are written anew at each commit: no conflicts there
+    generated_directory = (
+        ""  # a directory whose files are written anew at each commit: no conflicts there
+    )
 
-    def __init__(self, hub: Hub, row: WorkspaceRow, live: Live) -> None:
+    def __init__(self, hub: Hub, row: WorkspaceRow, opened: OpenMachine) -> None:
         super().__init__(hub, row)
-        self._machine, self._turn = live
-        self._heirs: list[str] = []  # ids of the machines of forks that are being made
+        self._machine, self._lock = opened
+        self._announced_fork_ids: list[str] = []  # ids of the machines of forks that are being made
         self._closed = False
 
     def __repr__(self) -> str:
@@ -87,7 +97,7 @@ class Workspace(Undoing):
 
     @property
     def head(self) -> CommitInfo | None:
-        self.look()
+        self.refresh_head()
         return self.hub.history.info(self._head.oid) if self._head else None
 
     @property
@@ -98,33 +108,33 @@ class Workspace(Undoing):
     # commit
 
     def commit(
-        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
         """Record the present state; with nothing changed, the head is returned. One that would hold
         a secret that is known is Refused("secret_found"), unless you allow it. `durable`: see
         Session.commit."""
-        must_be(TEXT._replace(kind="bad_message"), message=message)
-        must_be(FLAG, allow_secrets=allow_secrets)
-        promise = self.hub.objects.promising(durable)
-        with self.hub.allowing(allow_secrets), promise:
+        require(TEXT._replace(kind="bad_message"), message=message)
+        require(FLAG, allow_secrets=allow_secrets)
+        promise = self.hub.objects.with_durability(durable)
+        with self.hub.allow_secrets(allow_secrets), promise:
             return self._commit(message)
 
-    @anew
+    @retry_on_sweep
     def _commit(self, message: str) -> CommitInfo:
-        with self._looking():
+        with self._shared_access():
             check_message(self.hub.objects, message)
-            return self._record(self._freeze(), message)
+            return self._record(self._snapshot(), message)
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
         """Commits reachable from `ref`, by default from this branch, newest first."""
         return list(self.hub.history.log(self.resolve(ref), limit=limit))
 
-    def status(self) -> Status:
-        with self._looking() as machine:
-            image = self.hub.read_image(machine.look())
+    def status(self) -> WorkspaceStatus:
+        with self._shared_access() as machine:
+            image = self.hub.read_image(machine.snapshot_files())
             head = self.head
             before = self.image_at(from_hex(head.oid)) if head else None
-            return Status(
+            return WorkspaceStatus(
                 name=self.name,
                 engine=self.engine,
                 head=head.oid if head else None,
@@ -132,18 +142,20 @@ class Workspace(Undoing):
                 losses=self.losses,
             )
 
-    def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[Change]:
+    def diff(self, ref: Ref = "HEAD", other: Ref | None = None) -> list[TreeChange]:
         """From `ref` to `other`, or to the present files when `other` is not given."""
         before = self.image_at(self.resolve(ref))
         if other is not None:
             after = self.image_at(self.resolve(other))
             return diff_images(self.hub.trees, before, after)
-        with self._looking() as machine:
-            return diff_images(self.hub.trees, before, self.hub.read_image(machine.look()))
+        with self._shared_access() as machine:
+            return diff_images(
+                self.hub.trees, before, self.hub.read_image(machine.snapshot_files())
+            )
 
     # back and forth
 
-    @anew
+    @retry_on_sweep
     def restore(
         self,
         ref: Ref,
@@ -159,62 +171,66 @@ class Workspace(Undoing):
         when it was not committed, is one step back in the reflog. With `restart`, services that ran
         then and do not run now are started by their commands.
         """
-        must_be(FLAG, restart=restart)
-        may_be(SEVERAL, only=[] if isinstance(only, str) else only)
-        parts = MACHINE if only is None else {only} if isinstance(only, str) else set(only)
-        if not parts or not parts <= MACHINE:
+        require(FLAG, restart=restart)
+        optional(LIST, only=[] if isinstance(only, str) else only)
+        parts = MACHINE_PARTS if only is None else {only} if isinstance(only, str) else set(only)
+        if not parts or not parts <= MACHINE_PARTS:
             what = "a workspace holds files and processes only: use only={'files'}"
             raise Invalid("nothing_to_restore", what)
         chosen = [paths] if isinstance(paths, str | bytes) else paths
-        may_be(SEVERAL, paths=chosen)
+        optional(LIST, paths=chosen)
         for one in chosen or ():
-            must_be(BYTES, **{"one of paths": one})
-        with self.moving():
+            require(TEXT_OR_BYTES, **{"one of paths": one})
+        with self.exclusive_access():
             processes = "processes" in parts
             target = self.resolve(ref)
             if restart:
                 self.check_restart(target)
-            report = self.go(target, "restore", chosen, processes=processes, named=True)
+            report = self.restore_commit(
+                target, "restore", chosen, processes=processes, may_be_unreferenced=True
+            )
             return self.restart(target, report) if restart else report
 
-    @anew
+    @retry_on_sweep
     def rewind(self, n: int = 1) -> Report:
         """Restore the n-th commit back on this branch."""
-        must_be(TIMES, n=n)
-        with self.moving():
+        require(POSITIVE_COUNT, n=n)
+        with self.exclusive_access():
             head = self.head
             if head is None:
                 raise NotFound("no_commit", f"{self.name!r} has no commit yet: commit first")
             target = self.hub.history.nth_parent(from_hex(head.oid), n)
-            return self.go(target, "rewind")
+            return self.restore_commit(target, "rewind")
 
-    @anew
+    @retry_on_sweep
     def fork(self, n: int = 1) -> list[Workspace]:
         """n private copies as of now, each a branch of its own; all or none."""
-        must_be(TIMES, n=n)
-        with self._looking() as machine, self.heralding(n):
-            point = self._record(self._freeze(), "fork point")
-            return self.hub.fork(self.row, machine, from_hex(point.oid), n, self._heirs)
+        require(POSITIVE_COUNT, n=n)
+        with self._shared_access() as machine, self.announce_forks(n):
+            point = self._record(self._snapshot(), "fork point")
+            return self.hub.fork(
+                self.row, machine, from_hex(point.oid), n, self._announced_fork_ids
+            )
 
     @contextmanager
-    def heralding(self, n: int) -> Iterator[None]:
+    def announce_forks(self, n: int) -> Iterator[None]:
         """A commit and n forks of it are made within: these may begin before that is there."""
-        machine = self._live()
-        self._heirs = self.hub.herald(self.row, machine, n)
+        machine = self._open_machine()
+        self._announced_fork_ids = self.hub.announce_forks(self.row, machine, n)
         try:
             yield
         finally:
-            self._heirs = []
-            machine.herald([])
+            self._announced_fork_ids = []
+            machine.announce_forks([])
 
-    @anew
-    def fork_at(
-        self, point: Oid, n: int, *, minds: Callable[[Sequence[str]], Together]
+    @retry_on_sweep
+    def fork_with_extras(
+        self, point: Oid, n: int, *, extras: Callable[[Sequence[str]], TransactionExtras]
     ) -> tuple[list[Workspace], list[Lease]]:
         """n private copies as of the commit just made, and what `minds` adds to them."""
-        heirs, self._heirs = self._heirs, []  # which are there once
-        with self._looking() as machine:
-            return self.hub.fork_with(self.row, machine, point, n, minds=minds, ids=heirs)
+        heirs, self._announced_fork_ids = self._announced_fork_ids, []  # which are there once
+        with self._shared_access() as machine:
+            return self.hub.fork_with_extras(self.row, machine, point, n, extras=extras, ids=heirs)
 
     # together again
 
@@ -234,8 +250,8 @@ class Workspace(Undoing):
         """
         from ortet.workspaces import merge as merging  # here: a commit does without it
 
-        must_be(FLAG, dry_run=dry_run)
-        may_be(TEXT, message=message)
+        require(FLAG, dry_run=dry_run)
+        optional(TEXT, message=message)
         if dry_run:
             return merging.try_merge(self, other, favor=favor)
         return merging.merge(self, other, message=message, favor=favor)
@@ -250,29 +266,29 @@ class Workspace(Undoing):
         """Stop the machine; a private one's files stay and are there at the next open."""
         if not self._closed:
             self._closed = True
-            self.hub.forget(self)
+            self.hub.untrack_workspace(self)
             self._end_kernels()
-            Live(self._machine, self._turn).close()
+            OpenMachine(self._machine, self._lock).close()
 
     # what merging is made of
 
-    def image(self) -> records.Image:
+    def current_image(self) -> records.Image:
         """The present files, not committed."""
-        with self._looking() as machine:
-            return self.hub.read_image(machine.look())
+        with self._shared_access() as machine:
+            return self.hub.read_image(machine.snapshot_files())
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
+    def exclusive_access(self) -> Iterator[None]:
         """No other process looks at the files, or moves them, during the block."""
-        self._live()
-        with self._turn.moving(), self.hub.writing():
+        self._open_machine()
+        with self._lock.exclusive(), self.hub.writing():
             yield
 
-    def keep(self, message: str) -> Oid:
+    def commit_pending(self, message: str) -> Oid:
         """Within `moving`: commit what is not committed; returns the head."""
-        return from_hex(self._record(self._freeze(), message).oid)
+        return from_hex(self._record(self._snapshot(), message).oid)
 
-    def go(
+    def restore_commit(
         self,
         target: Oid,
         verb: str,
@@ -280,77 +296,77 @@ class Workspace(Undoing):
         *,
         processes: bool = True,
         detail: str = "",
-        named: bool = False,  # perhaps only its id leads to it
+        may_be_unreferenced: bool = False,  # perhaps only its id leads to it
     ) -> Report:
         """Within `moving`: bring the files, or some, to a commit, and when all, the branch too."""
         if paths is not None:
-            return self._go_some(target, verb, [os.fsencode(path) for path in paths])
-        safety = self.keep(f"before {verb}")
+            return self._restore_paths(target, verb, [os.fsencode(path) for path in paths])
+        safety = self.commit_pending(f"before {verb}")
         if target == safety:
             return Report()
-        if named:
-            rely_on(self.hub, target, of=safety, branch=self.name)
-        reach("restore.before-thaw")
-        image = self._wanted(target, processes=processes)
-        self.company.going(safety)
-        with self._undone_to(safety):
-            report = self._machine.thaw(image)
-            reach("restore.after-thaw")
-            together = self.company.leaving(target)
+        if may_be_unreferenced:
+            pin_commit(self.hub, target, reachable_from=safety, branch=self.name)
+        failpoint("restore.before-thaw")
+        image = self._image_to_restore(target, processes=processes)
+        self.participant.begin_restore(safety)
+        with self._rollback_to(safety):
+            report = self._machine.restore(image)
+            failpoint("restore.after-thaw")
+            together = self.participant.prepare_move(target)
             self._move([(safety, target)], verb, detail or to_hex(target), together)
-            reach("restore.after-move")
-        self._at(target)
-        self.company.arrived()
-        self._machine.settle(image)
+            failpoint("restore.after-move")
+        self._load_head_state(target)
+        self.participant.finish_move()
+        self._machine.mark_committed(image)
         return report
 
-    @anew
-    def bring(self, target: Oid, *, processes: bool) -> Report:
+    @retry_on_sweep
+    def checkout_files(self, target: Oid, *, processes: bool) -> Report:
         """The files of a commit, to be committed or not: the branch stays where it is."""
-        with self.moving():
+        with self.exclusive_access():
             head = self._head.oid if self._head else None
-            rely_on(self.hub, target, of=head, branch=self.name)
-            return self._machine.thaw(self._wanted(target, processes=processes))
+            pin_commit(self.hub, target, reachable_from=head, branch=self.name)
+            return self._machine.restore(self._image_to_restore(target, processes=processes))
 
-    def apply(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
+    def apply_image(self, image: records.Image, message: str, parents: Sequence[Oid]) -> CommitInfo:
         """Within `moving`: make the files those of an image and commit them with these parents."""
-        with self._undone_to(parents[0]):
-            self._machine.thaw(self.hub.objects.put(Kind.IMAGE, encode(image)))
-            return self._record(self._freeze(), message, parents, "merge")
+        with self._rollback_to(parents[0]):
+            self._machine.restore(self.hub.objects.put(Kind.IMAGE, encode(image)))
+            return self._record(self._snapshot(), message, parents, "merge")
 
-    def _go_some(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
+    def _restore_paths(self, target: Oid, verb: str, paths: Sequence[bytes]) -> Report:
         """Bring some paths to a commit; done twice, the second time changes nothing at all."""
-        from ortet.machines.restore.restore import is_at  # here: a commit does without it
+        from ortet.machines.restore.restore import is_restore_noop  # here: a commit does without it
 
         hub, image = self.hub, self.image_oid(target)
-        current = self._machine.look()
+        current = self._machine.snapshot_files()
         before, after = hub.read_image(current), hub.read_image(image)
-        if is_at(hub.objects, hub.trees, before, after, paths):
+        if is_restore_noop(hub.objects, hub.trees, before, after, paths):
             return Report()
-        self._keep_aside(current, f"before {verb}")
-        reach("restore.before-thaw")
-        return self._machine.thaw(image, paths)
+        self._commit_pending_to_reflog(current, f"before {verb}")
+        failpoint("restore.before-thaw")
+        return self._machine.restore(image, paths)
 
-    def _keep_aside(self, image: Oid, message: str) -> None:
+    def _commit_pending_to_reflog(self, image: Oid, message: str) -> None:
         """Commit what is not committed to the reflog only: the branch stays where it is."""
         state = self._put_state(image)
         if self._head is None:  # then there is no place to come back to
             self._record(image, message)
-        elif not self._stands(state):
+        elif not self._is_head_state(state):
             before = self._head.oid
             safety = self._put_commit(state, message, [before])
             self._move([(before, safety), (safety, before)], "restore", message)
-            self._machine.settle(image)
+            self._machine.mark_committed(image)
 
     @contextmanager
-    def _looking(self) -> Iterator[Machine]:
+    def _shared_access(self) -> Iterator[Machine]:
         """No other process moves the files during the block, and no sweep takes objects."""
-        machine = self._live()
-        with self._turn.looking(), self.hub.writing():
+        machine = self._open_machine()
+        with self._lock.shared(), self.hub.writing():
             yield machine
 
     @contextmanager
-    def _undone_to(self, commit: Oid) -> Iterator[None]:
+    def _rollback_to(self, commit: Oid) -> Iterator[None]:
         """When the block fails before the head has moved, the files are those of `commit` again."""
         moves = self._moves
         try:
@@ -358,25 +374,27 @@ class Workspace(Undoing):
         except BaseException:
             if self._moves == moves:
                 with suppress(OrtetError):  # the cause is what counts, and nothing is lost
-                    self._machine.thaw(self.image_oid(commit))
-                    self.company.stayed()
+                    self._machine.restore(self.image_oid(commit))
+                    self.participant.abort_restore()
             raise
 
-    def come_back(self) -> Workspace:
+    def recover_interrupted_restore(self) -> Workspace:
         """If a process was killed between moving the files and moving the branch, its mind knows
         those of before, so they come back; what else is found is kept in the reflog."""
-        if going(self.hub.catalog, self.name) is None:
+        if pending_restore(self.hub.catalog, self.name) is None:
             return self
-        with self.moving():
-            safety = going(self.hub.catalog, self.name)
+        with self.exclusive_access():
+            safety = pending_restore(self.hub.catalog, self.name)
             if safety is not None and self._head is not None and self._head.oid == safety:
-                self._keep_aside(self._machine.freeze(), "found after a restore that was cut short")
-                self._machine.thaw(self.image_oid(safety))
-            reach("restore.back")
-            self.company.stayed()
+                self._commit_pending_to_reflog(
+                    self._machine.snapshot(), "found after a restore that was cut short"
+                )
+                self._machine.restore(self.image_oid(safety))
+            failpoint("restore.back")
+            self.participant.abort_restore()
         return self
 
-    def _live(self) -> Machine:
+    def _open_machine(self) -> Machine:
         if self._closed:
             raise Invalid(
                 "closed", f"workspace {self.name!r} is closed: open it again with the hub"
@@ -387,14 +405,14 @@ class Workspace(Undoing):
         self, image: Oid, message: str, parents: Sequence[Oid] = (), verb: str = "commit"
     ) -> CommitInfo:
         hub, state = self.hub, self._put_state(image)
-        if not parents and self._head and self._stands(state):
-            self._machine.settle(image)
+        if not parents and self._head and self._is_head_state(state):
+            self._machine.mark_committed(image)
             return hub.history.info(self._head.oid)
         before = self._head.oid if self._head else None
         oid = self._put_commit(state, message, list(parents) or ([before] if before else []))
         self._move([(before, oid)], verb, hub.history.read(oid).message)
-        reach("commit.after-move")
-        self._state, self._journal = state, self._sealed
-        self.company.recorded()
-        self._machine.settle(image)
+        failpoint("commit.after-move")
+        self._head_state, self._head_journal = state, self._new_journal
+        self.participant.committed()
+        self._machine.mark_committed(image)
         return hub.history.info(oid)

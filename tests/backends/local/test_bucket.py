@@ -16,7 +16,7 @@ from tests.fixtures import forked
 
 from ortet.backends.local.bucket import FileBucket
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
-from ortet.testing.processes import in_threads
+from ortet.testing.processes import run_in_threads
 
 pytestmark = pytest.mark.disk("1m")
 
@@ -80,10 +80,10 @@ def test_put_file_from_another_file_system_to_a_taken_key_is_refused(
 
 def test_answers_of_a_missing_bucket_directory_raises_not_found(tmp_path: Path) -> None:
     bucket = FileBucket(tmp_path / "mounted")
-    bucket.answers(1.0)
+    bucket.check_reachable(1.0)
     (tmp_path / "mounted").rename(tmp_path / "elsewhere")
     with pytest.raises(NotFound):
-        bucket.answers(1.0)
+        bucket.check_reachable(1.0)
 
 
 def test_only_regular_files_can_be_put(bucket: FileBucket, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_put_works_on_a_file_system_without_hard_links(
         except Conflict:
             return False
 
-    made = in_threads(put, [(bytes([n]),) for n in range(8)])
+    made = run_in_threads(put, [(bytes([n]),) for n in range(8)])
     assert made.count(True) == 1
     assert bucket.get("race") == bytes([made.index(True)])
     source = tmp_path / "source"

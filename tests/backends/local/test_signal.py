@@ -17,7 +17,7 @@ from tests.fixtures import forked
 from tests.fixtures.waiting import WAIT
 
 from ortet.backends.base import Signal
-from ortet.backends.local.signal import Board, HostSignal, Listener, ProcessSignal
+from ortet.backends.local.signal import HostSignal, ProcessSignal, SignalSocket, TopicVersions
 from ortet.errors import Invalid, Unavailable
 
 LISTENER = """
@@ -84,13 +84,13 @@ def test_a_notify_of_another_topic_does_not_wake_the_waiter(signal: Signal) -> N
 
 def test_a_narrowed_signal_is_not_woken_by_other_topics(directory: Path) -> None:
     sender = HostSignal(directory)
-    narrow = sender.narrowed("rooms")
-    token, _ = narrow.news(None, 0.0)
+    narrow = sender.with_prefix("rooms")
+    token, _ = narrow.wait_any(None, 0.0)
     for _ in range(1000):  # more than its queue would hold
         sender.notify("session")
-    assert narrow.news(token, 0.0) == (token, set())
+    assert narrow.wait_any(token, 0.0) == (token, set())
     sender.notify("rooms:1")
-    _, topics = narrow.news(token, WAIT)
+    _, topics = narrow.wait_any(token, WAIT)
     assert topics == {"rooms:1"}
     narrow.close()
     assert os.listdir(directory) == []
@@ -98,7 +98,7 @@ def test_a_narrowed_signal_is_not_woken_by_other_topics(directory: Path) -> None
 
 def test_narrowing_a_signal_to_more_than_one_word_is_refused(directory: Path) -> None:
     with pytest.raises(Invalid):
-        HostSignal(directory).narrowed("a.b")
+        HostSignal(directory).with_prefix("a.b")
 
 
 def test_notify_without_listeners_leaves_nothing(directory: Path) -> None:
@@ -165,14 +165,14 @@ def test_a_datagram_read_by_another_thread_still_wakes_the_waiter(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signal, asleep, was_read = HostSignal(directory), Event(), Event()
-    token, sleep = signal.token("topic"), Listener.sleep
+    token, sleep = signal.token("topic"), SignalSocket.sleep
 
-    def late(listener: Listener, *given: Any) -> None:
+    def late(listener: SignalSocket, *given: Any) -> None:
         asleep.set()
         assert was_read.wait(WAIT)
         sleep(listener, *given)
 
-    monkeypatch.setattr(Listener, "sleep", late)
+    monkeypatch.setattr(SignalSocket, "sleep", late)
     heard: list[bool] = []
     thread = Thread(target=lambda: heard.append(signal.wait("topic", token, 2 * WAIT)))
     thread.start()
@@ -209,13 +209,13 @@ def test_a_forked_child_listens_for_itself(directory: Path) -> None:
 
 
 def test_a_board_forgets_old_topics_and_says_so() -> None:
-    board = Board(most=2)
+    board = TopicVersions(max_topics=2)
     board.mark("a")
-    before = board.now
+    before = board.current
     board.mark("b")
-    assert board.topics(before) == {"b"}
+    assert board.changed_topics(before) == {"b"}
     board.mark("c")
-    assert board.topics(0) is None  # what was of "a" is not known any more
-    assert board.since("a", 0)
-    assert board.topics(before) == {"b", "c"}
-    assert not board.since("a", before)
+    assert board.changed_topics(0) is None  # what was of "a" is not known any more
+    assert board.has_changed("a", 0)
+    assert board.changed_topics(before) == {"b", "c"}
+    assert not board.has_changed("a", before)

@@ -18,17 +18,17 @@ from tests.fixtures.s3 import (
     stalls,
 )
 
-from ortet.backends.buckets import bucket_of
+from ortet.backends.buckets import open_bucket
 from ortet.backends.local.bucket import FileBucket
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.backends.object_storage.url import address_of
+from ortet.backends.object_storage.url import parse_bucket_url
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError, Refused, Unavailable, Unsupported
 
 
 @pytest.fixture
 def bucket(proxy: Proxy, request: pytest.FixtureRequest) -> S3Bucket:
     prefix = "".join(letter for letter in request.node.name if letter.isalnum())
-    return S3Bucket(f"s3://ortet/{prefix}?endpoint={proxy.url}", patience=60.0)
+    return S3Bucket(f"s3://ortet/{prefix}?endpoint={proxy.url}", retry_seconds=60.0)
 
 
 def test_a_put_retried_after_a_lost_answer_is_no_conflict(bucket: S3Bucket, proxy: Proxy) -> None:
@@ -105,14 +105,16 @@ def test_requests_are_retried_after_broken_connections(bucket: S3Bucket, proxy: 
 
 def test_a_stalled_read_is_retried(proxy: Proxy) -> None:
     data = os.urandom(300_000)
-    bucket = S3Bucket(f"s3://ortet/stall?endpoint={proxy.url}", patience=60.0, silence=2.0)
+    bucket = S3Bucket(
+        f"s3://ortet/stall?endpoint={proxy.url}", retry_seconds=60.0, read_timeout=2.0
+    )
     bucket.put("a", data)
     proxy.faults = [stalls]
     assert bucket.get("a") == data
 
 
 def test_a_server_that_keeps_failing_is_unavailable(proxy: Proxy) -> None:
-    bucket = S3Bucket(f"s3://ortet/ill?endpoint={proxy.url}", patience=0.5)
+    bucket = S3Bucket(f"s3://ortet/ill?endpoint={proxy.url}", retry_seconds=0.5)
     proxy.faults = [fails(503, "SlowDown")] * 50
     for verb in (
         lambda: bucket.put("a", b""),
@@ -131,7 +133,7 @@ def test_a_server_that_keeps_failing_is_unavailable(proxy: Proxy) -> None:
 @pytest.mark.s3  # no server, but the package that speaks to one
 def test_an_unreachable_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environ(monkeypatch)
-    bucket = S3Bucket("s3://ortet/x?endpoint=http://127.0.0.1:1", patience=0.2)
+    bucket = S3Bucket("s3://ortet/x?endpoint=http://127.0.0.1:1", retry_seconds=0.2)
     with pytest.raises(Unavailable):
         bucket.get("a")
 
@@ -140,7 +142,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-secret")
-    bucket = S3Bucket(f"s3://ortet/x?endpoint={proxy.url}", patience=60.0)
+    bucket = S3Bucket(f"s3://ortet/x?endpoint={proxy.url}", retry_seconds=60.0)
     for verb in (
         lambda: bucket.put("a", b""),
         lambda: bucket.get("a"),
@@ -159,7 +161,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
 
 
 def test_a_missing_bucket_is_reported(proxy: Proxy) -> None:
-    bucket = S3Bucket(f"s3://not-there?endpoint={proxy.url}", patience=60.0)
+    bucket = S3Bucket(f"s3://not-there?endpoint={proxy.url}", retry_seconds=60.0)
     for verb in (
         lambda: bucket.put("a", b""),
         lambda: bucket.get("a"),
@@ -173,14 +175,14 @@ def test_a_missing_bucket_is_reported(proxy: Proxy) -> None:
 
 
 def test_answers_sends_one_request_without_retry(bucket: S3Bucket, proxy: Proxy) -> None:
-    bucket.answers(60.0)
+    bucket.check_reachable(60.0)
     proxy.faults = [fails(503, "SlowDown")]
     with pytest.raises(Unavailable) as caught:
-        bucket.answers(60.0)
+        bucket.check_reachable(60.0)
     assert caught.value.kind == "bucket_unavailable"
     assert proxy.seen == ["GET", "GET"]
     with pytest.raises(NotFound) as gone:
-        S3Bucket(f"s3://nobodys/x?endpoint={proxy.url}").answers(60.0)
+        S3Bucket(f"s3://nobodys/x?endpoint={proxy.url}").check_reachable(60.0)
     assert gone.value.kind == "no_bucket"
 
 
@@ -260,14 +262,14 @@ def test_a_forked_child_is_told_to_start_anew(bucket: S3Bucket) -> None:
 )
 def test_invalid_bucket_addresses_are_refused(url: str) -> None:
     with pytest.raises(Invalid) as caught:
-        bucket_of(url)
+        open_bucket(url)
     assert caught.value.kind == "bad_url"
     assert "hush" not in str(caught.value)
     assert "word" not in str(caught.value)
 
 
 def test_bucket_addresses_are_parsed_with_their_options(tmp_path: Path) -> None:
-    found = address_of("S3://bucket/One/two/?endpoint=https://h:1&region=r")
+    found = parse_bucket_url("S3://bucket/One/two/?endpoint=https://h:1&region=r")
     assert (found.bucket, found.prefix, found.endpoint, found.region) == (
         "bucket",
         "One/two/",
@@ -275,8 +277,8 @@ def test_bucket_addresses_are_parsed_with_their_options(tmp_path: Path) -> None:
         "r",
     )
     assert str(found) == "s3://bucket/One/two"
-    assert address_of("az://box?account=me").account == "me"
-    assert isinstance(bucket_of(f"file://{tmp_path}/a%20b"), FileBucket)
+    assert parse_bucket_url("az://box?account=me").account == "me"
+    assert isinstance(open_bucket(f"file://{tmp_path}/a%20b"), FileBucket)
     assert (tmp_path / "a b").is_dir()
 
 
@@ -285,7 +287,7 @@ def test_without_obstore_the_error_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(Unsupported) as caught:
-        bucket_of("s3://bucket")
+        open_bucket("s3://bucket")
     assert 'pip install "ortet[s3]"' in str(caught.value)
 
 

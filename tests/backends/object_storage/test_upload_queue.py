@@ -20,7 +20,7 @@ from tests.fixtures.waiting import WAIT, eventually
 from ortet.backends.base import Bucket, Catalog
 from ortet.backends.local.bucket import FileBucket
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.backends.object_storage.pending_uploads import Owing, owing
+from ortet.backends.object_storage.pending_uploads import PendingUploadTable, list_pending_uploads
 from ortet.backends.object_storage.upload_queue import QueuedBucket
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Conflict, Unavailable
@@ -84,11 +84,11 @@ def test_queued_objects_are_uploaded(tmp_path: Path) -> None:
     source.write_bytes(b"from a file")
     bucket.put("packs/a", b"bytes")
     bucket.put_file("packs/b", source)
-    bucket.settle()
+    bucket.wait_uploaded()
     far = FileBucket(tmp_path / "far")
     assert far.get("packs/a") == b"bytes"
     assert far.get("packs/b") == b"from a file"
-    assert bucket.queued().objects == 0
+    assert bucket.backlog().objects == 0
     assert bucket.get("packs/a") == b"bytes"
     bucket.close()
 
@@ -104,14 +104,14 @@ def test_queued_objects_are_readable_and_reported_before_the_upload(tmp_path: Pa
     with pytest.raises(Conflict):
         bucket.put("a", b"others")
     with pytest.raises(Unavailable) as caught:
-        bucket.settle(patience=0.0)
+        bucket.wait_uploaded(timeout=0.0)
     assert caught.value.kind == "not_uploaded_yet"
-    eventually(lambda: bool(bucket.queued().trouble))
-    assert (bucket.queued().objects, bucket.queued().bytes) == (1, 5)
-    assert "it is closed" in bucket.queued().trouble
+    eventually(lambda: bool(bucket.backlog().trouble))
+    assert (bucket.backlog().objects, bucket.backlog().bytes) == (1, 5)
+    assert "it is closed" in bucket.backlog().trouble
     far.open.set()
-    bucket.settle()
-    assert bucket.queued() == type(bucket.queued())(0, 0)
+    bucket.wait_uploaded()
+    assert bucket.backlog() == type(bucket.backlog())(0, 0)
     assert far.get("a") == b"bytes"
     bucket.close()
 
@@ -125,32 +125,32 @@ def test_an_upload_never_overwrites_an_object_of_another_host(tmp_path: Path) ->
     others.put("a", b"theirs")
     others.put("b", b"same")
     far.open.set()
-    eventually(lambda: bucket.queued().objects == 1)
+    eventually(lambda: bucket.backlog().objects == 1)
     with pytest.raises(Unavailable) as caught:
-        bucket.settle()
+        bucket.wait_uploaded()
     assert "another host" in str(caught.value)
     assert others.get("a") == b"theirs"
     bucket.close()
 
 
 def is_told(catalog: Catalog, commit: str) -> bool:
-    return commit in owing(catalog)["key"].commits
+    return commit in list_pending_uploads(catalog)["key"].commits
 
 
 def test_commits_are_told_while_an_upload_is_under_way(tmp_path: Path) -> None:
     far = Slow(tmp_path / "far")
     with closing(SqliteCatalog(tmp_path / "catalog.db")) as catalog:
-        owed = Owing(catalog, "key", name="host", clock=SystemClock())
-        bucket = QueuedBucket(far, tmp_path / "queue", owing=owed)
+        owed = PendingUploadTable(catalog, "key", name="host", clock=SystemClock())
+        bucket = QueuedBucket(far, tmp_path / "queue", pending_uploads=owed)
         bucket.put("packs/a", b"bytes")
         assert far.begun.wait(WAIT)
         for commits in (["ab" * 32], ["cd" * 32, "ef" * 32]):
-            bucket.note(commits)
+            bucket.record_commits(commits)
             eventually(partial(is_told, catalog, commits[-1]))
-        assert owing(catalog)["key"].commits == ["ab" * 32, "cd" * 32, "ef" * 32]
+        assert list_pending_uploads(catalog)["key"].commits == ["ab" * 32, "cd" * 32, "ef" * 32]
         far.may_end.set()
-        bucket.settle()
-        eventually(lambda: not owing(catalog))
+        bucket.wait_uploaded()
+        eventually(lambda: not list_pending_uploads(catalog))
         bucket.close()
 
 
@@ -162,7 +162,7 @@ def test_with_a_full_queue_disk_objects_are_uploaded_directly(
     def full(*_: object) -> None:
         raise Unavailable("no_space", "the disk is full: make room")
 
-    monkeypatch.setattr(bucket._near, "put", full)
+    monkeypatch.setattr(bucket._local, "put", full)
     bucket.put("a", b"bytes")
     assert FileBucket(tmp_path / "far").get("a") == b"bytes"
     bucket.close()
@@ -196,7 +196,7 @@ def test_a_killed_process_leaves_its_uploads_to_the_next(
         child.kill()
         child.communicate()
     bucket = QueuedBucket(S3Bucket(prefix + s3), tmp_path / "queue")
-    bucket.settle()
+    bucket.wait_uploaded()
     bucket.close()
     far = S3Bucket(prefix + s3)
     assert [found.size for found in far.list("packs/")] == [100_000] * 3
@@ -208,7 +208,7 @@ def test_two_processes_share_a_queue(tmp_path: Path) -> None:
     for number, bucket in enumerate(buckets):
         bucket.put(f"a{number}", os.urandom(10))
     for bucket in buckets:
-        bucket.settle()
+        bucket.wait_uploaded()
     assert len(list(FileBucket(tmp_path / "far").list())) == 3
     for bucket in buckets:
         bucket.close()

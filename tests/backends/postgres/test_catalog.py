@@ -14,13 +14,13 @@ from tests.fixtures.cut_proxy import Cut
 from tests.fixtures.postgres import Server, Shared, shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet._util.deadlines import patient
-from ortet.backends.base import Append, Claim, EventRow, Lease, Move, RowChange, Timeline
+from ortet._util.deadlines import lock_timeout
+from ortet.backends.base import Append, EventRow, Lease, LeaseClaim, Move, RowChange, Timeline
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.schema import MIGRATIONS
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unavailable, Unsupported
 from ortet.ids import SystemClock
-from ortet.testing.processes import in_processes, in_threads, oid
+from ortet.testing.processes import make_oid, run_in_processes, run_in_threads
 
 pytestmark = pytest.mark.postgres
 
@@ -50,14 +50,14 @@ def open_and_write(url: str, schema: str, number: int) -> int:
 
 def test_ten_servers_create_the_schema_at_the_same_time(schema: str) -> None:
     url = shared().url()
-    versions = in_threads(open_and_write, [(url, schema, number) for number in range(10)])
+    versions = run_in_threads(open_and_write, [(url, schema, number) for number in range(10)])
     assert versions == [1] * 10
     assert asked(schema, "SELECT version FROM ortet_format") == [(len(MIGRATIONS),)]
 
 
 def test_processes_open_a_new_catalog_at_the_same_time(schema: str) -> None:
     jobs = [(shared().url(), schema, number) for number in range(3)]
-    assert in_processes(open_and_write, jobs) == [1] * 3
+    assert run_in_processes(open_and_write, jobs) == [1] * 3
 
 
 def test_a_newer_schema_is_refused(catalog: PostgresCatalog, schema: str) -> None:
@@ -104,7 +104,7 @@ def test_a_name_too_long_for_an_index_is_refused(catalog: PostgresCatalog) -> No
     for verb in (
         lambda: catalog.put_row("kind", "x" * 2500, b""),
         lambda: catalog.acquire("x" * 2500, "me", 1),
-        lambda: catalog.move([Move("x" * 2500, None, oid(1))], verb="v"),
+        lambda: catalog.move([Move("x" * 2500, None, make_oid(1))], verb="v"),
     ):
         with pytest.raises(Invalid) as caught:
             verb()
@@ -129,7 +129,7 @@ def test_a_read_is_busy_while_all_connections_are_in_use(
             ).fetchall()
 
         eventually(is_blocked)
-        with pytest.raises(Unavailable) as caught, patient(0.1):
+        with pytest.raises(Unavailable) as caught, lock_timeout(0.1):
             narrow.head("h")
         assert caught.value.kind == "busy"
     waiting.join(WAIT)
@@ -143,7 +143,7 @@ def test_a_deadlocked_transaction_is_retried(catalog: PostgresCatalog) -> None:
                 [], verb="v", rows=[RowChange("k", first, b""), RowChange("k", second, b"")]
             )
 
-    in_threads(swap, [("a", "b"), ("b", "a")])
+    run_in_threads(swap, [("a", "b"), ("b", "a")])
     row = catalog.row("k", "a")
     assert row is not None
     assert row.version == 40
@@ -204,7 +204,7 @@ def test_leases_expire_by_the_clock_of_the_database(schema: str) -> None:
     assert abs(left - HOUR // 60) < HOUR // 120  # a minute, on its own clock too
     right.release(lease)
     mine = late.acquire("w", "bob", HOUR)
-    late.move([Move("h", None, oid(1))], verb="v", lease=mine)
+    late.move([Move("h", None, make_oid(1))], verb="v", lease=mine)
     with pytest.raises(Refused):
         right.acquire("w", "ann", HOUR)
     right.close()
@@ -214,19 +214,19 @@ def test_leases_expire_by_the_clock_of_the_database(schema: str) -> None:
 def test_writes_relying_on_an_older_sweep_epoch_are_refused(
     catalog: PostgresCatalog, schema: str
 ) -> None:
-    catalog.epochs.rely(catalog.epochs.ask())
+    catalog.epochs.set_write_epoch(catalog.epochs.refresh())
     catalog.move([], verb="open", timelines=[Timeline(LINE)])
     asked(schema, "UPDATE floors SET value = value + 1 WHERE \"of\" = 'epoch'")
     for write in (
-        lambda: catalog.move([Move("h", None, oid(1))], verb="v"),
+        lambda: catalog.move([Move("h", None, make_oid(1))], verb="v"),
         lambda: catalog.append(LINE, [event(1)]),
     ):
         with pytest.raises(Conflict) as caught:
             write()
         assert caught.value.kind == "swept"
-    catalog.epochs.rely(catalog.epochs.now())
+    catalog.epochs.set_write_epoch(catalog.epochs.cached())
     catalog.append(LINE, [event(1)])
-    catalog.epochs.rely(None)
+    catalog.epochs.set_write_epoch(None)
 
 
 def test_a_child_of_fork_has_connections_of_its_own(catalog: PostgresCatalog) -> None:
@@ -270,11 +270,11 @@ def test_an_answer_that_was_lost_is_not_a_conflict(schema: str, cut: Cut) -> Non
     assert cut.lost == 1
     lose_once(mark)
     lease = catalog.move(
-        [Move("branch:a", None, oid(1))],
+        [Move("branch:a", None, make_oid(1))],
         verb="commit",
         detail=mark.decode(),
         rows=[RowChange("k", "m", b"", expect=0)],
-        claims=[Claim("session", "me", HOUR)],
+        claims=[LeaseClaim("session", "me", HOUR)],
         appends=[Append(LINE, [event(2)])],
     )
     assert cut.lost == 2
@@ -310,7 +310,7 @@ def test_a_catalog_reconnects_after_a_server_restart() -> None:
         catalog = PostgresCatalog(server.url())
         catalog.put_row("kind", "key", b"1")
         server.stop()
-        with pytest.raises(Unavailable) as caught, patient(0.1):
+        with pytest.raises(Unavailable) as caught, lock_timeout(0.1):
             catalog.put_row("kind", "key", b"2")
         assert caught.value.kind == "database_gone"
         server.start()

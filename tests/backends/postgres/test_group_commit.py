@@ -15,9 +15,14 @@ import pytest
 from tests.fixtures.postgres import shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backends.base import Claim, EventRow, Lease, Timeline
+from ortet.backends.base import EventRow, Lease, LeaseClaim, Timeline
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.backends.postgres.group_commit import MOST, One, Together, together
+from ortet.backends.postgres.group_commit import (
+    MAX_RUNNING_STATEMENTS,
+    GroupCommit,
+    PendingAppend,
+    group_commit_for,
+)
 from ortet.errors import Conflict, OrtetError, Refused, Unavailable
 
 COUNT = 8
@@ -36,7 +41,7 @@ def event(seq: int) -> EventRow:
 def leases(catalog: PostgresCatalog) -> list[Lease]:
     """Each of a timeline of its own."""
     lines = [Timeline(line(number)) for number in range(COUNT)]
-    claims = [Claim(f"session-{number}", "me", HOUR) for number in range(COUNT)]
+    claims = [LeaseClaim(f"session-{number}", "me", HOUR) for number in range(COUNT)]
     return catalog.move([], verb="open", timelines=lines, claims=claims)
 
 
@@ -63,13 +68,13 @@ def at_once(
         except OrtetError as error:
             found[number] = error
 
-    shared_ones = together(catalog.database)
+    shared_ones = group_commit_for(catalog.database)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
     with held_up(schema) as connection:
         for number, thread in enumerate(threads):
             thread.start()
-            if number >= MOST:
-                eventually(lambda: len(shared_ones._waiting) == number - MOST + 1)  # noqa: B023
+            if number >= MAX_RUNNING_STATEMENTS:
+                eventually(lambda: len(shared_ones._waiting) == number - MAX_RUNNING_STATEMENTS + 1)  # noqa: B023
             else:
                 eventually(lambda: shared_ones._running == number + 1)  # noqa: B023
         meanwhile(connection)
@@ -98,7 +103,7 @@ def test_waiting_appends_are_written_in_one_transaction(
     catalog: PostgresCatalog, schema: str, leases: list[Lease]
 ) -> None:
     assert at_once(catalog, schema, appends(catalog, leases)) == [None] * COUNT
-    assert transactions(schema) == MOST + 1
+    assert transactions(schema) == MAX_RUNNING_STATEMENTS + 1
     for number in range(COUNT):
         assert [found.seq for found in catalog.events(line(number))] == [*range(1, number + 2)]
 
@@ -109,7 +114,7 @@ def test_catalogs_of_one_process_write_together(
     others = [PostgresCatalog(shared().url(), schema=schema) for _ in range(COUNT)]
     calls = [appends(other, leases)[number] for number, other in enumerate(others)]
     assert at_once(catalog, schema, calls) == [None] * COUNT
-    assert transactions(schema) == MOST + 1
+    assert transactions(schema) == MAX_RUNNING_STATEMENTS + 1
     for other in others:
         other.close()
 
@@ -136,7 +141,9 @@ def test_a_group_append_retried_after_a_lost_connection_writes_once(
 ) -> None:
     def cut(connection: psycopg.Connection) -> None:
         waiting = "FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"
-        eventually(lambda: connection.execute(f"SELECT {waiting}").rowcount == MOST)
+        eventually(
+            lambda: connection.execute(f"SELECT {waiting}").rowcount == MAX_RUNNING_STATEMENTS
+        )
         connection.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
 
     assert at_once(catalog, schema, appends(catalog, leases), cut) == [None] * COUNT
@@ -148,7 +155,7 @@ class Stub:
     """One that waits until it may, and then does as it is told."""
 
     def __init__(self) -> None:
-        self.ones = Together()
+        self.ones = GroupCommit()
         self.go = threading.Event()
         self.fails: Exception | None = None
         self.alone: list[bool] = []
@@ -181,9 +188,9 @@ class Stub:
 
     def busy(self, waiting: int) -> None:
         """As many under way as may be, and so many who wait."""
-        for _ in range(MOST):
+        for _ in range(MAX_RUNNING_STATEMENTS):
             self.start()
-        eventually(lambda: self.ones._running == MOST)
+        eventually(lambda: self.ones._running == MAX_RUNNING_STATEMENTS)
         for number in range(waiting):
             self.start()
             eventually(lambda: len(self.ones._waiting) == number + 1)  # noqa: B023
@@ -196,8 +203,8 @@ class Stub:
         assert self.ones._running == 0
 
 
-def one() -> One:
-    return One(UUID(int=1), 1, [b"h"], [b"s"], [b"b"], None, None, None)
+def one() -> PendingAppend:
+    return PendingAppend(UUID(int=1), 1, [b"h"], [b"s"], [b"b"], None, None, None)
 
 
 def test_every_waiting_append_fails_when_the_database_is_gone() -> None:
@@ -217,7 +224,7 @@ def test_after_a_refused_group_each_append_is_retried_alone() -> None:
     stub.fails = Conflict("seq_taken", "taken")
     stub.end()
     assert stub.errors == []
-    assert stub.alone == [False] * (MOST + 3)
+    assert stub.alone == [False] * (MAX_RUNNING_STATEMENTS + 3)
 
 
 def test_an_interrupted_group_writer_makes_the_others_check_and_retry() -> None:
@@ -226,7 +233,7 @@ def test_an_interrupted_group_writer_makes_the_others_check_and_retry() -> None:
     stub.fails = RuntimeError("interrupted")
     stub.end()
     assert stub.errors == [stub.fails]
-    assert sorted(stub.alone) == [False] * MOST + [True] * 2
+    assert sorted(stub.alone) == [False] * MAX_RUNNING_STATEMENTS + [True] * 2
 
 
 def test_an_interrupted_waiter_is_removed_from_the_queue() -> None:
@@ -257,7 +264,7 @@ def test_an_interrupted_waiter_is_removed_from_the_queue() -> None:
     stub.start()
     eventually(lambda: len(stub.ones._waiting) == 1)
     stub.end()
-    assert sorted(stub.alone) == [False] * (MOST + 1)
+    assert sorted(stub.alone) == [False] * (MAX_RUNNING_STATEMENTS + 1)
 
 
 def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:

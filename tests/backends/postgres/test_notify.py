@@ -13,15 +13,15 @@ from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.notify import PostgresSignal
-from ortet.backends.postgres.pool import Database
-from ortet.backends.pubsub import _POSTS
+from ortet.backends.postgres.pool import PostgresDatabase
+from ortet.backends.pubsub import _CHANNELS
 from ortet.errors import Invalid
 
 pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("unhurried")]
 
 
 @pytest.fixture
-def database(postgres: Shared) -> Iterator[Database]:
+def database(postgres: Shared) -> Iterator[PostgresDatabase]:
     schema = new_schema()
     catalog = PostgresCatalog(f"{shared().url()}&application_name={schema}", schema=schema)
     yield catalog.database
@@ -30,18 +30,18 @@ def database(postgres: Shared) -> Iterator[Database]:
 
 
 @pytest.fixture
-def hears(database: Database) -> Iterator[PostgresSignal]:
+def hears(database: PostgresDatabase) -> Iterator[PostgresSignal]:
     signal = PostgresSignal(database, "space")
     yield signal
     signal.close()
 
 
-def asked(database: Database, statement: str) -> int:
+def asked(database: PostgresDatabase, statement: str) -> int:
     with psycopg.connect(shared().url(), autocommit=True) as connection:
         return len(connection.execute(statement, (database.schema,)).fetchall())
 
 
-def listening(database: Database) -> int:
+def listening(database: PostgresDatabase) -> int:
     """After some seconds of silence it has asked nothing, to see whether it is answered."""
     statement = (
         "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
@@ -50,15 +50,15 @@ def listening(database: Database) -> int:
     return asked(database, statement)
 
 
-def is_shared(database: Database) -> bool:
+def is_shared(database: PostgresDatabase) -> bool:
     """Other tests may have left some of their own."""
-    return any(getattr(wire, "database", None) == database for wire in _POSTS)
+    return any(getattr(wire, "database", None) == database for wire in _CHANNELS)
 
 
-def test_signals_of_a_process_share_one_connection(database: Database) -> None:
+def test_signals_of_a_process_share_one_connection(database: PostgresDatabase) -> None:
     others = set(threading.enumerate())
     signals = [PostgresSignal(database, "space") for _ in range(20)]
-    parts = [signal.narrowed("want") for signal in signals]
+    parts = [signal.with_prefix("want") for signal in signals]
     for signal in (*signals, *parts):
         signal.token("want:1")
         signal.notify("want:1")
@@ -70,14 +70,14 @@ def test_signals_of_a_process_share_one_connection(database: Database) -> None:
     eventually(lambda: not [t for t in {*threading.enumerate()} - others if "postgres" in t.name])
 
 
-def test_a_garbage_collected_signal_releases_its_connection(database: Database) -> None:
+def test_a_garbage_collected_signal_releases_its_connection(database: PostgresDatabase) -> None:
     PostgresSignal(database, "space").token("topic")
     eventually(lambda: not is_shared(database))
     eventually(lambda: listening(database) == 0)
 
 
 def test_a_signal_reconnects_after_its_connection_was_terminated(
-    hears: PostgresSignal, database: Database
+    hears: PostgresSignal, database: PostgresDatabase
 ) -> None:
     token = hears.token("topic")
     asked(
@@ -85,15 +85,15 @@ def test_a_signal_reconnects_after_its_connection_was_terminated(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
     )
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
-    eventually(lambda: listening(database) == 1 and not hears.trouble)
+    eventually(lambda: listening(database) == 1 and not hears.last_error)
     other = _Another(database)
-    token, _ = hears.news(None, 0.0)
+    token, _ = hears.wait_any(None, 0.0)
 
     def is_heard() -> bool:
         """Tell once more: what is told on a connection that was cut is lost."""
         nonlocal token
         other.tell("theirs")
-        token, topics = hears.news(token, 1.0)
+        token, topics = hears.wait_any(token, 1.0)
         return "theirs" in (topics or ())
 
     eventually(is_heard)
@@ -110,14 +110,14 @@ def test_a_signal_reconnects_after_a_server_restart() -> None:
         assert signal.wait("topic", token, WAIT) is True
         token = signal.token("topic")
         assert signal.wait("topic", token, WAIT) is True  # each second again
-        assert signal.trouble
+        assert signal.last_error
         signal.notify("topic")  # is no error
         server.start()
-        eventually(lambda: not signal.trouble)
-        token, _ = signal.news(None, 0.0)
+        eventually(lambda: not signal.last_error)
+        token, _ = signal.wait_any(None, 0.0)
         other = _Another(catalog.database)
         other.tell("theirs")
-        _, topics = signal.news(token, WAIT)
+        _, topics = signal.wait_any(token, WAIT)
         assert topics is None or topics == {"theirs"}
         catalog.close()
     finally:
@@ -126,40 +126,42 @@ def test_a_signal_reconnects_after_a_server_restart() -> None:
         server.end()
 
 
-def test_a_narrowed_signal_hears_nothing_else(hears: PostgresSignal, database: Database) -> None:
-    narrow = hears.narrowed("want")
-    token, _ = narrow.news(None, 0.0)
+def test_a_narrowed_signal_hears_nothing_else(
+    hears: PostgresSignal, database: PostgresDatabase
+) -> None:
+    narrow = hears.with_prefix("want")
+    token, _ = narrow.wait_any(None, 0.0)
     other = _Another(database)
     other.tell("other")
     other.tell("want:1")
-    _, topics = narrow.news(token, WAIT)
+    _, topics = narrow.wait_any(token, WAIT)
     assert topics is None or topics == {"want:1"}
     narrow.close()
     with pytest.raises(Invalid) as caught:
-        hears.narrowed("a*")
+        hears.with_prefix("a*")
     assert caught.value.kind == "bad_topic"
 
 
 def test_signals_of_different_spaces_are_isolated(
-    hears: PostgresSignal, database: Database
+    hears: PostgresSignal, database: PostgresDatabase
 ) -> None:
-    token, _ = hears.news(None, 0.0)
+    token, _ = hears.wait_any(None, 0.0)
     _Another(database, "others").tell("theirs")
     _Another(database).tell("ours")
-    _, topics = hears.news(token, WAIT)
+    _, topics = hears.wait_any(token, WAIT)
     assert topics is None or topics == {"ours"}
 
 
 def test_an_overlong_topic_is_reported_as_any_topic(
-    hears: PostgresSignal, database: Database
+    hears: PostgresSignal, database: PostgresDatabase
 ) -> None:
-    token, _ = hears.news(None, 0.0)
+    token, _ = hears.wait_any(None, 0.0)
     _Another(database).tell("\N{SNOWMAN}" * 3000)
-    _, topics = hears.news(token, WAIT)
+    _, topics = hears.wait_any(token, WAIT)
     assert topics is None
 
 
-def test_a_child_is_heard_by_its_parent(hears: PostgresSignal, database: Database) -> None:
+def test_a_child_is_heard_by_its_parent(hears: PostgresSignal, database: PostgresDatabase) -> None:
     _Another(database).tell("before")
     token = hears.token("topic")
     child = os.fork()
@@ -177,7 +179,7 @@ def test_a_child_is_heard_by_its_parent(hears: PostgresSignal, database: Databas
 class _Another:
     """A process of another host, as the database sees it."""
 
-    def __init__(self, database: Database, space: str = "space") -> None:
+    def __init__(self, database: PostgresDatabase, space: str = "space") -> None:
         self._database = database
         self._space = space
 

@@ -14,11 +14,11 @@ from tests.fixtures import forked
 from tests.fixtures.postgres import drop_schema, shared
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet._util.deadlines import patient
+from ortet._util.deadlines import lock_timeout
 from ortet.backends.postgres import pool, stall_detection
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.errors import Corrupt, Invalid, Unavailable
-from ortet.testing.processes import in_threads
+from ortet.testing.processes import run_in_threads
 
 
 def opened(schema: str, *, create: bool = True, connections: int = 3) -> PostgresCatalog:
@@ -37,8 +37,8 @@ def connected(schema: str) -> int:
 
 def test_many_catalogs_share_few_connections(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # on a slow host who waits would ask why, each time by one more
-    monkeypatch.setattr(pool, "_LOOK", WAIT)
-    monkeypatch.setattr(stall_detection, "_QUIET", WAIT)
+    monkeypatch.setattr(pool, "_DIAGNOSE_AFTER_SECONDS", WAIT)
+    monkeypatch.setattr(stall_detection, "_PROBE_AFTER_SECONDS", WAIT)
     catalogs = [opened(schema) for _ in range(40)]
     eventually(lambda: connected(schema) == 1)  # that of who opened it first is gone
     most = []
@@ -48,7 +48,7 @@ def test_many_catalogs_share_few_connections(schema: str, monkeypatch: pytest.Mo
             catalogs[number].put_row("kind", f"{number}-{turn}", b"")
         most.append(connected(schema))
 
-    in_threads(write, [(number,) for number in range(40)])
+    run_in_threads(write, [(number,) for number in range(40)])
     assert max(most) <= 3
     assert len(catalogs[0].rows("kind")) == 200
     for catalog in catalogs[1:]:
@@ -68,7 +68,7 @@ def test_every_waiter_for_a_connection_gets_a_busy_error(schema: str) -> None:
     refused = []
 
     def look(number: int) -> None:
-        with pytest.raises(Unavailable) as caught, patient(0.1):
+        with pytest.raises(Unavailable) as caught, lock_timeout(0.1):
             catalogs[number].head("h")
         refused.append(caught.value.kind)
 
@@ -86,7 +86,7 @@ def test_every_waiter_for_a_connection_gets_a_busy_error(schema: str) -> None:
             return len(other.execute(waiting).fetchall()) >= 2
 
         eventually(are_blocked)
-        in_threads(look, [(number,) for number in range(2, 10)])
+        run_in_threads(look, [(number,) for number in range(2, 10)])
         eventually(lambda: connected(schema) == 2)  # who asked why needed one more
     assert refused == ["busy"] * 8
     for writer in writers:
@@ -138,7 +138,10 @@ def test_opening_a_dropped_schema_is_refused_though_others_have_it_open(schema: 
 def test_a_server_timeout_is_reported_as_busy_or_gone(schema: str, setting: str, kind: str) -> None:
     with closing(opened(schema)) as catalog:
         limit = f"SET LOCAL {setting} = 50"
-        with pytest.raises(Unavailable) as caught, catalog.link.reading(limit) as connection:
+        with (
+            pytest.raises(Unavailable) as caught,
+            catalog.client.read_transaction(limit) as connection,
+        ):
             if kind == "busy":
                 connection.execute("SELECT pg_sleep(60)")
             assert select.select([connection], [], [], WAIT)[0]  # the server has closed it

@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.postgres import Server
 from tests.fixtures.waiting import WAIT
 
-from ortet._util.deadlines import patient
+from ortet._util.deadlines import lock_timeout
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.postgres.notify import PostgresSignal
 from ortet.errors import Unavailable
@@ -37,7 +37,7 @@ def test_a_paused_server_is_reported_as_gone(server: Server) -> None:
 
     def write(number: int) -> None:
         try:
-            with patient(0.5):
+            with lock_timeout(0.5):
                 catalog.put_row("kind", f"{number}", b"")
         except Unavailable as error:
             told.append(error.kind)
@@ -52,7 +52,7 @@ def test_a_paused_server_is_reported_as_gone(server: Server) -> None:
         try:
             for thread in threads:
                 thread.start()
-            with pytest.raises(Unavailable) as caught, patient(0.5):
+            with pytest.raises(Unavailable) as caught, lock_timeout(0.5):
                 catalog.row("kind", "key")
             for thread in threads:
                 thread.join(WAIT)
@@ -79,7 +79,7 @@ def test_a_server_that_goes_on_in_time_is_waited_for(server: Server) -> None:
 def test_a_statement_that_takes_longer_is_waited_for(server: Server) -> None:
     with (
         closing(opened(server, connect=60)) as catalog,
-        catalog.link.reading() as connection,
-        patient(0.1),
+        catalog.client.read_transaction() as connection,
+        lock_timeout(0.1),
     ):
         assert connection.execute("SELECT 1 FROM pg_sleep(1)").fetchall() == [(1,)]

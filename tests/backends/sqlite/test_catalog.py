@@ -17,7 +17,7 @@ from ortet.backends.base import Catalog, EventRow, Move, Timeline
 from ortet.backends.sqlite.catalog import SqliteCatalog
 from ortet.errors import Conflict, Corrupt, Unavailable
 from ortet.ids import Clock, SystemClock
-from ortet.testing.processes import in_processes, in_threads, oid, raise_head
+from ortet.testing.processes import increment_head, make_oid, run_in_processes, run_in_threads
 
 pytestmark = pytest.mark.disk("1m")
 
@@ -135,14 +135,14 @@ def test_a_killed_transaction_leaves_no_partial_change(path: Path) -> None:
         assert writer.stdout.readline() == "inside\n"
         waiting = SqliteCatalog(path, busy_ms=20)
         with pytest.raises(Unavailable) as caught:
-            waiting.move([Move("h", oid(1), oid(3))], verb="commit")
+            waiting.move([Move("h", make_oid(1), make_oid(3))], verb="commit")
         assert caught.value.kind == "busy"
         head = waiting.head("h")  # readers do not wait
         assert head is not None
-        assert head.oid == oid(1)
+        assert head.oid == make_oid(1)
         writer.send_signal(signal.SIGKILL)
-    waiting.move([Move("h", oid(1), oid(3))], verb="commit")
-    assert [op.new for op in waiting.ops("h")] == [oid(1), oid(3)]
+    waiting.move([Move("h", make_oid(1), make_oid(3))], verb="commit")
+    assert [op.new for op in waiting.ops("h")] == [make_oid(1), make_oid(3)]
     assert waiting.check() == []
     waiting.close()
 
@@ -174,19 +174,19 @@ def test_a_handle_in_an_unannounced_fork_is_refused(path: Path) -> None:
 
 
 def test_six_processes_lose_no_move_of_one_head(path: Path, catalog: SqliteCatalog) -> None:
-    in_processes(raise_head, [(partial(SqliteCatalog, path), "h", 100)] * 6)
+    run_in_processes(increment_head, [(partial(SqliteCatalog, path), "h", 100)] * 6)
     head = catalog.head("h")
     assert head is not None
-    assert head.oid == oid(600)
-    assert [op.new for op in catalog.ops("h")] == [oid(n) for n in range(1, 601)]
+    assert head.oid == make_oid(600)
+    assert [op.new for op in catalog.ops("h")] == [make_oid(n) for n in range(1, 601)]
 
 
 def test_six_processes_create_one_catalog_at_the_same_time(path: Path) -> None:
-    in_processes(raise_head, [(partial(SqliteCatalog, path), "h", 1)] * 6)
+    run_in_processes(increment_head, [(partial(SqliteCatalog, path), "h", 1)] * 6)
     catalog = SqliteCatalog(path, create=False)
     head = catalog.head("h")
     assert head is not None
-    assert head.oid == oid(6)
+    assert head.oid == make_oid(6)
     catalog.close()
 
 
@@ -227,9 +227,11 @@ def test_damage_in_the_middle_is_found(path: Path) -> None:
 def test_check_reports_heads_that_disagree_with_the_operation_log(
     path: Path, catalog: SqliteCatalog
 ) -> None:
-    catalog.move([Move("moved", None, oid(1)), Move("short", None, oid(2))], verb="create")
+    catalog.move(
+        [Move("moved", None, make_oid(1)), Move("short", None, make_oid(2))], verb="create"
+    )
     other = apsw.Connection(str(path))
-    other.execute("UPDATE heads SET oid = ? WHERE name = 'moved'", (oid(3),))
+    other.execute("UPDATE heads SET oid = ? WHERE name = 'moved'", (make_oid(3),))
     other.execute("UPDATE heads SET oid = x'00' WHERE name = 'short'")
     other.close()
     assert catalog.check() == [
@@ -248,8 +250,8 @@ def test_time_is_asked_inside_the_transaction(path: Path) -> None:
 
     clock: Clock = Ticking()
     catalog: Catalog = SqliteCatalog(path, clock)
-    catalog.move([Move("a", None, oid(1)), Move("b", None, oid(1))], verb="create")
-    catalog.move([Move("a", oid(1), oid(2))], verb="commit")
+    catalog.move([Move("a", None, make_oid(1)), Move("b", None, make_oid(1))], verb="create")
+    catalog.move([Move("a", make_oid(1), make_oid(2))], verb="commit")
     assert [op.time for op in catalog.ops()] == [1, 1, 2]
     catalog.close()
 
@@ -289,7 +291,7 @@ def test_concurrent_appends_of_several_events_are_not_interleaved(catalog: Sqlit
                 assert error.kind == "seq_taken"
         return done
 
-    assert in_threads(write, [(number,) for number in range(4)]) == [20] * 4
+    assert run_in_threads(write, [(number,) for number in range(4)]) == [20] * 4
     found = [event.body for event in catalog.events(line)][1:]
     assert len(found) == 3 * 80
     assert all(len(set(found[at : at + 3])) == 1 for at in range(0, len(found), 3))
@@ -297,7 +299,7 @@ def test_concurrent_appends_of_several_events_are_not_interleaved(catalog: Sqlit
 
 def test_a_catalog_uses_the_system_clock_by_default(catalog: SqliteCatalog) -> None:
     before = SystemClock().now_ns()
-    catalog.move([Move("h", None, oid(1))], verb="create")
+    catalog.move([Move("h", None, make_oid(1))], verb="create")
     head = catalog.head("h")
     assert head is not None
     assert before <= head.time <= SystemClock().now_ns()

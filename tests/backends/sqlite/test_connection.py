@@ -17,7 +17,7 @@ from ortet.backends.sqlite.connection import (
     MIGRATIONS,
     _connect,
     check_library,
-    translated,
+    translate_sqlite_error,
 )
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
@@ -189,6 +189,6 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
 def test_each_sqlite_error_maps_to_an_ortet_error(
     error: apsw.Error, expected: type[OrtetError], kind: str
 ) -> None:
-    ours = translated(error, Path("catalog.db"))
+    ours = translate_sqlite_error(error, Path("catalog.db"))
     assert type(ours) is expected
     assert ours.kind == kind

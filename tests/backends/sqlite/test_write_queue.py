@@ -15,7 +15,7 @@ from tests.fixtures.waiting import WAIT, eventually
 
 from ortet.backends.base import EventRow, Timeline
 from ortet.backends.sqlite.catalog import SqliteCatalog
-from ortet.backends.sqlite.write_queue import Add, Turns, turns_of
+from ortet.backends.sqlite.write_queue import Insert, WriteQueue, write_queue_for
 from ortet.errors import Refused, Unavailable
 from ortet.ids import SystemClock
 
@@ -43,7 +43,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[[], apsw.Connection]]:
         one.close()
 
 
-def inserted(number: int) -> Add:
+def inserted(number: int) -> Insert:
     def add(db: apsw.Connection) -> bool:
         db.execute("INSERT INTO t VALUES (?)", (number,))
         return number >= 0
@@ -51,16 +51,19 @@ def inserted(number: int) -> Add:
     return add
 
 
-def waiting(turns: Turns, count: int) -> None:
+def waiting(turns: WriteQueue, count: int) -> None:
     """Wait until so many threads wait for their turn."""
     eventually(lambda: len(turns._waiting) == count, say=lambda: turns._waiting)
 
 
 def begun(
-    pool: ThreadPoolExecutor, turns: Turns, connect: Callable[[], apsw.Connection], adds: list[Add]
+    pool: ThreadPoolExecutor,
+    turns: WriteQueue,
+    connect: Callable[[], apsw.Connection],
+    adds: list[Insert],
 ) -> list[Future[bool]]:
     """Each in a thread with a connection of its own; all of them wait for their turn."""
-    done = [pool.submit(turns.together, connect(), add, WAIT) for add in adds]
+    done = [pool.submit(turns.insert_batched, connect(), add, WAIT) for add in adds]
     waiting(turns, len(adds))
     return done
 
@@ -68,7 +71,7 @@ def begun(
 def test_waiting_writes_are_committed_in_one_transaction(
     pool: ThreadPoolExecutor, connect: Callable[[], apsw.Connection]
 ) -> None:
-    turns, commits = Turns(), list[int]()
+    turns, commits = WriteQueue(), list[int]()
 
     def hook() -> bool:
         commits.append(1)
@@ -79,13 +82,13 @@ def test_waiting_writes_are_committed_in_one_transaction(
         db.set_commit_hook(hook)
         return db
 
-    with turns.alone(WAIT):
+    with turns.exclusive(WAIT):
         done = begun(pool, turns, counted, [inserted(n) for n in (3, -1, 5, 7)])
     assert [one.result(WAIT) for one in done] == [True, False, True, True]
     assert len(commits) == 1
     rows = connect().execute("SELECT n FROM t ORDER BY n").fetchall()
     assert rows == [(-1,), (3,), (5,), (7,)]
-    assert turns.together(connect(), inserted(9), WAIT)  # and it is free again
+    assert turns.insert_batched(connect(), inserted(9), WAIT)  # and it is free again
 
 
 def test_a_failing_write_does_not_fail_the_others_of_its_group(
@@ -95,8 +98,8 @@ def test_a_failing_write_does_not_fail_the_others_of_its_group(
         db.execute("INSERT INTO t VALUES (100)")
         raise apsw.FullError("no room for this one")
 
-    turns = Turns()
-    with turns.alone(WAIT):
+    turns = WriteQueue()
+    with turns.exclusive(WAIT):
         done = begun(pool, turns, connect, [inserted(1), broken, inserted(2)])
     assert done[0].result(WAIT)
     assert done[2].result(WAIT)
@@ -109,24 +112,24 @@ def test_a_failing_write_does_not_fail_the_others_of_its_group(
 def test_a_writer_that_waits_too_long_gets_a_busy_error(
     connect: Callable[[], apsw.Connection],
 ) -> None:
-    turns, db = Turns(), connect()
-    with turns.alone(WAIT):
+    turns, db = WriteQueue(), connect()
+    with turns.exclusive(WAIT):
         with pytest.raises(apsw.BusyError):
-            turns.together(db, inserted(1), 0.01)
-        with pytest.raises(apsw.BusyError), turns.alone(0.01):
+            turns.insert_batched(db, inserted(1), 0.01)
+        with pytest.raises(apsw.BusyError), turns.exclusive(0.01):
             pass
-    assert turns.together(db, inserted(1), WAIT)
+    assert turns.insert_batched(db, inserted(1), WAIT)
     assert db.execute("SELECT count(*) FROM t").get == 1
 
 
 def test_writers_take_turns_in_arrival_order(pool: ThreadPoolExecutor) -> None:
-    turns, order = Turns(), list[int]()
+    turns, order = WriteQueue(), list[int]()
 
     def write(number: int) -> None:
-        with turns.alone(WAIT):
+        with turns.exclusive(WAIT):
             order.append(number)
 
-    with turns.alone(WAIT):
+    with turns.exclusive(WAIT):
         done = []
         for number in range(MANY):
             done.append(pool.submit(write, number))
@@ -138,9 +141,9 @@ def test_writers_take_turns_in_arrival_order(pool: ThreadPoolExecutor) -> None:
 
 def test_one_file_has_one_queue_under_every_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    found = turns_of(tmp_path / "a.db")
-    assert turns_of(tmp_path / "link" / "a.db") is found
-    assert turns_of(tmp_path / "b.db") is not found
+    found = write_queue_for(tmp_path / "a.db")
+    assert write_queue_for(tmp_path / "link" / "a.db") is found
+    assert write_queue_for(tmp_path / "b.db") is not found
 
 
 def line(number: int) -> str:
@@ -180,12 +183,12 @@ def test_a_lost_lease_in_a_group_stops_only_its_own(
     bad.append(line(2), first, lease=lost)
     good.seize(lost)
     second = [EventRow(2, b"h" * 8, b"s", b"x")]
-    with turns_of(path).alone(WAIT):
+    with write_queue_for(path).exclusive(WAIT):
         done = [
             pool.submit(good.append, line(1), second, lease=held),
             pool.submit(bad.append, line(2), second, lease=lost),
         ]
-        waiting(turns_of(path), 2)
+        waiting(write_queue_for(path), 2)
     done[0].result(WAIT)
     with pytest.raises(Refused) as refused:
         done[1].result(WAIT)

@@ -14,13 +14,13 @@ import pytest
 from tests.fixtures.valkey import Server, valkey_server
 from tests.fixtures.waiting import WAIT, eventually
 
-from ortet.backends.pubsub import _POSTS
+from ortet.backends.pubsub import _CHANNELS
 from ortet.backends.valkey import client
 from ortet.backends.valkey.cache import ValkeyCache
-from ortet.backends.valkey.client import Link
+from ortet.backends.valkey.client import ValkeyClient
 from ortet.backends.valkey.signal import ValkeySignal
-from ortet.backends.valkey.valkey import cache_of, is_valkey, signal_of
-from ortet.backends.valkey.valkeyaddress import address_of
+from ortet.backends.valkey.valkey import is_valkey, open_cache, open_signal
+from ortet.backends.valkey.valkeyaddress import parse_valkey_url
 from ortet.errors import Invalid, Refused, Unsupported
 
 pytestmark = [pytest.mark.valkey, pytest.mark.usefixtures("unhurried")]
@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.valkey, pytest.mark.usefixtures("unhurried")]
 
 @pytest.fixture
 def cache(valkey: Server) -> Iterator[ValkeyCache]:
-    cache = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
+    cache = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=WAIT), "space")
     yield cache
     cache.close()
 
 
 @pytest.fixture
 def hears(valkey: Server) -> Iterator[ValkeySignal]:
-    signal = ValkeySignal(address_of(valkey.url), "space")
+    signal = ValkeySignal(parse_valkey_url(valkey.url), "space")
     yield signal
     signal.close()
 
@@ -43,9 +43,9 @@ def hears(valkey: Server) -> Iterator[ValkeySignal]:
 @contextmanager
 def cut_off(cache: ValkeyCache) -> Iterator[None]:
     """As one that has just found its server gone."""
-    cache._link._again = time.monotonic() + WAIT
+    cache._client._retry_at = time.monotonic() + WAIT
     yield
-    cache._link._again = 0.0
+    cache._client._retry_at = 0.0
 
 
 def kept(cache: ValkeyCache, key: str, value: bytes) -> bool:
@@ -94,7 +94,7 @@ def test_a_cache_works_after_a_server_flush(cache: ValkeyCache, valkey: Server) 
 
 
 def test_a_value_whose_drop_failed_is_not_returned(cache: ValkeyCache, valkey: Server) -> None:
-    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
+    other = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=WAIT), "space")
     other.put("secret/1", b"theirs")
     cache.put("secret/2", b"ours")
     cache.put("public", b"seen")
@@ -129,7 +129,7 @@ def test_a_server_that_is_full_does_not_leave_the_old_one(
 
 def test_a_put_that_arrives_after_its_timeout_is_not_applied(valkey: Server) -> None:
     """A server that was stopped does what it was told when it goes on."""
-    cache = ValkeyCache(Link(address_of(valkey.url), patience=0.1), "space")
+    cache = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=0.1), "space")
     eventually(lambda: kept(cache, "key", b"first"))
     [key] = valkey.ask("KEYS", "*:key")
     before = _scripts(valkey)
@@ -150,7 +150,7 @@ def _scripts(valkey: Server) -> int:
 
 
 def test_a_stopped_server_is_asked_once_a_second(valkey: Server) -> None:
-    cache = ValkeyCache(Link(address_of(valkey.url), patience=0.5), "space")
+    cache = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=0.5), "space")
     eventually(lambda: kept(cache, "key", b"value"))
     valkey.pause()
     begun = time.monotonic()
@@ -175,14 +175,14 @@ def test_too_many_failed_writes_clear_the_whole_cache(cache: ValkeyCache) -> Non
 
 
 def test_caches_of_different_spaces_are_isolated(cache: ValkeyCache, valkey: Server) -> None:
-    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "spac")
+    other = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=WAIT), "spac")
     cache.put("key", b"value")
     assert other.get("key") is None
     other.clear()
     assert cache.get("key") == b"value"
     other.close()
     with pytest.raises(Invalid) as caught:
-        ValkeyCache(Link(address_of(valkey.url)), "a:b*")
+        ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url)), "a:b*")
     assert caught.value.kind == "bad_space"
 
 
@@ -193,14 +193,14 @@ def test_a_value_without_a_ttl_expires_within_a_day(cache: ValkeyCache, valkey: 
 
 
 def test_clients_share_one_rate_limit_bucket(cache: ValkeyCache, valkey: Server) -> None:
-    other = ValkeyCache(Link(address_of(valkey.url), patience=WAIT), "space")
-    taken = [(cache, other)[n % 2].take("name", rate=0.001, burst=4) for n in range(4)]
+    other = ValkeyCache(ValkeyClient(parse_valkey_url(valkey.url), answer_timeout=WAIT), "space")
+    taken = [(cache, other)[n % 2].take_token("name", rate=0.001, burst=4) for n in range(4)]
     assert taken == [0.0] * 4
-    waits = [one.take("name", rate=0.001, burst=4) for one in (cache, other)]
+    waits = [one.take_token("name", rate=0.001, burst=4) for one in (cache, other)]
     assert all(wait is not None and 900 < wait <= 1000 for wait in waits)
-    assert other.take("another", rate=0.001, burst=4) == 0.0
+    assert other.take_token("another", rate=0.001, burst=4) == 0.0
     valkey.kill()
-    assert cache.take("name", rate=0.001, burst=4) is None
+    assert cache.take_token("name", rate=0.001, burst=4) is None
     other.close()
 
 
@@ -213,16 +213,16 @@ def test_a_signal_works_again_after_a_server_restart(hears: ValkeySignal, valkey
     assert hears.wait("topic", token, WAIT) is True  # anything may have happened
     token = hears.token("topic")
     assert hears.wait("topic", token, WAIT) is True  # each second again
-    assert hears.trouble
+    assert hears.last_error
     hears.notify("topic")  # is no error
     valkey.start()
-    eventually(lambda: not hears.trouble)
-    token, _ = hears.news(None, 0.0)
+    eventually(lambda: not hears.last_error)
+    token, _ = hears.wait_any(None, 0.0)
 
     def is_heard() -> bool:
         nonlocal token
         hears.notify("topic")
-        token, topics = hears.news(token, 1.0)
+        token, topics = hears.wait_any(token, 1.0)
         return "topic" in (topics or ())
 
     eventually(is_heard)
@@ -233,24 +233,24 @@ def test_a_paused_server_wakes_waiting_listeners(hears: ValkeySignal, valkey: Se
     valkey.pause()
     assert hears.wait("topic", token, WAIT) is True
     valkey.resume()
-    eventually(lambda: not hears.trouble)
+    eventually(lambda: not hears.last_error)
 
 
 def test_a_signal_connects_when_the_server_starts_later() -> None:
     valkey = Server()
-    signal = ValkeySignal(address_of(valkey.url), "space")
+    signal = ValkeySignal(parse_valkey_url(valkey.url), "space")
     try:
         token = signal.token("topic")
         assert signal.wait("topic", token, WAIT) is True
         valkey.start()
-        eventually(lambda: not signal.trouble)
+        eventually(lambda: not signal.last_error)
     finally:
         signal.close()
         valkey.close()
 
 
 def test_signals_of_a_process_share_their_connections(valkey: Server) -> None:
-    address, others = address_of(valkey.url), set(threading.enumerate())
+    address, others = parse_valkey_url(valkey.url), set(threading.enumerate())
     signals = [ValkeySignal(address, "space") for _ in range(20)]
     for signal in signals:
         signal.token("topic")
@@ -265,8 +265,8 @@ def test_signals_of_a_process_share_their_connections(valkey: Server) -> None:
 
 def _is_shared(valkey: Server) -> bool:
     """Other tests may have left some of their own."""
-    address = address_of(valkey.url)
-    return any(getattr(wire, "address", None) == address for wire in _POSTS)
+    address = parse_valkey_url(valkey.url)
+    return any(getattr(wire, "address", None) == address for wire in _CHANNELS)
 
 
 def _clients(valkey: Server) -> int:
@@ -275,31 +275,31 @@ def _clients(valkey: Server) -> int:
 
 
 def test_a_garbage_collected_signal_releases_its_connection(valkey: Server) -> None:
-    ValkeySignal(address_of(valkey.url), "space").token("topic")
+    ValkeySignal(parse_valkey_url(valkey.url), "space").token("topic")
     eventually(lambda: not _is_shared(valkey))
     eventually(lambda: _clients(valkey) == 0)
 
 
 def test_a_narrowed_signal_hears_nothing_else(hears: ValkeySignal) -> None:
-    narrow = hears.narrowed("want")
-    token, _ = narrow.news(None, 0.0)
+    narrow = hears.with_prefix("want")
+    token, _ = narrow.wait_any(None, 0.0)
     hears.notify("other")
     hears.notify("want:1")
-    _, topics = narrow.news(token, WAIT)
+    _, topics = narrow.wait_any(token, WAIT)
     assert topics is None or topics == {"want:1"}
     narrow.close()
     with pytest.raises(Invalid) as caught:
-        hears.narrowed("a*")
+        hears.with_prefix("a*")
     assert caught.value.kind == "bad_topic"
 
 
 def test_signals_of_different_spaces_are_isolated(hears: ValkeySignal, valkey: Server) -> None:
-    other = ValkeySignal(address_of(valkey.url), "other")
-    token, _ = hears.news(None, 0.0)
+    other = ValkeySignal(parse_valkey_url(valkey.url), "other")
+    token, _ = hears.wait_any(None, 0.0)
     other.notify("theirs")
     other.close()
     hears.notify("ours")
-    _, topics = hears.news(token, WAIT)
+    _, topics = hears.wait_any(token, WAIT)
     assert topics is None or topics == {"ours"}
 
 
@@ -323,15 +323,15 @@ def test_a_child_has_connections_of_its_own(hears: ValkeySignal, cache: ValkeyCa
 def test_a_wrong_password_is_refused_by_check_and_caches_nothing() -> None:
     with valkey_server("--requirepass", "right") as valkey:
         for url in (valkey.url, f"{valkey.url}?password_file={_file(valkey, 'wrong')}"):
-            link = Link(address_of(url), patience=WAIT)
+            link = ValkeyClient(parse_valkey_url(url), answer_timeout=WAIT)
             with pytest.raises(Refused) as caught:
-                link.check()
+                link.check_login()
             assert caught.value.kind == "login_refused"
             cache = ValkeyCache(link, "space")
             cache.put("key", b"value")
             assert cache.get("key") is None  # as one that is gone
             cache.close()
-        good = cache_of(f"{valkey.url}?password_file={_file(valkey, 'right')}", space="space")
+        good = open_cache(f"{valkey.url}?password_file={_file(valkey, 'right')}", namespace="space")
         eventually(lambda: (good.put("key", b"value"), good.get("key"))[1] == b"value")
         good.close()
 
@@ -344,8 +344,8 @@ def _file(valkey: Server, password: str) -> Path:
 
 def test_opening_a_cache_or_signal_without_a_server_is_no_error(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nobody"
-    signal_of(url, space="space").close()
-    cache_of(url, space="space").close()
+    open_signal(url, namespace="space").close()
+    open_cache(url, namespace="space").close()
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_opening_a_cache_or_signal_without_a_server_is_no_error(tmp_path: Path) 
 )  # fmt: skip
 def test_an_invalid_valkey_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(Invalid) as caught:
-        address_of(url)
+        parse_valkey_url(url)
     assert caught.value.kind == "bad_url"
     assert "secret" not in str(caught.value)
 
@@ -366,13 +366,13 @@ def test_valkey_addresses_are_parsed_without_showing_the_password() -> None:
     assert is_valkey("VALKEY://host")
     assert not is_valkey("http://host")
     assert not is_valkey("redis")
-    address = address_of("valkeys://user:s%40cret@[::1]:7000/3")
+    address = parse_valkey_url("valkeys://user:s%40cret@[::1]:7000/3")
     assert (address.username, address.password, address.secure) == ("user", "s@cret", True)
     assert str(address) == "rediss://[::1]:7000/3"
     assert "s@cret" not in repr(address)
-    assert str(address_of("unix:///run/v%20k.sock?db=2")) == "unix:///run/v k.sock?db=2"
+    assert str(parse_valkey_url("unix:///run/v%20k.sock?db=2")) == "unix:///run/v k.sock?db=2"
     with pytest.raises(Refused) as caught:
-        address_of("redis://host?password_file=/nowhere/at/all")
+        parse_valkey_url("redis://host?password_file=/nowhere/at/all")
     assert caught.value.kind == "no_password"
 
 
@@ -381,12 +381,12 @@ def test_without_the_redis_package_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(Unsupported) as caught:
-        client.load()
+        client.load_redis()
     assert "pip install 'ortet[valkey]'" in str(caught.value)
 
 
 def test_caches_of_a_process_share_a_link(valkey: Server) -> None:
-    caches = [cache_of(valkey.url, space=f"space-{n}") for n in range(20)]
+    caches = [open_cache(valkey.url, namespace=f"space-{n}") for n in range(20)]
     for one in caches:
         one.put("key", b"value")
     eventually(lambda: _clients(valkey) <= 1)
@@ -395,6 +395,6 @@ def test_caches_of_a_process_share_a_link(valkey: Server) -> None:
     eventually(lambda: _clients(valkey) <= 1)
     caches[0].close()
     eventually(lambda: _clients(valkey) == 0)
-    again = cache_of(valkey.url, space="space-0")
-    eventually(lambda: again.take("n", rate=1, burst=99) == 0.0)
+    again = open_cache(valkey.url, namespace="space-0")
+    eventually(lambda: again.take_token("n", rate=1, burst=99) == 0.0)
     again.close()

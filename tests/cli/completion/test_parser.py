@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from ortet.cli.completion.engine import answer, complete
-from ortet.cli.completion.parser import Line, Place, Table, split
+from ortet.cli.completion.engine import complete, complete_for_shell
+from ortet.cli.completion.parser import (
+    CompletionPosition,
+    PartialCommandLine,
+    VerbTable,
+    split_words,
+)
 
 
 @pytest.fixture(scope="module")
-def table() -> Table:
-    return Table()
+def table() -> VerbTable:
+    return VerbTable()
 
 
 @pytest.mark.parametrize(
@@ -37,31 +42,33 @@ def table() -> Table:
         ("undo --dry-run ", "text"),
     ],
 )
-def test_the_kind_of_value_at_the_cursor_is_found(table: Table, typed: str, kind: str) -> None:
-    place = Line(table, split(typed)[0]).place()
+def test_the_kind_of_value_at_the_cursor_is_found(table: VerbTable, typed: str, kind: str) -> None:
+    place = PartialCommandLine(table, split_words(typed)[0]).position()
     assert (place.kind, place.verbs, place.options) == (kind, [], [])
 
 
-def test_verbs_and_unused_options_are_offered(table: Table) -> None:
-    assert "commit" in dict(Line(table, [""]).place().verbs)
-    assert set(dict(Line(table, ["facts", ""]).place().verbs)) == {
+def test_verbs_and_unused_options_are_offered(table: VerbTable) -> None:
+    assert "commit" in dict(PartialCommandLine(table, [""]).position().verbs)
+    assert set(dict(PartialCommandLine(table, ["facts", ""]).position().verbs)) == {
         "ls",
         "show",
         "forget",
         "history",
     }
-    assert Line(table, ["nonsense", ""]).place() == Place()
-    options = dict(Line(table, ["log", "--graph", "-"]).place().options)
+    assert PartialCommandLine(table, ["nonsense", ""]).position() == CompletionPosition()
+    options = dict(PartialCommandLine(table, ["log", "--graph", "-"]).position().options)
     assert "--graph" not in options and {"-n", "--limit", "--json"} <= set(options)
-    again = dict(Line(table, ["run", "--env", "a=b", "--timeout=1", "-"]).place().options)
+    again = dict(
+        PartialCommandLine(table, ["run", "--env", "a=b", "--timeout=1", "-"]).position().options
+    )
     assert "--env" in again and "--timeout" not in again
 
 
-def test_the_line_knows_its_directory_and_option_values(table: Table) -> None:
-    line = Line(table, ["-C", "a", "-C", "b", "log", "-qwproj/1", "--limit=3", ""])
+def test_the_line_knows_its_directory_and_option_values(table: VerbTable) -> None:
+    line = PartialCommandLine(table, ["-C", "a", "-C", "b", "log", "-qwproj/1", "--limit=3", ""])
     assert line.directory == "a/b"
-    assert (line.named("--workspace"), line.named("-n")) == ("proj/1", "3")
-    assert line.named("--session") == ""
+    assert (line.option_value("--workspace"), line.option_value("-n")) == ("proj/1", "3")
+    assert line.option_value("--session") == ""
 
 
 @pytest.mark.parametrize(
@@ -76,13 +83,13 @@ def test_the_line_knows_its_directory_and_option_values(table: Table) -> None:
     ],
 )
 def test_split_reads_words_like_a_shell(line: str, words: list[str], quote: str) -> None:
-    assert split(line) == (words, quote)
+    assert split_words(line) == (words, quote)
 
 
 def test_bash_completes_only_the_part_after_a_word_break() -> None:
-    assert answer("bash", ["ortet --color=al", " =:@"]) == "\nalways\n"
-    assert answer("bash", ["ortet --color=al", " "]) == "\n--color=always\n"
-    assert answer("zsh", ["ortet", "--color=al"]) == "\n--color=always\t\n"
+    assert complete_for_shell("bash", ["ortet --color=al", " =:@"]) == "\nalways\n"
+    assert complete_for_shell("bash", ["ortet --color=al", " "]) == "\n--color=always\n"
+    assert complete_for_shell("zsh", ["ortet", "--color=al"]) == "\n--color=always\t\n"
 
 
 def test_completion_without_a_store_creates_nothing(

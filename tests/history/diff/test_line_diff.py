@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.history.diff.line_diff import blocks, changes, split, unified
+from ortet.history.diff.line_diff import line_changes, matching_blocks, split_lines, unified_diff
 
 texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"d\r\n", b"\n"]), max_size=30)
 REUSED = settings(
@@ -20,7 +20,7 @@ REUSED = settings(
 @settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_split_keeps_every_byte(data: bytes) -> None:
-    lines = split(data)
+    lines = split_lines(data)
     assert b"".join(lines) == data
     assert all(line.endswith(b"\n") for line in lines[:-1])
     assert all(line.count(b"\n") <= 1 and line for line in lines)
@@ -30,7 +30,7 @@ def test_split_keeps_every_byte(data: bytes) -> None:
 @given(a=texts, b=texts)
 def test_blocks_are_common_and_in_order(a: list[bytes], b: list[bytes]) -> None:
     at = to = 0
-    for block in blocks(a, b):
+    for block in matching_blocks(a, b):
         assert block.size > 0
         assert a[block.a : block.a + block.size] == b[block.b : block.b + block.size]
         assert block.a >= at
@@ -43,7 +43,7 @@ def test_blocks_are_common_and_in_order(a: list[bytes], b: list[bytes]) -> None:
 def test_changes_turn_one_into_the_other(a: list[bytes], b: list[bytes]) -> None:
     out: list[bytes] = []
     at = 0
-    for change in changes(a, b):
+    for change in line_changes(a, b):
         out += a[at : change.a0] + b[change.b0 : change.b1]
         at = change.a1
     assert out + a[at:] == b
@@ -55,21 +55,21 @@ def test_an_insertion_is_one_change(
     a: list[bytes], insert: list[bytes], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(a)))
-    found = changes(a, a[:at] + insert + a[at:])
+    found = line_changes(a, a[:at] + insert + a[at:])
     assert len(found) <= 1
     assert sum(change.b1 - change.b0 for change in found) == len(insert)
 
 
 def test_moved_function_is_seen_as_a_block() -> None:
-    a = split(b"def one():\n    pass\n\ndef two():\n    return 2\n\ndef three():\n    pass\n")
-    b = split(b"def two():\n    return 2\n\ndef three():\n    pass\n\ndef one():\n    pass\n")
-    assert len(changes(a, b)) == 2
+    a = split_lines(b"def one():\n    pass\n\ndef two():\n    return 2\n\ndef three():\n    pass\n")
+    b = split_lines(b"def two():\n    return 2\n\ndef three():\n    pass\n\ndef one():\n    pass\n")
+    assert len(line_changes(a, b)) == 2
 
 
 def test_texts_without_anchors_end_in_reasonable_time() -> None:
     a = [b"x\n", b"y\n"] * 10_000
     b = [b"y\n", b"y\n", b"x\n"] * 7_000
-    found = changes(a, b)
+    found = line_changes(a, b)
     assert found[0].b0 <= found[-1].b1
 
 
@@ -80,7 +80,7 @@ def test_patch_applies_the_output(
 ) -> None:
     if not newline and b:
         b = [*b[:-1], b"no newline at the end"]
-    hunks = unified(a, b, context)
+    hunks = unified_diff(a, b, context)
     if not hunks:
         assert a == b
         return
@@ -108,4 +108,4 @@ def test_patch_applies_the_output(
 def test_unified_handles_empty_files_missing_newlines_and_raw_bytes(
     a: bytes, b: bytes, expected: list[str]
 ) -> None:
-    assert unified(split(a), split(b)) == expected
+    assert unified_diff(split_lines(a), split_lines(b)) == expected

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.history.diff.tree_diff import Change, diff_trees
-from ortet.history.records import Entry
+from ortet.history.diff.tree_diff import TreeChange, diff_trees
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 
-MakeRoot = Callable[..., Entry]
+MakeRoot = Callable[..., TreeEntry]
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def told(changes: list[Change]) -> list[tuple[str, str]]:
+def told(changes: list[TreeChange]) -> list[tuple[str, str]]:
     return [(change.kind, change.path) for change in changes]
 
 
-def renamed(changes: list[Change]) -> list[tuple[str | None, str]]:
+def renamed(changes: list[TreeChange]) -> list[tuple[str | None, str]]:
     return [(change.old_path, change.path) for change in changes if change.kind == "renamed"]
 
 
@@ -48,7 +48,7 @@ def test_a_rename_prefers_the_same_file_name(trees: Trees, make_root: MakeRoot) 
 
 
 def test_renamed_directory_is_one_change_and_not_read(
-    objects: Objects, make_root: MakeRoot, reads: list[Oid]
+    objects: ObjectStore, make_root: MakeRoot, reads: list[Oid]
 ) -> None:
     files = {f"f{number}": b"%d" % number for number in range(2000)}
     old = make_root({f"old/{name}": data for name, data in files.items()})
@@ -80,7 +80,7 @@ def test_renames_do_not_overlap(trees: Trees, make_root: MakeRoot) -> None:
     assert apply(trees, old, changes, new)
 
 
-def apply(trees: Trees, old: Entry, changes: list[Change], new: Entry) -> bool:
+def apply(trees: Trees, old: TreeEntry, changes: list[TreeChange], new: TreeEntry) -> bool:
     """Whether the changes account for every file of both trees."""
     before = {path for path, entry in trees.walk(old) if not entry.is_dir}
     after = {path for path, entry in trees.walk(new) if not entry.is_dir}

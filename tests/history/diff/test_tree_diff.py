@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ortet._util.codec import encode
-from ortet.history.diff.tree_diff import Change, diff_images, diff_trees, file_diff
-from ortet.history.records import Entry, Image
+from ortet.history.diff.tree_diff import TreeChange, diff_images, diff_trees, file_diff
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
-MakeRoot = Callable[..., Entry]
+MakeRoot = Callable[..., TreeEntry]
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def told(changes: list[Change]) -> list[tuple[str, str]]:
+def told(changes: list[TreeChange]) -> list[tuple[str, str]]:
     return [(change.kind, change.path) for change in changes]
 
 
@@ -67,8 +67,8 @@ def test_the_diff_tells_added_removed_modified_and_metadata_changes(
     assert gone.old is not None
 
 
-def link(target: str) -> Entry:
-    return Entry(b"", stat.S_IFLNK | 0o777, 1, data=target.encode())
+def link(target: str) -> TreeEntry:
+    return TreeEntry(b"", stat.S_IFLNK | 0o777, 1, data=target.encode())
 
 
 def test_a_directory_mtime_is_listed_only_without_other_changes(
@@ -101,8 +101,8 @@ def test_a_file_replaced_by_a_symlink_is_modified(trees: Trees, make_root: MakeR
 
 
 def test_device_number_is_content(trees: Trees, make_root: MakeRoot) -> None:
-    null = Entry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x103)
-    zero = Entry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x105)
+    null = TreeEntry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x103)
+    zero = TreeEntry(b"", stat.S_IFCHR | 0o666, 1, rdev=0x105)
     changes = diff_trees(trees, make_root({"x": null}), make_root({"x": zero}))
     assert told(changes) == [("modified", "x")]
 
@@ -116,7 +116,7 @@ def test_the_diff_shows_names_that_are_not_utf8(trees: Trees, make_root: MakeRoo
 
 
 def test_the_diff_of_images_reports_changed_hardlinks(
-    trees: Trees, objects: Objects, make_root: MakeRoot
+    trees: Trees, objects: ObjectStore, make_root: MakeRoot
 ) -> None:
     root = make_root({"a": b"1", "b": b"1", "c": b"1"})
     two = objects.put(Kind.META, encode([[b"a", b"b"]]))
@@ -132,14 +132,14 @@ def test_the_diff_of_images_reports_changed_hardlinks(
 # files
 
 
-def entry(trees: Trees, root: Entry, path: bytes) -> Entry:
+def entry(trees: Trees, root: TreeEntry, path: bytes) -> TreeEntry:
     found = trees.resolve(root, path)
     assert found is not None
     return found
 
 
 def test_file_diff_returns_a_unified_diff_with_both_paths(
-    trees: Trees, objects: Objects, make_root: MakeRoot
+    trees: Trees, objects: ObjectStore, make_root: MakeRoot
 ) -> None:
     old = entry(trees, make_root({"f": b"one\ntwo\n"}), b"f")
     new = entry(trees, make_root({"f": b"one\n2\n"}), b"f")
@@ -153,7 +153,7 @@ def test_file_diff_returns_a_unified_diff_with_both_paths(
 
 
 def test_file_diff_shows_symlink_targets_and_is_empty_for_empty_files(
-    trees: Trees, objects: Objects, make_root: MakeRoot
+    trees: Trees, objects: ObjectStore, make_root: MakeRoot
 ) -> None:
     text = file_diff(objects, link("x"), link("y"), path="l")
     assert "-x\n" in text
@@ -164,7 +164,7 @@ def test_file_diff_shows_symlink_targets_and_is_empty_for_empty_files(
 
 @pytest.mark.parametrize("content", [b"a\0b", b"long line\n" * 500_000])
 def test_file_diff_of_binary_and_huge_files_is_one_line(
-    trees: Trees, objects: Objects, make_root: MakeRoot, content: bytes
+    trees: Trees, objects: ObjectStore, make_root: MakeRoot, content: bytes
 ) -> None:
     old = entry(trees, make_root({"f": b"text\n"}), b"f")
     new = entry(trees, make_root({"f": content}), b"f")
@@ -172,11 +172,11 @@ def test_file_diff_of_binary_and_huge_files_is_one_line(
     assert file_diff(objects, old, new, path="f") == expected
 
 
-def test_file_diff_of_a_fifo_is_one_binary_line(objects: Objects) -> None:
-    pipe = Entry(b"p", stat.S_IFIFO | 0o644, 1)
+def test_file_diff_of_a_fifo_is_one_binary_line(objects: ObjectStore) -> None:
+    pipe = TreeEntry(b"p", stat.S_IFIFO | 0o644, 1)
     assert file_diff(objects, None, pipe, path="p") == "Binary file p differs (0 -> 0 bytes)\n"
 
 
 def test_a_change_converts_to_plain_data() -> None:
-    change = Change("a", "added", content_changed=True)
+    change = TreeChange("a", "added", content_changed=True)
     assert msgspec.to_builtins(change)["path"] == "a"

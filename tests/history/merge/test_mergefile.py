@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.history.merge.mergefile import Verdict, merge_file, metadata, only_touched
+from ortet.history.merge.mergefile import EntryMerge, merge_file, merge_metadata, only_times_changed
 from ortet.history.merge.text_merge import TextMerge
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 
-BASE = Entry(b"f", stat.S_IFREG | 0o644, 10, size=1, data=b"1" * 32)
+BASE = TreeEntry(b"f", stat.S_IFREG | 0o644, 10, size=1, data=b"1" * 32)
 
 
-def changed(entry: Entry = BASE, **fields: Any) -> Entry:
+def changed(entry: TreeEntry = BASE, **fields: Any) -> TreeEntry:
     return msgspec.structs.replace(entry, **fields)
 
 
-def no_text(base: Entry, ours: Entry, theirs: Entry) -> TextMerge | None:
+def no_text(base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | None:
     return None
 
 
-def merge(base: Entry | None, ours: Entry, theirs: Entry, **options: Any) -> Verdict:
+def merge(base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, **options: Any) -> EntryMerge:
     return merge_file(
         base, ours, theirs, **{"text": no_text, "put": lambda data: b"merged" + data, **options}
     )
@@ -45,10 +45,10 @@ entries = st.builds(
 @settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
 def test_entry_merge_is_symmetric_and_keeps_ours_at_conflicts(
-    base: Entry, ours: Entry, theirs: Entry
+    base: TreeEntry, ours: TreeEntry, theirs: TreeEntry
 ) -> None:
-    assert merge(base, base, theirs) == Verdict(theirs)
-    assert merge(base, ours, base) == Verdict(ours)
+    assert merge(base, base, theirs) == EntryMerge(theirs)
+    assert merge(base, ours, base) == EntryMerge(ours)
     one, two = merge(base, ours, theirs), merge(base, theirs, ours)
     assert one.conflict == two.conflict
     if one.conflict:
@@ -61,7 +61,7 @@ def test_entry_merge_is_symmetric_and_keeps_ours_at_conflicts(
 @settings(deadline=None)
 @given(base=entries, ours=entries, theirs=entries)
 def test_favor_settles_every_conflict_for_the_favored_side(
-    base: Entry, ours: Entry, theirs: Entry
+    base: TreeEntry, ours: TreeEntry, theirs: TreeEntry
 ) -> None:
     mine = merge(base, ours, theirs, favor="ours")
     other = merge(base, theirs, ours, favor="theirs")
@@ -70,7 +70,7 @@ def test_favor_settles_every_conflict_for_the_favored_side(
 
 
 def test_merged_text_has_its_own_size_and_no_holes() -> None:
-    def text(base: Entry, ours: Entry, theirs: Entry) -> TextMerge | None:
+    def text(base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | None:
         return TextMerge(b"both")
 
     ours = changed(data=b"2" * 32, holes=b"h" * 32, mtime=11)
@@ -82,17 +82,17 @@ def test_merged_text_has_its_own_size_and_no_holes() -> None:
 
 
 def test_base_of_another_type_counts_as_none() -> None:
-    link = Entry(b"f", stat.S_IFLNK | 0o777, 1, data=b"x")
+    link = TreeEntry(b"f", stat.S_IFLNK | 0o777, 1, data=b"x")
     verdict = merge(link, changed(data=b"2" * 32), changed(data=b"3" * 32))
     assert verdict.conflict == "added"
 
 
 def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
     ours, theirs = changed(mtime=3), changed(mtime=4)
-    assert metadata(None, ours, theirs) == Verdict(theirs)
-    clash = metadata(None, changed(uid=1), changed(uid=2))
-    assert clash == Verdict(changed(uid=1), "metadata")
-    assert metadata(None, changed(uid=1), changed(uid=2), favor="theirs").entry.uid == 2
+    assert merge_metadata(None, ours, theirs) == EntryMerge(theirs)
+    clash = merge_metadata(None, changed(uid=1), changed(uid=2))
+    assert clash == EntryMerge(changed(uid=1), "metadata")
+    assert merge_metadata(None, changed(uid=1), changed(uid=2), favor="theirs").entry.uid == 2
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,13 @@ def test_metadata_without_a_base_takes_the_newer_time_or_conflicts() -> None:
         (changed(rdev=7), False),
     ],
 )
-def test_only_touched_is_true_for_time_and_hole_changes_alone(entry: Entry, expected: bool) -> None:
-    assert only_touched(BASE, entry) is expected
-    assert only_touched(entry, BASE) is expected
+def test_only_touched_is_true_for_time_and_hole_changes_alone(
+    entry: TreeEntry, expected: bool
+) -> None:
+    assert only_times_changed(BASE, entry) is expected
+    assert only_times_changed(entry, BASE) is expected
 
 
 def test_verdict_cannot_be_changed_in_place() -> None:
     with pytest.raises(AttributeError):
-        Verdict(BASE).conflict = "type"  # type: ignore[misc]
+        EntryMerge(BASE).conflict = "type"  # type: ignore[misc]

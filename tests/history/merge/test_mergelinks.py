@@ -10,17 +10,17 @@ import pytest
 from ortet._util.codec import encode
 from ortet.history.merge.text_merge import Favor
 from ortet.history.merge.tree_merge import merge_images
-from ortet.history.records import Entry, Image
-from ortet.history.references import read_links
+from ortet.history.records import Image, TreeEntry
+from ortet.history.references import read_hardlinks
 from ortet.history.tree.tree import Trees
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import read_file
 
 Merge = Callable[..., tuple[dict[str, str], list[str]]]
 
 
 @pytest.fixture
-def merge(trees: Trees, objects: Objects, make_root: Callable[..., Entry]) -> Merge:
+def merge(trees: Trees, objects: ObjectStore, make_root: Callable[..., TreeEntry]) -> Merge:
     """merge("a=b:1 c:2", ours, theirs): groups joined by =, after : the content of all.
 
     In contents | is a newline. Returns path -> content, and the groups of the result.
@@ -53,7 +53,7 @@ def merge(trees: Trees, objects: Objects, make_root: Callable[..., Entry]) -> Me
             for path, entry in trees.walk(merged.root)
             if not entry.is_dir
         }
-        groups = read_links(objects, merged.links)
+        groups = read_hardlinks(objects, merged.links)
         return found, [b"=".join(group).decode() for group in groups]
 
     return run

@@ -11,14 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ortet.history.merge.text_merge import Favor
-from ortet.history.merge.tree_merge import MAX_TEXT, FileConflict, Merged, merge_images
-from ortet.history.records import Entry, Image, System
+from ortet.history.merge.tree_merge import (
+    MAX_MERGE_TEXT_BYTES,
+    FileConflict,
+    MergedImage,
+    merge_images,
+)
+from ortet.history.records import Image, System, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
 
-MakeRoot = Callable[..., Entry]
+MakeRoot = Callable[..., TreeEntry]
 Spec = dict[str, Any]
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -26,14 +31,14 @@ REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], d
 class Bench:
     """Merges written as specs of trees, and results read back as dicts."""
 
-    def __init__(self, trees: Trees, objects: Objects, make_root: MakeRoot) -> None:
+    def __init__(self, trees: Trees, objects: ObjectStore, make_root: MakeRoot) -> None:
         self.trees = trees
         self.objects = objects
         self.root = make_root
 
     def merge(
         self, base: Spec | None, ours: Spec, theirs: Spec, favor: Favor | None = None
-    ) -> Merged:
+    ) -> MergedImage:
         return merge_images(
             self.trees,
             self.objects,
@@ -43,7 +48,7 @@ class Bench:
             favor=favor,
         )
 
-    def files(self, merged: Merged) -> dict[str, bytes | None]:
+    def files(self, merged: MergedImage) -> dict[str, bytes | None]:
         """Path -> content; None for directories, the target for symlinks."""
         found: dict[str, bytes | None] = {}
         for path, entry in self.trees.walk(merged.image.root):
@@ -51,21 +56,21 @@ class Bench:
             found[path.decode()] = None if entry.is_dir else content
         return found
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: TreeEntry) -> bytes:
         return b"".join(read_file(self.objects, entry)) if entry.is_file else b""
 
-    def entry(self, merged: Merged, path: bytes) -> Entry:
+    def entry(self, merged: MergedImage, path: bytes) -> TreeEntry:
         found = self.trees.resolve(merged.image.root, path)
         assert found is not None
         return found
 
 
 @pytest.fixture
-def bench(trees: Trees, objects: Objects, make_root: MakeRoot) -> Bench:
+def bench(trees: Trees, objects: ObjectStore, make_root: MakeRoot) -> Bench:
     return Bench(trees, objects, make_root)
 
 
-def kinds(merged: Merged) -> list[tuple[str, str]]:
+def kinds(merged: MergedImage) -> list[tuple[str, str]]:
     return [(conflict.kind, conflict.path) for conflict in merged.conflicts]
 
 
@@ -202,8 +207,8 @@ def test_a_file_against_a_directory_is_a_type_conflict(bench: Bench) -> None:
 
 
 def test_a_symlink_changed_on_both_sides_is_a_conflict(bench: Bench) -> None:
-    def link(target: bytes) -> Entry:
-        return Entry(b"", stat.S_IFLNK | 0o777, 1, data=target)
+    def link(target: bytes) -> TreeEntry:
+        return TreeEntry(b"", stat.S_IFLNK | 0o777, 1, data=target)
 
     clean = bench.merge({"l": link(b"a")}, {"l": link(b"a")}, {"l": link(b"b")})
     assert bench.files(clean) == {"l": b"b"}
@@ -354,9 +359,12 @@ def test_equal_subtrees_are_not_read(bench: Bench, reads: list[Oid]) -> None:
 
 @pytest.mark.parametrize("side", ["base", "ours", "theirs"])
 def test_text_above_four_mebibytes_is_not_merged_line_by_line(bench: Bench, side: str) -> None:
-    assert MAX_TEXT == 4 * 1024 * 1024
+    assert MAX_MERGE_TEXT_BYTES == 4 * 1024 * 1024
     ends = {"base": (b"a\n", b"b\n"), "ours": (b"A\n", b"b\n"), "theirs": (b"a\n", b"B\n")}
-    for size, conflicts in ((MAX_TEXT, []), (MAX_TEXT + 1, [("content", "f")])):
+    for size, conflicts in (
+        (MAX_MERGE_TEXT_BYTES, []),
+        (MAX_MERGE_TEXT_BYTES + 1, [("content", "f")]),
+    ):
         middle = b"x" * (size - 5) + b"\n"
         specs = {name: {"f": first + middle + last} for name, (first, last) in ends.items()}
         if conflicts:

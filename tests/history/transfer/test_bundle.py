@@ -25,17 +25,17 @@ from ortet.errors import (
     Unavailable,
     Unsupported,
 )
-from ortet.history.descend import descend
-from ortet.history.records import BLOCK, Commit, Entry, Image, Page, State
+from ortet.history.descend import walk_postorder
+from ortet.history.records import BLOCK_BYTES, Commit, Image, State, TreeEntry, TreePage
 from ortet.history.references import references
 from ortet.history.transfer import bundle, bundle_file
-from ortet.history.transfer.bundlelimits import Limits
+from ortet.history.transfer.bundlelimits import BundleLimits
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.objects import frame
-from ortet.objects.base import Kind, Link, Objects
+from ortet.objects.base import Kind, ObjectRef, ObjectStore
 from ortet.objects.blobs import put_bytes
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 FILE, DIRECTORY = 0o100644, 0o040755
 
@@ -60,7 +60,7 @@ else:
 """
 
 
-class Shelf(Objects):
+class Shelf(ObjectStore):
     """Objects in a dict, with their kinds."""
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -83,29 +83,29 @@ class Shelf(Objects):
         return oid in self.held
 
 
-def file_entry(objects: Objects, name: bytes, data: bytes) -> Entry:
-    return Entry(name, FILE, 1, size=len(data), data=put_bytes(objects, data))
+def file_entry(objects: ObjectStore, name: bytes, data: bytes) -> TreeEntry:
+    return TreeEntry(name, FILE, 1, size=len(data), data=put_bytes(objects, data))
 
 
-def commit_tree(objects: Objects, root: Oid, *parents: Oid, cid: bytes = bytes(32)) -> Oid:
-    image = Image(Entry(b"", DIRECTORY, 1, data=root, cid=cid))
+def commit_tree(objects: ObjectStore, root: Oid, *parents: Oid, cid: bytes = bytes(32)) -> Oid:
+    image = Image(TreeEntry(b"", DIRECTORY, 1, data=root, cid=cid))
     state = State(machine=objects.put(Kind.IMAGE, encode(image)))
     state_oid = objects.put(Kind.STATE, encode(state))
     commit = Commit(state_oid, list(parents), "message", 1, "ann")
     return objects.put(Kind.COMMIT, encode(commit))
 
 
-def commit_files(objects: Objects, files: dict[bytes, bytes], *parents: Oid) -> Oid:
+def commit_files(objects: ObjectStore, files: dict[bytes, bytes], *parents: Oid) -> Oid:
     entries = [file_entry(objects, name, data) for name, data in files.items()]
     tree = Trees(objects).build(entries)
     return commit_tree(objects, tree.oid, *parents, cid=tree.cid)
 
 
-def sample(objects: Objects) -> Oid:
+def sample(objects: ObjectStore) -> Oid:
     """Two commits with small and large files that do not compress: four frames of them."""
     noise = Random(7)
     first = {b"%04d" % n: noise.randbytes(6000) for n in range(200)}
-    first[b"large"] = noise.randbytes(3 * BLOCK + 5)
+    first[b"large"] = noise.randbytes(3 * BLOCK_BYTES + 5)
     first[b"empty"] = b""
     one = commit_files(objects, first)
     return commit_files(objects, {**first, b"0007": b"changed"}, one)
@@ -116,7 +116,7 @@ Frames = Sequence[Sequence[tuple[Oid, int, bytes]]]
 
 def write(path: Path, refs: dict[str, Oid], frames: Frames, *, key_id: bytes = bytes(8)) -> Path:
     """A bundle with right checksums, whatever is in it."""
-    head = bundle_file.build_head(key_id, refs)
+    head = bundle_file.build_header(key_id, refs)
     built = [frame.build(items, key_id, Compressor()) for items in frames]
     raw = sum(len(data) for items in frames for _, _, data in items)
     headers = [data[: frame.HEADER_BYTES] for data in built]
@@ -129,11 +129,11 @@ def items(objects: Shelf) -> list[tuple[Oid, int, bytes]]:
     return [(oid, kind, data) for oid, (kind, data) in objects.held.items()]
 
 
-def refused(path: Path, *, limits: Limits | None = None) -> OrtetError:
+def refused(path: Path, *, limits: BundleLimits | None = None) -> OrtetError:
     """How an import fails; it must, and must have put nothing."""
     target = Shelf()
     with pytest.raises(OrtetError) as caught:
-        bundle.import_(target, path, references, limits=limits)
+        bundle.import_bundle(target, path, references, limits=limits)
     assert target.held == {}
     return caught.value
 
@@ -148,12 +148,12 @@ def small(source: Shelf, tmp_path: Path) -> Path:
     """A bundle of one small commit."""
     path = tmp_path / "small.bundle"
     oid = commit_files(source, {b"a": b"first", b"b": b"second"})
-    bundle.export(source, {"main": oid}, references, path)
+    bundle.export_bundle(source, {"main": oid}, references, path)
     return path
 
 
-def local(path: Path) -> LocalObjects:
-    return LocalObjects(path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+def local(path: Path) -> LocalObjectStore:
+    return LocalObjectStore(path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
 
 
 # there and back
@@ -161,14 +161,14 @@ def local(path: Path) -> LocalObjects:
 
 def test_an_exported_bundle_imports_all_objects_and_refs(source: Shelf, tmp_path: Path) -> None:
     oid, path = sample(source), tmp_path / "b"
-    report = bundle.export(source, {"main": oid, "tag/x": oid}, references, path)
+    report = bundle.export_bundle(source, {"main": oid, "tag/x": oid}, references, path)
     assert report.objects == len(source.held)
     assert report.size == path.stat().st_size
     assert report.refs == {"main": oid.hex(), "tag/x": oid.hex()}
     assert report.resumed == 0
     assert os.listdir(tmp_path) == ["b"]
     target = Shelf()
-    assert bundle.import_(target, path, references).refs == {"main": oid, "tag/x": oid}
+    assert bundle.import_bundle(target, path, references).refs == {"main": oid, "tag/x": oid}
     assert target.held == source.held
 
 
@@ -176,11 +176,11 @@ def test_a_bundle_copies_a_commit_between_local_stores(tmp_path: Path) -> None:
     source, target = local(tmp_path / "one"), local(tmp_path / "two")
     oid, path = sample(source), tmp_path / "b"
     source.flush()
-    bundle.export(source, {"main": oid}, references, path)
-    bundle.import_(target, path, references)
+    bundle.export_bundle(source, {"main": oid}, references, path)
+    bundle.import_bundle(target, path, references)
     target.flush()
-    for link, _ in descend(
-        [Link(oid, Kind.COMMIT)], lambda link: references(link.kind, source.get(link.oid))
+    for link, _ in walk_postorder(
+        [ObjectRef(oid, Kind.COMMIT)], lambda link: references(link.kind, source.get(link.oid))
     ):
         assert target.get(link.oid) == source.get(link.oid)
     source.close()
@@ -190,9 +190,9 @@ def test_a_bundle_copies_a_commit_between_local_stores(tmp_path: Path) -> None:
 def test_export_writes_only_objects_reachable_from_the_refs(source: Shelf, tmp_path: Path) -> None:
     commit_files(source, {b"other": b"unrelated"})
     oid = commit_files(source, {b"a": b"wanted"})
-    report = bundle.export(source, {"main": oid}, references, tmp_path / "b")
+    report = bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     target = Shelf()
-    bundle.import_(target, tmp_path / "b", references)
+    bundle.import_bundle(target, tmp_path / "b", references)
     assert len(target.held) == report.objects == 5
     assert b"unrelated" not in [data for _, data in target.held.values()]
 
@@ -201,16 +201,16 @@ def test_import_puts_only_missing_objects(source: Shelf, small: Path) -> None:
     target = Shelf()
     for oid, (kind, data) in list(source.held.items())[:2]:
         assert target.put(kind, data) == oid
-    bundle.import_(target, small, references)
+    bundle.import_bundle(target, small, references)
     assert target.puts == len(source.held)
-    bundle.import_(target, small, references)
+    bundle.import_bundle(target, small, references)
     assert target.puts == len(source.held)
 
 
 def test_import_puts_referenced_objects_before_their_parents(source: Shelf, tmp_path: Path) -> None:
-    bundle.export(source, {"main": sample(source)}, references, tmp_path / "b")
+    bundle.export_bundle(source, {"main": sample(source)}, references, tmp_path / "b")
     target = Shelf()
-    bundle.import_(target, tmp_path / "b", references)
+    bundle.import_bundle(target, tmp_path / "b", references)
     seen: set[Oid] = set()
     for oid, (kind, data) in target.held.items():
         assert {link.oid for link in references(kind, data)} <= seen
@@ -222,13 +222,13 @@ def test_an_object_that_is_both_blob_and_tree_is_imported(source: Shelf, tmp_pat
     page = source.get(tree.oid)
     entries = [
         file_entry(source, b"a", page),
-        Entry(b"b", DIRECTORY, 1, data=tree.oid, cid=tree.cid),
+        TreeEntry(b"b", DIRECTORY, 1, data=tree.oid, cid=tree.cid),
     ]
     outer = Trees(source).build(entries)
     oid = commit_tree(source, outer.oid)
-    bundle.export(source, {"main": oid}, references, tmp_path / "b")
+    bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     target = Shelf()
-    bundle.import_(target, tmp_path / "b", references)
+    bundle.import_bundle(target, tmp_path / "b", references)
     assert target.held.keys() == source.held.keys()
 
 
@@ -237,14 +237,14 @@ def test_deep_histories_and_directories_are_exported_and_imported(
 ) -> None:
     tree = Trees(source).build([])
     for _ in range(2000):
-        below = Entry(b"d", DIRECTORY, 1, data=tree.oid, cid=tree.cid)
+        below = TreeEntry(b"d", DIRECTORY, 1, data=tree.oid, cid=tree.cid)
         tree = Trees(source).build([below])
     oid = commit_tree(source, tree.oid)
     for _ in range(2000):
         oid = commit_tree(source, tree.oid, oid)
-    report = bundle.export(source, {"main": oid}, references, tmp_path / "b")
+    report = bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     target = Shelf()
-    bundle.import_(target, tmp_path / "b", references)
+    bundle.import_bundle(target, tmp_path / "b", references)
     assert len(target.held) == report.objects > 4000
 
 
@@ -254,10 +254,12 @@ def test_export_and_import_progress_reach_their_total(source: Shelf, tmp_path: P
     def progress(done: int, total: int) -> None:
         seen.append((done, total))
 
-    bundle.export(source, {"main": sample(source)}, references, tmp_path / "b", progress=progress)
+    bundle.export_bundle(
+        source, {"main": sample(source)}, references, tmp_path / "b", progress=progress
+    )
     assert seen == [(n, len(source.held)) for n in range(1, len(source.held) + 1)]
     seen.clear()
-    bundle.import_(Shelf(), tmp_path / "b", references, progress=progress)
+    bundle.import_bundle(Shelf(), tmp_path / "b", references, progress=progress)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert 0.9 < seen[-1][0] / seen[-1][1] <= 1
 
@@ -265,27 +267,27 @@ def test_export_and_import_progress_reach_their_total(source: Shelf, tmp_path: P
 def test_names_no_branch_could_have_are_replaced(source: Shelf, tmp_path: Path) -> None:
     oid = commit_files(source, {b"a": b""})
     names = {"main~2": oid, "HEAD": oid, oid.hex(): oid, "fine": oid}
-    bundle.export(source, names, references, tmp_path / "b")
-    found = bundle.import_(Shelf(), tmp_path / "b", references)
+    bundle.export_bundle(source, names, references, tmp_path / "b")
+    found = bundle.import_bundle(Shelf(), tmp_path / "b", references)
     assert found.refs == {"fine": oid, f"bundle-{oid.hex()[:12]}": oid}
 
 
 def test_a_bundle_replaces_a_bundle_and_nothing_else(source: Shelf, small: Path) -> None:
     oid = commit_files(source, {b"a": b"other"})
-    bundle.export(source, {"other": oid}, references, small)
-    assert bundle.import_(Shelf(), small, references).refs == {"other": oid}
+    bundle.export_bundle(source, {"other": oid}, references, small)
+    assert bundle.import_bundle(Shelf(), small, references).refs == {"other": oid}
     small.write_bytes(b"my notes")
     (small.parent / "directory").mkdir()
     for path in (small, small.parent / "directory"):
         with pytest.raises(Conflict) as caught:
-            bundle.export(source, {"other": oid}, references, path)
+            bundle.export_bundle(source, {"other": oid}, references, path)
         assert caught.value.kind == "exists"
     assert small.read_bytes() == b"my notes"
 
 
 def test_a_bundle_needs_a_commit(source: Shelf, tmp_path: Path) -> None:
     with pytest.raises(Invalid) as caught:
-        bundle.export(source, {}, references, tmp_path / "b")
+        bundle.export_bundle(source, {}, references, tmp_path / "b")
     assert caught.value.kind == "no_refs"
 
 
@@ -294,21 +296,21 @@ def test_damage_in_the_store_is_not_exported(source: Shelf, tmp_path: Path) -> N
     blob = source.hasher.oid(b"first")
     source.held[blob] = (Kind.BLOB, b"worse")
     with pytest.raises(Corrupt) as caught:
-        bundle.export(source, {"main": oid}, references, tmp_path / "b")
+        bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     assert caught.value.kind == "bad_hash"
     del source.held[blob]
     with pytest.raises(NotFound):
-        bundle.export(source, {"main": oid}, references, tmp_path / "b")
+        bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 # interrupted and continued
 
 
-def exported(source: Objects, oid: Oid, path: Path) -> bundle.BundleReport:
-    report = bundle.export(source, {"main": oid}, references, path)
+def exported(source: ObjectStore, oid: Oid, path: Path) -> bundle.BundleReport:
+    report = bundle.export_bundle(source, {"main": oid}, references, path)
     target = Shelf()
-    assert bundle.import_(target, path, references).refs == {"main": oid}
+    assert bundle.import_bundle(target, path, references).refs == {"main": oid}
     assert not path.with_name(path.name + ".part").exists()
     return report
 
@@ -330,7 +332,7 @@ def zeros_behind(part: Path, whole: bytes, middle: int) -> None:
 
 
 def another_header(part: Path, whole: bytes, middle: int) -> None:
-    head = bundle_file.build_head(bytes(8), {"other": Oid(bytes(32))})
+    head = bundle_file.build_header(bytes(8), {"other": Oid(bytes(32))})
     part.write_bytes(head + whole[middle:])
 
 
@@ -355,8 +357,8 @@ def test_export_goes_on_behind_the_last_whole_frame(
     path = tmp_path / "b"
     oid = sample(source)
     exported(source, oid, path)
-    with bundle_file.BundleFile(path, Limits()) as file:
-        leads = file.leads
+    with bundle_file.BundleFile(path, BundleLimits()) as file:
+        leads = file.frames
     assert len(leads) > 2
     whole = path.read_bytes()
     path.unlink()
@@ -385,10 +387,10 @@ def test_a_killed_export_is_resumed(tmp_path: Path, fault: str) -> None:
 
 def test_a_killed_import_can_be_repeated(source: Shelf, tmp_path: Path) -> None:
     oid = sample(source)
-    bundle.export(source, {"main": oid}, references, tmp_path / "b")
+    bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     killed("import", tmp_path / "two", tmp_path / "b", oid, "import.after-frame:kill:2")
     target = local(tmp_path / "two")
-    assert bundle.import_(target, tmp_path / "b", references).refs == {"main": oid}
+    assert bundle.import_bundle(target, tmp_path / "b", references).refs == {"main": oid}
     for held in source.held:
         assert target.get(held) == source.get(held)
     target.close()
@@ -399,7 +401,7 @@ def test_a_second_export_to_the_same_file_is_refused(source: Shelf, tmp_path: Pa
     with open(tmp_path / "b.part", "wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(Unavailable) as caught:
-            bundle.export(source, {"main": oid}, references, tmp_path / "b")
+            bundle.export_bundle(source, {"main": oid}, references, tmp_path / "b")
     assert caught.value.kind == "export_busy"
 
 
@@ -408,7 +410,7 @@ def test_a_second_export_to_the_same_file_is_refused(source: Shelf, tmp_path: Pa
 def test_export_to_a_full_disk_goes_on_when_there_is_room(source: Shelf, small_disk: Path) -> None:
     oid = sample(source)
     with pytest.raises(Unavailable) as caught:
-        bundle.export(source, {"main": oid}, references, small_disk / "b")
+        bundle.export_bundle(source, {"main": oid}, references, small_disk / "b")
     assert caught.value.kind == "disk_full"
     assert os.listdir(small_disk) == ["b.part"]
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
@@ -462,7 +464,7 @@ def test_a_bundle_of_a_newer_format_is_refused(small: Path) -> None:
 def test_a_bundle_of_another_key_is_refused(small: Path) -> None:
     target = Shelf(key=b"k" * 32)
     with pytest.raises(Unsupported) as caught:
-        bundle.import_(target, small, references)
+        bundle.import_bundle(target, small, references)
     assert caught.value.kind == "other_key"
     assert target.held == {}
 
@@ -472,13 +474,13 @@ def test_a_frame_under_another_key_is_refused(source: Shelf, tmp_path: Path) -> 
     path = write(tmp_path / "b", {"main": oid}, [items(source)])
     whole = path.read_bytes()
     other = frame.build(items(source), b"otherkey", Compressor())
-    head = bundle_file.build_head(bytes(8), {"main": oid})
+    head = bundle_file.build_header(bytes(8), {"main": oid})
     raw = sum(len(data) for _, data in source.held.values())
     end = bundle_file.build_trailer(len(source.held), raw, head, [other[: frame.HEADER_BYTES]])
     path.write_bytes(head + other + end)
     assert "another key" in refused(path).message
     path.write_bytes(whole)
-    bundle.import_(Shelf(), path, references)
+    bundle.import_bundle(Shelf(), path, references)
 
 
 def test_an_object_with_a_wrong_hash_is_refused(source: Shelf, tmp_path: Path) -> None:
@@ -517,12 +519,12 @@ def test_a_bundle_with_an_object_of_the_wrong_kind_is_refused(
 ) -> None:
     blob = source.put(Kind.BLOB, b"I am no commit")
     for entry in (
-        Entry(b"a", DIRECTORY, 1, data=blob, cid=bytes(32)),
-        Entry(b"a", FILE, 1, size=BLOCK + 1, data=blob),
+        TreeEntry(b"a", DIRECTORY, 1, data=blob, cid=bytes(32)),
+        TreeEntry(b"a", FILE, 1, size=BLOCK_BYTES + 1, data=blob),
     ):
         shelf = Shelf()
         shelf.put(Kind.TREE, b"I am no commit")  # whatever the table says it is
-        root = shelf.put(Kind.TREE, encode(Page(0, [entry])))
+        root = shelf.put(Kind.TREE, encode(TreePage(0, [entry])))
         oid = commit_tree(shelf, root)
         assert refused(write(tmp_path / "b", {"main": oid}, [items(shelf)])).kind == "bad_bundle"
     path = write(tmp_path / "b", {"main": blob}, [[(blob, Kind.COMMIT, b"I am no commit")]])
@@ -536,7 +538,7 @@ def test_a_bundle_with_names_outside_their_directory_is_refused(
     tmp_path: Path, name: bytes
 ) -> None:
     shelf = Shelf()
-    page = Page(0, [file_entry(shelf, name, b"evil")])
+    page = TreePage(0, [file_entry(shelf, name, b"evil")])
     oid = commit_tree(shelf, shelf.put(Kind.TREE, encode(page)))
     error = refused(write(tmp_path / "b", {"main": oid}, [items(shelf)]))
     assert error.kind == "bad_bundle"
@@ -561,9 +563,14 @@ def test_a_bundle_without_refs_or_with_bad_ids_is_refused(source: Shelf, tmp_pat
 
 @pytest.mark.parametrize(
     "limits",
-    [Limits(objects=4), Limits(raw_bytes=100), Limits(room=100), Limits(files=1)],
+    [
+        BundleLimits(objects=4),
+        BundleLimits(raw_bytes=100),
+        BundleLimits(room=100),
+        BundleLimits(files=1),
+    ],
 )
-def test_a_bundle_over_an_import_limit_is_refused(small: Path, limits: Limits) -> None:
+def test_a_bundle_over_an_import_limit_is_refused(small: Path, limits: BundleLimits) -> None:
     error = refused(small, limits=limits)
     assert isinstance(error, Refused)
     assert error.kind == "bundle_too_large"
@@ -572,7 +579,7 @@ def test_a_bundle_over_an_import_limit_is_refused(small: Path, limits: Limits) -
 def test_a_compressed_bomb_in_a_bundle_is_refused(source: Shelf, tmp_path: Path) -> None:
     zeros = bytes(12 * 1024 * 1024)
     body = frame.build([(source.hasher.oid(zeros), Kind.BLOB, zeros)], bytes(8), Compressor())
-    head = bundle_file.build_head(bytes(8), {"main": Oid(bytes(32))})
+    head = bundle_file.build_header(bytes(8), {"main": Oid(bytes(32))})
     headers = [body[: frame.HEADER_BYTES]] * 100
     end = bundle_file.build_trailer(100, 100 * len(zeros), head, headers)
     (tmp_path / "b").write_bytes(head + body * 100 + end)
@@ -581,8 +588,8 @@ def test_a_compressed_bomb_in_a_bundle_is_refused(source: Shelf, tmp_path: Path)
 
 
 def test_a_frame_larger_than_its_header_says_is_refused(small: Path) -> None:
-    with bundle_file.BundleFile(small, Limits()) as file:
-        offset = file.leads[0].offset
+    with bundle_file.BundleFile(small, BundleLimits()) as file:
+        offset = file.frames[0].offset
     whole = bytearray(small.read_bytes())
     payload = Compressor().compress(bytes(10_000_000))
     oid = Hasher().oid(b"")
@@ -601,7 +608,7 @@ def test_a_frame_larger_than_its_header_says_is_refused(small: Path) -> None:
 def _forge(body: bytes, payload: bytes) -> bytes:
     """The frame with another payload under right checksums."""
     header = frame.parse_header(body)
-    table = body[frame.HEADER_BYTES : header.lead]
+    table = body[frame.HEADER_BYTES : header.payload_start]
     start = bytearray(body[: frame.HEADER_BYTES - 8])
     start[24:28] = len(payload).to_bytes(4, "little")
     start[28:36] = checksum(payload)
@@ -612,7 +619,9 @@ def test_a_small_tree_that_expands_to_countless_files_is_refused(tmp_path: Path)
     shelf = Shelf()
     tree = Trees(shelf).build([file_entry(shelf, b"%02d" % n, b"ha") for n in range(40)])
     for _ in range(30):
-        entries = [Entry(b"%02d" % n, DIRECTORY, 1, data=tree.oid, cid=tree.cid) for n in range(40)]
+        entries = [
+            TreeEntry(b"%02d" % n, DIRECTORY, 1, data=tree.oid, cid=tree.cid) for n in range(40)
+        ]
         tree = Trees(shelf).build(entries)
     oid = commit_tree(shelf, tree.oid, cid=tree.cid)
     path = write(tmp_path / "b", {"main": oid}, [items(shelf)])
@@ -628,13 +637,13 @@ def test_a_long_history_is_not_refused_as_a_bomb(source: Shelf, tmp_path: Path) 
     for n in range(50):
         oid = commit_files(source, {**files, b"new": b"%d" % n}, oid)
     path = write(tmp_path / "b", {"main": oid}, [items(source)])
-    bundle.import_(Shelf(), path, references, limits=Limits(files=21))
+    bundle.import_bundle(Shelf(), path, references, limits=BundleLimits(files=21))
 
 
 def test_a_bundle_changed_between_check_and_import_is_refused(
     source: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle.export(source, {"main": sample(source)}, references, tmp_path / "b")
+    bundle.export_bundle(source, {"main": sample(source)}, references, tmp_path / "b")
 
     class Late(Shelf):
         def has(self, oid: Oid) -> bool:
@@ -644,5 +653,5 @@ def test_a_bundle_changed_between_check_and_import_is_refused(
             return super().has(oid)
 
     with pytest.raises(Corrupt) as caught:
-        bundle.import_(Late(), tmp_path / "b", references)
+        bundle.import_bundle(Late(), tmp_path / "b", references)
     assert "changed" in caught.value.message

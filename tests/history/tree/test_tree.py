@@ -13,32 +13,32 @@ from hypothesis import strategies as st
 
 from ortet._util.codec import decode
 from ortet.errors import Invalid
-from ortet.history.records import Entry, Page
-from ortet.history.tree.pages import SMALL
+from ortet.history.records import TreeEntry, TreePage
+from ortet.history.tree.pages import SINGLE_PAGE_MAX_ITEMS
 from ortet.history.tree.tree import TreeRef, Trees
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def file(name: bytes, data: bytes = b"x" * 32, mtime: int = 1) -> Entry:
-    return Entry(name=name, mode=stat.S_IFREG | 0o644, mtime=mtime, size=1, data=data)
+def file(name: bytes, data: bytes = b"x" * 32, mtime: int = 1) -> TreeEntry:
+    return TreeEntry(name=name, mode=stat.S_IFREG | 0o644, mtime=mtime, size=1, data=data)
 
 
-def folder(name: bytes, tree: TreeRef, mtime: int = 1) -> Entry:
-    return Entry(name, stat.S_IFDIR | 0o755, mtime, data=tree.oid, cid=tree.cid)
+def folder(name: bytes, tree: TreeRef, mtime: int = 1) -> TreeEntry:
+    return TreeEntry(name, stat.S_IFDIR | 0o755, mtime, data=tree.oid, cid=tree.cid)
 
 
 def names(trees: Trees, oid: Oid) -> list[bytes]:
     return [entry.name for entry in trees.entries(oid)]
 
 
-def level(objects: Objects, oid: Oid) -> int:
-    return decode(Page, objects.get(oid)).level
+def level(objects: ObjectStore, oid: Oid) -> int:
+    return decode(TreePage, objects.get(oid)).level
 
 
-def numbered(count: int) -> list[Entry]:
+def numbered(count: int) -> list[TreeEntry]:
     return [file(b"f%05d" % number) for number in range(count)]
 
 
@@ -52,9 +52,9 @@ def test_the_empty_tree_has_no_entries(trees: Trees) -> None:
     assert trees.patch(trees.build([file(b"a")]).oid, {b"a": None}) == empty
 
 
-def test_small_directory_is_one_page(trees: Trees, objects: Objects) -> None:
-    assert level(objects, trees.build(numbered(SMALL)).oid) == 0
-    assert level(objects, trees.build(numbered(SMALL + 40)).oid) == 1
+def test_small_directory_is_one_page(trees: Trees, objects: ObjectStore) -> None:
+    assert level(objects, trees.build(numbered(SINGLE_PAGE_MAX_ITEMS)).oid) == 0
+    assert level(objects, trees.build(numbered(SINGLE_PAGE_MAX_ITEMS + 40)).oid) == 1
 
 
 def test_order_of_input_does_not_matter(trees: Trees) -> None:
@@ -116,7 +116,7 @@ def test_patch_equals_build_in_a_directory_of_10000(trees: Trees, seed: int) -> 
     for count in (1, 40, rng.randrange(9000), 9_900):
         gone = rng.sample(sorted(held), min(count, len(held)))
         fresh = {name: file(name) for name in (b"n%x" % rng.getrandbits(24) for _ in range(count))}
-        changes: dict[bytes, Entry | None] = dict.fromkeys(gone[: len(gone) * 3 // 4])
+        changes: dict[bytes, TreeEntry | None] = dict.fromkeys(gone[: len(gone) * 3 // 4])
         changes |= {name: file(name, b"z" * 32) for name in gone[len(changes) :]}
         if rng.random() < 0.5:
             changes |= fresh
@@ -137,7 +137,7 @@ def test_removing_entries_gives_the_same_tree_as_building_the_rest(
     assert trees.patch(tree.oid, gone) == trees.build(entries[:keep])
 
 
-def test_one_change_rewrites_one_page_a_level(objects: Objects, reads: list[Oid]) -> None:
+def test_one_change_rewrites_one_page_a_level(objects: ObjectStore, reads: list[Oid]) -> None:
     tree = Trees(objects).build(numbered(10_000))
     reads.clear()
     Trees(objects).patch(tree.oid, {b"f05000": file(b"f05000", b"q" * 32)})
@@ -157,18 +157,18 @@ def test_content_id_ignores_times_and_owners(trees: Trees) -> None:
 
 
 @pytest.fixture
-def root(trees: Trees) -> Entry:
+def root(trees: Trees) -> TreeEntry:
     """a/b/c.txt, a/d.txt, e.txt"""
     b = trees.build([file(b"c.txt")])
     a = trees.build([folder(b"b", b), file(b"d.txt")])
     return folder(b"", trees.build([folder(b"a", a), file(b"e.txt")]))
 
 
-def paths(trees: Trees, root: Entry) -> list[bytes]:
+def paths(trees: Trees, root: TreeEntry) -> list[bytes]:
     return [path for path, _ in trees.walk(root)]
 
 
-def test_resolve_finds_every_path_of_a_walk(trees: Trees, root: Entry) -> None:
+def test_resolve_finds_every_path_of_a_walk(trees: Trees, root: TreeEntry) -> None:
     assert paths(trees, root) == [b"a", b"a/b", b"a/b/c.txt", b"a/d.txt", b"e.txt"]
     assert trees.resolve(root, b"") == root
     found = trees.resolve(root, b"a/b/c.txt")
@@ -179,7 +179,7 @@ def test_resolve_finds_every_path_of_a_walk(trees: Trees, root: Entry) -> None:
     assert trees.resolve(root, b"x/y") is None
 
 
-def test_patch_paths_changes_only_what_is_named(trees: Trees, root: Entry) -> None:
+def test_patch_paths_changes_only_what_is_named(trees: Trees, root: TreeEntry) -> None:
     new = trees.patch_paths(
         root,
         {b"a/b/c.txt": file(b"c.txt", b"new!" * 8), b"a/d.txt": None, b"f": file(b"f")},
@@ -191,13 +191,13 @@ def test_patch_paths_changes_only_what_is_named(trees: Trees, root: Entry) -> No
     assert trees.resolve(new, b"e.txt") == trees.resolve(root, b"e.txt")
 
 
-def test_patch_paths_with_nothing_is_the_same_root(trees: Trees, root: Entry) -> None:
+def test_patch_paths_with_nothing_is_the_same_root(trees: Trees, root: TreeEntry) -> None:
     assert trees.patch_paths(root, {}) == root
     assert trees.patch_paths(root, {b"zzz": None}) == root
 
 
-def test_patch_paths_directory_keeps_its_contents(trees: Trees, root: Entry) -> None:
-    bare = Entry(b"a", stat.S_IFDIR | 0o700, 77)
+def test_patch_paths_directory_keeps_its_contents(trees: Trees, root: TreeEntry) -> None:
+    bare = TreeEntry(b"a", stat.S_IFDIR | 0o700, 77)
     new = trees.patch_paths(root, {b"a": bare, b"a/b/new": file(b"new"), b"": folder_root(root, 5)})
     assert new.mtime == 5
     assert paths(trees, new) == [b"a", b"a/b", b"a/b/c.txt", b"a/b/new", b"a/d.txt", b"e.txt"]
@@ -206,19 +206,19 @@ def test_patch_paths_directory_keeps_its_contents(trees: Trees, root: Entry) -> 
     assert (a.mode, a.mtime) == (stat.S_IFDIR | 0o700, 77)
 
 
-def folder_root(root: Entry, mtime: int) -> Entry:
+def folder_root(root: TreeEntry, mtime: int) -> TreeEntry:
     return msgspec.structs.replace(root, mtime=mtime)
 
 
-def test_patch_paths_replaces_whole_directories(trees: Trees, root: Entry) -> None:
+def test_patch_paths_replaces_whole_directories(trees: Trees, root: TreeEntry) -> None:
     empty = folder(b"a", trees.empty())
     new = trees.patch_paths(root, {b"a": empty, b"a/x": file(b"x")})
     assert paths(trees, new) == [b"a", b"a/x", b"e.txt"]
 
 
-def test_patch_paths_new_directories_and_file_to_directory(trees: Trees, root: Entry) -> None:
-    bare = Entry(b"n", stat.S_IFDIR | 0o755, 1)
-    turned = Entry(b"e.txt", stat.S_IFDIR | 0o755, 1)
+def test_patch_paths_new_directories_and_file_to_directory(trees: Trees, root: TreeEntry) -> None:
+    bare = TreeEntry(b"n", stat.S_IFDIR | 0o755, 1)
+    turned = TreeEntry(b"e.txt", stat.S_IFDIR | 0o755, 1)
     new = trees.patch_paths(
         root, {b"n": bare, b"n/n": bare, b"n/n/x": file(b"x"), b"e.txt": turned, b"a": None}
     )
@@ -242,7 +242,7 @@ def test_patch_paths_new_directories_and_file_to_directory(trees: Trees, root: E
     ],
 )
 def test_patch_paths_refuses_bad_paths_and_missing_parents(
-    trees: Trees, root: Entry, changes: dict[bytes, Entry | None], kind: str
+    trees: Trees, root: TreeEntry, changes: dict[bytes, TreeEntry | None], kind: str
 ) -> None:
     with pytest.raises(Invalid) as caught:
         trees.patch_paths(root, changes)
@@ -281,11 +281,11 @@ def test_patch_paths_equals_starting_from_nothing(
     assert once == twice
 
 
-def with_parents(spec: dict[bytes, int]) -> dict[bytes, Entry | None]:
+def with_parents(spec: dict[bytes, int]) -> dict[bytes, TreeEntry | None]:
     """Files (as leaves) with every directory above them named."""
     parents = {path.rsplit(b"/", n)[0] for path in spec for n in range(1, path.count(b"/") + 1)}
-    changes: dict[bytes, Entry | None] = {
-        path: Entry(path.rpartition(b"/")[2], stat.S_IFDIR | 0o755, 1) for path in parents
+    changes: dict[bytes, TreeEntry | None] = {
+        path: TreeEntry(path.rpartition(b"/")[2], stat.S_IFDIR | 0o755, 1) for path in parents
     }
     for path, mtime in spec.items():
         if path not in parents:
@@ -297,8 +297,8 @@ def with_parents(spec: dict[bytes, int]) -> dict[bytes, Entry | None]:
 
 
 def expected_difference(
-    old: dict[bytes, Entry], new: dict[bytes, Entry]
-) -> list[tuple[Entry | None, Entry | None]]:
+    old: dict[bytes, TreeEntry], new: dict[bytes, TreeEntry]
+) -> list[tuple[TreeEntry | None, TreeEntry | None]]:
     names = sorted(old.keys() | new.keys())
     return [(old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)]
 
@@ -325,7 +325,7 @@ def test_difference_of_trees_of_different_height(trees: Trees) -> None:
     assert trees.difference(b, a) == expected_difference(few, many)
 
 
-def test_difference_reads_only_what_differs(objects: Objects, reads: list[Oid]) -> None:
+def test_difference_reads_only_what_differs(objects: ObjectStore, reads: list[Oid]) -> None:
     trees = Trees(objects)
     old = trees.build(numbered(10_000))
     new = trees.patch(old.oid, {b"f07000": None})

@@ -11,7 +11,7 @@ from ortet.config.environment import open_hub
 from ortet.errors import Corrupt, NotFound
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
-from ortet.sessions.history.compare import led_to
+from ortet.sessions.history.compare import explain_commit
 
 
 def test_audit_reports_actor_action_and_reason_of_each_event(hub: Hub) -> None:
@@ -64,7 +64,7 @@ def test_audit_shows_the_text_of_commands_and_tool_calls(hub: Hub) -> None:
         s.say("assistant", [call])
         s.run("echo hi", why="to see")
         s.run(["echo", "there"])
-        led = led_to(hub, from_hex(s.commit().oid))
+        led = explain_commit(hub, from_hex(s.commit().oid))
     told = [line.what for line in hub.audit(s.id).lines]
     assert 'assistant: [calls Bash {"command":"ls"}]' in told
     assert [what.partition(": ")[2] for what in told if what.startswith("run (")] == [

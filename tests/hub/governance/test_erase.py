@@ -237,7 +237,7 @@ class TestErase:
                 s.compact(keep_last=1)
                 s.commit()
                 assert SECRET in s.compactions()[0].summary
-            first = next(e.seq for e in s.line.events() if e.kind == "message")
+            first = next(e.seq for e in s.event_log.events() if e.kind == "message")
             receipt = hub.erase(s.id, seqs=[first])
             kinds = sorted(event.kind for event in receipt.events)
             assert kinds == ["compaction", "episode", "episode", "message"]  # one is published

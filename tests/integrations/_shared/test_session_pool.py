@@ -18,7 +18,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
 from ortet.integrations._shared import lentkeeper
-from ortet.integrations._shared.session_pool import Lent, session_name
+from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
 from ortet.sessions.table import check_session
 
 _OTHER = """
@@ -84,17 +84,17 @@ def another(store: Path) -> Iterator[Other]:
 
 
 @pytest.fixture
-def lent(hub: Hub) -> Lent:
+def lent(hub: Hub) -> AdapterSessionPool:
     """One that is waited for, and lets nothing go unasked, however slow the host is."""
-    return Lent(hub, patience=60, linger=3600, turn=0.0)
+    return AdapterSessionPool(hub, lease_timeout=60, idle_timeout=3600, min_hold=0.0)
 
 
-def contents(lent: Lent, name: str) -> list[str]:
+def contents(lent: AdapterSessionPool, name: str) -> list[str]:
     with lent.reading(name) as view:
         return [message.content for message in view.messages()]
 
 
-def test_a_lent_session_is_created_once_and_readable_at_once(lent: Lent) -> None:
+def test_a_lent_session_is_created_once_and_readable_at_once(lent: AdapterSessionPool) -> None:
     with pytest.raises(NotFound):
         contents(lent, "a")
     with pytest.raises(NotFound), lent.writing("a", create=False):
@@ -109,7 +109,7 @@ def test_a_lent_session_is_created_once_and_readable_at_once(lent: Lent) -> None
     assert lent.names() == ["a"]
 
 
-def test_names_returns_the_sessions_with_a_prefix(lent: Lent, hub: Hub) -> None:
+def test_names_returns_the_sessions_with_a_prefix(lent: AdapterSessionPool, hub: Hub) -> None:
     for name in ("u/a", "u/b", "u", "v/a", "ua"):
         with lent.writing(name):
             pass
@@ -119,7 +119,7 @@ def test_names_returns_the_sessions_with_a_prefix(lent: Lent, hub: Hub) -> None:
     assert lent.names("u") == ["u", "u/a", "u/b", "ua"]
 
 
-def test_writes_of_many_threads_are_not_interleaved(lent: Lent) -> None:
+def test_writes_of_many_threads_are_not_interleaved(lent: AdapterSessionPool) -> None:
     def work(number: int) -> None:
         for turn in range(10):
             with lent.writing(f"s{number % 3}") as session:
@@ -135,7 +135,9 @@ def test_writes_of_many_threads_are_not_interleaved(lent: Lent) -> None:
         assert len(said) == 60 and said[::2] == said[1::2]
 
 
-def test_processes_alternate_without_an_event(store: Path, lent: Lent, hub: Hub) -> None:
+def test_processes_alternate_without_an_event(
+    store: Path, lent: AdapterSessionPool, hub: Hub
+) -> None:
     with another(store) as other:
         for turn in range(4):
             with lent.writing("a") as session:
@@ -149,7 +151,7 @@ def test_processes_alternate_without_an_event(store: Path, lent: Lent, hub: Hub)
 
 
 def test_a_long_one_is_committed_before_it_is_handed_over(
-    store: Path, lent: Lent, hub: Hub
+    store: Path, lent: AdapterSessionPool, hub: Hub
 ) -> None:
     with lent.writing("a") as session:
         session.say_all([("user", f"word {number}") for number in range(1100)])
@@ -165,7 +167,7 @@ def test_a_long_one_is_committed_before_it_is_handed_over(
     assert hub.verify()
 
 
-def test_a_call_of_a_tool_is_handed_on(store: Path, lent: Lent) -> None:
+def test_a_call_of_a_tool_is_handed_on(store: Path, lent: AdapterSessionPool) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "name": "look"}]}
     with another(store) as other:
         with lent.writing("a") as session:
@@ -177,7 +179,7 @@ def test_a_call_of_a_tool_is_handed_on(store: Path, lent: Lent) -> None:
 
 
 def test_a_session_held_by_another_process_is_refused_until_it_dies(store: Path, hub: Hub) -> None:
-    impatient = Lent(hub, patience=0.2, turn=0.0)
+    impatient = AdapterSessionPool(hub, lease_timeout=0.2, min_hold=0.0)
     with another(store) as other:
         assert other.ask("hold", "a") == "done"
         with pytest.raises(Refused) as refused, impatient.writing("a"):
@@ -191,20 +193,24 @@ def test_a_session_held_by_another_process_is_refused_until_it_dies(store: Path,
         assert contents(impatient, "a") == ["mine"]
 
 
-def test_release_hands_a_held_session_to_the_waiting_process(store: Path, lent: Lent) -> None:
+def test_release_hands_a_held_session_to_the_waiting_process(
+    store: Path, lent: AdapterSessionPool
+) -> None:
     with lent.writing("a") as session:
         session.say("user", "first")
         lent.hold("a")
     with another(store) as other:
         other.tell("say", "a", "second")
-        eventually(lambda: "a" in lent._kept and lent._kept["a"].wanted)
+        eventually(lambda: "a" in lent._open_sessions and lent._open_sessions["a"].is_requested)
         assert contents(lent, "a") == ["first"]
         lent.release("a")
         assert other.hear() == "done"
     assert contents(lent, "a") == ["first", "second"]
 
 
-def test_two_processes_writing_one_session_lose_nothing(store: Path, lent: Lent) -> None:
+def test_two_processes_writing_one_session_lose_nothing(
+    store: Path, lent: AdapterSessionPool
+) -> None:
     with another(store) as other:
         other.tell("many", "a", "there", "40")
         for number in range(40):
@@ -217,7 +223,7 @@ def test_two_processes_writing_one_session_lose_nothing(store: Path, lent: Lent)
     assert len(said) == 80
 
 
-def test_a_hub_of_the_same_process_gets_it_too(lent: Lent, hub: Hub) -> None:
+def test_a_hub_of_the_same_process_gets_it_too(lent: AdapterSessionPool, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "framework")
     with hub.session("a") as mine:
@@ -228,7 +234,7 @@ def test_a_hub_of_the_same_process_gets_it_too(lent: Lent, hub: Hub) -> None:
 
 
 def test_idle_sessions_release_their_lease(hub: Hub) -> None:
-    lent = Lent(hub, linger=0.05)
+    lent = AdapterSessionPool(hub, idle_timeout=0.05)
     with lent.writing("a") as session:
         id_ = session.id
     eventually(lambda: not hub.is_open(id_))
@@ -237,15 +243,17 @@ def test_idle_sessions_release_their_lease(hub: Hub) -> None:
 
 
 def test_only_the_most_recently_used_sessions_stay_open(hub: Hub) -> None:
-    lent = Lent(hub, most=2, linger=3600)
+    lent = AdapterSessionPool(hub, max_open=2, idle_timeout=3600)
     for number in range(5):
         with lent.writing(f"s{number}") as session:
             session.say("user", "word")
-    assert list(lent._kept) == ["s3", "s4"]
+    assert list(lent._open_sessions) == ["s3", "s4"]
     assert [contents(lent, f"s{number}") for number in range(5)] == [["word"]] * 5
 
 
-def test_forks_made_inside_a_block_can_be_opened_by_anyone(lent: Lent, hub: Hub) -> None:
+def test_forks_made_inside_a_block_can_be_opened_by_anyone(
+    lent: AdapterSessionPool, hub: Hub
+) -> None:
     with lent.writing("a") as session:
         session.say("user", "one")
         (fork,) = session.fork(1, machine=False)
@@ -254,10 +262,10 @@ def test_forks_made_inside_a_block_can_be_opened_by_anyone(lent: Lent, hub: Hub)
         assert [m.content for m in mine.messages()] == ["one"]
 
 
-def test_a_lease_lost_between_two_writes_is_taken_again(lent: Lent, hub: Hub) -> None:
+def test_a_lease_lost_between_two_writes_is_taken_again(lent: AdapterSessionPool, hub: Hub) -> None:
     with lent.writing("a") as session:
         session.say("user", "mine")
-        held = session.holding.lease
+        held = session.held_lease.lease
     hub.catalog.seize(held)  # as if its time had run out
     taken = hub.catalog.acquire(held.name, "somebody", 10**9)
     hub.catalog.release(taken)
@@ -267,13 +275,13 @@ def test_a_lease_lost_between_two_writes_is_taken_again(lent: Lent, hub: Hub) ->
 
 
 def test_a_write_with_a_lease_seized_after_the_check_is_refused(
-    lent: Lent, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    lent: AdapterSessionPool, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lentkeeper, "_MOMENT", WAIT)
+    monkeypatch.setattr(lentkeeper, "_LEASE_CHECK_INTERVAL_SECONDS", WAIT)
     for text in ("one", "two"):  # with the second it was looked up
         with lent.writing("a") as session:
             session.say("user", text)
-            held = session.holding.lease
+            held = session.held_lease.lease
     hub.catalog.seize(held)
     hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
     with pytest.raises(Refused) as refused, lent.writing("a") as session:
@@ -284,10 +292,10 @@ def test_a_write_with_a_lease_seized_after_the_check_is_refused(
     assert contents(lent, "a") == ["one", "two", "three"]
 
 
-def test_a_lease_lost_inside_a_block_is_refused(lent: Lent, hub: Hub) -> None:
+def test_a_lease_lost_inside_a_block_is_refused(lent: AdapterSessionPool, hub: Hub) -> None:
     with pytest.raises(Refused) as refused, lent.writing("a") as session:
         session.say("user", "mine")
-        held = session.holding.lease
+        held = session.held_lease.lease
         hub.catalog.seize(held)
         hub.catalog.release(hub.catalog.acquire(held.name, "somebody", 10**9))
         session.say("user", "too late")
@@ -297,7 +305,7 @@ def test_a_lease_lost_inside_a_block_is_refused(lent: Lent, hub: Hub) -> None:
     assert contents(lent, "a") == ["mine", "again"]
 
 
-def test_a_closed_lender_refuses_every_use(lent: Lent, hub: Hub) -> None:
+def test_a_closed_lender_refuses_every_use(lent: AdapterSessionPool, hub: Hub) -> None:
     with lent.writing("a") as session:
         id_ = session.id
     lent.close()
@@ -310,7 +318,7 @@ def test_a_closed_lender_refuses_every_use(lent: Lent, hub: Hub) -> None:
 
 def test_a_lender_is_closed_with_its_hub(store: Path) -> None:
     with ortet.open(store) as hub:
-        lent = Lent(hub)
+        lent = AdapterSessionPool(hub)
         with lent.writing("a") as session:
             session.say("user", "one")
     with pytest.raises(Invalid), lent.writing("a"):
@@ -319,7 +327,7 @@ def test_a_lender_is_closed_with_its_hub(store: Path) -> None:
         assert [m.content for m in mine.messages()] == ["one"]
 
 
-def test_writing_to_a_closed_session_is_refused(lent: Lent, hub: Hub) -> None:
+def test_writing_to_a_closed_session_is_refused(lent: AdapterSessionPool, hub: Hub) -> None:
     with lent.writing("a"):
         pass
     with hub.session("a") as mine:
@@ -419,7 +427,7 @@ def test_missing_or_non_text_ids_are_refused() -> None:
 
 
 def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: Hub) -> None:
-    lent = Lent(hub)
+    lent = AdapterSessionPool(hub)
     with lent.writing("left") as session:
         session.say("user", "here")
     rings = [lent]
@@ -435,7 +443,9 @@ def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: H
 
     Thread(target=write, daemon=True).start()
     assert done.wait(WAIT)
-    with Lent(hub, patience=60).writing("left") as again:  # and it was let go all the same
+    with AdapterSessionPool(hub, lease_timeout=60).writing(
+        "left"
+    ) as again:  # and it was let go all the same
         assert [m.content for m in again.messages()] == ["here"]
 
 

@@ -14,7 +14,7 @@ import ortet
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetArtifactService
-from ortet.integrations.adk.lending import name_of
+from ortet.integrations.adk.lending import adk_session_name
 
 BOTH = pytest.mark.parametrize("kind", ["ortet", "memory"])
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann", "session_id": "s"}
@@ -169,7 +169,7 @@ def test_adk_artifacts_are_artifacts_of_the_ortet_session(hub: Hub) -> None:
         await service.save_artifact(**ME, filename="plot.png", artifact=blob(b"two"))
 
     asyncio.run(through())
-    view = hub.get(name_of("app", "ann", "s"))
+    view = hub.get(adk_session_name("app", "ann", "s"))
     assert [(one.name, one.version, one.media) for one in view.artifacts()] == [
         ("plot.png", 1, "image/png"),
         ("plot.png", 2, "image/png"),

@@ -14,7 +14,7 @@ from google.genai import types
 
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetMemoryService, OrtetSessionService
-from ortet.integrations.adk.lending import name_of
+from ortet.integrations.adk.lending import adk_session_name
 
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann"}
 KINDS = pytest.mark.parametrize("kind", ["ortet", "ortet beside others", "memory"])
@@ -124,7 +124,7 @@ def test_added_memories_are_stored_as_facts(hub: Hub) -> None:
         assert (await memory.search_memory(**ME, query="allergic")).memories == []
 
     asyncio.run(through())
-    view = hub.get(name_of("app", "ann"))
+    view = hub.get(adk_session_name("app", "ann"))
     assert [fact.text for fact in view.facts(past=True)] == ["ann is allergic to nuts"]
     assert view.facts() == []
     hub.verify()

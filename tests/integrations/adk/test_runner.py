@@ -23,7 +23,7 @@ from tests.fixtures import forked
 import ortet
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetArtifactService, OrtetMemoryService, OrtetSessionService
-from ortet.integrations.adk.lending import name_of
+from ortet.integrations.adk.lending import adk_session_name
 
 ME: dict[str, Any] = {"user_id": "ann", "session_id": "s"}
 OURS: dict[str, Any] = {"app_name": "app", **ME}
@@ -106,7 +106,7 @@ def test_turns_with_tools_and_rewind(hub: Hub) -> None:
         await runner.close()
 
     asyncio.run(through())
-    view = hub.get(name_of("app", "ann", "s"))
+    view = hub.get(adk_session_name("app", "ann", "s"))
     assert next(m.content for m in view.messages() if m.role == "user") == "keep one"
     assert len(view.artifacts()) == 4
     hub.verify()

@@ -25,7 +25,7 @@ import ortet
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations.adk import OrtetSessionService
-from ortet.integrations.adk.lending import name_of
+from ortet.integrations.adk.lending import adk_session_name
 
 ME: dict[str, Any] = {"app_name": "app", "user_id": "ann"}
 BOTH = pytest.mark.parametrize("kind", ["ortet", "memory", "sqlite"])
@@ -332,7 +332,7 @@ def test_the_conversation_is_one_for_everybody(hub: Hub) -> None:
         await service.append_event(session, event("on the island", author="guide"))
 
     asyncio.run(through())
-    view = hub.get(name_of("app", "ann", "s"))
+    view = hub.get(adk_session_name("app", "ann", "s"))
     said = view.messages()
     assert [one.role for one in said] == ["user", "assistant", "user", "assistant"]
     assert (said[0].content, said[3].content) == ("where do the herons nest?", "on the island")
@@ -443,7 +443,7 @@ def test_a_fork_goes_on_by_itself(hub: Hub) -> None:
             await service.fork_session(**ME, session_id="never")
 
     asyncio.run(through())
-    view = hub.get(name_of("app", "ann", "t"))
+    view = hub.get(adk_session_name("app", "ann", "t"))
     assert sum(event.timeline == view.row.timeline for event in view.events()) <= 4
 
 
@@ -466,12 +466,12 @@ def test_a_session_restored_in_ortet_shows_its_earlier_state(hub: Hub) -> None:
         return session
 
     session = asyncio.run(begin())
-    with hub.session(name_of("app", "ann", "s")) as ours:
+    with hub.session(adk_session_name("app", "ann", "s")) as ours:
         point = ours.commit("here")
     with ortet.open(hub.root) as other:
         two = OrtetSessionService(other).append_event(session, event("two", actions=delta(k=3)))
         asyncio.run(two)
-    with hub.session(name_of("app", "ann", "s")) as ours:
+    with hub.session(adk_session_name("app", "ann", "s")) as ours:
         ours.restore(point.oid)
     with ortet.open(hub.root) as other:
         service = OrtetSessionService(other)

@@ -28,7 +28,7 @@ import ortet
 from ortet.errors import Invalid, Refused
 from ortet.hub.hub import Hub
 from ortet.integrations.agent_framework import OrtetCheckpointStorage
-from ortet.integrations.agent_framework.values import Values
+from ortet.integrations.agent_framework.values import CheckpointValueCodec
 
 
 class Colour(Enum):
@@ -98,7 +98,7 @@ def storage(hub: Hub, **options: Any) -> OrtetCheckpointStorage:
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back_as_they_were(value: Any) -> None:
-    values = Values(OURS)
+    values = CheckpointValueCodec(OURS)
     again = values.decode(values.encode(value))
     assert again == value
     assert type(again) is type(value)
@@ -107,7 +107,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 
 def test_types_of_the_framework_are_stored_and_loaded() -> None:
-    values = Values()
+    values = CheckpointValueCodec()
     message = Message("assistant", ["x", Content.from_function_call(call_id="1", name="f")])
     again = values.decode(values.encode({"cache": [message]}))
     assert again["cache"][0].to_dict() == message.to_dict()
@@ -115,7 +115,7 @@ def test_types_of_the_framework_are_stored_and_loaded() -> None:
 
 
 def test_a_field_added_by_a_later_release_gets_its_default() -> None:
-    values = Values(OURS)
+    values = CheckpointValueCodec(OURS)
     plain = values.encode(Later(5))
     del plain["v"]["new"], plain["v"]["newer"]
     assert values.decode(plain) == Later(5)
@@ -134,14 +134,14 @@ def test_a_field_added_by_a_later_release_gets_its_default() -> None:
 )
 def test_a_value_that_cannot_be_stored_is_named_with_its_path(value: Any, place: str) -> None:
     with pytest.raises(Invalid, match=place):
-        Values().encode(value)
+        CheckpointValueCodec().encode(value)
 
 
 def test_circular_state_is_refused() -> None:
     ring: list[Any] = []
     ring.append(ring)
     with pytest.raises(Invalid, match="deep"):
-        Values().encode({"state": ring})
+        CheckpointValueCodec().encode({"state": ring})
 
 
 def test_a_workflow_that_was_killed_goes_on_elsewhere(hub: Hub, start: Start) -> None:
@@ -202,7 +202,7 @@ def test_a_list_that_grows_is_stored_once(hub: Hub, store: Path) -> None:
     again = run(kept.load("59")).state["said"]
     assert [one.text for one in again] == [one.text for one in said]
     assert [len(run(kept.load(str(turn))).state["said"]) for turn in (0, 30)] == [2, 62]
-    kept._lent.close()
+    kept._pool.close()
     hub.sweep()
     with ortet.open(store) as other:
         assert len(run(storage(other).load("40")).state["said"]) == 82
@@ -238,10 +238,10 @@ def test_pickles_are_refused_unless_enabled(hub: Hub) -> None:
     assert run(asked.load("1")).state == value
     evil = {"__pickled__": base64.b64encode(pickle.dumps(Evil())).decode(), "__type__": "x:y"}
     with pytest.raises(Refused, match="pickle=True"):
-        Values().decode({"!": "pickle", "v": evil})
-    assert Values().decode(evil) == evil  # only data
+        CheckpointValueCodec().decode({"!": "pickle", "v": evil})
+    assert CheckpointValueCodec().decode(evil) == evil  # only data
     with pytest.raises(WorkflowCheckpointException):
-        Values(pickled=True).decode({"!": "pickle", "v": evil})
+        CheckpointValueCodec(allow_pickle=True).decode({"!": "pickle", "v": evil})
     assert "__pickled__" in encode_checkpoint_value(range(3))
 
 
@@ -251,7 +251,7 @@ def test_pickles_are_refused_unless_enabled(hub: Hub) -> None:
 def test_types_that_are_not_allowed_are_not_made(key: str) -> None:
     for mark in ("object", "told", "named", "enum", "type"):
         with pytest.raises(Refused):
-            Values().decode({"!": mark, "t": key, "v": {}})
+            CheckpointValueCodec().decode({"!": mark, "t": key, "v": {}})
 
 
 def test_the_latest_checkpoint_is_right_after_a_clock_was_set_back(hub: Hub) -> None:

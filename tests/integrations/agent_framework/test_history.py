@@ -13,8 +13,8 @@ import ortet
 from ortet.errors import Invalid, Refused
 from ortet.hub.hub import Hub
 from ortet.integrations.agent_framework import OrtetHistoryProvider
-from ortet.integrations.agent_framework.messages import foreign_of, message_of
-from ortet.journal.conversation.tool_calls import LOST
+from ortet.integrations.agent_framework.messages import message_of, to_framework_message
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.state.records import Message as Said
 
 MESSAGES = [
@@ -58,7 +58,7 @@ def run(call: Any) -> Any:
 def test_messages_come_back_as_they_were(foreign: Message) -> None:
     data = message_of(foreign)
     extra = {key: value for key, value in data.items() if key not in ("role", "content")}
-    again = foreign_of(Said(1, data["role"], data["content"], extra=extra))
+    again = to_framework_message(Said(1, data["role"], data["content"], extra=extra))
     assert again.to_dict() == foreign.to_dict()
 
 
@@ -103,7 +103,7 @@ def test_an_agent_continues_its_conversation_in_another_hub(hub: Hub, store: Pat
     roles = [message.role for message in view.messages()]
     assert roles == ["user", "assistant", "tool", "assistant"] * 2
     assert view.spent()["tokens"] == 60
-    assert not view.mind.core.calling
+    assert not view.state.core.calling
     with ortet.open(store) as other:  # another process would go on so
         client = Scripted(answer)
         again = Agent(client=client, tools=[look], context_providers=[OrtetHistoryProvider(other)])
@@ -132,11 +132,15 @@ def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Pat
         assert len(run(provider.get_messages("x"))) == 2  # its result may still come
     provider = OrtetHistoryProvider(hub)
     last = run(provider.get_messages("x"))[-1]
-    assert (last.role, last.contents[0].call_id, last.contents[0].result) == ("tool", "c", LOST)
+    assert (last.role, last.contents[0].call_id, last.contents[0].result) == (
+        "tool",
+        "c",
+        LOST_RESULT_TEXT,
+    )
     run(provider.save_messages("x", [Message("user", ["on"])]))
     found = run(provider.get_messages("x"))
     assert [one.role for one in found] == ["user", "assistant", "tool", "user"]
-    assert found[2].contents[0].result == LOST
+    assert found[2].contents[0].result == LOST_RESULT_TEXT
 
 
 def test_compacted_messages_are_replaced_by_their_summary(hub: Hub) -> None:

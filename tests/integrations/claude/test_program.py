@@ -16,7 +16,7 @@ from tests.integrations.claude.lines import key
 
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import name_of
+from ortet.integrations.claude.listing import transcript_session_name
 
 
 @pytest.fixture
@@ -84,6 +84,6 @@ def test_a_rewound_claude_session_resumes_without_the_dropped_turns(
     said = str(api.asked[-1]["messages"])
     assert "echo two" in said
     assert "rm b.txt" not in said, "what was rewound is not known any more"
-    view = hub.get(name_of(key(work, id_)))
+    view = hub.get(transcript_session_name(key(work, id_)))
     assert [m.content for m in view.messages() if isinstance(m.content, str)][-1] == "and now?"
     hub.verify()

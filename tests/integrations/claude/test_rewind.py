@@ -18,7 +18,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import name_of
+from ortet.integrations.claude.listing import transcript_session_name
 
 pytestmark = pytest.mark.files({"src/app.py": "print('one')\n"})
 
@@ -210,7 +210,7 @@ def test_one_commit_holds_conversation_and_files(
     store: OrtetSessionStore, hub: Hub, work: Path
 ) -> None:
     turn(store, work, "one", "echo 1 > n")
-    head = hub.get(name_of(key(work))).head
+    head = hub.get(transcript_session_name(key(work))).head
     assert head is not None
     assert head.message == "one"
     hub.restore(head.oid, work.parent / "copy")

@@ -31,7 +31,7 @@ import ortet
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations.claude import OrtetSessionStore
-from ortet.integrations.claude.listing import name_of
+from ortet.integrations.claude.listing import transcript_session_name
 
 OPTIONAL = ("list_sessions", "list_session_summaries", "delete", "list_subkeys")
 
@@ -81,7 +81,7 @@ def test_spoken_lines_become_messages_and_other_lines_are_kept(
     ]
     append(store, key(), *lines)
     assert load(store, key()) == lines
-    view = hub.get(name_of(key()))
+    view = hub.get(transcript_session_name(key()))
     assert [m.role for m in view.messages()] == ["user", "assistant", "user", "assistant"]
     assert view.messages()[0].content == "where is the lexer?"
     assert len(view.records("claude.entry")) == 2
@@ -136,7 +136,7 @@ def test_a_message_with_a_large_image_is_found_by_its_text(
 ) -> None:
     parts = [{"type": "image", "data": "B" * 2_000_000}, {"type": "text", "text": "a red fox"}]
     append(store, key(), said("user", parts))
-    view = hub.get(name_of(key()))
+    view = hub.get(transcript_session_name(key()))
     assert "a red fox" in view.messages()[0].content
     view.recall("fox")
     hub.sweep()
@@ -227,7 +227,7 @@ def test_a_fork_costs_the_same_however_long_the_transcript(
     lines = [prompt(f"question {n}") for n in range(300)]
     append(store, key(), *lines)
     new = anyio.run(store.fork, SESSION)
-    copy = hub.get(name_of(key(session=new)))
+    copy = hub.get(transcript_session_name(key(session=new)))
     own = [event for event in copy.events() if event.timeline == copy.row.timeline]
     assert len(own) <= 3
     found = load(store, key(session=new))
@@ -248,7 +248,7 @@ def test_a_fork_costs_the_same_however_long_the_transcript(
 def test_a_fork_made_by_ortet_is_no_session_of_the_sdk(store: OrtetSessionStore, hub: Hub) -> None:
     append(store, key(), prompt("one"))
     store.close()
-    with hub.session(name_of(key())) as session:
+    with hub.session(transcript_session_name(key())) as session:
         session.fork(1)
     again = OrtetSessionStore(hub)
     listed = anyio.run(again.list_sessions, key()["project_key"])

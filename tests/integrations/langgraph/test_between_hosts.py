@@ -11,7 +11,7 @@ from langchain_core.messages import AnyMessage, HumanMessage
 from tests.fixtures.checkpoints import OF, put
 from tests.fixtures.stores import OpenAs
 
-from ortet.backends.postgres.connection import Link
+from ortet.backends.postgres.connection import PostgresClient
 from ortet.hub.hub import Hub
 from ortet.integrations.langgraph import OrtetSaver
 
@@ -26,14 +26,14 @@ def hosts(host: OpenAs) -> list[Hub]:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What this thread asks of the database: others keep leases meanwhile."""
-    found, run, mine = list[str](), Link.run, threading.get_ident()
+    found, run, mine = list[str](), PostgresClient.run, threading.get_ident()
 
-    def counted(self: Link, statement: str, *args: Any, **given: Any) -> Any:
+    def counted(self: PostgresClient, statement: str, *args: Any, **given: Any) -> Any:
         if threading.get_ident() == mine:
             found.append(statement)
         return run(self, statement, *args, **given)
 
-    monkeypatch.setattr(Link, "run", counted)
+    monkeypatch.setattr(PostgresClient, "run", counted)
     return found
 
 

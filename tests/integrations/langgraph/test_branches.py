@@ -287,7 +287,7 @@ def test_threads_written_by_an_earlier_release_keep_their_conversation(
     hub: Hub, monkeypatch: Any
 ) -> None:
     with OrtetSaver(hub) as saver, monkeypatch.context() as past:
-        past.setattr("ortet.integrations.langgraph.write.turned", lambda *_: None)
+        past.setattr("ortet.integrations.langgraph.write.superseded_event_data", lambda *_: None)
         mine = graph(saver)
         one = ask(mine, "one")
         old = ask(mine, "two")

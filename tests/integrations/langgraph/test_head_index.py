@@ -26,7 +26,7 @@ from ortet.testing.clock import ManualClock
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_index, "_FEW", 5)
+    monkeypatch.setattr(head_index, "_MIN_INTERVAL_EVENTS", 5)
 
 
 def talk(saver: OrtetSaver, turns: int, said: list[AnyMessage] | None = None) -> Any:
@@ -44,7 +44,7 @@ def cold(hub: Hub) -> tuple[Any, bool]:
     """By who has not seen the thread; and whether that read no more than what is needed."""
     with OrtetSaver(hub) as saver:
         found = saver.get_tuple(OF)
-        return found, "t" not in saver._threads._known and found is not None
+        return found, "t" not in saver._threads._threads and found is not None
 
 
 def noted(hub: Hub) -> bytes:
@@ -72,7 +72,7 @@ def test_the_latest_checkpoint_is_right_while_another_saver_writes(hub: Hub) -> 
         talk(writer, 12)
         for _ in range(8):
             found = reader.get_tuple(OF)
-            assert "t" not in reader._threads._known
+            assert "t" not in reader._threads._threads
             assert found == writer.get_tuple(OF)
             assert found is not None
             talk(writer, 1, found.checkpoint["channel_values"]["messages"])
@@ -197,12 +197,12 @@ def test_writes_beside_a_refused_checkpoint_are_in_the_next(hub: Hub) -> None:
     with OrtetSaver(hub) as saver:
         on = talk(saver, 2)
         one, other = {"a dict": "that waits " * 9}, {"another": "of another task " * 9}
-        tid, offer = saver._offer(on, [("a", one)], "task 9", "")
-        saver._threads.offers._add(tid, offer)
+        tid, offer = saver._make_pending_write(on, [("a", one)], "task 9", "")
+        saver._threads.pending_writes._add(tid, offer)
         with pytest.raises(Invalid):
             put(saver, on, {"note": object()}, version=9)
         saver.put_writes(on, [("b", other)], "task 8")
-        offer.settle()
+        offer.ensure_stored()
         found = saver.get_tuple(OF)
         assert found is not None
         assert found == whole(hub)
@@ -297,5 +297,5 @@ def _deed(saver: OrtetSaver, chance: random.Random, known: list[Any], step: int)
         session = {"configurable": {"thread_id": "t", "checkpoint_ns": "inner"}}
         put(saver, session, {"n": step}, version=step)
     else:
-        with saver._threads.lent.writing("t") as talking:
+        with saver._threads.pool.writing("t") as talking:
             talking.say("user", f"beside {step}")

@@ -30,8 +30,8 @@ OF: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the host is, the checkpoint comes before the wait for it is over."""
-    monkeypatch.setattr(pending_writes, "GATHER", WAIT)
-    monkeypatch.setattr(pending_writes, "LATE", WAIT)
+    monkeypatch.setattr(pending_writes, "BATCH_WINDOW_SECONDS", WAIT)
+    monkeypatch.setattr(pending_writes, "CHECKPOINT_WAIT_SECONDS", WAIT)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def put(saver: OrtetSaver, config: RunnableConfig, n: int) -> Any:
 
 
 def offered(saver: OrtetSaver, count: int) -> None:
-    eventually(lambda: len(saver._threads.offers._waiting.get("t", ())) == count)
+    eventually(lambda: len(saver._threads.pending_writes._queued.get("t", ())) == count)
 
 
 def writes(saver: OrtetSaver, config: RunnableConfig) -> list[Any]:
@@ -94,8 +94,8 @@ def test_a_write_that_stops_waiting_stores_the_other_offered_writes(
 ) -> None:
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
-    tid, other = saver._offer(first, [("n", 1)], "other", "")
-    saver._threads.offers._add(tid, other)
+    tid, other = saver._make_pending_write(first, [("n", 1)], "other", "")
+    saver._threads.pending_writes._add(tid, other)
     appends.clear()
     saver.put_writes(first, [("n", 2)], "task")
     assert other.is_stored
@@ -112,7 +112,7 @@ def test_async_writes_wait_without_a_thread(hub: Hub, appends: list[int]) -> Non
 
     async def run() -> None:
         waiting = asyncio.create_task(saver.aput_writes(first, [("n", 7)], "task"))
-        await aeventually(lambda: "t" in saver._threads.offers._waiting)
+        await aeventually(lambda: "t" in saver._threads.pending_writes._queued)
         appends.clear()
         await asyncio.to_thread(put, saver, first, 1)
         await waiting
@@ -125,7 +125,7 @@ def test_async_writes_wait_without_a_thread(hub: Hub, appends: list[int]) -> Non
 def test_async_writes_to_a_new_thread_leave_the_pool_to_its_first_checkpoint(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_writes, "LATE", WAIT)
+    monkeypatch.setattr(pending_writes, "CHECKPOINT_WAIT_SECONDS", WAIT)
     saver = OrtetSaver(hub)
     made: Any = {**empty_checkpoint(), "id": str(uuid6())}
     meta: Any = {"source": "loop", "step": 0, "parents": {}}
@@ -135,7 +135,7 @@ def test_async_writes_to_a_new_thread_leave_the_pool_to_its_first_checkpoint(
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         tasks = [saver.aput_writes(of_it, [("n", i)], f"task-{i}") for i in range(5)]
         waiting = asyncio.gather(*tasks)
-        await aeventually(lambda: len(saver._threads.offers._waiting.get("t", ())) == 5)
+        await aeventually(lambda: len(saver._threads.pending_writes._queued.get("t", ())) == 5)
         await saver.aput(OF, made, meta, {})  # in the pool's one thread: no write waits in it
         await waiting
 
@@ -156,14 +156,14 @@ def test_a_cancelled_write_is_not_stored_later(hub: Hub) -> None:
 
     asyncio.run(run())
     put(saver, first, 1)
-    assert not saver._threads.offers._waiting
+    assert not saver._threads.pending_writes._queued
     assert writes(saver, first) == []
 
 
 def test_a_write_whose_caller_was_interrupted_is_not_stored_later(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_writes, "LATE", WAIT)
+    monkeypatch.setattr(pending_writes, "CHECKPOINT_WAIT_SECONDS", WAIT)
     saver = OrtetSaver(hub)
     first = put(saver, OF, 0)
     later: RunnableConfig = {"configurable": {**first["configurable"], "checkpoint_id": "later"}}
@@ -182,7 +182,7 @@ def test_a_write_whose_caller_was_interrupted_is_not_stored_later(
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(*stop) == 1
     thread.join(WAIT)
     assert len(ended) == 1
-    assert not saver._threads.offers._waiting
+    assert not saver._threads.pending_writes._queued
 
 
 @pytest.mark.usefixtures("patient")

@@ -11,11 +11,11 @@ from threading import Event, Thread, current_thread
 import pytest
 from tests.fixtures.waiting import WAIT, loop_turns
 
-from ortet.integrations.openai_agents.order import Order
+from ortet.integrations.openai_agents.order import SerialWorker
 
 
 def test_one_thread_executes_calls_in_the_order_they_were_made() -> None:
-    order, done = Order(), list[int]()
+    order, done = SerialWorker(), list[int]()
 
     async def main() -> list[str]:
         def add(number: int) -> str:
@@ -30,7 +30,7 @@ def test_one_thread_executes_calls_in_the_order_they_were_made() -> None:
 
 
 def test_an_exception_reaches_its_caller_and_the_next_call_runs() -> None:
-    order = Order()
+    order = SerialWorker()
 
     def fail() -> None:
         raise LookupError("gone")
@@ -47,7 +47,7 @@ def test_an_exception_reaches_its_caller_and_the_next_call_runs() -> None:
 
 
 def test_a_cancelled_caller_waits_until_its_call_has_ended() -> None:
-    order, begun, go, ended = Order(), Event(), Event(), Event()
+    order, begun, go, ended = SerialWorker(), Event(), Event(), Event()
 
     def work() -> None:
         begun.set()
@@ -71,7 +71,7 @@ def test_a_cancelled_caller_waits_until_its_call_has_ended() -> None:
 
 
 def test_the_thread_ends_when_its_order_is_collected() -> None:
-    order = Order()
+    order = SerialWorker()
     thread = asyncio.run(order.do(current_thread))
     assert thread.is_alive()
     del order
@@ -81,7 +81,7 @@ def test_the_thread_ends_when_its_order_is_collected() -> None:
 
 
 def test_a_child_has_a_thread_of_its_own() -> None:
-    order = Order()
+    order = SerialWorker()
     assert asyncio.run(order.do(os.getpid)) == os.getpid()
     child = os.fork()
     if not child:
@@ -95,13 +95,13 @@ def test_a_child_has_a_thread_of_its_own() -> None:
 
 
 def test_idle_threads_end_and_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE", 0.01)
-    order = Order()
+    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE_TIMEOUT_SECONDS", 0.01)
+    order = SerialWorker()
     for number in range(3):
         thread = asyncio.run(order.do(current_thread))
         thread.join(WAIT)
         assert not thread.is_alive(), number
-    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE", 0.0)
+    monkeypatch.setattr("ortet.integrations.openai_agents.order._IDLE_TIMEOUT_SECONDS", 0.0)
     for number in range(500):  # some meet a thread that is about to end
         assert asyncio.run(order.do(lambda n=number: n)) == number  # type: ignore[misc]
     order.close()
@@ -110,7 +110,7 @@ def test_idle_threads_end_and_are_started_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_call_after_a_failed_thread_start_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order = Order()
+    order = SerialWorker()
 
     def refuse(_: Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -127,7 +127,7 @@ def test_a_call_after_a_failed_thread_start_succeeds(
 
 
 def test_closing_after_each_call_leaves_no_finalizers() -> None:
-    order = Order()
+    order = SerialWorker()
     before = len(weakref.finalize._registry)  # type: ignore[attr-defined]
     for _ in range(10):
         asyncio.run(order.do(os.getpid))

@@ -31,8 +31,8 @@ import ortet
 from ortet.errors import Invalid, Refused
 from ortet.hub.hub import Hub
 from ortet.integrations.pydantic_ai import OrtetHistory
-from ortet.integrations.pydantic_ai.messages import dumped, message_of, models_of, plain_of
-from ortet.journal.conversation.tool_calls import LOST
+from ortet.integrations.pydantic_ai.messages import dump_messages, message_of, models_of, to_dump
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.state.records import Message
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,10 +78,10 @@ def said(data: dict[str, Any]) -> Message:
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_messages_come_back_as_they_were(message: ModelMessage) -> None:
-    (plain,) = dumped([message])
+    (plain,) = dump_messages([message])
     data = message_of(plain)
-    assert plain_of(said(data)) == plain
-    assert models_of([plain_of(said(data))]) == models_of([plain])
+    assert to_dump(said(data)) == plain
+    assert models_of([to_dump(said(data))]) == models_of([plain])
 
 
 def weather() -> Agent[None, str]:
@@ -150,7 +150,7 @@ def test_forked_histories_diverge(hub: Hub) -> None:
 
 def test_unknown_parts_of_a_later_release_are_kept(hub: Hub) -> None:
     chat = OrtetHistory("chat", hub)
-    (plain,) = dumped([ModelResponse(parts=[TextPart("hello")])])
+    (plain,) = dump_messages([ModelResponse(parts=[TextPart("hello")])])
     plain["parts"].append({"part_kind": "hologram", "data": [1, 2]})
     plain["a new field"] = {"deep": 1}
     chat._store([plain])
@@ -158,7 +158,7 @@ def test_unknown_parts_of_a_later_release_are_kept(hub: Hub) -> None:
     assert [part.part_kind for part in found.parts] == ["text"]
     chat.run_sync(weather(), "go on")
     view = hub.get("chat")
-    assert plain_of(view.messages()[0]) == plain
+    assert to_dump(view.messages()[0]) == plain
 
 
 def test_messages_of_other_programs_and_summaries_are_loaded(hub: Hub) -> None:
@@ -186,7 +186,7 @@ def test_a_part_that_cannot_be_stored_is_named_and_nothing_is_stored(hub: Hub) -
         parts=[UserPromptPart([BinaryContent(b"\0" * 2_000_000, media_type="image/png")])]
     )
     chat.save([large])
-    assert chat.load() == models_of(dumped([large]))
+    assert chat.load() == models_of(dump_messages([large]))
 
 
 class Reply(BaseModel):
@@ -208,9 +208,9 @@ def test_structured_output_and_a_run_that_fails(hub: Hub) -> None:
         chat.run_sync(agent, "again")
     found = [part for message in chat.load() for part in message.parts]
     assert isinstance(found[-1], ToolReturnPart)
-    assert found[-1].content == LOST
+    assert found[-1].content == LOST_RESULT_TEXT
     assert chat.run_sync(Agent(TestModel()), "and now?").output
-    assert not hub.get("other").mind.core.calling
+    assert not hub.get("other").state.core.calling
 
 
 def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_tool_call_cut_off_by_a_crash_is_answered_as_lost(hub: Hub, store: Pat
     prompt, call, result = chat.load()
     assert prompt.parts[0].content == "what is it?"  # type: ignore[union-attr]
     assert [part.part_kind for part in call.parts] == ["tool-call"]
-    assert result.parts[0].content == LOST  # type: ignore[union-attr]
+    assert result.parts[0].content == LOST_RESULT_TEXT  # type: ignore[union-attr]
     chat.run_sync(Agent(TestModel()), "and now?")
     roles = [message.role for message in hub.get("chat").messages()]
     assert roles == ["user", "assistant", "tool", "user", "assistant"]

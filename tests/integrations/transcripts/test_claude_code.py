@@ -10,18 +10,18 @@ from tests.integrations.transcripts.written import CONVERSATION, Claude, small, 
 
 from ortet.errors import Conflict
 from ortet.hub.hub import Hub
-from ortet.integrations.transcripts.importer import Taken, take
+from ortet.integrations.transcripts.importer import ImportResult, import_transcript
 from ortet.journal.conversation.text import text_of
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 NAME = f"claude-code/{CONVERSATION}"
 
 
-def taken(hub: Hub, claude: Claude, tmp_path: Path) -> list[Taken]:
-    return take(hub, "claude-code", claude.write(tmp_path / f"{CONVERSATION}.jsonl"))
+def taken(hub: Hub, claude: Claude, tmp_path: Path) -> list[ImportResult]:
+    return import_transcript(hub, "claude-code", claude.write(tmp_path / f"{CONVERSATION}.jsonl"))
 
 
-def said(view: View) -> list[str]:
+def said(view: SessionReader) -> list[str]:
     return [text_of(message.content) for message in view.messages()]
 
 
@@ -114,10 +114,10 @@ def test_a_last_line_that_is_not_whole_waits(hub: Hub, tmp_path: Path) -> None:
     path = small().write(tmp_path / f"{CONVERSATION}.jsonl")
     raw = path.read_bytes()
     path.write_bytes(raw[:-40])
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     assert (one.lines, one.rest > 0) == (14, True)
     path.write_bytes(raw)
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     assert (one.lines, one.added, one.rest) == (15, 1, 0)
 
 

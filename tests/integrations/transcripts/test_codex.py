@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.integrations.transcripts.written import CONVERSATION, Codex, rollout
 
 from ortet.hub.hub import Hub
-from ortet.integrations.transcripts.importer import take
+from ortet.integrations.transcripts.importer import import_transcript
 from ortet.journal.conversation.text import text_of
 
 NAME = f"codex/{CONVERSATION}"
@@ -15,7 +15,7 @@ NAME = f"codex/{CONVERSATION}"
 
 def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_path: Path) -> None:
     path = rollout().write(tmp_path / "rollout-2025-11-20T10-00-00-x.jsonl")
-    (one,) = take(hub, "codex", path)
+    (one,) = import_transcript(hub, "codex", path)
     assert (one.name, one.lines, one.added, one.unknown) == (NAME, 17, 17, 0)
     assert (one.messages, one.thoughts, one.deeds, one.files) == (9, 1, 3, ["lexer.py"])
     view = hub.get(NAME)
@@ -30,7 +30,7 @@ def test_import_records_messages_thoughts_effects_files_and_spend(hub: Hub, tmp_
     assert [
         event.data["said"]["action"]["query"] for event in view.records("codex.web_search_call")
     ]
-    assert take(hub, "codex", path)[0].added == 0
+    assert import_transcript(hub, "codex", path)[0].added == 0
     hub.verify()
 
 
@@ -39,10 +39,10 @@ def test_turns_that_were_rolled_back_are_a_branch(hub: Hub, tmp_path: Path) -> N
     path = tmp_path / "rollout-x.jsonl"
     codex.said("user", "now the parser")
     codex.said("assistant", "done")
-    take(hub, "codex", codex.write(path))
+    import_transcript(hub, "codex", codex.write(path))
     codex.event("thread_rolled_back", num_turns=1)
     codex.said("user", "now the printer")
-    main, left = take(hub, "codex", codex.write(path))
+    main, left = import_transcript(hub, "codex", codex.write(path))
     said = [text_of(message.content) for message in hub.get(NAME).messages()]
     assert said[-2:] == ["The last token is kept now.", "now the printer"]
     said = [text_of(message.content) for message in hub.get(left.name).messages()]
@@ -54,7 +54,7 @@ def test_a_compaction_in_the_transcript_becomes_a_compaction(hub: Hub, tmp_path:
     codex = rollout()
     codex.line("compacted", {"message": "A lexer was mended.", "replacement_history": []})
     codex.said("user", "go on")
-    take(hub, "codex", codex.write(tmp_path / "rollout-x.jsonl"))
+    import_transcript(hub, "codex", codex.write(tmp_path / "rollout-x.jsonl"))
     view = hub.get(NAME)
     assert [text_of(message.content) for message in view.messages()] == ["go on"]
     assert view.compactions()[0].summary == "A lexer was mended."
@@ -70,7 +70,7 @@ def test_transcripts_of_the_first_format_are_imported(hub: Hub, tmp_path: Path) 
     old.item("reasoning", summary=[{"type": "summary_text", "text": "greet"}])
     old.item("function_call", name="shell", arguments='{"command": ["ls"]}', call_id="call_1")
     old.item("function_call_output", call_id="call_1", output={"content": "a", "success": False})
-    (one,) = take(hub, "codex", old.write(tmp_path / "rollout-x.jsonl"))
+    (one,) = import_transcript(hub, "codex", old.write(tmp_path / "rollout-x.jsonl"))
     view = hub.get(NAME)
     assert (one.lines, one.unknown, one.messages, one.thoughts) == (6, 0, 3, 1)
     assert [effect.state for effect in view.effects()] == ["failed"]
@@ -83,7 +83,7 @@ def test_pictures_and_unknown_lines_are_kept(hub: Hub, tmp_path: Path) -> None:
     codex.item("message", role="user", content=[{"type": "input_text", "text": "see"}, picture])
     codex.item("tool_search_call", call_id="x", arguments="{}")
     codex.line("something_new", {"a": 1})
-    (one,) = take(hub, "codex", codex.write(tmp_path / "rollout-abc.jsonl"))
+    (one,) = import_transcript(hub, "codex", codex.write(tmp_path / "rollout-abc.jsonl"))
     assert (one.name, one.unknown) == ("codex/rollout-abc", 2)
     view = hub.get(one.name)
     parts = view.messages()[0].content

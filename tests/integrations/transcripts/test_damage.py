@@ -31,24 +31,24 @@ from ortet.errors import Invalid, NotFound, OrtetError
 from ortet.hub.hub import Hub
 from ortet.integrations.otel_export import spans_of
 from ortet.integrations.transcripts import importer, lines
-from ortet.integrations.transcripts.importer import take
-from ortet.integrations.transcripts.line_tree import Chain, Node, chains
+from ortet.integrations.transcripts.importer import import_transcript
+from ortet.integrations.transcripts.line_tree import LineChain, LineNode, chains
 from ortet.journal import spill
 from ortet.journal.conversation.text import text_of
-from ortet.objects.store import LocalObjects
-from ortet.sessions.actions.artifacts import Content, load
-from ortet.sessions.reader import View
+from ortet.objects.store import LocalObjectStore
+from ortet.sessions.actions.artifacts import StoredContent, load
+from ortet.sessions.reader import SessionReader
 
 
-def kept(view: View) -> list[bytes]:
+def kept(view: SessionReader) -> list[bytes]:
     """Lines that were not understood, as they were."""
     found = []
     for event in view.events():
         if event.kind.endswith(".line"):
             data = event.data
-            if spill.BESIDE in data:
-                ((_, named),) = data[spill.BESIDE]
-                found.append(load(view.hub.objects, Content(named["oid"], named["size"])))
+            if spill.SPILL_KEY in data:
+                ((_, named),) = data[spill.SPILL_KEY]
+                found.append(load(view.hub.objects, StoredContent(named["oid"], named["size"])))
             elif "base64" in data:
                 found.append(base64.b64decode(data["base64"]))
             else:
@@ -71,7 +71,7 @@ def test_a_damaged_transcript_is_imported_and_exported_without_error(
             path = tmp_path / f"rollout-{number}.jsonl"
             path.write_bytes(damaged)
             name = f"fuzz-{number}"
-            found = take(hub, tool, path, name=name)
+            found = import_transcript(hub, tool, path, name=name)
             for one in found if found[0].lines else ():
                 view = hub.get(one.session)
                 check_anthropic(view.export_messages("anthropic"))
@@ -79,7 +79,9 @@ def test_a_damaged_transcript_is_imported_and_exported_without_error(
                 check_responses(view.export_messages("openai-responses"))
             told = sum(bool(line.strip()) for line in bytes(damaged).split(b"\n"))
             assert sum(one.lines for one in found) + any(one.rest for one in found) == told
-            assert [one.added for one in take(hub, tool, path, name=name)] == [0] * len(found)
+            assert [one.added for one in import_transcript(hub, tool, path, name=name)] == [
+                0
+            ] * len(found)
         hub.verify()
 
 
@@ -122,7 +124,7 @@ def test_values_of_unexpected_types_are_imported_without_error(tmp_path: Path, t
             said = [_confused(line, chance) for line in whole.lines]
             path = write(tmp_path / f"rollout-{number}.jsonl", said)
             name = f"odd-{number}"
-            found = take(hub, tool, path, name=name)
+            found = import_transcript(hub, tool, path, name=name)
             assert sum(one.added for one in found) == len(said)
             for one in found:
                 view = hub.get(one.session)
@@ -130,7 +132,9 @@ def test_values_of_unexpected_types_are_imported_without_error(tmp_path: Path, t
                 check_openai(view.export_messages("openai"))
                 check_responses(view.export_messages("openai-responses"))
                 spans_of(view, content=True)
-            assert [one.added for one in take(hub, tool, path, name=name)] == [0] * len(found)
+            assert [one.added for one in import_transcript(hub, tool, path, name=name)] == [
+                0
+            ] * len(found)
         hub.verify()
 
 
@@ -152,12 +156,12 @@ def test_lines_that_are_no_json_are_kept(hub: Hub, tmp_path: Path) -> None:
     ]
     good = small().write(path).read_bytes()
     path.write_bytes(b"\n".join(odd) + b"\n" + good)
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     assert (one.lines, one.messages) == (len(odd) + 15, 11)
     raw = b"\n".join(kept(hub.get(one.name)))
     for words in (b"not json", b"[1, 2]", b"no", b"[[[[", b"NaN", b"deep", b"1234567890123456789"):
         assert words in raw
-    assert take(hub, "claude-code", path)[0].added == 0
+    assert import_transcript(hub, "claude-code", path)[0].added == 0
 
 
 def test_lone_surrogates_are_replaced(hub: Hub, tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_lone_surrogates_are_replaced(hub: Hub, tmp_path: Path) -> None:
     claude.prompt("MARK")
     raw = claude.write(path).read_bytes().replace(b"MARK", rb"cut \ud83d here")
     path.write_bytes(raw)
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     assert one.unknown == 0
     assert hub.get(one.name).messages()[0].content == "cut \ufffd here"
 
@@ -181,28 +185,28 @@ def test_duplicate_and_circular_uuids_are_imported(hub: Hub, tmp_path: Path) -> 
     claude.prompt("nobody's", uuid="e", parentUuid="gone")
     claude.prompt("x", uuid="u" * 5000)
     path = claude.write(tmp_path / f"{CONVERSATION}.jsonl")
-    found = take(hub, "claude-code", path)
+    found = import_transcript(hub, "claude-code", path)
     assert sum(one.added for one in found) == 7
     said = [text_of(message.content) for message in hub.get(found[0].name).messages()]
     assert said == ["one", "two", "three", "itself", "nobody's"]
-    assert [one.added for one in take(hub, "claude-code", path)] == [0] * len(found)
+    assert [one.added for one in import_transcript(hub, "claude-code", path)] == [0] * len(found)
 
 
 def test_a_line_over_the_length_limit_is_kept_unparsed(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 300_000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 300_000)
     claude = Claude()
     claude.prompt("before")
     claude.prompt("x" * 1_000_000)
     claude.prompt("after")
     path = claude.write(tmp_path / f"{CONVERSATION}.jsonl")
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     view = hub.get(one.name)
     assert [text_of(message.content) for message in view.messages()] == ["before", "after"]
     long = path.read_bytes().splitlines(keepends=True)[1]
     assert b"".join(kept(view)) == long
-    assert take(hub, "claude-code", path)[0].added == 0
+    assert import_transcript(hub, "claude-code", path)[0].added == 0
 
 
 def test_a_line_of_two_million_characters_is_imported(hub: Hub, tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_a_line_of_two_million_characters_is_imported(hub: Hub, tmp_path: Path) 
     claude.prompt([text("many")] * 60_000)
     claude.prompt([{"type": "text", "text": "z" * 50}] * 30_000)
     path = claude.write(tmp_path / f"{CONVERSATION}.jsonl")
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     view = hub.get(one.name)
     assert len(text_of(view.messages()[0].content)) < 10_000
     told = view.export_messages("anthropic")["messages"]
@@ -224,7 +228,7 @@ def test_memory_does_not_grow_with_the_file(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """50 MB; beside what the store caches, a few bytes for each line are held."""
-    assert isinstance(hub.objects, LocalObjects)
+    assert isinstance(hub.objects, LocalObjectStore)
     monkeypatch.setattr(hub.objects.cache, "_limit", 4 << 20)
     path = tmp_path / f"{CONVERSATION}.jsonl"
     claude, blob = Claude(), "0123456789abcdef" * 6_400  # 100 kB
@@ -238,7 +242,7 @@ def test_memory_does_not_grow_with_the_file(
     assert path.stat().st_size > 50_000_000
     tracemalloc.start()
     try:
-        (one,) = take(hub, "claude-code", path)
+        (one,) = import_transcript(hub, "claude-code", path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -251,12 +255,12 @@ def test_paths_that_are_not_files_are_refused(hub: Hub, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, error in (("link", NotFound), ("pipe", Invalid), (".", OrtetError)):
         with pytest.raises(error):
-            take(hub, "claude-code", tmp_path / path)
+            import_transcript(hub, "claude-code", tmp_path / path)
     with pytest.raises(Invalid, match="codex"):
-        take(hub, "cursor", tmp_path / "x")
+        import_transcript(hub, "cursor", tmp_path / "x")
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    (one,) = take(hub, "claude-code", empty)
+    (one,) = import_transcript(hub, "claude-code", empty)
     assert (one.session, one.lines) == ("", 0)
 
 
@@ -305,16 +309,16 @@ def test_two_processes_importing_one_transcript_store_it_once(
     path = small().write(tmp_path / f"{CONVERSATION}.jsonl")
     index = importer.TOOLS["claude-code"].index
 
-    def slow(*given: object) -> list[Node]:
+    def slow(*given: object) -> list[LineNode]:
         monkeypatch.undo()
         with ortet.open(str(tmp_path / "store")) as other:
-            take(other, "claude-code", path)
+            import_transcript(other, "claude-code", path)
         return index(*given)  # type: ignore[arg-type]
 
     tool = importer.TOOLS["claude-code"]
-    late = importer.Tool(tool.name, tool.context, slow, tool.reader)
+    late = importer.TranscriptTool(tool.name, tool.context, slow, tool.reader)
     monkeypatch.setattr(importer, "TOOLS", {"claude-code": late})
-    (one,) = take(hub, "claude-code", path)
+    (one,) = import_transcript(hub, "claude-code", path)
     assert one.messages == 0
     assert len(hub.get(one.name).messages()) == 11
 
@@ -322,9 +326,9 @@ def test_two_processes_importing_one_transcript_store_it_once(
 @given(st.lists(st.tuples(st.integers(-1, 30), st.booleans()), max_size=30))
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_every_line_belongs_to_exactly_one_chain(drawn: list[tuple[int, bool]]) -> None:
-    line = lines.Line(0, 1, "#x")
+    line = lines.TranscriptLine(0, 1, "#x")
     nodes = [
-        Node(line, str(at), min(parent, at - 1), weighs=weighs, said=weighs)
+        LineNode(line, str(at), min(parent, at - 1), weighs=weighs, said=weighs)
         for at, (parent, weighs) in enumerate(drawn)
     ]
     found = chains(nodes)
@@ -336,4 +340,4 @@ def test_every_line_belongs_to_exactly_one_chain(drawn: list[tuple[int, bool]]) 
     if any(node.weighs for node in nodes):
         last = max(at for at, node in enumerate(nodes) if node.weighs)
         assert last in found[0].nodes
-    assert chains([]) == [Chain([])]
+    assert chains([]) == [LineChain([])]

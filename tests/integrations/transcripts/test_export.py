@@ -20,17 +20,17 @@ from tests.integrations.transcripts.written import (
 
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.integrations.transcripts.importer import take
-from ortet.sessions.reader import View
-from ortet.sessions.writing.telling import Telling, tell
+from ortet.integrations.transcripts.importer import import_transcript
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.writing.telling import EventInput, append_events
 
 
-def taken(hub: Hub, claude: Claude, tmp_path: Path) -> View:
+def taken(hub: Hub, claude: Claude, tmp_path: Path) -> SessionReader:
     path = claude.write(tmp_path / f"{CONVERSATION}.jsonl")
-    return hub.get(take(hub, "claude-code", path)[0].session)
+    return hub.get(import_transcript(hub, "claude-code", path)[0].session)
 
 
-def check(view: View) -> None:
+def check(view: SessionReader) -> None:
     for whole in (False, True):
         check_anthropic(view.export_messages("anthropic", whole=whole))
         check_openai(view.export_messages("openai", whole=whole))
@@ -52,7 +52,7 @@ def test_a_claude_transcript_exports_its_messages_unchanged(hub: Hub, tmp_path: 
 
 def test_a_codex_transcript_exports_its_encrypted_reasoning(hub: Hub, tmp_path: Path) -> None:
     path = rollout().write(tmp_path / "rollout-x.jsonl")
-    view = hub.get(take(hub, "codex", path)[0].session)
+    view = hub.get(import_transcript(hub, "codex", path)[0].session)
     check(view)
     items = view.export_messages("openai-responses")
     (reasoning,) = [item for item in items if item["type"] == "reasoning"]
@@ -160,7 +160,7 @@ def test_an_empty_session_exports_no_messages(hub: Hub) -> None:
 def test_messages_stored_apart_by_an_adapter_are_exported(hub: Hub) -> None:
     long = "a long story " * 100_000
     with hub.session("long") as session:
-        tell(session, [Telling("message", {"role": "user", "content": long})])
+        append_events(session, [EventInput("message", {"role": "user", "content": long})])
         assert session.export_messages("openai") == [{"role": "user", "content": long}]
         session.say("user", "short", stored={"oid": "no such thing", "size": 3})
         assert session.export_messages("openai")[1]["content"] == "short"

@@ -11,8 +11,8 @@ from claude_agent_sdk import get_session_messages
 from tests.integrations.transcripts.written import CONVERSATION, Claude, text, thinking, use
 
 from ortet.hub.hub import Hub
-from ortet.integrations.transcripts.importer import take
-from ortet.integrations.transcripts.known import known_of
+from ortet.integrations.transcripts.importer import import_transcript
+from ortet.integrations.transcripts.known import read_progress
 
 
 def wandering(chance: random.Random) -> Claude:
@@ -56,14 +56,14 @@ def test_the_main_conversation_is_the_one_the_sdk_reads(
     claude.write(path)
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
     expected = {message.uuid for message in get_session_messages(CONVERSATION)}
-    main, *others = take(hub, "claude-code", path)
+    main, *others = import_transcript(hub, "claude-code", path)
     shown = {
         line["uuid"]
         for line in claude.lines
         if line["type"] in ("user", "assistant") and not line.get("isMeta")
     }
-    assert set(known_of(hub.get(main.session)).lines) & shown == expected
-    every = [set(known_of(hub.get(one.session)).lines) for one in (main, *others)]
+    assert set(read_progress(hub.get(main.session)).lines) & shown == expected
+    every = [set(read_progress(hub.get(one.session)).lines) for one in (main, *others)]
     assert set.union(*every) == {line["uuid"] for line in claude.lines}
 
 
@@ -78,12 +78,12 @@ def test_a_growing_transcript_is_read_like_the_sdk_reads_it(
     for count in range(1, len(lines) + 1, 5):
         claude.lines = lines[:count]
         claude.write(path)
-        main, *_ = take(hub, "claude-code", path)
+        main, *_ = import_transcript(hub, "claude-code", path)
         expected = {message.uuid for message in get_session_messages(CONVERSATION)}
         shown = {
             line["uuid"]
             for line in claude.lines
             if line["type"] in ("user", "assistant") and not line.get("isMeta")
         }
-        assert set(known_of(hub.get(main.session)).lines) & shown == expected
+        assert set(read_progress(hub.get(main.session)).lines) & shown == expected
     hub.verify()

@@ -12,8 +12,8 @@ from tests.integrations.transcripts.written import CONVERSATION, small
 
 from ortet.hub.hub import Hub
 from ortet.integrations.otel_export import spans_of
-from ortet.integrations.transcripts.importer import take
-from ortet.sessions.reader import View
+from ortet.integrations.transcripts.importer import import_transcript
+from ortet.sessions.reader import SessionReader
 
 KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")} | {
     "error.type",
@@ -22,7 +22,7 @@ KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.starts
 }
 
 
-def spans(view: View, *, content: bool = False) -> list[dict[str, Any]]:
+def spans(view: SessionReader, *, content: bool = False) -> list[dict[str, Any]]:
     """All of them, each as it must be."""
     told = json.loads(json.dumps(spans_of(view, content=content)))
     (resource,) = told["resourceSpans"]
@@ -52,7 +52,7 @@ def attribute(span: dict[str, Any], key: str) -> Any:
 
 def test_a_transcript_becomes_agent_chat_and_tool_spans(hub: Hub, tmp_path: Path) -> None:
     path = small().write(tmp_path / f"{CONVERSATION}.jsonl")
-    view = hub.get(take(hub, "claude-code", path)[0].session)
+    view = hub.get(import_transcript(hub, "claude-code", path)[0].session)
     found = spans(view)
     names = [span["name"] for span in found]
     assert names.count("invoke_agent default") == 2

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.errors import Invalid
-from ortet.journal.conversation.context import gather, newest_first
-from ortet.journal.conversation.text import clip, estimate, one_line, size_of, text_of
+from ortet.journal.conversation.context import build_context, newest_first
+from ortet.journal.conversation.text import clip, estimate_tokens, message_tokens, one_line, text_of
 from ortet.journal.conversation.tool_calls import calls_of, results_of
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
@@ -58,8 +58,12 @@ def test_a_context_fits_its_tokens_and_never_splits_call_and_result(
     turns: list[tuple[str, int]], tokens: int
 ) -> None:
     messages = conversation(turns)
-    context = gather(iter(reversed(messages)), tokens=tokens, count=estimate)
-    assert sum(size_of(message, estimate) for message in context) == context.tokens <= tokens
+    context = build_context(iter(reversed(messages)), tokens=tokens, count=estimate_tokens)
+    assert (
+        sum(message_tokens(message, estimate_tokens) for message in context)
+        == context.tokens
+        <= tokens
+    )
     assert context.messages[-1].seq == messages[-1].seq
     assert [m.seq for m in context] == [m.seq for m in messages[-len(context) :]]
     called = {c.id for message in context for c in calls_of(message)}
@@ -69,12 +73,12 @@ def test_a_context_fits_its_tokens_and_never_splits_call_and_result(
 
 def test_rules_and_summary_come_first() -> None:
     rules, summary = [said(1, "system", "be kind")], said(9, "user", "so far " * 500)
-    context = gather(
+    context = build_context(
         iter([said(10, "user", "go on")]),
         rules=rules,
         summary=summary,
         tokens=100,
-        count=estimate,
+        count=estimate_tokens,
     )
     assert [message.seq for message in context] == [1, 9, 10]
     assert context.messages[1].extra["clipped"] is True
@@ -83,28 +87,30 @@ def test_rules_and_summary_come_first() -> None:
 
 def test_a_result_that_is_too_large_is_cut_and_its_call_is_there() -> None:
     huge = said(2, "tool", "y" * 100_000, tool_call_id="a")
-    context = gather(iter([huge, call(1, "a")]), tokens=200, count=estimate)
+    context = build_context(iter([huge, call(1, "a")]), tokens=200, count=estimate_tokens)
     assert [message.seq for message in context] == [1, 2]
     assert context.tokens <= 200
     assert context.messages[1].content.endswith("…")
     parts = [{"type": "tool_result", "tool_use_id": "a", "content": "z" * 9000}]
-    context = gather(iter([said(2, "user", parts), use(1, "a")]), tokens=200, count=estimate)
+    context = build_context(
+        iter([said(2, "user", parts), use(1, "a")]), tokens=200, count=estimate_tokens
+    )
     assert context.messages[1].content[0]["tool_use_id"] == "a"
     assert context.tokens <= 200
 
 
 def test_a_message_larger_than_the_token_limit_is_refused() -> None:
     with pytest.raises(Invalid) as caught:
-        gather(iter([call(1, "a" * 4000)]), tokens=20, count=estimate)
+        build_context(iter([call(1, "a" * 4000)]), tokens=20, count=estimate_tokens)
     assert caught.value.kind == "too_few_tokens"
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(Invalid):
-            gather(iter([]), tokens=wrong, count=estimate)  # type: ignore[arg-type]
+            build_context(iter([]), tokens=wrong, count=estimate_tokens)  # type: ignore[arg-type]
 
 
 def test_a_context_uses_the_token_counter_of_the_caller() -> None:
     messages = [said(n, "user", "one two three") for n in range(1, 10)]
-    context = gather(iter(messages[::-1]), tokens=14, count=lambda text: len(text.split()))
+    context = build_context(iter(messages[::-1]), tokens=14, count=lambda text: len(text.split()))
     assert [message.seq for message in context] == [8, 9]
 
 
@@ -118,7 +124,7 @@ def test_a_context_reads_only_the_newest_events_it_needs() -> None:
             for seq in range(after + 1, upto + 1)
         ]
 
-    context = gather(newest_first(read, 0, 100_000), tokens=1000, count=estimate)
+    context = build_context(newest_first(read, 0, 100_000), tokens=1000, count=estimate_tokens)
     assert context.left_out
     assert len(asked) <= 2
     asked.clear()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortet.journal.conversation.provider_formats import fit, for_chat, for_parts
-from ortet.journal.conversation.providers import responses
+from ortet.journal.conversation.provider_formats import (
+    normalise_messages,
+    to_chat_part,
+    to_content_part,
+)
+from ortet.journal.conversation.providers import to_response_items
 from ortet.journal.state.records import Message
 
 
@@ -25,7 +29,7 @@ def said(*messages: tuple[str, Any] | tuple[str, Any, dict[str, Any]]) -> list[M
 
 
 def test_parts_of_one_answer_are_one_message() -> None:
-    found = fit(
+    found = normalise_messages(
         said(
             ("user", "go"),
             ("assistant", [{"type": "text", "text": "a"}], {"id": "m1"}),
@@ -35,14 +39,14 @@ def test_parts_of_one_answer_are_one_message() -> None:
             ("user", [result("2")]),
             ("assistant", "done", {"id": "m2"}),
         ),
-        for_parts,
+        to_content_part,
     )
     assert [one.role for one in found] == ["user", "assistant", "user", "user", "assistant"]
     assert found[1].content == [{"type": "text", "text": "a"}, use("1"), use("2")]
 
 
 def test_each_call_has_one_result() -> None:
-    found = fit(
+    found = normalise_messages(
         said(
             ("user", [result("nobody asked")]),
             ("assistant", [use("1"), use("1"), use("2")]),
@@ -50,7 +54,7 @@ def test_each_call_has_one_result() -> None:
             ("user", [result("1", "again")]),
             ("user", "next"),
         ),
-        for_parts,
+        to_content_part,
     )
     assert found[0].content == [use("1"), use("2")]
     given = [part for one in found[1:] if isinstance(one.content, list) for part in one.content]
@@ -64,20 +68,20 @@ def test_pictures_are_converted_for_either_api() -> None:
     url = "data:image/png;base64,AA=="
     picture = {"type": "image", "source": ours}
     theirs = {"type": "image_url", "image_url": {"url": url}}
-    assert for_chat(picture) == theirs
-    assert for_parts(theirs) == picture
+    assert to_chat_part(picture) == theirs
+    assert to_content_part(theirs) == picture
     far = {"type": "image_url", "image_url": {"url": "https://host/a.png"}}
-    assert for_parts(far)["source"] == {"type": "url", "url": "https://host/a.png"}
-    assert for_chat(for_parts(far)) == far
-    (item,) = responses(said(("user", [theirs])))
+    assert to_content_part(far)["source"] == {"type": "url", "url": "https://host/a.png"}
+    assert to_chat_part(to_content_part(far)) == far
+    (item,) = to_response_items(said(("user", [theirs])))
     assert item["content"] == [{"type": "input_image", "image_url": url, "detail": "auto"}]
 
 
 def test_results_of_frameworks_are_text_and_have_nothing_that_is_refused() -> None:
     answer = {**result("1"), "content": {"ok": True}, "name": "f"}
-    (_, called, told) = fit(
+    (_, called, told) = normalise_messages(
         said(("user", "go"), ("assistant", [{**use("1"), "index": 0}]), ("user", [answer])),
-        for_parts,
+        to_content_part,
     )
     assert called.content == [use("1")]
     assert told.content == [result("1", '{"ok":true}')]

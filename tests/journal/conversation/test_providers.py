@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortet.journal.conversation.providers import chat, parts, responses
+from ortet.journal.conversation.providers import (
+    to_chat_completions,
+    to_content_parts,
+    to_response_items,
+)
 from ortet.journal.state.records import Message
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -31,7 +35,7 @@ TALK = said(
 
 
 def test_a_conversation_is_converted_to_chat_messages() -> None:
-    assert chat(TALK) == [
+    assert to_chat_completions(TALK) == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "add"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -53,7 +57,7 @@ def test_a_conversation_is_converted_to_chat_messages() -> None:
 
 
 def test_a_conversation_is_converted_to_content_parts() -> None:
-    assert parts(TALK, stable=2) == {
+    assert to_content_parts(TALK, stable=2) == {
         "system": "be kind",
         "messages": [
             {
@@ -78,20 +82,22 @@ def test_a_conversation_is_converted_to_content_parts() -> None:
 
 
 def test_consecutive_turns_of_one_role_are_joined() -> None:
-    told = parts(said(("user", "one"), ("user", "two"), ("assistant", ""), ("user", "three")))
+    told = to_content_parts(
+        said(("user", "one"), ("user", "two"), ("assistant", ""), ("user", "three"))
+    )
     assert [one["role"] for one in told["messages"]] == ["user"]
     assert [part["text"] for part in told["messages"][0]["content"]] == ["one", "two", "three"]
 
 
 def test_call_arguments_that_are_not_json_are_kept() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": "{oops"}}
-    (told,) = parts(said(("assistant", None, {"tool_calls": [call]})))["messages"]
+    (told,) = to_content_parts(said(("assistant", None, {"tool_calls": [call]})))["messages"]
     assert told["content"][0]["input"] == {"arguments": "{oops"}
 
 
 def test_converting_does_not_change_the_recorded_messages() -> None:
     before = [dict(part) for part in TALK[5].content]
-    parts(TALK, stable=6)
+    to_content_parts(TALK, stable=6)
     assert TALK[5].content == before
 
 
@@ -102,10 +108,10 @@ def test_empty_messages_and_parts_are_left_out() -> None:
         Message(3, "user", " \n"),
         Message(4, "assistant", []),
     ]
-    told = parts(said, stable=4)["messages"]
+    told = to_content_parts(said, stable=4)["messages"]
     assert [[part["text"] for part in one["content"]] for one in told] == [["hello"], ["yes"]]
     assert "cache_control" in told[-1]["content"][-1]
-    assert chat(said)[-1] == {"role": "assistant", "content": ""}
+    assert to_chat_completions(said)[-1] == {"role": "assistant", "content": ""}
 
 
 def test_calls_in_the_shape_of_frameworks_are_calls() -> None:
@@ -117,13 +123,15 @@ def test_calls_in_the_shape_of_frameworks_are_calls() -> None:
         ("assistant", [USE], {"tool_calls": [{"id": "c2", "name": "add", "args": {"a": 2}}]}),
         ("tool", "2", {"tool_call_id": "c2"}),
     )
-    calls = [one["tool_calls"] for one in chat(talk) if one["role"] == "assistant"]
+    calls = [one["tool_calls"] for one in to_chat_completions(talk) if one["role"] == "assistant"]
     function = {"name": "add", "arguments": '{"a":1}'}
     assert calls[0] == [{"id": "c1", "type": "function", "function": function}]
     assert [call["id"] for call in calls[1]] == ["c2"]
-    used = [one["content"] for one in parts(talk)["messages"] if one["role"] == "assistant"]
+    used = [
+        one["content"] for one in to_content_parts(talk)["messages"] if one["role"] == "assistant"
+    ]
     assert used == [[{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}], [USE]]
-    assert responses(talk)[1] == {"type": "function_call", "call_id": "c1", **function}
+    assert to_response_items(talk)[1] == {"type": "function_call", "call_id": "c1", **function}
     loose = {"id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
-    (told,) = chat(said(("assistant", "", {"tool_calls": [loose]})))
+    (told,) = to_chat_completions(said(("assistant", "", {"tool_calls": [loose]})))
     assert told["tool_calls"] == calls[0]

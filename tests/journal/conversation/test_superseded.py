@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.journal.conversation.superseded import changed, is_aside, joined
+from ortet.journal.conversation.superseded import apply_superseded, is_superseded, merge_ranges
 from ortet.sessions.session import Session
 
 SPANS = st.lists(
@@ -28,12 +28,12 @@ def numbers(spans: Any) -> set[int]:
 def test_span_operations_agree_with_sets_of_numbers(
     before: list[Any], out: list[Any], back: list[Any]
 ) -> None:
-    known = joined(before)
-    found = changed(known, {"out": out, "back": back})
+    known = merge_ranges(before)
+    found = apply_superseded(known, {"out": out, "back": back})
     wanted = (numbers(before) - numbers(back)) | numbers(out)
-    assert {seq for seq in range(50) if is_aside(found, seq)} == wanted
-    assert found == joined(found)
-    assert changed(known, None) is known
+    assert {seq for seq in range(50) if is_superseded(found, seq)} == wanted
+    assert found == merge_ranges(found)
+    assert apply_superseded(known, None) is known
 
 
 def aside(session: Session, **data: Any) -> None:
@@ -98,7 +98,7 @@ def test_tool_calls_that_are_set_aside_wait_for_no_result(hub: Hub) -> None:
         call = {"id": "1", "name": "look", "args": {}}
         asked = s.say("assistant", "", tool_calls=[call])
         aside(s, out=[[asked.seq, asked.seq]])
-        s.close_calls()
+        s.close_tool_calls()
         assert texts(s.messages()) == ["look"]
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from ortet.journal.conversation.tool_calls import (
     calls_of,
-    groups,
-    lost,
+    group_messages,
+    lost_result,
     results_of,
-    settled,
-    unanswered,
+    unanswered_calls,
+    without_obsolete_results,
 )
-from ortet.journal.state.records import Call, Message
+from ortet.journal.state.records import Message, ToolCall
 
 
 def said(seq: int, role: str, content: Any = "x", **extra: Any) -> Message:
@@ -40,10 +40,10 @@ def used(seq: int, *ids: str) -> Message:
 
 
 def test_calls_and_results_are_found_in_both_api_shapes() -> None:
-    assert calls_of(call(1, "a", "b")) == [Call("a", "fa"), Call("b", "fb")]
-    assert calls_of(use(1, "a")) == [Call("a", "fa", part=True)]
+    assert calls_of(call(1, "a", "b")) == [ToolCall("a", "fa"), ToolCall("b", "fb")]
+    assert calls_of(use(1, "a")) == [ToolCall("a", "fa", part=True)]
     assert calls_of(said(1, "assistant", "", tool_calls=[{"id": "a", "name": "f"}])) == [
-        Call("a", "f")
+        ToolCall("a", "f")
     ]
     assert results_of(result(1, "a")) == ["a"]
     assert results_of(used(1, "a", "b")) == ["a", "b"]
@@ -65,29 +65,32 @@ def test_malformed_messages_contain_no_calls_or_results(message: Message) -> Non
 
 
 def test_unanswered_lists_the_calls_without_a_result() -> None:
-    waiting: list[Call] = []
+    waiting: list[ToolCall] = []
     for message in (call(1, "a", "b"), result(2, "a"), said(3, "user", "and?")):
-        waiting = unanswered(waiting, message)
+        waiting = unanswered_calls(waiting, message)
     assert [c.id for c in waiting] == ["b"]
-    assert unanswered(waiting, said(4, "assistant", "never mind")) == []
+    assert unanswered_calls(waiting, said(4, "assistant", "never mind")) == []
 
 
 @pytest.mark.parametrize("made", [call(1, "a"), use(1, "a")])
 def test_a_lost_result_answers_its_call(made: Message) -> None:
     (waiting,) = calls_of(made)
-    draft = lost(waiting, "me")
+    draft = lost_result(waiting, "me")
     message = Message(2, draft.data["role"], draft.data["content"], extra=draft.data["extra"])
     assert results_of(message) == ["a"]
     assert message.extra["synthetic"] is True
-    assert unanswered([waiting], message) == []
+    assert unanswered_calls([waiting], message) == []
 
 
 def test_a_real_result_replaces_the_made_up_one() -> None:
     made_up = result(2, "a", synthetic=True)
-    assert settled([call(1, "a"), made_up]) == [call(1, "a"), made_up]
-    assert settled([call(1, "a"), made_up, result(3, "a")]) == [call(1, "a"), result(3, "a")]
+    assert without_obsolete_results([call(1, "a"), made_up]) == [call(1, "a"), made_up]
+    assert without_obsolete_results([call(1, "a"), made_up, result(3, "a")]) == [
+        call(1, "a"),
+        result(3, "a"),
+    ]
     again = [call(1, "a"), made_up, call(3, "a"), result(4, "a")]  # an id that is used again
-    assert settled(again) == again
+    assert without_obsolete_results(again) == again
 
 
 def test_groups_stay_together_and_in_the_order_apis_want() -> None:
@@ -102,10 +105,10 @@ def test_groups_stay_together_and_in_the_order_apis_want() -> None:
         result(8, "nobody's"),
         said(9, "assistant"),
     ]
-    assert [[m.seq for m in group] for group in groups(messages)] == [
+    assert [[m.seq for m in group] for group in group_messages(messages)] == [
         [1],
         [2, 3, 5, 4],
         [6, 7],
         [9],
     ]
-    assert groups([]) == []
+    assert group_messages([]) == []

@@ -9,7 +9,7 @@ import pytest
 
 from ortet.errors import NotFound, RecordedFailure
 from ortet.journal.events import Event
-from ortet.journal.replay.cursor import Cursor, failure_of
+from ortet.journal.replay.cursor import ReplayCursor, failure_of
 from ortet.journal.replay.run_diff import diff_runs, render
 
 
@@ -26,15 +26,15 @@ def ended(id_: str, state: str, outcome: Any = None) -> tuple[str, dict[str, Any
 
 
 def test_replay_matches_calls_by_arguments_and_occurrence() -> None:
-    cursor = Cursor(
+    cursor = ReplayCursor(
         events(begun("1", "a"), begun("2", "b"), ended("2", "done", 2), ended("1", "done", 1))
     )
-    second = cursor.call("f", "b")
+    second = cursor.match_call("f", "b")
     assert second is not None
     assert second.ended is not None
     assert second.ended.data["outcome"] == 2
-    assert cursor.call("f", "b") is None
-    first = cursor.call("f", "a")
+    assert cursor.match_call("f", "b") is None
+    first = cursor.match_call("f", "a")
     assert first is not None
     assert first.state == "done"
     assert cursor.expected is None
@@ -42,10 +42,10 @@ def test_replay_matches_calls_by_arguments_and_occurrence() -> None:
 
 
 def test_each_attempt_of_a_call_replays_its_own_end() -> None:
-    cursor = Cursor(
+    cursor = ReplayCursor(
         events(begun("1", "a"), ended("1", "unsettled"), begun("1", "a"), ended("1", "done", 7))
     )
-    states = [found.state for _ in range(2) if (found := cursor.call("f", "a"))]
+    states = [found.state for _ in range(2) if (found := cursor.match_call("f", "a"))]
     assert states == ["unsettled", "done"]
 
 
@@ -62,19 +62,19 @@ def test_replay_of_a_long_run_does_not_hold_its_events() -> None:
             yield Event(number + 1, *("begun", 0, "", begun(id_, id_)[1], b""))
             yield Event(number + 2, *("ended", 0, "", ended(id_, "done")[1], b""))
 
-    cursor = Cursor(source())
+    cursor = ReplayCursor(source())
     assert read == 3
     for number in range(1, 3001, 3):
-        assert cursor.say("message", {"role": "user", "content": str(number)}) is not None
-        assert cursor.call("f", str(number)) is not None
-        assert cursor.held <= 3
+        assert cursor.match_event("message", {"role": "user", "content": str(number)}) is not None
+        assert cursor.match_call("f", str(number)) is not None
+        assert cursor.buffered_count <= 3
         assert read <= number + 5
     assert cursor.seq == 3000
     assert cursor.expected is None
 
 
 def test_an_end_that_comes_later_is_waited_for() -> None:
-    cursor = Cursor(
+    cursor = ReplayCursor(
         events(
             begun("1", "a"),
             ended("1", "unsettled"),
@@ -82,16 +82,16 @@ def test_an_end_that_comes_later_is_waited_for() -> None:
             ended("1", "done", 7),
         )
     )
-    found = cursor.call("f", "a")
+    found = cursor.match_call("f", "a")
     assert found is not None
     assert found.state == "done"
     assert cursor.seq == 2
-    assert cursor.say("message", {"role": "user", "content": "x"}) is not None
+    assert cursor.match_event("message", {"role": "user", "content": "x"}) is not None
     assert cursor.seq == 4
 
 
 def test_replay_skips_events_that_no_call_asks_for() -> None:
-    cursor = Cursor(
+    cursor = ReplayCursor(
         events(
             ("lifecycle", {"to": "active"}),
             ("of a later release", {}),
@@ -102,11 +102,11 @@ def test_replay_skips_events_that_no_call_asks_for() -> None:
     assert cursor.seq == 2
     assert cursor.expected is not None
     assert cursor.expected.kind == "message"
-    assert [event.seq for event in cursor.news] == [1, 2]
-    found = cursor.say("message", {"role": "user", "content": "a"})
+    assert [event.seq for event in cursor.passed_events] == [1, 2]
+    found = cursor.match_event("message", {"role": "user", "content": "a"})
     assert found is not None
     assert cursor.seq == 4
-    assert cursor.diverged("thought", {"text": "t"}).details["expected"] is None
+    assert cursor.divergence_error("thought", {"text": "t"}).details["expected"] is None
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 
 from ortet._util.codec import to_json
 from ortet.errors import Invalid
-from ortet.journal.conversation.text import estimate
-from ortet.journal.reports.briefing import brief
-from ortet.journal.reports.known import Failure, Known, Wish
+from ortet.journal.conversation.text import estimate_tokens
+from ortet.journal.reports.briefing import make_briefing
+from ortet.journal.reports.known import BriefingItems, FailedAction, PendingApproval
 from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Message, Question
 
 DEED = Effect("e1", "pay", "once", "unsettled", why="the invoice is due")
-FULL = Known(
+FULL = BriefingItems(
     name="fix-42",
     status="active",
     goal="make the suite green",
     plan=["reproduce", "fix", "verify"],
     step=1,
     done=[Effect("e0", "search", "pure", "done", why="who calls parse()?")],
-    failed=[Failure(Effect("e2", "build", "recorded", "failed"), "OSError: no space")],
+    failed=[FailedAction(Effect("e2", "build", "recorded", "failed"), "OSError: no space")],
     lessons=[Fact("f1", "mocking the clock hid the bug", lesson=True)],
     facts=[Fact("f2", "tests need PYTHONPATH=src", "testing")],
     decisions=[Decision("d1", "patch the lexer", "smallest change", ["rewrite the parser"])],
     questions=[Question("q1", "may I touch the grammar?")],
     artifacts=[Artifact("report.md", 2, "ab", 7, kind="report", link="https://example.org/r")],
     unsettled=[DEED],
-    approvals=[Wish("a1", "deploy", "it is friday")],
+    approvals=[PendingApproval("a1", "deploy", "it is friday")],
     limits={"usd": 5.0},
     left={"usd": 3.5},
     spent={"usd": 1.5, "tokens": 100},
@@ -38,8 +38,8 @@ FULL = Known(
 )
 
 
-def many(count: int) -> Known:
-    return Known(
+def many(count: int) -> BriefingItems:
+    return BriefingItems(
         name="s",
         status="active",
         goal="g" * 500,
@@ -52,7 +52,7 @@ def many(count: int) -> Known:
 
 
 def test_a_briefing_within_its_limit_shows_every_section() -> None:
-    shown = str(brief(FULL, 2000))
+    shown = str(make_briefing(FULL, 2000))
     for text in (
         "make the suite green",
         "step 2 of 3",
@@ -78,7 +78,7 @@ def test_a_briefing_within_its_limit_shows_every_section() -> None:
 
 
 def test_briefing_data_matches_its_markdown() -> None:
-    found = brief(FULL, 2000)
+    found = make_briefing(FULL, 2000)
     to_json(found.data)
     assert found.left_out == {}
     assert (found.data["goal"], found.data["step"]) == ("make the suite green", 1)
@@ -96,14 +96,14 @@ def test_briefing_data_matches_its_markdown() -> None:
 @given(st.integers(1, 4000), st.integers(0, 100))
 def test_a_briefing_never_exceeds_its_token_limit(tokens: int, count: int) -> None:
     known = many(count)
-    found = brief(known, tokens)
-    assert estimate(found.markdown) == found.tokens <= tokens
+    found = make_briefing(known, tokens)
+    assert estimate_tokens(found.markdown) == found.tokens <= tokens
     for key, things in (("facts", known.facts), ("messages", known.messages), ("plan", known.plan)):
         assert len(found.data[key]) + found.left_out.get(key, 0) == len(things)
 
 
 def test_a_briefing_drops_the_least_important_items_first() -> None:
-    found = brief(many(80), 600)
+    found = make_briefing(many(80), 600)
     assert found.data["unsettled"]
     assert found.data["plan"]
     assert "step 40 " in found.data["current_step"]
@@ -115,17 +115,17 @@ def test_a_briefing_drops_the_least_important_items_first() -> None:
 
 
 def test_a_briefing_of_an_empty_session_says_that_no_goal_was_set() -> None:
-    found = brief(Known(name="s", status="open"), 100)
+    found = make_briefing(BriefingItems(name="s", status="open"), 100)
     assert "none was set" in found.markdown
     assert found.data["facts"] == []
 
 
 def test_a_briefing_uses_the_token_counter_of_the_caller() -> None:
-    found = brief(many(50), 100, lambda text: len(text.split()))
+    found = make_briefing(many(50), 100, lambda text: len(text.split()))
     assert len(found.markdown.split()) <= 100
 
 
 @pytest.mark.parametrize("tokens", [0, -1, True, 2.5, "9"])
 def test_a_briefing_with_an_invalid_limit_is_refused(tokens: int) -> None:
     with pytest.raises(Invalid):
-        brief(FULL, tokens)
+        make_briefing(FULL, tokens)

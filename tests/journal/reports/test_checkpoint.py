@@ -19,10 +19,10 @@ import ortet
 from ortet.errors import Invalid, OrtetError, Unsupported
 from ortet.journal.reports.checkpoint import (
     AgentCheckpoint,
-    Outcome,
+    CheckpointBudget,
+    CheckpointMessage,
+    CompletedEffect,
     ResumePoint,
-    Said,
-    Spending,
     schema,
 )
 from ortet.journal.state.records import Approval, Artifact, Decision, Effect, Fact, Question
@@ -35,18 +35,21 @@ FULL = AgentCheckpoint(
     plan=["reproduce", "fix"],
     current_step=1,
     context={"branch": "fix/lexer", "tries": 2.0, "deep": [{"a": None}]},
-    messages=[Said("user", "hi"), Said("assistant", [{"type": "text", "text": "ho"}], 7, {"m": 1})],
+    messages=[
+        CheckpointMessage("user", "hi"),
+        CheckpointMessage("assistant", [{"type": "text", "text": "ho"}], 7, {"m": 1}),
+    ],
     artifacts=[Artifact("report.md", 1, "ab" * 32, 7)],
     resume_point=ResumePoint(
         commit="cd" * 32,
         event=9,
         step=1,
         unsettled=[Effect("e1", "pay", "once", "unsettled", key="k")],
-        done=[Outcome(Effect("e2", "pay", "once", "done", key="l"), {"paid": 5})],
+        done=[CompletedEffect(Effect("e2", "pay", "once", "done", key="l"), {"paid": 5})],
     ),
     facts=[Fact("f1", "tests need PYTHONPATH=src", "testing")],
     decisions=[Decision("d1", "patch", "small", ["rewrite"])],
-    budget=Spending({"usd": 5.0}, {"usd": 4.0}, {"usd": 1.5}),
+    budget=CheckpointBudget({"usd": 5.0}, {"usd": 4.0}, {"usd": 1.5}),
     questions=[Question("q1", "may I?")],
     summary="it began with a bug",
     name="fix-42",
@@ -201,7 +204,9 @@ def records(draw: st.DrawFn) -> AgentCheckpoint:
         plan=plan,
         current_step=draw(st.integers(0, len(plan))),
         context=context,
-        messages=draw(st.lists(st.builds(Said, st.text(min_size=1), PLAIN, COUNT), max_size=2)),
+        messages=draw(
+            st.lists(st.builds(CheckpointMessage, st.text(min_size=1), PLAIN, COUNT), max_size=2)
+        ),
         artifacts=draw(
             st.lists(st.builds(Artifact, WORDS, COUNT, st.just("ab" * 32), COUNT), max_size=2)
         ),
@@ -210,11 +215,11 @@ def records(draw: st.DrawFn) -> AgentCheckpoint:
             event=draw(COUNT),
             step=draw(COUNT),
             unsettled=[Effect(f"e{next(ids)}", name, "once", "unsettled") for name in effects],
-            done=[Outcome(Effect(f"e{next(ids)}", "pay", "once", "done"), draw(PLAIN))],
+            done=[CompletedEffect(Effect(f"e{next(ids)}", "pay", "once", "done"), draw(PLAIN))],
         ),
         facts=draw(st.lists(st.builds(Fact, WORDS, WORDS, WORDS, st.booleans()), max_size=2)),
         decisions=draw(st.lists(st.builds(Decision, WORDS, WORDS, WORDS), max_size=2)),
-        budget=draw(st.builds(Spending, AMOUNTS, AMOUNTS, AMOUNTS)),
+        budget=draw(st.builds(CheckpointBudget, AMOUNTS, AMOUNTS, AMOUNTS)),
         questions=draw(st.lists(st.builds(Question, WORDS, WORDS), max_size=2)),
         expires=dict.fromkeys(context, draw(COUNT)),
         approvals=[Approval(f"a{next(ids)}", what) for what in draw(st.lists(WORDS, max_size=2))],

@@ -11,18 +11,18 @@ from ortet.history.tree.maps import Maps
 from ortet.journal.events import Event
 from ortet.journal.state.around import (
     BROWSER,
-    Browsing,
+    BrowserState,
     Collaboration,
-    Token,
-    Window,
-    tell_browser,
-    tell_collaboration,
-    tell_token,
-    tell_window,
-    told,
+    RateLimitWindow,
+    ServiceToken,
+    describe_browser,
+    describe_collaboration,
+    describe_token,
+    describe_window,
+    external_state_events,
 )
-from ortet.journal.state.reducers import KINDS, fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.reducers import EVENT_KINDS, fold
+from ortet.journal.state.state import SessionState
 
 
 def event(seq: int, kind: str, /, **data: Any) -> Event:
@@ -30,12 +30,12 @@ def event(seq: int, kind: str, /, **data: Any) -> Event:
 
 
 @pytest.fixture
-def mind(bench: Bench) -> Mind:
-    return Mind(Maps(bench.objects))
+def mind(bench: Bench) -> SessionState:
+    return SessionState(Maps(bench.objects))
 
 
 class TestFold:
-    def test_fields_missing_in_an_event_keep_their_value(self, mind: Mind) -> None:
+    def test_fields_missing_in_an_event_keep_their_value(self, mind: SessionState) -> None:
         events = [
             event(1, "collaboration", name="pr", kind="pull_request", text="half"),
             event(2, "collaboration", name="pr", status="done", effect="e1"),
@@ -50,28 +50,30 @@ class TestFold:
         assert list(mind.collaborations) == [
             Collaboration("pr", "pull_request", "", "done", "half", "e1", 2, 20)
         ]
-        assert mind.browsers.get(BROWSER) == Browsing(["https://a/"], "browser/s/1", 4, 40)
-        assert list(mind.windows) == [Window("x", 2, 7, 9, seq=6, time=60)]
-        assert list(mind.tokens) == [Token("x", "two", 8, 80)]
+        assert mind.browsers.get(BROWSER) == BrowserState(["https://a/"], "browser/s/1", 4, 40)
+        assert list(mind.windows) == [RateLimitWindow("x", 2, 7, 9, seq=6, time=60)]
+        assert list(mind.tokens) == [ServiceToken("x", "two", 8, 80)]
 
     def test_collaborations_and_browsers_survive_save_and_load(
-        self, mind: Mind, bench: Bench
+        self, mind: SessionState, bench: Bench
     ) -> None:
         objects = bench.objects
         fold(mind, [event(1, "collaboration", name="pr"), event(2, "browser", urls=["https://a/"])])
-        again = Mind.load(Maps(objects), objects, mind.save(objects))
+        again = SessionState.load(Maps(objects), objects, mind.save(objects))
         assert again.equals(mind) and list(again.collaborations) == list(mind.collaborations)
 
-    def test_a_session_state_without_such_events_has_no_collaborations(self, mind: Mind) -> None:
+    def test_a_session_state_without_such_events_has_no_collaborations(
+        self, mind: SessionState
+    ) -> None:
         """Its fold is what earlier releases wrote."""
         fold(mind, [event(1, "goal", text="x")])
         assert all(not list(getattr(mind, name)) for name in ("collaborations", "windows"))
-        assert {"collaboration", "window", "token", "browser"} <= set(KINDS)
+        assert {"collaboration", "window", "token", "browser"} <= set(EVENT_KINDS)
 
-    def test_told_events_fold_back_to_the_same_records(self, mind: Mind) -> None:
+    def test_told_events_fold_back_to_the_same_records(self, mind: SessionState) -> None:
         one = Collaboration("pr", "pull_request", "https://h/1", "done", "text", "e1")
-        window, token = Window("x", 2, 7, 9), Token("x", "two")
-        events = told([one], [window], [token])
+        window, token = RateLimitWindow("x", 2, 7, 9), ServiceToken("x", "two")
+        events = external_state_events([one], [window], [token])
         fold(mind, [event(0, kind, **data) for kind, data in events])
         assert [list(mind.collaborations), list(mind.windows), list(mind.tokens)] == [
             [one],
@@ -82,14 +84,17 @@ class TestFold:
 
 def test_each_record_is_told_in_one_line_of_text() -> None:
     one = Collaboration("pr", "pull_request", "https://h/1", "done", "the lock\nis never")
-    assert tell_collaboration(one)[0] == (
+    assert describe_collaboration(one)[0] == (
         "[done] pr (pull_request), https://h/1: the lock is never"
     )
     reset = 1_700_000_000 * 10**9
-    assert tell_window(Window("x", 2, reset, 9))[0] == "x: 2 of 9 left until 2023-11-14T22:13:20Z"
-    assert tell_token(Token("x", "two"))[0] == "x: in the vault as two"
-    assert tell_browser(Browsing(["https://a/"], "browser/s/1")) == (
+    assert (
+        describe_window(RateLimitWindow("x", 2, reset, 9))[0]
+        == "x: 2 of 9 left until 2023-11-14T22:13:20Z"
+    )
+    assert describe_token(ServiceToken("x", "two"))[0] == "x: in the vault as two"
+    assert describe_browser(BrowserState(["https://a/"], "browser/s/1")) == (
         "open: https://a/; cookies and storage are kept",
         {"urls": ["https://a/"], "storage": True},
     )
-    assert tell_browser(Browsing())[0] == "nothing open; no cookies are kept"
+    assert describe_browser(BrowserState())[0] == "nothing open; no cookies are kept"

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from ortet.journal.state.around import Collaboration
-from ortet.journal.state.merge import Contradiction, Union, said, union
+from ortet.journal.state.merge import Contradiction, MergeAdditions, fact_data, merge_states
 from ortet.journal.state.records import Artifact, Decision, Fact
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -25,8 +25,8 @@ class Minds:
     def __init__(self, bench: Bench) -> None:
         self._maps = bench.maps
 
-    def mind(self, *things: Any, past: Sequence[Fact] = (), **spent: float) -> Mind:
-        mind = Mind(self._maps)
+    def mind(self, *things: Any, past: Sequence[Fact] = (), **spent: float) -> SessionState:
+        mind = SessionState(self._maps)
         for thing in things:
             if isinstance(thing, Fact):
                 mind.facts.set(thing.id, thing)
@@ -41,8 +41,8 @@ class Minds:
         mind.core = replace(mind.core, spent=dict(spent))
         return mind
 
-    def union(self, base: Things, ours: Things, theirs: Things) -> Union:
-        return union(self.mind(*base), self.mind(*ours), self.mind(*theirs))
+    def union(self, base: Things, ours: Things, theirs: Things) -> MergeAdditions:
+        return merge_states(self.mind(*base), self.mind(*ours), self.mind(*theirs))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class TestFacts:
     ) -> None:
         one, two = Fact("1", "one", seq=1), Fact("2", "two", seq=2)
         ours = minds.mind(past=[one])
-        assert union(minds.mind(), ours, minds.mind(one, two)).facts == [two]
+        assert merge_states(minds.mind(), ours, minds.mind(one, two)).facts == [two]
 
     def test_fact_known_to_both_is_not_new_although_its_words_differ(self, minds: Minds) -> None:
         assert minds.union([], [Fact("1", "one")], [Fact("1", "other")]).facts == []
@@ -96,7 +96,7 @@ class TestFacts:
 
     def test_event_of_a_fact_leaves_out_what_belongs_to_one_session(self) -> None:
         fact = Fact("1", "t", "x", True, 5, 6, ended=7, ended_by="2", why="w", confidence=0.5)
-        told = said(fact)
+        told = fact_data(fact)
         assert (told["id"], told["text"], told["about"], told["confidence"]) == ("1", "t", "x", 0.5)
         assert not {"seq", "time", "lesson", "ended", "ended_by", "why"} & set(told)
 
@@ -132,8 +132,8 @@ class TestOthers:
 
     def test_only_what_theirs_spent_since_the_base_is_counted(self, minds: Minds) -> None:
         base, theirs = minds.mind(usd=1, pages=2, old=5), minds.mind(usd=1.5, pages=2, tokens=7)
-        assert union(base, base, theirs).spent == {"usd": 0.5, "tokens": 7}
-        assert union(base, base, minds.mind(old=4.5)).spent == {}
+        assert merge_states(base, base, theirs).spent == {"usd": 0.5, "tokens": 7}
+        assert merge_states(base, base, minds.mind(old=4.5)).spent == {}
 
 
 class TestCollaborations:
@@ -175,9 +175,9 @@ class TestTold:
         decision = Decision("3", "d", "because", ["other"], seq=3)
         shared = Collaboration("pr", text="t", seq=4)
         found = minds.union([], [], [fact, lesson, decision, shared])
-        assert found.told("s") == [
-            ("fact", {**said(fact), "merged": "s"}),
-            ("lesson", {**said(lesson), "merged": "s"}),
+        assert found.to_events("s") == [
+            ("fact", {**fact_data(fact), "merged": "s"}),
+            ("lesson", {**fact_data(lesson), "merged": "s"}),
             (
                 "decision",
                 {
@@ -198,7 +198,7 @@ class TestTold:
         artifacts = [Artifact("a", number, "", 0) for number in range(1001)]
         decisions = [Decision(str(number), "d") for number in range(1001)]
         clash = [Contradiction("x", facts[0], facts[1])] * 1001
-        counted = Union(facts, facts, decisions, artifacts, clash, {"usd": 1}).counted()
+        counted = MergeAdditions(facts, facts, decisions, artifacts, clash, {"usd": 1}).event_data()
         for name in ("facts", "lessons", "decisions", "artifacts", "contradictions"):
             assert len(counted[name]) == 1000, name
         assert counted["artifacts"][1] == "a@1"

@@ -12,8 +12,8 @@ from ortet.history.tree.maps import Maps
 from ortet.ids import Oid
 from ortet.journal.events import Event
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
-from ortet.objects.base import Kind, Objects
+from ortet.journal.state.state import SessionState
+from ortet.objects.base import Kind, ObjectStore
 
 if TYPE_CHECKING:
     from tests.fixtures.journals import Bench
@@ -44,7 +44,7 @@ STEPS = st.one_of(
 )
 
 
-def as_data(mind: Mind) -> object:
+def as_data(mind: SessionState) -> object:
     tables = (mind.notes, mind.facts, mind.decisions, mind.questions, mind.effects, mind.artifacts)
     return mind.core, [list(table) for table in tables]
 
@@ -57,15 +57,15 @@ def test_folding_continues_from_a_stored_session_state(
     objects = DictObjects()
     maps = Maps(objects)
     events = [event(seq, kind, **data) for seq, (kind, data) in enumerate(steps, 1)]
-    whole = fold(Mind(maps), events)
-    part = fold(Mind(maps), events[:cut])
+    whole = fold(SessionState(maps), events)
+    part = fold(SessionState(maps), events[:cut])
     stored = part.save(objects)
-    again = fold(Mind.load(maps, objects, stored), events[cut:])
+    again = fold(SessionState.load(maps, objects, stored), events[cut:])
     assert as_data(again) == as_data(whole)
     assert again.save(objects) == whole.save(objects)
 
 
-class DictObjects(Objects):
+class DictObjects(ObjectStore):
     def __init__(self) -> None:
         self.hasher = Hasher()
         self._held: dict[Oid, bytes] = {}
@@ -85,7 +85,7 @@ class DictObjects(Objects):
 
 def test_one_changed_fact_writes_few_bytes(bench: Bench) -> None:
     facts = [event(seq, "fact", id=f"{seq:05d}", text="known " * 5) for seq in range(1, 5001)]
-    mind = fold(Mind(bench.maps), facts)
+    mind = fold(SessionState(bench.maps), facts)
     mind.save(bench.objects)
     bench.objects.flush()
     before = bench.objects.stats().tail_bytes

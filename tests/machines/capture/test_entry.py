@@ -11,15 +11,20 @@ from pathlib import Path
 import pytest
 
 from ortet._util.codec import Hasher, decode
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.ids import Oid
 from ortet.machines.base import Loss
-from ortet.machines.capture.entry import TRIES, Unreadable, capture, look
-from ortet.objects.base import Kind, Objects
+from ortet.machines.capture.entry import (
+    MAX_READ_ATTEMPTS,
+    Unreadable,
+    capture_entry,
+    capture_with_stat,
+)
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import read_file
 
 
-class Kept(Objects):
+class Kept(ObjectStore):
     """In memory; `meddle` is called at every put of content, as if somebody worked in the files."""
 
     def __init__(self) -> None:
@@ -51,8 +56,8 @@ class Place:
     def stat(self, name: bytes) -> os.stat_result:
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
-    def take(self, name: bytes, st: os.stat_result | None = None) -> Entry | None:
-        return capture(
+    def take(self, name: bytes, st: os.stat_result | None = None) -> TreeEntry | None:
+        return capture_entry(
             self.objects,
             self.fd,
             name,
@@ -61,15 +66,15 @@ class Place:
             losses=self.losses,
         )
 
-    def got(self, name: bytes, st: os.stat_result | None = None) -> Entry:
+    def got(self, name: bytes, st: os.stat_result | None = None) -> TreeEntry:
         entry = self.take(name, st)
         assert entry is not None
         return entry
 
-    def content(self, entry: Entry) -> bytes:
+    def content(self, entry: TreeEntry) -> bytes:
         return b"".join(read_file(self.objects, entry))
 
-    def xattrs(self, entry: Entry) -> dict[bytes, bytes]:
+    def xattrs(self, entry: TreeEntry) -> dict[bytes, bytes]:
         if not entry.xattrs:
             return {}
         return dict(decode(list[tuple[bytes, bytes]], self.objects.get(Oid(entry.xattrs))))
@@ -236,7 +241,7 @@ def test_growing_all_the_time_is_a_loss_with_its_size_right(place: Place) -> Non
 
     place.objects.meddle = grow
     entry = place.got(b"f")
-    assert count == TRIES
+    assert count == MAX_READ_ATTEMPTS
     content = place.content(entry)
     assert len(content) == entry.size
     assert file.read_bytes().startswith(content)
@@ -248,7 +253,7 @@ def test_a_file_truncated_during_every_read_is_reported_as_changing(place: Place
     file.write_bytes(b"x" * 1000)
     place.objects.meddle = lambda: os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(Unreadable) as caught:
-        look(place.objects, place.fd, b"f", place.stat(b"f"), path=b"f", losses=[])
+        capture_with_stat(place.objects, place.fd, b"f", place.stat(b"f"), path=b"f", losses=[])
     assert caught.value.loss.what == "changing"
 
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortet.machines.capture.frames import Frame, Plan, list_all, look_at
-from ortet.machines.capture.seen import Node, seen
+from ortet.machines.capture.frames import DirectoryScan, ScanPlan, compare_all, compare_names
+from ortet.machines.capture.seen import DirectoryNode, stat_record
 
 
-def frame_of(path: Path, *known: str) -> Frame:
-    node = Node()
+def frame_of(path: Path, *known: str) -> DirectoryScan:
+    node = DirectoryNode()
     for name in known:
-        node.put(name, seen((path / name).lstat()))
-    return Frame(node, b"", fd=os.open(path, os.O_RDONLY), name="", plan=None)
+        node.put(name, stat_record((path / name).lstat()))
+    return DirectoryScan(node, b"", fd=os.open(path, os.O_RDONLY), name="", plan=None)
 
 
 def test_adding_to_a_plan_unites_names_and_all_wins_over_some() -> None:
-    plan = Plan()
+    plan = ScanPlan()
     plan.add({b"": {b"x"}, b"a/b": {b"y\xff"}})
     plan.add({b"a/b": {b"z"}, b"a": None})
     plan.add({b"a": {b"w"}})
     assert plan.names == {"x"}
-    assert plan.at(b"a").names is None, "all is more than some"
-    assert plan.at(b"a/b").names == {"y\udcff", "z"}
-    assert set(plan.below) == {"a"}
+    assert plan.subplan(b"a").names is None, "all is more than some"
+    assert plan.subplan(b"a/b").names == {"y\udcff", "z"}
+    assert set(plan.children) == {"a"}
 
 
 def test_list_all_reports_changed_new_and_deleted_names(tmp_path: Path) -> None:
@@ -34,9 +34,9 @@ def test_list_all_reports_changed_new_and_deleted_names(tmp_path: Path) -> None:
     (tmp_path / "changed").write_text("otherwise")
     (tmp_path / "gone").unlink()
     (tmp_path / "new").write_text("new")
-    found = list_all(frame)
-    assert {name for name, _ in found.fresh} == {"changed", "new"}
-    assert (found.gone, found.closed) == ({"gone"}, [])
+    found = compare_all(frame)
+    assert {name for name, _ in found.changed} == {"changed", "new"}
+    assert (found.removed, found.unreadable) == ({"gone"}, [])
     frame.close()
     frame.close()
 
@@ -45,9 +45,9 @@ def test_list_all_reports_a_rename_as_one_new_and_one_deleted_name(tmp_path: Pat
     (tmp_path / "old").write_text("x")
     frame = frame_of(tmp_path, "old")
     (tmp_path / "old").rename(tmp_path / "new")
-    found = list_all(frame)
-    assert [name for name, _ in found.fresh] == ["new"]
-    assert found.gone == {"old"}
+    found = compare_all(frame)
+    assert [name for name, _ in found.changed] == ["new"]
+    assert found.removed == {"old"}
     frame.close()
 
 
@@ -57,7 +57,7 @@ def test_look_at_checks_only_the_given_names(tmp_path: Path) -> None:
     frame = frame_of(tmp_path, "same", "changed", "gone")
     (tmp_path / "changed").write_text("otherwise")
     (tmp_path / "gone").unlink()
-    found = look_at(frame, ["same", "gone", "never"])
-    assert (found.fresh, found.gone) == ([], {"gone"})
-    assert [name for name, _ in look_at(frame, ["changed"]).fresh] == ["changed"]
+    found = compare_names(frame, ["same", "gone", "never"])
+    assert (found.changed, found.removed) == ([], {"gone"})
+    assert [name for name, _ in compare_names(frame, ["changed"]).changed] == ["changed"]
     frame.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ortet.machines.capture.halves import in_halves
+from ortet.machines.capture.halves import map_in_two_processes
 
 JOBS = list(range(100))
 
@@ -57,7 +57,7 @@ def test_two_processes_return_the_same_results_in_order(
     recorded: Callable[[int], list[str]], tmp_path: Path
 ) -> None:
     expected = [["even"] * (job % 2 == 0) for job in JOBS]
-    assert in_halves(recorded, JOBS, cut=30) == expected
+    assert map_in_two_processes(recorded, JOBS, cut=30) == expected
     pids = workers(tmp_path)
     assert set(pids[:30]) == {os.getpid()}
     assert len(set(pids[30:])) == 1 and pids[30] != os.getpid()
@@ -67,7 +67,7 @@ def test_two_processes_return_the_same_results_in_order(
 def test_without_a_cut_no_child_process_is_forked(
     recorded: Callable[[int], list[str]], tmp_path: Path, cut: int
 ) -> None:
-    assert len(in_halves(recorded, JOBS, cut=cut)) == 100
+    assert len(map_in_two_processes(recorded, JOBS, cut=cut)) == 100
     assert set(workers(tmp_path)) == {os.getpid()}
 
 
@@ -87,7 +87,7 @@ def test_all_jobs_run_in_the_parent_where_fork_is_not_possible(
         monkeypatch.setattr(os, "cpu_count", lambda: 1)
     else:
         monkeypatch.setattr(os, "fork", refuse)
-    assert len(in_halves(recorded, JOBS, cut=50)) == 100
+    assert len(map_in_two_processes(recorded, JOBS, cut=50)) == 100
     assert set(workers(tmp_path)) == {os.getpid()}
 
 
@@ -106,7 +106,7 @@ def test_jobs_that_a_failed_child_did_not_finish_run_in_the_parent(
             raise ValueError(job)
         return recorded(job)
 
-    assert in_halves(work, JOBS, cut=50) == [["even"] * (job % 2 == 0) for job in JOBS]
+    assert map_in_two_processes(work, JOBS, cut=50) == [["even"] * (job % 2 == 0) for job in JOBS]
     assert set(workers(tmp_path)) == {parent}
 
 
@@ -119,4 +119,4 @@ def test_a_failure_here_ends_the_child(tmp_path: Path) -> None:
         return ["x" * 10_000]  # more than a pipe holds
 
     with pytest.raises(ValueError, match="0"):
-        in_halves(work, JOBS, cut=50)
+        map_in_two_processes(work, JOBS, cut=50)

@@ -8,13 +8,19 @@ import pytest
 
 from ortet._util.codec import Hasher, decode
 from ortet.backends.local.memory import MemoryBucket
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.capture.hardlinks import Moves, join, put_links, siblings, walk
-from ortet.machines.capture.seen import RACY, Node, mark_of
+from ortet.machines.capture.hardlinks import (
+    MovedDirectories,
+    join_path,
+    names_of_inodes,
+    put_links,
+    walk_index,
+)
+from ortet.machines.capture.seen import RACY, DirectoryNode, marks_of
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 def file(inode: int, links: int = 2, dev: int = 1) -> tuple[int, ...]:
@@ -27,9 +33,9 @@ def folder(inode: int) -> tuple[int, ...]:
 
 @pytest.fixture
 def index(tmp_path: Path) -> StatIndex:
-    objects = LocalObjects(tmp_path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+    objects = LocalObjectStore(tmp_path, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
     index = StatIndex(Trees(objects))
-    below, deep = Node(), Node()
+    below, deep = DirectoryNode(), DirectoryNode()
     index.root.put("d", folder(100))
     index.root.dirs["d"] = below
     below.put("e", folder(101))
@@ -43,11 +49,11 @@ def index(tmp_path: Path) -> StatIndex:
 
 
 def test_join_puts_a_slash_only_between_two_parts() -> None:
-    assert (join(b"", b"a"), join(b"a/b", b"c")) == (b"a", b"a/b/c")
+    assert (join_path(b"", b"a"), join_path(b"a/b", b"c")) == (b"a", b"a/b/c")
 
 
 def test_walk_knows_every_path(index: StatIndex) -> None:
-    assert [path for path, _ in walk(index)] == [b"", b"d", b"d/e"]
+    assert [path for path, _ in walk_index(index)] == [b"", b"d", b"d/e"]
 
 
 def test_groups_of_two_and_more_on_one_device(index: StatIndex) -> None:
@@ -59,7 +65,7 @@ def test_groups_of_two_and_more_on_one_device(index: StatIndex) -> None:
 
 
 def test_siblings_are_found_by_inode(index: StatIndex) -> None:
-    assert siblings(index, {(7, 1), (9, 1)}) == {
+    assert names_of_inodes(index, {(7, 1), (9, 1)}) == {
         b"": {b"a"},
         b"d": {b"b\xff"},
         b"d/e": {b"single"},
@@ -67,23 +73,23 @@ def test_siblings_are_found_by_inode(index: StatIndex) -> None:
 
 
 def test_a_moved_directory_is_found_where_it_was(index: StatIndex) -> None:
-    moves = Moves(index)
+    moves = MovedDirectories(index)
     deep = index.root.dirs["d"].dirs["e"]
-    assert moves.take((101, 1)) is deep
+    assert moves.pop_moved((101, 1)) is deep
     assert "e" not in index.root.dirs["d"].dirs
-    assert mark_of(index.root.dirs["d"].seen["e"]) & RACY, "so that its old place is looked at"
-    assert moves.take((101, 1)) is None
-    assert moves.take((999, 1)) is None
+    assert marks_of(index.root.dirs["d"].stats["e"]) & RACY, "so that its old place is looked at"
+    assert moves.pop_moved((101, 1)) is None
+    assert moves.pop_moved((999, 1)) is None
 
 
 def test_a_directory_that_left_before_it_arrived(index: StatIndex) -> None:
-    moves = Moves(index)
+    moves = MovedDirectories(index)
     deep = index.root.dirs["d"].dirs["e"]
     index.root.dirs["d"].drop("e")
-    moves.leave((101, 1), deep)
-    assert moves.take((101, 1)) is deep
+    moves.add_vanished((101, 1), deep)
+    assert moves.pop_moved((101, 1)) is deep
 
 
 def test_a_directory_with_pending_entries_is_not_moved(index: StatIndex) -> None:
-    index.pending[b"d/e"] = {b"new": Entry(b"new", 0o100644, 1)}
-    assert Moves(index).take((101, 1)) is None
+    index.pending[b"d/e"] = {b"new": TreeEntry(b"new", 0o100644, 1)}
+    assert MovedDirectories(index).pop_moved((101, 1)) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortet.errors import Invalid
-from ortet.machines.capture.ignore_rules import Rules, parse
+from ortet.machines.capture.ignore_rules import IgnoreRules, parse_ignore_file
 
 FILES = [
     "a", "b", "a.log", "keep.log", "foo bar", "trail ", "#hash", "!bang", "back\\slash", "[x]", "x",
@@ -61,11 +61,11 @@ def test_ignore_patterns_match_the_same_files_as_in_git(
     tmp_path: Path, files: dict[str, str]
 ) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    rules = Rules()
+    rules = IgnoreRules()
     for directory, text in files.items():
         (tmp_path / directory).mkdir(parents=True, exist_ok=True)
         (tmp_path / directory / ".gitignore").write_text(text, newline="")
-        rules.set(directory.encode(), text.encode())
+        rules.set_rules(directory.encode(), text.encode())
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
@@ -79,30 +79,30 @@ def test_ignore_patterns_match_the_same_files_as_in_git(
     assert ours == theirs - {".gitignore"}
 
 
-def left_out(rules: Rules, path: bytes) -> bool:
+def left_out(rules: IgnoreRules, path: bytes) -> bool:
     """As a walk meets it: what is below an ignored directory is never asked for."""
     parts = path.split(b"/")
     above = [b"/".join(parts[:n]) for n in range(1, len(parts))]
-    return any(rules.ignored(one, True) for one in above) or rules.ignored(path, False)
+    return any(rules.is_ignored(one, True) for one in above) or rules.is_ignored(path, False)
 
 
 def test_without_rules_only_ortet_files_are_ignored() -> None:
-    rules = Rules()
-    assert rules.empty
-    assert rules.ignored(b".ortet", False)
-    assert not rules.ignored(b".ortet", True)
-    assert not rules.ignored(b"sub/.ortet", False)
-    assert rules.ignored(b".ortet.stage.01", True)
-    assert rules.ignored(b"sub/.ortet.stage.x", False)
-    assert not rules.ignored(b".ortetignore", False)
-    assert not rules.ignored(b".git", True)
+    rules = IgnoreRules()
+    assert rules.is_empty
+    assert rules.is_ignored(b".ortet", False)
+    assert not rules.is_ignored(b".ortet", True)
+    assert not rules.is_ignored(b"sub/.ortet", False)
+    assert rules.is_ignored(b".ortet.stage.01", True)
+    assert rules.is_ignored(b"sub/.ortet.stage.x", False)
+    assert not rules.is_ignored(b".ortetignore", False)
+    assert not rules.is_ignored(b".git", True)
 
 
 def test_the_rule_file_itself_is_part_of_the_state() -> None:
-    rules = Rules()
-    rules.set(b"", b"*\n")
-    assert rules.ignored(b"anything", False)
-    assert not rules.ignored(b".ortetignore", False)
+    rules = IgnoreRules()
+    rules.set_rules(b"", b"*\n")
+    assert rules.is_ignored(b"anything", False)
+    assert not rules.is_ignored(b".ortetignore", False)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_the_rule_file_itself_is_part_of_the_state() -> None:
     ],
 )
 def test_a_size_rule_sets_the_limit_in_its_unit(line: str, limit: int) -> None:
-    rules = Rules()
-    rules.set(b"", line.encode())
-    assert rules.limit(b"any/file") == limit
-    assert not rules.ignored(b"any/file", False)
+    rules = IgnoreRules()
+    rules.set_rules(b"", line.encode())
+    assert rules.size_limit(b"any/file") == limit
+    assert not rules.is_ignored(b"any/file", False)
 
 
 def test_the_last_size_line_that_matches_decides() -> None:
-    rules = Rules()
-    rules.set(b"", b"size > 1KB\nsize > 1GB *.db\n!a.bin\n")
-    assert rules.limit(b"x/y.db") == 10**9
-    assert rules.limit(b"x/y.bin") == 1000
-    rules.set(b"x", b"size > 2KB /y.db\n")
-    assert rules.limit(b"x/y.db") == 2000
-    assert rules.limit(b"x/z/y.db") == 10**9
+    rules = IgnoreRules()
+    rules.set_rules(b"", b"size > 1KB\nsize > 1GB *.db\n!a.bin\n")
+    assert rules.size_limit(b"x/y.db") == 10**9
+    assert rules.size_limit(b"x/y.bin") == 1000
+    rules.set_rules(b"x", b"size > 2KB /y.db\n")
+    assert rules.size_limit(b"x/y.db") == 2000
+    assert rules.size_limit(b"x/z/y.db") == 10**9
 
 
 @pytest.mark.parametrize(
@@ -138,27 +138,27 @@ def test_the_last_size_line_that_matches_decides() -> None:
 )
 def test_a_size_rule_without_a_valid_size_is_refused(line: str) -> None:
     with pytest.raises(Invalid) as caught:
-        parse(f"a\n{line}\n".encode(), "src")
+        parse_ignore_file(f"a\n{line}\n".encode(), "src")
     assert caught.value.kind == "bad_rule"
     assert "src/.ortetignore line 2" in caught.value.message
 
 
 def test_a_file_may_be_called_size() -> None:
-    rules = Rules()
-    rules.set(b"", b"size\n\\size > 5\n")
-    assert rules.ignored(b"size", False)
-    assert rules.ignored(b"size > 5", False)
+    rules = IgnoreRules()
+    rules.set_rules(b"", b"size\n\\size > 5\n")
+    assert rules.is_ignored(b"size", False)
+    assert rules.is_ignored(b"size > 5", False)
 
 
 def test_digest_tells_where_rules_changed() -> None:
-    rules = Rules()
+    rules = IgnoreRules()
     assert rules.digest(b"a/b") == b""
-    rules.set(b"a", b"x\n")
+    rules.set_rules(b"a", b"x\n")
     below, beside = rules.digest(b"a/b"), rules.digest(b"c")
     assert below and not beside
-    rules.set(b"", b"y\n")
+    rules.set_rules(b"", b"y\n")
     assert rules.digest(b"a/b") != below and rules.digest(b"c") != beside
-    rules.set(b"", None)
+    rules.set_rules(b"", None)
     assert (rules.digest(b"a/b"), rules.digest(b"c")) == (below, beside)
-    rules.forget(b"a")
-    assert rules.empty
+    rules.remove_below(b"a")
+    assert rules.is_empty

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ortet.machines.base import News
-from ortet.machines.capture.frames import Dirty
-from ortet.machines.capture.inotify import Watch, is_local
+from ortet.machines.base import ChangeNotice
+from ortet.machines.capture.frames import DirtyPaths
+from ortet.machines.capture.inotify import InotifyWatch, is_local_filesystem
 
 
 class Setting:
     def __init__(self, root: Path) -> None:
         self.root = root
-        watch = Watch.open(root)
+        watch = InotifyWatch.open(root)
         assert watch is not None
         self.watch = watch
 
@@ -33,7 +33,7 @@ class Setting:
         self.watch.add_file(fd, path.encode())
         os.close(fd)
 
-    def drain(self) -> Dirty:
+    def drain(self) -> DirtyPaths:
         dirty = self.watch.drain()
         assert dirty is not None
         return dirty
@@ -106,7 +106,7 @@ def test_a_moved_directory_is_known_by_its_new_path(setting: Setting) -> None:
     (setting.root / "a").rename(setting.root / "z")
     setting.drain()
     setting.add("z", "z/b")
-    setting.watch.drop(b"a")
+    setting.watch.remove(b"a")
     (setting.root / "z" / "b" / "x").write_text("x")
     assert setting.names() == {b"z/b": {b"x"}}
     (setting.root / "z" / "g").unlink()
@@ -114,7 +114,7 @@ def test_a_moved_directory_is_known_by_its_new_path(setting: Setting) -> None:
 
 
 def test_a_dropped_directory_is_silent(setting: Setting) -> None:
-    setting.watch.drop(b"a")
+    setting.watch.remove(b"a")
     (setting.root / "a" / "b" / "x").write_text("x")
     (setting.root / "a" / "x").write_text("x")
     assert setting.names() == {}
@@ -170,18 +170,18 @@ def test_a_failed_inotify_watch_marks_the_watch_as_broken(tmp_path: Path) -> Non
             return -1
 
     fd = os.open(tmp_path, os.O_RDONLY)
-    watch = Watch(os.dup(fd), Full())  # type: ignore[arg-type]
+    watch = InotifyWatch(os.dup(fd), Full())  # type: ignore[arg-type]
     watch.add(fd, b"")
     os.close(fd)
-    assert watch.broken == "No space left on device"
+    assert watch.broken_reason == "No space left on device"
     watch.close()
 
 
 def test_only_local_file_systems_are_watched(tmp_path: Path) -> None:
-    assert is_local(tmp_path)
-    assert not is_local(Path("/proc"))
-    assert not is_local(Path("/")), "proc and others are mounted below it"
-    assert Watch.open(Path("/proc/self")) is None
+    assert is_local_filesystem(tmp_path)
+    assert not is_local_filesystem(Path("/proc"))
+    assert not is_local_filesystem(Path("/")), "proc and others are mounted below it"
+    assert InotifyWatch.open(Path("/proc/self")) is None
 
 
 def test_a_child_does_not_take_its_parents_events(setting: Setting) -> None:
@@ -196,49 +196,49 @@ def test_a_child_does_not_take_its_parents_events(setting: Setting) -> None:
 class TestListening:
     """What is heard early is not lost: the next look is told of it, too."""
 
-    def hear(self, setting: Setting, *ignored: bytes) -> News:
-        return setting.watch.listen(0, -1, lambda path, _: path in ignored)
+    def hear(self, setting: Setting, *ignored: bytes) -> ChangeNotice:
+        return setting.watch.wait_for_changes(0, -1, lambda path, _: path in ignored)
 
     def test_listen_returns_no_news_without_a_change(self, setting: Setting) -> None:
-        assert self.hear(setting) == News()
+        assert self.hear(setting) == ChangeNotice()
 
     def test_listen_reports_a_change_once_and_drain_still_returns_its_name(
         self, setting: Setting
     ) -> None:
         (setting.root / "f").write_text("new")
-        assert self.hear(setting) == News(changed=True)
-        assert self.hear(setting) == News()
+        assert self.hear(setting) == ChangeNotice(changed=True)
+        assert self.hear(setting) == ChangeNotice()
         (setting.root / "a" / "g").write_text("new")
         (setting.root / "h").write_text("new")
-        assert self.hear(setting) == News(changed=True)
+        assert self.hear(setting) == ChangeNotice(changed=True)
         (setting.root / "i").write_text("new")
         assert setting.names() == {b"": {b"f", b"h", b"i"}, b"a": {b"g"}}
         assert setting.names() == {}
 
     def test_listen_reports_a_new_directory_as_fresh(self, setting: Setting) -> None:
         (setting.root / "new").mkdir()
-        assert self.hear(setting) == News(changed=True, fresh=True)
+        assert self.hear(setting) == ChangeNotice(changed=True, fresh=True)
         (setting.root / "f").write_text("new")
-        assert self.hear(setting) == News(changed=True)
+        assert self.hear(setting) == ChangeNotice(changed=True)
         assert setting.drain().whole == {b"new"}
 
     def test_listen_reports_no_news_for_ignored_names(self, setting: Setting) -> None:
         (setting.root / "log").write_text("new")
         (setting.root / "out").mkdir()
-        assert self.hear(setting, b"log", b"out") == News()
+        assert self.hear(setting, b"log", b"out") == ChangeNotice()
         assert setting.names() == {b"": {b"log", b"out"}}  # the rules may be others by then
 
     def test_listen_returns_when_its_wake_descriptor_is_readable(self, setting: Setting) -> None:
         read, write = os.pipe()
         os.write(write, b"x")
-        assert setting.watch.listen(-1, read, lambda *_: False) == News()
+        assert setting.watch.wait_for_changes(-1, read, lambda *_: False) == ChangeNotice()
         os.close(read)
         os.close(write)
 
     def test_listen_reports_a_replaced_root_as_fresh_and_changed(self, setting: Setting) -> None:
         shutil.rmtree(setting.root)
         setting.root.mkdir()
-        assert self.hear(setting) == News(changed=True, fresh=True)
+        assert self.hear(setting) == ChangeNotice(changed=True, fresh=True)
         assert setting.watch.drain() is None
 
     def test_events_that_were_lost(self, setting: Setting) -> None:
@@ -249,5 +249,5 @@ class TestListening:
         for file in files:
             file.close()
         (setting.root / "unheard").write_text("")
-        assert self.hear(setting) == News(changed=True, fresh=True)
+        assert self.hear(setting) == ChangeNotice(changed=True, fresh=True)
         assert setting.watch.drain() is None

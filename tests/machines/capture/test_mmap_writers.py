@@ -14,11 +14,11 @@ from ortet.backends.local.bucket import FileBucket
 from ortet.history.records import Image
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.base import Spec
-from ortet.machines.capture.mmap_writers import mapped_inodes, moves_mtime
+from ortet.machines.base import MachineSpec
+from ortet.machines.capture.mmap_writers import mapped_inodes, tracks_mmap_writes
 from ortet.machines.folder import FolderEngine
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 class Mapped:
@@ -71,16 +71,16 @@ class Reader:
 
     def __init__(self, root: Path, place: Path, watch: bool) -> None:
         store = place / "store"
-        self.objects = LocalObjects(
+        self.objects = LocalObjectStore(
             store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)
         engine = FolderEngine(self.objects, self.trees, SystemClock(), watch=watch)
         (place / "home").mkdir()
-        self.machine = engine.open(Spec(id="m", home=place / "home", path=root))
+        self.machine = engine.open(MachineSpec(id="m", home=place / "home", path=root))
 
     def frozen(self) -> bytes:
-        image = decode(Image, self.objects.get(self.machine.freeze()))
+        image = decode(Image, self.objects.get(self.machine.snapshot()))
         entry = self.trees.resolve(image.root, b"f")
         assert entry is not None
         return b"".join(read_file(self.objects, entry)).rstrip(b"-")
@@ -109,13 +109,13 @@ def test_writes_through_a_mapping_are_seen_after_a_restart(
     reader = Reader(root, place, False)
     reader.frozen()
     mapped.store(b"before")
-    image = reader.machine.freeze()
+    image = reader.machine.snapshot()
     reader.objects.flush()
-    reader.machine.settle(image)
+    reader.machine.mark_committed(image)
     reader.machine.close()
     mapped.store(b"after ")
     engine = FolderEngine(reader.objects, reader.trees, SystemClock(), watch=False)
-    reader.machine = engine.open(Spec(id="m", home=place / "home", path=root))
+    reader.machine = engine.open(MachineSpec(id="m", home=place / "home", path=root))
     assert reader.frozen() == b"after "
     reader.objects.close()
 
@@ -143,5 +143,5 @@ def test_mapped_inodes_lists_a_file_while_it_is_mapped(mapped: Mapped) -> None:
 
 
 def test_moves_mtime_is_true_for_disks_and_false_for_shared_memory(place: Path) -> None:
-    assert moves_mtime(place.stat().st_dev)
-    assert not moves_mtime(Path("/dev/shm").stat().st_dev)
+    assert tracks_mmap_writes(place.stat().st_dev)
+    assert not tracks_mmap_writes(Path("/dev/shm").stat().st_dev)

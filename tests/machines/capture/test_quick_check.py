@@ -12,12 +12,12 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.memory import MemoryBucket
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
-from ortet.machines.capture.ignore_rules import Rules
-from ortet.machines.capture.quick_check import Names, suspects
+from ortet.machines.capture.ignore_rules import IgnoreRules
+from ortet.machines.capture.quick_check import NamesByDirectory, find_changed_names
 from ortet.machines.capture.scanner import scan
-from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.sieve import IgnoreFilter
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
 class Setting:
@@ -26,12 +26,12 @@ class Setting:
         (self.root / "a" / "b").mkdir(parents=True)
         for name in ("top", "a/one", "a/b/two"):
             (self.root / name).write_text(name)
-        objects = LocalObjects(
+        objects = LocalObjectStore(
             place / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(objects)
         self.index = StatIndex(self.trees)
-        self.rules = Rules()
+        self.rules = IgnoreRules()
         scan(objects, self.trees, root=self.root, index=self.index, rules=self.rules, losses=[])
         if saved:  # packed directories are compared in another way
             self.index.save(place / "index", Oid(b"\1" * 32))
@@ -41,8 +41,10 @@ class Setting:
         self.fd = os.open(self.root, os.O_RDONLY)
         self.alone = False
 
-    def look(self) -> Names:
-        return suspects(self.fd, self.index, Sieve(self.index, self.rules), alone=self.alone)
+    def look(self) -> NamesByDirectory:
+        return find_changed_names(
+            self.fd, self.index, IgnoreFilter(self.index, self.rules), may_fork=self.alone
+        )
 
 
 @pytest.fixture(params=["kept", "saved", "by two processes"])
@@ -52,7 +54,7 @@ def setting(
     setting = Setting(place, request.param != "kept")
     if request.param == "by two processes":
         setting.alone = True
-        monkeypatch.setattr("ortet.machines.capture.quick_check._MANY", 1)
+        monkeypatch.setattr("ortet.machines.capture.quick_check._MIN_NAMES_TO_FORK", 1)
         monkeypatch.setattr("os.cpu_count", lambda: 2)
         monkeypatch.setattr("threading.active_count", lambda: 1)  # pytest-xdist has one of its own
     yield setting
@@ -75,7 +77,7 @@ def test_an_unchanged_tree_has_no_suspects(setting: Setting) -> None:
     ],
 )
 def test_each_kind_of_change_makes_its_directory_suspect(
-    setting: Setting, act: Callable[[Path], object], found: Names
+    setting: Setting, act: Callable[[Path], object], found: NamesByDirectory
 ) -> None:
     act(setting.root)
     assert setting.look() == found
@@ -106,5 +108,5 @@ def test_a_directory_with_losses_is_always_suspect(setting: Setting) -> None:
 def test_rules_that_changed_mean_all_below(setting: Setting) -> None:
     node = setting.index.find(b"a")
     assert node is not None
-    node.rules = b"other rules"
+    node.rules_digest = b"other rules"
     assert setting.look() == {b"a": {b".ortetignore"}}

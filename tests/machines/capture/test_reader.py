@@ -11,13 +11,15 @@ import pytest
 from ortet._util.codec import Hasher
 from ortet.backends.local.memory import MemoryBucket
 from ortet.ids import Oid, SystemClock
-from ortet.machines.capture.reader import Job, read
-from ortet.objects.store import LocalObjects
+from ortet.machines.capture.reader import ReadJob, read_file_entry
+from ortet.objects.store import LocalObjectStore
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Iterator[LocalObjects]:
-    objects = LocalObjects(tmp_path / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock())
+def objects(tmp_path: Path) -> Iterator[LocalObjectStore]:
+    objects = LocalObjectStore(
+        tmp_path / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
+    )
     yield objects
     objects.close()
 
@@ -30,16 +32,16 @@ def here(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def job(fd: int, name: str) -> Job:
+def job(fd: int, name: str) -> ReadJob:
     raw = os.fsencode(name)
-    return Job(name, raw, os.stat(name, dir_fd=fd, follow_symlinks=False), b"files/" + raw)
+    return ReadJob(name, raw, os.stat(name, dir_fd=fd, follow_symlinks=False), b"files/" + raw)
 
 
-def test_content_is_stored(objects: LocalObjects, here: int, tmp_path: Path) -> None:
+def test_content_is_stored(objects: LocalObjectStore, here: int, tmp_path: Path) -> None:
     (tmp_path / "files/f").write_text("content")
-    outcome = read(objects, here, job(here, "f"))
-    assert outcome.found is not None
-    entry, st = outcome.found
+    outcome = read_file_entry(objects, here, job(here, "f"))
+    assert outcome.captured is not None
+    entry, st = outcome.captured
     assert objects.get(Oid(entry.data)) == b"content"
     assert (entry.name, entry.size, st.st_size) == (b"f", 7, 7)
     assert not outcome.unreadable
@@ -47,18 +49,18 @@ def test_content_is_stored(objects: LocalObjects, here: int, tmp_path: Path) -> 
 
 
 def test_a_deleted_file_is_an_outcome_without_an_error(
-    objects: LocalObjects, here: int, tmp_path: Path
+    objects: LocalObjectStore, here: int, tmp_path: Path
 ) -> None:
     (tmp_path / "files/f").write_text("content")
     work = job(here, "f")
     (tmp_path / "files/f").unlink()
-    outcome = read(objects, here, work)
-    assert outcome.found is None
+    outcome = read_file_entry(objects, here, work)
+    assert outcome.captured is None
     assert not outcome.unreadable
 
 
 def test_a_file_without_read_permission_is_reported_as_unreadable(
-    objects: LocalObjects, here: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: LocalObjectStore, here: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "files/f").write_text("content")
     work = job(here, "f")
@@ -67,7 +69,7 @@ def test_a_file_without_read_permission_is_reported_as_unreadable(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("ortet.machines.capture.entry.os.open", closed)
-    outcome = read(objects, here, work)
+    outcome = read_file_entry(objects, here, work)
     monkeypatch.undo()
-    assert (outcome.found, outcome.unreadable) == (None, True)
+    assert (outcome.captured, outcome.unreadable) == (None, True)
     assert [loss.what for loss in outcome.losses] == ["unreadable"]

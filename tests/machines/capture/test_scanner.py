@@ -15,22 +15,22 @@ import pytest
 from ortet._util.codec import Hasher, decode
 from ortet.backends.local.memory import MemoryBucket
 from ortet.errors import Invalid, NotFound
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.machines.base import Loss
-from ortet.machines.capture.frames import Dirty
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.frames import DirtyPaths
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import ScanResult, scan
 from ortet.machines.capture.seen import RACY
-from ortet.machines.capture.stat_index import StatIndex, mark_of
-from ortet.machines.capture.walk import Watching
+from ortet.machines.capture.stat_index import StatIndex, marks_of
+from ortet.machines.capture.walk import ScanWatcher
 from ortet.objects.base import Kind
 from ortet.objects.blobs import read_file
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 
-class Counting(LocalObjects):
+class Counting(LocalObjectStore):
     """Counts the contents it is given: that many files were read."""
 
     blobs = 0
@@ -48,13 +48,13 @@ class Eye:
         self.objects = Counting(store, MemoryBucket(), hasher=Hasher(), clock=SystemClock())
         self.trees = Trees(self.objects)
         self.index = StatIndex(self.trees)
-        self.rules = Rules()
+        self.rules = IgnoreRules()
         self.losses: list[Loss] = []
         self.read = 0
         self.result: ScanResult
 
     def scan(
-        self, dirty: dict[bytes, set[bytes] | None] | None = None, watch: Watching | None = None
+        self, dirty: dict[bytes, set[bytes] | None] | None = None, watch: ScanWatcher | None = None
     ) -> Image:
         self.losses = []
         before = self.objects.blobs
@@ -65,7 +65,7 @@ class Eye:
             index=self.index,
             rules=self.rules,
             losses=self.losses,
-            dirty=None if dirty is None else Dirty(dirty),
+            dirty=None if dirty is None else DirtyPaths(dirty),
             watch=watch,
         )
         self.read = self.objects.blobs - before
@@ -78,7 +78,7 @@ class Eye:
             self.trees,
             root=self.root,
             index=StatIndex(self.trees),
-            rules=Rules(),
+            rules=IgnoreRules(),
             losses=[],
         )
         return Image(found.root, found.links)
@@ -88,9 +88,9 @@ class Eye:
         loaded = StatIndex.load(file, self.trees)
         assert loaded is not None
         self.index = loaded
-        self.rules = Rules()
+        self.rules = IgnoreRules()
 
-    def entry(self, path: bytes) -> Entry | None:
+    def entry(self, path: bytes) -> TreeEntry | None:
         return self.trees.resolve(self.result.root, path)
 
     def content(self, path: bytes) -> bytes:
@@ -131,7 +131,7 @@ class Hook:
             self.act()
 
     def add_file(self, fd: int, path: bytes) -> None: ...
-    def drop(self, path: bytes) -> None: ...
+    def remove(self, path: bytes) -> None: ...
 
 
 @contextmanager
@@ -416,7 +416,7 @@ def test_ignore_rules_of_each_directory_apply_and_can_change(eye: Eye, place: Pa
     eye.reload(place / "index")
     eye.scan()
     assert eye.paths() == known | {b"d/keep.tmp", b".ortetignore", b"e", b"top"}
-    assert eye.rules.ignored(b"a/z.tmp", False), "a loaded index brings the rules back"
+    assert eye.rules.is_ignored(b"a/z.tmp", False), "a loaded index brings the rules back"
     (eye.root / "d" / ".ortetignore").unlink()
     eye.scan({b"d": {b".ortetignore"}})
     assert b"d/four" in eye.paths() and b"d/keep.tmp" not in eye.paths()
@@ -534,11 +534,11 @@ def test_times_of_a_mounted_file_system_are_not_trusted_as_those_of_the_root(
     file = tmp_path / "file"
     file.write_text("x")
     st = file.stat()
-    entry = Entry(b"file", st.st_mode, st.st_mtime_ns, st.st_uid, st.st_gid)
-    index.device, index.abroad = st.st_dev, st.st_ctime_ns
-    assert not mark_of(index.judge(st, entry)) & RACY
+    entry = TreeEntry(b"file", st.st_mode, st.st_mtime_ns, st.st_uid, st.st_gid)
+    index.device, index.foreign_horizon = st.st_dev, st.st_ctime_ns
+    assert not marks_of(index.stat_with_marks(st, entry)) & RACY
     index.device = st.st_dev + 1
-    assert mark_of(index.judge(st, entry)) & RACY
-    index.abroad = st.st_ctime_ns + 1
-    assert not mark_of(index.judge(st, entry)) & RACY
+    assert marks_of(index.stat_with_marks(st, entry)) & RACY
+    index.foreign_horizon = st.st_ctime_ns + 1
+    assert not marks_of(index.stat_with_marks(st, entry)) & RACY
     objects.close()

@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.machines.capture.seen import (
     MAPPED,
-    ODD,
+    NOT_APPLIED,
     RACY,
     STAT,
-    Node,
-    Seen,
-    carry,
+    DirectoryNode,
+    StatRecord,
     is_dir,
     is_linked,
-    is_same,
-    mark_of,
-    marked,
-    seen,
+    is_unchanged,
+    keep_unapplied_metadata,
+    marks_of,
+    stat_record,
+    with_mark,
 )
 
-FILE: Seen = (0o100644, 7, 1, 1, 0, 0, 5, -1, 2)
+FILE: StatRecord = (0o100644, 7, 1, 1, 0, 0, 5, -1, 2)
 
 
 @pytest.mark.root
 def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("f")
-    states = [seen(file.stat())]
+    states = [stat_record(file.stat())]
     for change in (
         lambda: file.write_text("g"),
         lambda: file.chmod(0o600),
@@ -41,20 +41,20 @@ def test_every_metadata_change_changes_the_seen_stat(tmp_path: Path) -> None:
         lambda: os.setxattr(file, "user.x", b"1"),
     ):
         change()
-        states.append(seen(file.stat()))
+        states.append(stat_record(file.stat()))
     assert len(set(states)) == len(states)
 
 
 def test_marks_make_it_unequal_but_not_other(tmp_path: Path) -> None:
     st = tmp_path.stat()
-    was = seen(st)
-    assert is_same(was, st) and mark_of(was) == 0
-    odd = marked(was, ODD)
-    assert odd != was and is_same(odd, st) and mark_of(odd) == ODD
-    racy = marked(odd, RACY)
-    assert not is_same(racy, st) and mark_of(racy) == ODD | RACY
-    assert not is_same((), st) and not is_same(was, None)
-    assert marked((), RACY) == ()
+    was = stat_record(st)
+    assert is_unchanged(was, st) and marks_of(was) == 0
+    odd = with_mark(was, NOT_APPLIED)
+    assert odd != was and is_unchanged(odd, st) and marks_of(odd) == NOT_APPLIED
+    racy = with_mark(odd, RACY)
+    assert not is_unchanged(racy, st) and marks_of(racy) == NOT_APPLIED | RACY
+    assert not is_unchanged((), st) and not is_unchanged(was, None)
+    assert with_mark((), RACY) == ()
 
 
 def test_is_linked_and_is_dir_read_the_packed_stat() -> None:
@@ -66,40 +66,40 @@ def test_is_linked_and_is_dir_read_the_packed_stat() -> None:
 
 
 def test_carry_is_field_by_field() -> None:
-    old = Entry(b"x", 0o100755, 10, uid=1, gid=2)
-    was: Seen = (0o100700, 0, 0, 1, 7, 8, 0, 11, 0, ODD)
-    now = Entry(b"x", 0o100700, 12, uid=7, gid=9)
-    assert carry(now, was, old) == Entry(b"x", 0o100755, 12, uid=1, gid=9)
-    assert carry(now, was, None) == now
-    link = Entry(b"x", 0o120777, 12, uid=7)
-    assert carry(link, was, old) == link
+    old = TreeEntry(b"x", 0o100755, 10, uid=1, gid=2)
+    was: StatRecord = (0o100700, 0, 0, 1, 7, 8, 0, 11, 0, NOT_APPLIED)
+    now = TreeEntry(b"x", 0o100700, 12, uid=7, gid=9)
+    assert keep_unapplied_metadata(now, was, old) == TreeEntry(b"x", 0o100755, 12, uid=1, gid=9)
+    assert keep_unapplied_metadata(now, was, None) == now
+    link = TreeEntry(b"x", 0o120777, 12, uid=7)
+    assert keep_unapplied_metadata(link, was, old) == link
 
 
 def test_packed_and_unpacked_it_is_the_same() -> None:
-    node = Node()
+    node = DirectoryNode()
     node.put("plain", FILE)
     node.put("raw\udcff", (*FILE, MAPPED))
     node.put("linked", (*FILE[:3], 3, *FILE[4:]))
     node.put("huge", (0o100644, 2**64 - 1, *FILE[2:]))
-    again = Node(node.pack())
+    again = DirectoryNode(node.pack())
     assert again.names() == ["plain", "raw\udcff", "linked", "huge"]
     assert again.linked == {"linked"}
-    assert again.seen == node.seen
+    assert again.stats == node.stats
     assert again.linked == {"linked"}
     assert again.pack() == node.pack()
 
 
 def test_times_of_another_millennium_are_packed_apart() -> None:
-    node = Node()
+    node = DirectoryNode()
     node.put("now", FILE)
-    node.put("far", (*FILE[:7], 10**20, FILE[8], ODD))
+    node.put("far", (*FILE[:7], 10**20, FILE[8], NOT_APPLIED))
     node.put("early", (*FILE[:7], -(10**20), FILE[8]))
-    again = Node(node.pack())
-    assert again.seen == node.seen
+    again = DirectoryNode(node.pack())
+    assert again.stats == node.stats
 
 
 def test_changing_a_packed_node_unpacks_it() -> None:
-    node = Node(Node().pack())
+    node = DirectoryNode(DirectoryNode().pack())
     assert node.names() == []
     node.put("a", FILE)
     assert node.packed is None

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
-from ortet.machines.capture.seen import ODD, RACY, mark_of
+from ortet.machines.capture.seen import NOT_APPLIED, RACY, marks_of
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 IMAGE = Oid(b"\x07" * 32)
 
@@ -37,13 +37,13 @@ class Setting:
         self.index = StatIndex(trees)
 
     def scan(self) -> Image:
-        assert isinstance(self.trees.objects, LocalObjects)
+        assert isinstance(self.trees.objects, LocalObjectStore)
         found = scan(
             self.trees.objects,
             self.trees,
             root=self.root,
             index=self.index,
-            rules=Rules(),
+            rules=IgnoreRules(),
             losses=[],
         )
         return Image(found.root, found.links)
@@ -51,10 +51,10 @@ class Setting:
     def stat(self, path: bytes) -> os.stat_result:
         return os.lstat(os.fsencode(self.root) + b"/" + path)
 
-    def lookup(self, path: bytes) -> Entry | None:
+    def lookup(self, path: bytes) -> TreeEntry | None:
         return self.index.lookup(path, self.stat(path))
 
-    def known(self, path: bytes) -> Entry:
+    def known(self, path: bytes) -> TreeEntry:
         entry = self.lookup(path)
         assert entry is not None
         return entry
@@ -88,7 +88,7 @@ def test_lookup_trusts_no_other_stat(setting: Setting, root: Path) -> None:
 def test_a_recorded_file_is_known_and_reaches_the_tree(setting: Setting, root: Path) -> None:
     setting.scan()
     (root / "d" / "new").write_text("anything")
-    entry = Entry(b"new", 0o100644, 5, size=3, data=b"\x01" * 32)
+    entry = TreeEntry(b"new", 0o100644, 5, size=3, data=b"\x01" * 32)
     setting.index.record(b"d/new", setting.stat(b"d/new"), entry)
     assert setting.lookup(b"d/new") == entry
     image = setting.scan()
@@ -101,7 +101,7 @@ def test_recording_a_directory_records_its_tree(setting: Setting, root: Path) ->
     directory = setting.known(b"d")
     assert directory is not None
     (root / "d" / "x").write_text("x")
-    leaf = Entry(b"x", 0o100644, 5)
+    leaf = TreeEntry(b"x", 0o100644, 5)
     tree = setting.trees.patch(Oid(directory.data), {b"x": leaf})
     target = msgspec.structs.replace(directory, data=tree.oid, cid=tree.cid, mtime=77)
     os.utime(root / "d", ns=(0, 77))
@@ -124,7 +124,7 @@ def test_forgetting_a_name_takes_it_out(setting: Setting, root: Path) -> None:
 
 def test_forgetting_a_directory_takes_all_below(setting: Setting) -> None:
     setting.scan()
-    setting.index.record(b"d/e/x", setting.stat(b"f"), Entry(b"x", 0o100644, 1))
+    setting.index.record(b"d/e/x", setting.stat(b"f"), TreeEntry(b"x", 0o100644, 1))
     setting.index.forget(b"d")
     assert setting.lookup(b"d") is None
     assert setting.lookup(b"d/e/h\xff") is None
@@ -138,7 +138,7 @@ def test_a_file_in_the_place_of_a_directory(setting: Setting, root: Path) -> Non
     setting.scan()
     (root / "d").rename(root.parent / "away")
     (root / "d").write_text("now a file")
-    entry = Entry(b"d", 0o100644, 1, size=10)
+    entry = TreeEntry(b"d", 0o100644, 1, size=10)
     setting.index.record(b"d", setting.stat(b"d"), entry)
     assert setting.lookup(b"d") == entry
     assert setting.index.find(b"d") is None
@@ -146,7 +146,7 @@ def test_a_file_in_the_place_of_a_directory(setting: Setting, root: Path) -> Non
 
 def test_saved_and_loaded_it_knows_the_same(setting: Setting, tmp_path: Path) -> None:
     image = setting.scan()
-    setting.index.record(b"later", setting.stat(b"f"), Entry(b"later", 0o100600, 1))
+    setting.index.record(b"later", setting.stat(b"f"), TreeEntry(b"later", 0o100600, 1))
     setting.index.save(tmp_path / "index", IMAGE)
     setting.reload(tmp_path / "index")
     assert setting.index.image == IMAGE
@@ -242,7 +242,7 @@ def test_a_device_that_could_not_be_created_stays_in_the_state(setting: Setting)
     """A device without the privilege to make it: the tree recorded for its directory holds it."""
     setting.scan()
     directory = setting.known(b"d")
-    device = Entry(b"null", 0o020666, 1, rdev=259)
+    device = TreeEntry(b"null", 0o020666, 1, rdev=259)
     tree = setting.trees.patch(Oid(directory.data), {b"null": device})
     target = msgspec.structs.replace(directory, data=tree.oid, cid=tree.cid)
     setting.index.record(b"d", setting.stat(b"d"), target)
@@ -253,7 +253,7 @@ def test_marks_survive_saving(setting: Setting, tmp_path: Path, root: Path) -> N
     setting.index.horizon = 0
     setting.scan()
     setting.index.horizon = 1 << 62
-    meant = Entry(b"g", 0o100600, 9, uid=5)
+    meant = TreeEntry(b"g", 0o100600, 9, uid=5)
     setting.index.record(b"d/g", setting.stat(b"d/g"), meant)
     setting.index.mark_mapped(b"f", True)
     setting.index.losses[b"d/e"] = {}
@@ -261,7 +261,7 @@ def test_marks_survive_saving(setting: Setting, tmp_path: Path, root: Path) -> N
     setting.reload(tmp_path / "index")
     node = setting.index.find(b"d")
     assert node is not None
-    assert mark_of(node.seen["g"]) == ODD
-    assert mark_of(setting.index.root.seen["f"]) & RACY
+    assert marks_of(node.stats["g"]) == NOT_APPLIED
+    assert marks_of(setting.index.root.stats["f"]) & RACY
     assert setting.index.mapped == {b"f"}
     assert list(setting.index.losses) == [b"d/e"]

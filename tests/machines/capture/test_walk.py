@@ -12,12 +12,12 @@ from ortet._util.codec import Hasher
 from ortet.backends.local.memory import MemoryBucket
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.capture.frames import Plan
-from ortet.machines.capture.ignore_rules import Rules
-from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.frames import ScanPlan
+from ortet.machines.capture.ignore_rules import IgnoreRules
+from ortet.machines.capture.sieve import IgnoreFilter
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.capture.walk import Walk
-from ortet.objects.store import LocalObjects
+from ortet.machines.capture.walk import ScanWalk
+from ortet.objects.store import LocalObjectStore
 
 
 class Setting:
@@ -26,19 +26,19 @@ class Setting:
         (self.root / "a" / "b").mkdir(parents=True)
         (self.root / "one").write_text("one")
         (self.root / "a" / "b" / "two").write_text("two")
-        self.objects = LocalObjects(
+        self.objects = LocalObjectStore(
             place / "store", MemoryBucket(), hasher=Hasher(), clock=SystemClock()
         )
         self.trees = Trees(self.objects)
         self.index = StatIndex(self.trees)
         self.fd = os.open(self.root, os.O_RDONLY)
 
-    def walk(self) -> Walk:
-        sieve = Sieve(self.index, Rules())
-        return Walk(self.objects, self.trees, self.index, sieve=sieve, watch=None)
+    def walk(self) -> ScanWalk:
+        sieve = IgnoreFilter(self.index, IgnoreRules())
+        return ScanWalk(self.objects, self.trees, self.index, ignore_filter=sieve, watch=None)
 
-    def plan(self, **names: set[bytes]) -> Plan:
-        plan = Plan()
+    def plan(self, **names: set[bytes]) -> ScanPlan:
+        plan = ScanPlan()
         plan.add({path.replace("_", "/").encode(): some for path, some in names.items()})
         return plan
 
@@ -49,7 +49,7 @@ def setting(place: Path) -> Iterator[Setting]:
     walk = setting.walk()
     walk.run(setting.fd, None)
     walk.close()
-    assert (walk.changed, bool(walk.learned), len(walk.read)) == (2, True, 2)
+    assert (walk.changed_count, bool(walk.learned_count), len(walk.files_read)) == (2, True, 2)
     yield setting
     os.close(setting.fd)
     setting.objects.close()
@@ -59,23 +59,23 @@ def test_a_second_walk_learns_nothing(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, None)
     walk.close()
-    assert (walk.changed, bool(walk.learned), walk.read) == (0, False, {})
+    assert (walk.changed_count, bool(walk.learned_count), walk.files_read) == (0, False, {})
 
 
 def test_several_walks_accumulate_their_changes(setting: Setting) -> None:
     (setting.root / "one").write_text("1")
     (setting.root / "a/b/two").write_text("2")
     walk = setting.walk()
-    walk.run(setting.fd, Plan())
-    assert walk.changed == 0
+    walk.run(setting.fd, ScanPlan())
+    assert walk.changed_count == 0
     walk.run(setting.fd, setting.plan(a_b={b"two"}))
-    assert walk.changed == 1
-    root = Plan()
+    assert walk.changed_count == 1
+    root = ScanPlan()
     root.add({b"": {b"one", b"never"}})
     walk.run(setting.fd, root)
     walk.close()
-    assert walk.changed == 2
-    paths = {job.path for job in walk.read.values()}
+    assert walk.changed_count == 2
+    paths = {job.path for job in walk.files_read.values()}
     assert paths == {b"one", b"a/b/two"}
 
 
@@ -85,24 +85,24 @@ def test_a_walk_reports_the_inodes_of_hardlinked_files(setting: Setting) -> None
     walk.run(setting.fd, setting.plan(a={b"uno"}))
     walk.close()
     st = (setting.root / "one").stat()
-    assert walk.linked == {(st.st_ino, st.st_dev)}
+    assert walk.changed_hardlinks == {(st.st_ino, st.st_dev)}
 
 
 def test_a_plan_marked_whole_reads_the_directory_recursively(setting: Setting) -> None:
     (setting.root / "a/b/two").write_text("2")
-    plan = Plan()
-    plan.at(b"a").whole = True
+    plan = ScanPlan()
+    plan.subplan(b"a").is_recursive = True
     walk = setting.walk()
     walk.run(setting.fd, plan)
     walk.close()
-    assert walk.changed == 1
+    assert walk.changed_count == 1
 
 
 def test_a_plan_for_missing_paths_changes_nothing(setting: Setting) -> None:
     walk = setting.walk()
     walk.run(setting.fd, setting.plan(x_y={b"z"}, one={b"below a file"}))
     walk.close()
-    assert (walk.changed, bool(walk.learned)) == (0, False)
+    assert (walk.changed_count, bool(walk.learned_count)) == (0, False)
 
 
 def test_a_walk_that_fails_gives_its_descriptors_back(
@@ -114,7 +114,7 @@ def test_a_walk_that_fails_gives_its_descriptors_back(
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("ortet.machines.capture.walk.list_all", refuse)
+    monkeypatch.setattr("ortet.machines.capture.walk.compare_all", refuse)
     with pytest.raises(OSError, match="Input/output"):
         walk.run(setting.fd, None)
     walk.close()

@@ -18,17 +18,17 @@ from tests.machines.inits import ENV, Init, pid_one
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from ortet.machines.base import Result
 from ortet.machines.command import run_command
-from ortet.machines.control.client import Indoors
+from ortet.machines.control.client import InitClient
 
 
 @pytest.fixture
-def inside(init: Init) -> Iterator[Indoors]:
-    inside = Indoors(init.pid, path=init.path)
+def inside(init: Init) -> Iterator[InitClient]:
+    inside = InitClient(init.pid, path=init.path)
     yield inside
     inside.close()
 
 
-def run(inside: Indoors, script: str, **more: object) -> Result:
+def run(inside: InitClient, script: str, **more: object) -> Result:
     return inside.run(["sh", "-c", script], env=ENV, cwd="/", **more)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ class TestRun:
         ],
     )
     def test_a_run_in_a_machine_returns_what_it_returns_on_the_host(
-        self, inside: Indoors, script: str
+        self, inside: InitClient, script: str
     ) -> None:
         here = run_command(script, cwd="/")
         there = inside.run(["/bin/sh", "-c", script], env=ENV, cwd="/")
@@ -55,13 +55,13 @@ class TestRun:
 
     @pytest.mark.parametrize("argv", [["no-such-program"], ["/etc/passwd"], ["/no/such"]])
     def test_a_command_that_cannot_start_returns_the_shell_exit_code_and_message(
-        self, inside: Indoors, argv: list[str]
+        self, inside: InitClient, argv: list[str]
     ) -> None:
         here = run_command(argv, cwd="/")
         there = inside.run(argv, env=ENV, cwd="/")
         assert (there.exit_code, there.stderr) == (here.exit_code, here.stderr)
 
-    def test_a_bad_command_or_directory_is_refused(self, inside: Indoors) -> None:
+    def test_a_bad_command_or_directory_is_refused(self, inside: InitClient) -> None:
         for argv, env, cwd, error, kind in (
             (["a\0b"], ENV, "/", Invalid, "bad_command"),
             (["true"], {"A=B": "x"}, "/", Invalid, "bad_command"),
@@ -73,7 +73,7 @@ class TestRun:
             assert caught.value.kind == kind
 
     def test_a_timeout_kills_every_process_the_run_started(
-        self, inside: Indoors, tmp_path: Path
+        self, inside: InitClient, tmp_path: Path
     ) -> None:
         note = tmp_path / "pid"
         script = f"echo before; setsid sh -c 'echo $$ >{note}; exec sleep 1000' & exec sleep 1000"
@@ -90,11 +90,11 @@ class TestRun:
         assert result.stdout == "before\n"
         assert not Path(f"/proc/{int(note.read_text())}").exists()
 
-    def test_a_timeout_of_zero_expires_at_once(self, inside: Indoors) -> None:
+    def test_a_timeout_of_zero_expires_at_once(self, inside: InitClient) -> None:
         assert run(inside, "sleep 1000", timeout=0).timed_out
         assert inside.jobs() == []
 
-    def test_input_is_fed_while_output_is_read(self, inside: Indoors) -> None:
+    def test_input_is_fed_while_output_is_read(self, inside: InitClient) -> None:
         data = os.urandom(3_000_000).hex().encode()
         assert run(inside, "cat", stdin=data).stdout.encode() == data
         assert run(inside, "cat", stdin=b"").stdout == ""
@@ -102,7 +102,7 @@ class TestRun:
         assert run(inside, "head -c 5", stdin=data).stdout.encode() == data[:5]
         assert run(inside, "exec <&-; sleep 0.1; echo on", stdin=data).stdout == "on\n"
 
-    def test_output_is_passed_on_as_it_is_written(self, inside: Indoors, tmp_path: Path) -> None:
+    def test_output_is_passed_on_as_it_is_written(self, inside: InitClient, tmp_path: Path) -> None:
         go = tmp_path / "go"
         os.mkfifo(go)
         seen: list[tuple[str, bytes]] = []
@@ -115,7 +115,7 @@ class TestRun:
         assert run(inside, f"echo first; read x <{go}; echo $x >&2", output=output).exit_code == 0
         assert seen == [("stdout", b"first\n"), ("stderr", b"go\n")]
 
-    def test_a_listener_that_raises_ends_the_run(self, inside: Indoors, init: Init) -> None:
+    def test_a_listener_that_raises_ends_the_run(self, inside: InitClient, init: Init) -> None:
         def output(_: str, __: bytes) -> None:
             raise ZeroDivisionError
 
@@ -124,7 +124,9 @@ class TestRun:
         assert inside.jobs() == []
         eventually(lambda: init.children == [])
 
-    def test_large_output_is_cut_in_the_middle_and_all_of_it_shown(self, inside: Indoors) -> None:
+    def test_large_output_is_cut_in_the_middle_and_all_of_it_shown(
+        self, inside: InitClient
+    ) -> None:
         seen = 0
 
         def output(_: str, data: bytes) -> None:
@@ -136,13 +138,13 @@ class TestRun:
         assert seen == 20_000_004
         assert result.stdout.endswith("end\n") and "bytes cut" in result.stdout
 
-    def test_busy_tells_whether_a_background_process_is_left(self, inside: Indoors) -> None:
+    def test_busy_tells_whether_a_background_process_is_left(self, inside: InitClient) -> None:
         run(inside, "true")
         assert not inside.busy
         run(inside, "sleep 1000 >/dev/null 2>&1 &")
         assert inside.busy
 
-    def test_threads_do_not_wait_for_one_another(self, inside: Indoors, tmp_path: Path) -> None:
+    def test_threads_do_not_wait_for_one_another(self, inside: InitClient, tmp_path: Path) -> None:
         go = tmp_path / "go"
         os.mkfifo(go)
         results: list[Result] = []
@@ -155,7 +157,7 @@ class TestRun:
 
 class TestFreeze:
     def test_a_run_continues_across_a_snapshot(
-        self, inside: Indoors, init: Init, tmp_path: Path
+        self, inside: InitClient, init: Init, tmp_path: Path
     ) -> None:
         up = tmp_path / "up"
         results: list[Result] = []
@@ -166,46 +168,46 @@ class TestFreeze:
         work.start()
         eventually(up.exists)
         for _ in range(20):
-            inside.leave()
+            inside.disconnect()
             assert init.connections == 0
-            inside.welcome()
+            inside.reconnect()
         work.join()
         assert results[0].stdout == "\0" * 3_000_000 + "y" * 2_000_000
 
-    def test_a_snapshotted_machine_refuses_requests_of_its_owner(self, inside: Indoors) -> None:
-        inside.leave()
+    def test_a_snapshotted_machine_refuses_requests_of_its_owner(self, inside: InitClient) -> None:
+        inside.disconnect()
         with pytest.raises(Unavailable) as caught:
             inside.ps()
         assert caught.value.kind == "machine_frozen"
-        inside.leave()
-        inside.welcome()
+        inside.disconnect()
+        inside.reconnect()
         assert inside.jobs() == []
 
     def test_a_connection_closed_by_another_hub_is_reopened(
-        self, inside: Indoors, init: Init
+        self, inside: InitClient, init: Init
     ) -> None:
         assert inside.jobs() == []
-        other = Indoors(init.pid, path=init.path)
-        other.leave()
-        other.welcome()
+        other = InitClient(init.pid, path=init.path)
+        other.disconnect()
+        other.reconnect()
         other.close()
         assert inside.jobs() == []
-        other = Indoors(init.pid, path=init.path)
-        other.leave()
-        other.welcome()
+        other = InitClient(init.pid, path=init.path)
+        other.disconnect()
+        other.reconnect()
         other.close()
-        inside.leave()
-        inside.welcome()
+        inside.disconnect()
+        inside.reconnect()
         assert inside.jobs() == []
 
 
 class TestJobs:
-    def test_a_shell_keeps_its_state_across_a_snapshot(self, inside: Indoors) -> None:
+    def test_a_shell_keeps_its_state_across_a_snapshot(self, inside: InitClient) -> None:
         argv = ["bash", "--norc", "-i"]
         shell = inside.spawn("sh", argv, env=ENV, cwd="/tmp", kind="shell", tty=(24, 80))
         shell.write(b"x=41\necho $((x+")
-        inside.leave()
-        inside.welcome()
+        inside.disconnect()
+        inside.reconnect()
         again = inside.job("sh")
         assert (again.id, again.pid) == (shell.id, shell.pid)
         again.write(b"1)); pwd\n")
@@ -220,7 +222,7 @@ class TestJobs:
         assert b"40 100" in again.logs()
         assert again.read(cursor).code == 7
 
-    def test_a_service_can_be_listed_signalled_and_forgotten(self, inside: Indoors) -> None:
+    def test_a_service_can_be_listed_signalled_and_forgotten(self, inside: InitClient) -> None:
         script = "echo up; echo worse >&2; exec sleep 1000"
         argv = ["sh", "-c", script]
         service = inside.spawn("web", argv, env=ENV, cwd="/", declared=True)
@@ -246,7 +248,7 @@ class TestJobs:
             service.read()
 
     def test_a_job_receives_its_input_and_writes_beyond_its_pipe_are_refused(
-        self, inside: Indoors
+        self, inside: InitClient
     ) -> None:
         job = inside.spawn("cat", ["wc", "-c"], env=ENV, cwd="/", stdin=True)
         job.write(b"x" * 3_000_000)
@@ -263,7 +265,7 @@ class TestJobs:
             mute.resize(1, 1)
 
     def test_spawn_of_an_invalid_program_is_refused_and_leaves_no_job(
-        self, inside: Indoors, tmp_path: Path
+        self, inside: InitClient, tmp_path: Path
     ) -> None:
         (tmp_path / "text").write_text("no program")
         for argv, error, kind in (
@@ -281,22 +283,22 @@ class TestMachine:
     @pytest.mark.root
     def test_every_request_works_over_the_socket_in_the_machine_root(self, tmp_path: Path) -> None:
         with pid_one(tmp_path) as init:
-            inside = Indoors(init.pid)
+            inside = InitClient(init.pid)
             argv = ["sh", "-c", "sleep 1000; true"]
             job = inside.spawn("web", argv, env=ENV, cwd="/")
             eventually(lambda: len(inside.ps()) == 2)
             assert [one.job for one in inside.ps()] == [job.id] * 2
             assert run(inside, "echo $PPID").stdout == "1\n"
-            assert inside.state(str(tmp_path)) == [] and inside.busy
+            assert inside.read_state(str(tmp_path)) == [] and inside.busy
             identity = {"machine_id": "1" * 32, "hostname": "copy", "entropy": b"\0" * 32}
             hook = tmp_path / ".ortet-hooks/on-restore/hook"
             hook.parent.mkdir(parents=True)
             hook.write_text("#!/bin/sh\nhostname\n")
             hook.chmod(0o755)
-            (told,) = inside.renew("on-restore", place=str(tmp_path), **identity)  # type: ignore[arg-type]
+            (told,) = inside.renew_identity("on-restore", workspace_path=str(tmp_path), **identity)  # type: ignore[arg-type]
             assert (told.code, told.output, told.timed_out) == (0, "copy\n", False)
             with pytest.raises(Invalid):
-                inside.renew("on-monday", place="/", **identity)  # type: ignore[arg-type]
+                inside.renew_identity("on-monday", workspace_path="/", **identity)  # type: ignore[arg-type]
             job.kill()
             assert inside.ps() == []
             inside.close()
@@ -306,7 +308,7 @@ class TestMachine:
         self, tmp_path: Path
     ) -> None:
         with pid_one(tmp_path) as init:
-            inside = Indoors(init.pid)
+            inside = InitClient(init.pid)
             run(inside, "true")
             seen: list[BaseException] = []
 
@@ -321,12 +323,12 @@ class TestMachine:
             eventually(lambda: bool(inside.jobs()))
             os.kill(init.pid, signal.SIGKILL)
             thread.join()
-            for act in (inside.ps, inside.leave, lambda: run(inside, "true")):
+            for act in (inside.ps, inside.disconnect, lambda: run(inside, "true")):
                 with pytest.raises(Unavailable) as caught:
                     act()
                 assert caught.value.kind == "machine_gone"
                 assert "open the workspace again" in str(caught.value)
-            inside.welcome()
+            inside.reconnect()
             inside.close()
         assert isinstance(seen[0], Unavailable) and seen[0].kind == "machine_gone"
 
@@ -334,14 +336,16 @@ class TestMachine:
         done = subprocess.Popen([sys.executable, "-c", ""])
         done.wait()
         with pytest.raises(Unavailable):
-            Indoors(done.pid)
+            InitClient(done.pid)
 
-    def test_a_socket_that_a_program_removed_comes_back(self, inside: Indoors, init: Init) -> None:
+    def test_a_socket_that_a_program_removed_comes_back(
+        self, inside: InitClient, init: Init
+    ) -> None:
         init.path.unlink()
         assert inside.jobs() == []
 
     def test_a_removed_socket_comes_back_even_on_a_slow_host(
-        self, inside: Indoors, init: Init
+        self, inside: InitClient, init: Init
     ) -> None:
         init.path.unlink()
         init.pause()
@@ -351,7 +355,7 @@ class TestMachine:
         waking.join()
 
     def test_a_socket_that_is_not_the_supervisors_is_not_talked_to(
-        self, inside: Indoors, init: Init
+        self, inside: InitClient, init: Init
     ) -> None:
         init.path.unlink()
         with socket.socket(socket.AF_UNIX) as trap:
@@ -364,11 +368,11 @@ class TestMachine:
             assert caught.value.kind == "not_the_machine"
 
     def test_a_machine_that_does_not_answer(
-        self, inside: Indoors, init: Init, monkeypatch: pytest.MonkeyPatch
+        self, inside: InitClient, init: Init, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from ortet.machines.control import connection
 
-        monkeypatch.setattr(connection, "_PATIENCE", 0.1)
+        monkeypatch.setattr(connection, "_REPLY_TIMEOUT_SECONDS", 0.1)
         os.kill(init.pid, signal.SIGSTOP)
         with pytest.raises(Unavailable) as caught:
             inside.jobs()

@@ -23,14 +23,14 @@ from tests.machines.nobody import pass_as_nobody
 from ortet.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unsupported
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.base import Engine, Machine, Spec
+from ortet.machines.base import Engine, Machine, MachineSpec
 from ortet.machines.folder import FolderEngine
 from ortet.machines.kernels import link
 from ortet.machines.kernels import manager as kernels_module
 from ortet.machines.kernels import ran as ran_module
-from ortet.machines.kernels.host import python_of
+from ortet.machines.kernels.host import choose_python
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.manager import Kernels
+from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
 
 # an ordinary user's machine does not see what lies below root's home, this interpreter perhaps
@@ -53,16 +53,18 @@ def machine(shop: Shop, place: Path, request: pytest.FixtureRequest) -> Iterator
     home = place / "home"
     home.mkdir()
     engine = engine_of(shop, request.param)
-    made = engine.open(Spec(id="m", home=home, path=work, image=image))  # type: ignore[arg-type]
+    made = engine.open(MachineSpec(id="m", home=home, path=work, image=image))  # type: ignore[arg-type]
     yield made
     made.close()
     engine.remove(home)  # as only an engine can
 
 
 @pytest.fixture
-def kernels(machine: Machine) -> Iterator[Kernels]:
+def kernels(machine: Machine) -> Iterator[KernelManager]:
     """Kernels in the seat of the machine, because a machine of a folder is no overlay."""
-    made = Kernels(machine.seat(), looking=nullcontext, safe=lambda _: None)
+    made = KernelManager(
+        machine.kernel_host(), reading_files=nullcontext, before_replace=lambda _: None
+    )
     yield made
     made.close()
 
@@ -106,7 +108,7 @@ def test_run_returns_json_values_and_the_repr_of_the_last_expression(
         assert ran.repr == text
 
 
-def test_variables_stay_between_runs_of_one_kernel(kernel: Kernel, kernels: Kernels) -> None:
+def test_variables_stay_between_runs_of_one_kernel(kernel: Kernel, kernels: KernelManager) -> None:
     kernel.run("import json\ndef twice(n): return 2 * n\nkeep = [1]")
     kernel.run("keep.append(twice(3))")
     assert kernel.run("keep").value == [1, 6]
@@ -122,7 +124,7 @@ def test_a_kernel_runs_in_the_workspace_directory(kernel: Kernel, machine: Machi
 
 
 def test_modules_of_the_workspace_do_not_stand_in_for_ours(
-    machine: Machine, kernels: Kernels
+    machine: Machine, kernels: KernelManager
 ) -> None:
     machine.run("for m in json socket types wire ast; do echo 'raise Exception' > $m.py; done")
     assert kernels.get("main", python=PYTHON)[0].run("1").value == 1
@@ -277,7 +279,7 @@ def test_a_timeout_interrupts_the_run_and_keeps_the_kernel(kernel: Kernel, code:
 def test_a_timeout_that_expires_before_the_code_starts_interrupts_it(kernel: Kernel) -> None:
     kernel.run("x = 1")
     run = {"do": "run", "code": "while True: pass"}
-    said = kernel.link.converse(run, timeout=0)
+    said = kernel.link.request(run, timeout=0)
     assert said.timed_out
     assert "KeyboardInterrupt" in str(said.reply["error"])
     assert kernel.run("x").value == 1
@@ -297,9 +299,9 @@ def test_a_kernel_paused_over_its_timeout_is_interrupted_and_not_killed(kernel: 
 
 
 def test_a_kernel_that_ignores_the_interrupt_is_killed(
-    kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernels: KernelManager, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "GRACE", 0.2)
+    monkeypatch.setattr(link, "INTERRUPT_GRACE_SECONDS", 0.2)
     kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
     with pytest.raises(Unavailable, match="ignored the interrupt") as caught:
         kernel.run("while True: pass", timeout=0.1)
@@ -321,7 +323,7 @@ def test_a_kernel_that_ignores_the_interrupt_is_killed(
     ],
 )
 def test_an_interpreter_that_exits_raises_kernel_gone_with_the_cause(
-    kernels: Kernels, kernel: Kernel, code: str, how: str
+    kernels: KernelManager, kernel: Kernel, code: str, how: str
 ) -> None:
     with pytest.raises(Unavailable, match=how) as caught:
         kernel.run(f"import os; os.write(2, b'last words'); {code}")
@@ -335,7 +337,7 @@ def test_an_interpreter_that_exits_raises_kernel_gone_with_the_cause(
 
 
 def test_a_kernel_killed_while_idle_is_reported_and_replaced(
-    kernels: Kernels, kernel: Kernel
+    kernels: KernelManager, kernel: Kernel
 ) -> None:
     signal.pidfd_send_signal(kernel.link.pidfd, signal.SIGKILL)
     with pytest.raises(Unavailable, match="SIGKILL"):
@@ -407,24 +409,24 @@ kernel.run("print('busy', flush=True)\\nwhile True: pass", output=lambda _, d: o
 # starting
 
 
-def test_the_python_of_the_workspace_venv_is_used(kernels: Kernels, machine: Machine) -> None:
+def test_the_python_of_the_workspace_venv_is_used(kernels: KernelManager, machine: Machine) -> None:
     machine.run(["mkdir", "-p", ".venv/bin"])
     real = PYTHON or sys.executable
     machine.run(f"printf '#!/bin/sh\\nMINE=yes exec {real} \"$@\"\\n' > .venv/bin/python")
     machine.run("chmod +x .venv/bin/python")
-    seat = machine.seat()
-    assert python_of(seat, None) == f"{seat.place}/.venv/bin/python"
+    seat = machine.kernel_host()
+    assert choose_python(seat, None) == f"{seat.workspace_path}/.venv/bin/python"
     kernel, _ = kernels.get("main")
     assert kernel.run("import os; os.environ['MINE']").value == "yes"
 
 
 def _script(machine: Machine, text: str) -> str:
     machine.run(["sh", "-c", 'printf "#!/bin/sh\\n%s\\n" "$0" > fake; chmod +x fake', text])
-    return f"{machine.seat().place}/fake"
+    return f"{machine.kernel_host().workspace_path}/fake"
 
 
 def test_a_program_that_is_not_python_is_refused_as_a_kernel(
-    kernels: Kernels, machine: Machine
+    kernels: KernelManager, machine: Machine
 ) -> None:
     with pytest.raises(NotFound) as caught:
         kernels.get("main", python="/no/such/python")
@@ -436,19 +438,19 @@ def test_a_program_that_is_not_python_is_refused_as_a_kernel(
         kernels.get("main", python=_script(machine, "echo no good >&2; exit 1"))
     with pytest.raises(Invalid):
         kernels.get("main", python="")
-    assert kernels.alive() == []
+    assert kernels.list_alive() == []
 
 
-def test_a_kernel_gets_the_given_environment_changes(kernels: Kernels) -> None:
+def test_a_kernel_gets_the_given_environment_changes(kernels: KernelManager) -> None:
     kernel, _ = kernels.get("main", python=PYTHON, env={"GIVEN": "yes", "PATH": None})
     ran = kernel.run("import os; [os.environ.get('GIVEN'), os.environ.get('PATH')]")
     assert ran.value == ["yes", None]
 
 
 def test_more_kernels_than_the_limit_are_refused(
-    kernels: Kernels, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernels: KernelManager, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels_module, "_MOST", 1)
+    monkeypatch.setattr(kernels_module, "_MAX_KERNELS", 1)
     with pytest.raises(Refused) as caught:
         kernels.get("second", python=PYTHON)
     assert caught.value.kind == "too_many_kernels"
@@ -492,7 +494,7 @@ def test_a_malformed_list_of_variables_is_refused() -> None:
     several: list[Any] = [None, 5, [1], [{}], [{"name": 1, "type": ""}]]
     for odd in several:
         with pytest.raises(ValueError):
-            ran_module.vars_of(odd)
+            ran_module.parse_variables(odd)
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ from tests.fixtures.waiting import WAIT
 from ortet.errors import Conflict, Invalid, Unavailable, Unsupported
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.folder import FolderEngine
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.manager import Kernels
+from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 
@@ -67,7 +67,7 @@ def test_a_kernel_forks_more_often_than_the_overlay_depth_limit(
         if number % 3:
             fork.close()
     assert files_of(first) == OWN
-    image = machine.freeze()
+    image = machine.snapshot()
     assert shop.freeze(machine.path).root == shop.image(image.hex()).root
     assert machine.run("ls").stdout.split() == sorted(
         ["a.txt", "dir", "twin", *(f"f{n}" for n in range(11))]
@@ -165,7 +165,7 @@ def test_a_fork_that_exits_does_not_end_its_siblings(kernel: Kernel) -> None:
 
 
 def test_invalid_fork_counts_and_foreign_kernels_to_keep_are_refused(
-    kernel: Kernel, kernels: Kernels
+    kernel: Kernel, kernels: KernelManager
 ) -> None:
     (fork,) = kernel.fork()
     for odd in (kernel, None, kernels.get("other", python=PYTHON)[0]):
@@ -179,10 +179,12 @@ def test_invalid_fork_counts_and_foreign_kernels_to_keep_are_refused(
         kernel.keep(fork)
 
 
-def test_a_kernel_of_the_folder_engine_cannot_fork(shop: Shop, spec: Spec) -> None:
+def test_a_kernel_of_the_folder_engine_cannot_fork(shop: Shop, spec: MachineSpec) -> None:
     folder = FolderEngine(shop.objects, Trees(shop.objects), SystemClock(), watch=False)
     machine = folder.open(spec)
-    kernels = Kernels(machine.seat(), looking=nullcontext, safe=lambda _: None)
+    kernels = KernelManager(
+        machine.kernel_host(), reading_files=nullcontext, before_replace=lambda _: None
+    )
     kernel, _ = kernels.get("main")
     with pytest.raises(Unsupported, match="engine 'folder'") as caught:
         kernel.fork()
@@ -195,7 +197,9 @@ def test_a_kernel_of_the_folder_engine_cannot_fork(shop: Shop, spec: Spec) -> No
 # beside other processes
 
 
-def test_other_kernels_keep_their_open_files_after_a_fork(kernel: Kernel, kernels: Kernels) -> None:
+def test_other_kernels_keep_their_open_files_after_a_fork(
+    kernel: Kernel, kernels: KernelManager
+) -> None:
     other, _ = kernels.get("other", python=PYTHON)
     other.run("log = open('log', 'w'); log.write('1'); log.flush()")
     (fork,) = kernel.fork()
@@ -223,7 +227,7 @@ def test_keep_is_refused_while_other_processes_run_in_the_machine(
 
 def test_ignored_files_are_in_a_fork(kernel: Kernel, machine: OverlayMachine) -> None:
     machine.run("echo '*.log' > .ortetignore; echo kept > a.log")
-    machine.freeze()
+    machine.snapshot()
     for _ in range(3):
         (fork,) = kernel.fork()
         assert files_of(fork)["a.log"] == "kept\n"
@@ -240,7 +244,7 @@ def test_ignored_files_are_in_a_fork(kernel: Kernel, machine: OverlayMachine) ->
 
 
 def test_keeping_a_fork_makes_it_the_main_kernel_with_its_files(
-    kernel: Kernel, kernels: Kernels, machine: OverlayMachine, shop: Shop
+    kernel: Kernel, kernels: KernelManager, machine: OverlayMachine, shop: Shop
 ) -> None:
     kernel.run("n = 1; log = open('log', 'w')")
     one, two = kernel.fork(2)
@@ -254,7 +258,7 @@ def test_keeping_a_fork_makes_it_the_main_kernel_with_its_files(
     expected = {"a.txt": "alpha", "log": "two!", "after": "2"}
     assert files_of(kept) == expected
     assert machine.run("cat log after").stdout == "two!2"
-    image = shop.image(machine.freeze().hex())
+    image = shop.image(machine.snapshot().hex())
     assert image.root == shop.freeze(machine.path).root
     assert one.run("n").value == 1
     assert "twin" in files_of(one)
@@ -266,12 +270,16 @@ def test_keeping_a_fork_makes_it_the_main_kernel_with_its_files(
 
 
 def test_files_of_a_kept_fork_are_there_at_the_next_open(
-    kernel: Kernel, kernels: Kernels, machine: OverlayMachine, engine: OverlayEngine, spec: Spec
+    kernel: Kernel,
+    kernels: KernelManager,
+    machine: OverlayMachine,
+    engine: OverlayEngine,
+    spec: MachineSpec,
 ) -> None:
     (fork,) = kernel.fork()
     fork.run("open('kept', 'w').write('k')")
     kernel.keep(fork)
-    before = machine.freeze()
+    before = machine.snapshot()
     left = kernels.get("main")[0].fork()[0]
     left.run("open('lost', 'w').write('k')")
     kernels.close()
@@ -280,7 +288,7 @@ def test_files_of_a_kept_fork_are_there_at_the_next_open(
     again = engine.open(replace(spec, scope=machine._spec.scope))
     assert (again.path / "kept").read_text() == "k"
     assert not (again.path / "lost").exists()
-    assert again.freeze() == before
+    assert again.snapshot() == before
     again.close()
 
 
@@ -296,7 +304,7 @@ def test_files_of_a_kept_fork_are_there_at_the_next_open(
     ],
 )
 def test_a_killed_fork_or_keep_leaves_the_machine_in_its_old_or_new_state(
-    engine: OverlayEngine, shop: Shop, spec: Spec, *, verb: str, point: str
+    engine: OverlayEngine, shop: Shop, spec: MachineSpec, *, verb: str, point: str
 ) -> None:
     assert spec.image is not None
     fault = point if ":" in point else f"{point}:kill"
@@ -315,7 +323,7 @@ def test_a_killed_fork_or_keep_leaves_the_machine_in_its_old_or_new_state(
     found = sorted(os.listdir(machine.path))
     kept = ["mine"] if point == "none" else []
     assert found == sorted(["a.txt", "before", "dir", *kept])
-    assert shop.image(machine.freeze().hex()).root == shop.freeze(machine.path).root
+    assert shop.image(machine.snapshot().hex()).root == shop.freeze(machine.path).root
     assert not [name for name in os.listdir(spec.home) if name.startswith("branch")]
     machine.close()
 

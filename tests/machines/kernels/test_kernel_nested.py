@@ -11,9 +11,9 @@ from tests.fixtures.kernels import HUB, OWN, PYTHON, files_of
 from tests.fixtures.machines import Shop
 
 from ortet.errors import Conflict
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.manager import Kernels
+from ortet.machines.kernels.manager import KernelManager
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 
@@ -85,7 +85,7 @@ def test_a_fork_outlives_those_it_came_from(kernel: Kernel) -> None:
 
 def test_keep_of_a_nested_fork_lands_its_files_and_state(
     kernel: Kernel,
-    kernels: Kernels,
+    kernels: KernelManager,
     machine: OverlayMachine,
     shop: Shop,
 ) -> None:
@@ -93,7 +93,7 @@ def test_keep_of_a_nested_fork_lands_its_files_and_state(
     kept = kernel.keep(two)
     assert kernels.get("main")[0] is kept
     assert machine.run("cat one two").stdout == "oneone,two"
-    image = shop.image(machine.freeze().hex())
+    image = shop.image(machine.snapshot().hex())
     assert image.root == shop.freeze(machine.path).root
     kept.run("open('two', 'a').write('+')")
     assert machine.run("cat two").stdout == "one,two+"
@@ -102,7 +102,7 @@ def test_keep_of_a_nested_fork_lands_its_files_and_state(
 
 def test_a_fork_keeps_one_of_its_own_forks(
     kernel: Kernel,
-    kernels: Kernels,
+    kernels: KernelManager,
     machine: OverlayMachine,
 ) -> None:
     one = grow(kernel, "one")
@@ -172,7 +172,7 @@ def test_a_kernel_whose_working_directory_was_deleted_can_fork(kernel: Kernel) -
 def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
     engine: OverlayEngine,
     shop: Shop,
-    spec: Spec,
+    spec: MachineSpec,
     point: str,
 ) -> None:
     """What lies below a fork is never the machine's: it is as if the fork had not been."""
@@ -191,9 +191,9 @@ def test_a_killed_nested_fork_leaves_the_machine_as_without_it(
     assert (done.stdout == "done\n") == point.startswith("none"), done.stderr
     machine = engine.open(spec)
     assert sorted(os.listdir(machine.path)) == ["a.txt", "before", "dir"]
-    assert shop.image(machine.freeze().hex()).root == shop.freeze(machine.path).root
+    assert shop.image(machine.snapshot().hex()).root == shop.freeze(machine.path).root
     assert not [name for name in os.listdir(spec.home) if name.startswith("branch")]
-    layers = machine._ground.bases.root
+    layers = machine._context.layer_store.root
     machine.close()
     engine.prune()
     assert not [name for name in os.listdir(layers) if "fork" in name]

@@ -7,13 +7,23 @@ from pathlib import Path
 import pytest
 
 from ortet.machines.base import Result
-from ortet.machines.cleanup import clean, find_leftovers
-from ortet.machines.limits import Limits
-from ortet.machines.live.cgroups import Group, Groups, probe_limits, recorded, remove_recorded
-from ortet.machines.live.criu.worker_pool import Reserved, left, remove_left
-from ortet.machines.live.grouphome import CONTROLLERS, Place, find_places
+from ortet.machines.cleanup import find_leftovers, remove_leftovers
+from ortet.machines.limits import MachineLimits
+from ortet.machines.live.cgroups import (
+    CgroupFactory,
+    MachineCgroup,
+    probe_limits,
+    recorded_groups,
+    remove_recorded_groups,
+)
+from ortet.machines.live.criu.worker_pool import (
+    ReservedCgroups,
+    leftover_records,
+    remove_leftover_groups,
+)
+from ortet.machines.live.grouphome import CONTROLLERS, CgroupParent, find_cgroup_parents
 
-_ASKED = Limits(memory=64 << 20, cpu=0.5, pids=100)
+_ASKED = MachineLimits(memory=64 << 20, cpu=0.5, pids=100)
 
 
 def mount(at: Path, kind: str, options: str, root: str = "/") -> bytes:
@@ -41,25 +51,27 @@ class TestPlaces:
         info += mount(tmp_path / "cpu,cpuacct", "cgroup", "cpu,cpuacct")
         info += mount(tmp_path / "pids", "cgroup", "pids", "/box")
         own = "4:memory:/ours\n3:cpu,cpuacct:/\n2:pids:/box\n1:name=systemd:/\n0::/\n"
-        assert find_places(own, info) == {
-            "memory": Place(tmp_path / "memory/ours", 1),
-            "cpu": Place(tmp_path / "cpu,cpuacct", 1),
-            "pids": Place(tmp_path / "pids", 1),
+        assert find_cgroup_parents(own, info) == {
+            "memory": CgroupParent(tmp_path / "memory/ours", 1),
+            "cpu": CgroupParent(tmp_path / "cpu,cpuacct", 1),
+            "pids": CgroupParent(tmp_path / "pids", 1),
         }
 
     def test_version_2_where_a_group_above_hands_on(self, top: Path) -> None:
-        found = find_places("0::/system.slice/shell.scope\n", mount(top, "cgroup2", ""))
-        there = Place(top / "system.slice", 2)
+        found = find_cgroup_parents("0::/system.slice/shell.scope\n", mount(top, "cgroup2", ""))
+        there = CgroupParent(top / "system.slice", 2)
         assert found == {"memory": there, "pids": there}
 
     def test_a_v2_group_with_a_limit_of_its_own_is_never_left(self, top: Path) -> None:
         (top / "system.slice/shell.scope/memory.max").write_text("1000000\n")
-        assert find_places("0::/system.slice/shell.scope\n", mount(top, "cgroup2", "")) == {}
+        assert (
+            find_cgroup_parents("0::/system.slice/shell.scope\n", mount(top, "cgroup2", "")) == {}
+        )
 
     def test_no_place_is_found_outside_the_visible_cgroup_tree(self, top: Path) -> None:
-        assert find_places("0::/../other\n", mount(top, "cgroup2", "")) == {}
-        assert find_places("0::/b\n", mount(top, "cgroup2", "", "/a")) == {}
-        assert find_places("", b"") == {}
+        assert find_cgroup_parents("0::/../other\n", mount(top, "cgroup2", "")) == {}
+        assert find_cgroup_parents("0::/b\n", mount(top, "cgroup2", "", "/a")) == {}
+        assert find_cgroup_parents("", b"") == {}
 
 
 class TestVersion2:
@@ -70,34 +82,34 @@ class TestVersion2:
         made.mkdir()
         for name in ("memory.max", "cpu.max", "pids.max"):
             (made / name).touch()
-        group = Group(_ASKED, tmp_path)
-        group._by = dict.fromkeys(CONTROLLERS, (made, 2))
-        group.write(_ASKED)
+        group = MachineCgroup(_ASKED, tmp_path)
+        group._by_controller = dict.fromkeys(CONTROLLERS, (made, 2))
+        group.write_limits(_ASKED)
         assert group.losses == []
         assert (made / "memory.max").read_text() == str(64 << 20)
         assert (made / "cpu.max").read_text() == "50000 100000"
         assert (made / "pids.max").read_text() == "100"
         (made / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-        assert group.kills() == 2
-        told = group.explain(Result(137, "", "x\n", 0.1), 1)
+        assert group.oom_kills() == 2
+        told = group.explain_limits(Result(137, "", "x\n", 0.1), 1)
         assert told.oom
         assert str(64 << 20) in told.stderr
-        assert not group.explain(Result(137, "", "", 0.1), 2).oom
+        assert not group.explain_limits(Result(137, "", "", 0.1), 2).oom
 
 
 class TestNothingCanBeWritten:
     def test_machines_run_without_and_the_doctor_says_so(self, tmp_path: Path) -> None:
-        groups = Groups({"memory": Place(tmp_path / "gone", 1)})
-        group = groups.make("m", _ASKED, tmp_path)
+        groups = CgroupFactory({"memory": CgroupParent(tmp_path / "gone", 1)})
+        group = groups.create("m", _ASKED, tmp_path)
         assert group.paths == []
         assert [loss.what for loss in group.losses] == ["limit"] * 3
-        assert group.kills() == 0
+        assert group.oom_kills() == 0
         group.close()
         (line,) = probe_limits(groups)
         assert (line.name, line.ok) == ("limits", False)
         assert "pids" in line.detail
         assert line.fix
-        assert groups.make("m", Limits(), tmp_path).losses == []  # nobody asked for any
+        assert groups.create("m", MachineLimits(), tmp_path).losses == []  # nobody asked for any
 
 
 class TestLeftovers:
@@ -105,13 +117,13 @@ class TestLeftovers:
         top, home = tmp_path / "top", tmp_path / "home"
         for path in (top, home):
             path.mkdir()
-        groups = Groups({"pids": Place(top, 1)})
-        groups.make("m", Limits(), home)  # and then it was killed
-        (made,) = recorded(home)
+        groups = CgroupFactory({"pids": CgroupParent(top, 1)})
+        groups.create("m", MachineLimits(), home)  # and then it was killed
+        (made,) = recorded_groups(home)
         assert made.is_dir()
         (top / "other").mkdir()
         (home / "groups").write_text(f"{made}\n{top}/ortet-gone-1\n{top}/other\n")
-        assert remove_recorded(home) == [top / "other"]  # not one of ours
+        assert remove_recorded_groups(home) == [top / "other"]  # not one of ours
         assert not made.exists()
 
 
@@ -122,18 +134,18 @@ class TestReserved:
         top, home = tmp_path / "top", tmp_path / "home"
         for path in (top, home):
             path.mkdir()
-        groups = Groups({"pids": Place(top, 1)})
-        reserved = Reserved(groups, tmp_path)
-        first, second = reserved.make(), reserved.make()
+        groups = CgroupFactory({"pids": CgroupParent(top, 1)})
+        reserved = ReservedCgroups(groups, tmp_path)
+        first, second = reserved.create(), reserved.create()
         (Path(first) / "pids.max").touch()
-        group = groups.make("m", Limits(), home, reserved=first)
-        reserved.give(first)
+        group = groups.create("m", MachineLimits(), home, reserved=first)
+        reserved.assign(first)
         assert group.paths == [first]
-        assert recorded(home) == [Path(first)]
+        assert recorded_groups(home) == [Path(first)]
         (record,) = (tmp_path / "reserved").iterdir()
         assert record.read_text() == f"{second}\n"
-        reserved.drop(second)
-        third = reserved.make()
+        reserved.abandon(second)
+        third = reserved.create()
         assert sorted(top.iterdir()) == sorted([Path(first), Path(third)])
         reserved.close()
         assert list(top.iterdir()) == [Path(first)]  # which is the machine's
@@ -144,15 +156,15 @@ class TestReserved:
         local = tmp_path / "local"
         top, area = tmp_path / "top", local / "bases" / "area"
         top.mkdir()
-        made = Reserved(Groups({"pids": Place(top, 1)}), area).make()
+        made = ReservedCgroups(CgroupFactory({"pids": CgroupParent(top, 1)}), area).create()
         assert find_leftovers(tmp_path, []) == []
         _end_maker(area)
         (found,) = find_leftovers(tmp_path, [])
         assert (found.what, found.path) == ("group", made)
-        clean([found])
+        remove_leftovers([found])
         assert not Path(made).exists()
-        remove_left(area)
-        assert list(left(area)) == []
+        remove_leftover_groups(area)
+        assert list(leftover_records(area)) == []
 
 
 def _end_maker(area: Path) -> None:

@@ -18,10 +18,10 @@ from tests.fixtures.waiting import WAIT
 from ortet.errors import Conflict, Unavailable
 from ortet.hub.hub import Hub
 from ortet.machines.live import process as liveguard
-from ortet.machines.live.criu.rpc import Failed, Worker
-from ortet.machines.live.machine import CriuMachine
-from ortet.machines.live.process import LAZY
-from ortet.machines.overlay.supervisor_client import readable
+from ortet.machines.live.criu.rpc import CriuError, CriuWorker
+from ortet.machines.live.machine import LiveMachine
+from ortet.machines.live.process import LAZY_PAGES_MIN_BYTES
+from ortet.machines.overlay.supervisor_client import wait_readable
 from ortet.workspaces.workspace import Workspace
 
 pytestmark = [pytest.mark.criu, pytest.mark.files({"file": "one\n"})]
@@ -44,9 +44,9 @@ for line in sys.stdin:
 _COUNT = "i=0; while sleep 0.02; do i=$((i+1)); echo $i > count; done"
 
 
-def machine_of(workspace: Workspace) -> CriuMachine:
+def machine_of(workspace: Workspace) -> LiveMachine:
     machine = workspace._machine
-    assert isinstance(machine, CriuMachine)
+    assert isinstance(machine, LiveMachine)
     return machine
 
 
@@ -100,14 +100,14 @@ class TestWhatDies:
         self, counting: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         machine = machine_of(counting)
-        real = Worker.dump
+        real = CriuWorker.dump
 
-        def dump(worker: Worker, pid: int, images: Path, **options: object) -> None:
+        def dump(worker: CriuWorker, pid: int, images: Path, **options: object) -> None:
             options["frozen"] = lambda: _kill_criu(machine)
             real(worker, pid, images, **options)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "dump", dump)
+            patch.setattr(CriuWorker, "dump", dump)
             with pytest.raises((Unavailable, Conflict)):
                 counting.commit("killed")
         before = count(counting)
@@ -118,7 +118,7 @@ class TestWhatDies:
         self, counting: Workspace
     ) -> None:
         commit = counting.commit("alive")
-        os.kill(machine_of(counting).indoors.pid, signal.SIGKILL)
+        os.kill(machine_of(counting).init_client.pid, signal.SIGKILL)
         with pytest.raises(Unavailable) as caught:
             counting.run("true")
         assert caught.value.kind == "machine_gone"
@@ -133,9 +133,9 @@ class TestWhatDies:
         self, counting: Workspace, hub: Hub
     ) -> None:
         machine = machine_of(counting)
-        gone = os.pidfd_open(machine.indoors.pid)
-        os.kill(int(_parent(machine.indoors.pid)), signal.SIGKILL)
-        readable(gone, None)
+        gone = os.pidfd_open(machine.init_client.pid)
+        os.kill(int(_parent(machine.init_client.pid)), signal.SIGKILL)
+        wait_readable(gone, None)
         os.close(gone)
         with pytest.raises(Unavailable):
             counting.run("true")
@@ -144,10 +144,10 @@ class TestWhatDies:
         assert again.run("cat file").stdout == "one\n"
 
     def test_a_hub_that_ends_takes_its_machines_along(self, counting: Workspace, hub: Hub) -> None:
-        pid = os.pidfd_open(machine_of(counting).indoors.pid)
-        assert not readable(pid, 0)
+        pid = os.pidfd_open(machine_of(counting).init_client.pid)
+        assert not wait_readable(pid, 0)
         hub.close()
-        assert readable(pid, 0)  # it has ended; who reaps it does so in a moment
+        assert wait_readable(pid, 0)  # it has ended; who reaps it does so in a moment
         os.close(pid)
 
 
@@ -156,7 +156,7 @@ class TestRestore:
         self, counting: Workspace
     ) -> None:
         commit = counting.commit("here")
-        ground = machine_of(counting)._ground
+        ground = machine_of(counting)._context
         ground.host = replace(ground.host, kernel="3.10.0")
         counting.run("echo two > file")
         before = count(counting)
@@ -185,15 +185,15 @@ class TestRestore:
         self, counting: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         counting.commit("here")
-        home = machine_of(counting)._home.place
+        home = machine_of(counting)._home.path
         before = set(home.glob("images-*"))
 
-        def fail(worker: Worker, *_: object, **__: object) -> None:
+        def fail(worker: CriuWorker, *_: object, **__: object) -> None:
             worker.close()
-            raise Failed("dump", tmp_path / "none")
+            raise CriuError("dump", tmp_path / "none")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "dump", fail)
+            patch.setattr(CriuWorker, "dump", fail)
             with pytest.raises(Conflict, match="could not freeze"):
                 counting.commit("disk full, say")
         assert set(home.glob("images-*")) == before
@@ -204,12 +204,12 @@ class TestRestore:
     ) -> None:
         commit = counting.commit("here")
 
-        def fail(worker: Worker, *_: object, **__: object) -> None:
+        def fail(worker: CriuWorker, *_: object, **__: object) -> None:
             worker.close()
-            raise Failed("restore", tmp_path / "none")
+            raise CriuError("restore", tmp_path / "none")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "restore", fail)
+            patch.setattr(CriuWorker, "restore", fail)
             for _ in range(2):
                 with pytest.raises(Conflict, match="could not bring the processes back"):
                     counting.restore(commit.oid)
@@ -291,7 +291,7 @@ class TestMuchMemory:
         """CRIU would dump such a process without complaint, and without the rest of its memory."""
         ws.spawn("holder", [sys.executable, "-c", _HOLDER], stdin=True)
         original = _digest(ws)
-        assert memory_of(ws) > LAZY
+        assert memory_of(ws) > LAZY_PAGES_MIN_BYTES
         (fork,) = ws.fork(1)
         (grandchild,) = fork.fork(1)  # at once
         assert _digest(grandchild) == original
@@ -302,23 +302,23 @@ class TestMuchMemory:
     ) -> None:
         pager = subprocess.Popen(["sleep", "1000"])
         machine = machine_of(counting)
-        machine._guard._pager = os.pidfd_open(pager.pid)
-        real = Worker.dump
+        machine._live_process._pager_pidfd = os.pidfd_open(pager.pid)
+        real = CriuWorker.dump
 
-        def dump(worker: Worker, pid: int, images: Path, **options: Any) -> None:
+        def dump(worker: CriuWorker, pid: int, images: Path, **options: Any) -> None:
             assert pager.poll() is not None
             real(worker, pid, images, **options)
 
-        monkeypatch.setattr(Worker, "dump", dump)
+        monkeypatch.setattr(CriuWorker, "dump", dump)
 
         def wait(fd: int, timeout: int | None) -> bool:
             pager.kill()
             pager.wait()
-            return readable(fd, timeout)
+            return wait_readable(fd, timeout)
 
-        monkeypatch.setattr(liveguard, "readable", wait)
+        monkeypatch.setattr(liveguard, "wait_readable", wait)
         counting.commit("when all is there")
-        assert machine._guard._pager == -1
+        assert machine._live_process._pager_pidfd == -1
 
 
 def memory_of(workspace: Workspace) -> int:
@@ -341,9 +341,9 @@ def _parent(pid: int | str) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
 
 
-def _kill_criu(machine: CriuMachine) -> None:
+def _kill_criu(machine: LiveMachine) -> None:
     """All that the machine's keeper has."""
-    keeper = _parent(machine.indoors.pid)
+    keeper = _parent(machine.init_client.pid)
     killed = 0
     for place in Path("/proc").iterdir():
         if place.name.isdigit():

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from ortet.history.records import Processes
-from ortet.machines.live.host_compat import Host, check_host, features, this_host
+from ortet.machines.live.host_compat import HostProfile, check_host, cpu_features, this_host
 
-HOST = Host("4.2.1", "6.18.3-x", "x86_64", 4096, ["avx2", "sse2"])
+HOST = HostProfile("4.2.1", "6.18.3-x", "x86_64", 4096, ["avx2", "sse2"])
 
 
-def made(host: Host) -> Processes:
+def made(host: HostProfile) -> Processes:
     return Processes("criu", host.version, host.kernel, host.arch, host.page_size, host.cpu, [], [])
 
 
@@ -54,6 +54,6 @@ def test_the_reason_names_both_hosts() -> None:
 
 def test_cpu_features_list_only_flags_that_programs_can_use() -> None:
     text = "processor : 0\nflags\t\t: avx2 pti hypervisor sse4_2 ibrs constant_tsc\nflags : fpu\n"
-    assert features(text, "x86_64") == ["avx2", "sse4_2"]
-    assert features("Features\t: fp asimd atomics\n", "aarch64") == ["asimd", "atomics", "fp"]
-    assert features("", "x86_64") == []
+    assert cpu_features(text, "x86_64") == ["avx2", "sse4_2"]
+    assert cpu_features("Features\t: fp asimd atomics\n", "aarch64") == ["asimd", "atomics", "fp"]
+    assert cpu_features("", "x86_64") == []

@@ -16,25 +16,25 @@ from tests.machines.overlays import Overlay, disturb, remove_tree
 from ortet._util.codec import decode
 from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machines.overlay.delta import carried, difference, distance, write
+from ortet.machines.overlay.delta import count_changes, hardlinked_items, layer_items, write_layer
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.restore.materialise import materialise
-from ortet.machines.restore.plan import Side
+from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.plan import ImageFiles
 
 pytestmark = pytest.mark.overlay
 
 
-def side(shop: Shop, image: Image) -> Side:
+def side(shop: Shop, image: Image) -> ImageFiles:
     links = decode(list[list[bytes]], shop.objects.get(Oid(image.links))) if image.links else []
-    return Side(image.root, links)
+    return ImageFiles(image.root, links)
 
 
 def layered(shop: Shop, zygote: Zygote, base: Path, old: Image, new: Image) -> Image:
     """What an overlay of the difference over `old` shows."""
-    materialise(shop.objects, shop.trees, old, base / "lower")
+    checkout_image(shop.objects, shop.trees, old, base / "lower")
     (base / "delta").mkdir()
-    items, groups = difference(shop.trees, side(shop, old), side(shop, new))
-    assert write(shop.objects, base / "delta", items, groups) == []
+    items, groups = layer_items(shop.trees, side(shop, old), side(shop, new))
+    assert write_layer(shop.objects, base / "delta", items, groups) == []
     overlay = Overlay(zygote, base, ["delta", "lower"])
     try:
         return shop.freeze(overlay.view)
@@ -106,10 +106,10 @@ def test_distance_counts_names_and_stops(shop: Shop, place: Path) -> None:
     for number in range(50):
         (tree / f"d/e/{number}").write_text("x")
     full = shop.freeze(tree).root
-    assert distance(shop.trees, empty, full, most=1000) == 52
-    assert distance(shop.trees, full, empty, most=1000) == 1
-    assert distance(shop.trees, full, full, most=1000) == 0
-    assert 10 < distance(shop.trees, empty, full, most=10) < 20
+    assert count_changes(shop.trees, empty, full, limit=1000) == 52
+    assert count_changes(shop.trees, full, empty, limit=1000) == 1
+    assert count_changes(shop.trees, full, full, limit=1000) == 0
+    assert 10 < count_changes(shop.trees, empty, full, limit=10) < 20
 
 
 def test_carried_lists_hardlinked_files_and_their_parent_directories(
@@ -120,6 +120,6 @@ def test_carried_lists_hardlinked_files_and_their_parent_directories(
     (tree / "a/b/one").write_text("linked")
     (tree / "two").hardlink_to(tree / "a/b/one")
     (tree / "alone").write_text("x")
-    items, groups = carried(shop.trees, side(shop, shop.freeze(tree)))
+    items, groups = hardlinked_items(shop.trees, side(shop, shop.freeze(tree)))
     assert [item.path for item in items] == [b"", b"a", b"a/b", b"a/b/one", b"two"]
     assert groups == [[b"a/b/one", b"two"]]

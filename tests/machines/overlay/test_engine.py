@@ -21,10 +21,10 @@ from tests.machines.nobody import pass_as_nobody
 from ortet.errors import Conflict, Invalid, Unavailable
 from ortet.history.records import Image
 from ortet.ids import Oid, SystemClock, from_hex
-from ortet.machines.base import Machine, Spec
+from ortet.machines.base import Machine, MachineSpec
 from ortet.machines.overlay import context
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.mount_plan import Mounted, Step, places_to_cover, steps
+from ortet.machines.overlay.mount_plan import HostMount, MountStep, dirs_to_overlay, mount_steps
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 
 pytestmark = pytest.mark.overlay
@@ -46,10 +46,12 @@ class Bench:
         (self.work / "file").write_text("file")
         self.image = from_hex(shop.put(shop.freeze(self.work)))
 
-    def spec(self, name: str, scope: Scope = "workspace", hide: tuple[Path, ...] = ()) -> Spec:
+    def spec(
+        self, name: str, scope: Scope = "workspace", hide: tuple[Path, ...] = ()
+    ) -> MachineSpec:
         home = self.shop.path / "local/machines" / name
         home.mkdir(parents=True, exist_ok=True)
-        return Spec(
+        return MachineSpec(
             id=name,
             home=home,
             path=self.work,
@@ -72,13 +74,13 @@ class Bench:
 
     def commit(self, machine: Machine) -> Oid:
         with self.shop.objects.writing():
-            image = machine.freeze()
+            image = machine.snapshot()
             self.shop.objects.flush()
-            machine.settle(image)
+            machine.mark_committed(image)
         return image
 
     def system(self, machine: Machine) -> Image:
-        return self.shop.image(machine.freeze().hex())
+        return self.shop.image(machine.snapshot().hex())
 
 
 @pytest.fixture
@@ -119,18 +121,18 @@ class TestTheHostIsLeftAlone:
     ) -> None:
         gone = bench.place / "gone"
 
-        def listed(spec: Spec, host: Sequence[Mounted]) -> list[tuple[str, bool]]:
+        def listed(spec: MachineSpec, host: Sequence[HostMount]) -> list[tuple[str, bool]]:
             if not early:
                 gone.mkdir()
-            return [*places_to_cover(spec, host), (str(gone), False)]
+            return [*dirs_to_overlay(spec, host), (str(gone), False)]
 
-        def planned(*args: Any, **options: Any) -> list[Step]:
+        def planned(*args: Any, **options: Any) -> list[MountStep]:
             if not early:
                 gone.rmdir()
-            return steps(*args, **options)
+            return mount_steps(*args, **options)
 
-        monkeypatch.setattr(context, "places_to_cover", listed)
-        monkeypatch.setattr(context, "steps", planned)
+        monkeypatch.setattr(context, "dirs_to_overlay", listed)
+        monkeypatch.setattr(context, "mount_steps", planned)
         assert bench.open("m", "host").run("echo up").stdout == "up\n"
 
     @pytest.mark.parametrize("scope", SCOPES)
@@ -187,7 +189,7 @@ class TestWhatStays:
         assert caught.value.kind == "machine_open"
 
     def test_the_first_open_needs_an_image(self, bench: Bench) -> None:
-        spec = Spec(id="x", home=bench.spec("x").home, path=bench.work)
+        spec = MachineSpec(id="x", home=bench.spec("x").home, path=bench.work)
         with pytest.raises(Invalid) as caught:
             bench.engine.open(spec)
         assert caught.value.kind == "image_needed"
@@ -215,7 +217,7 @@ class TestWhatStays:
         os.close(supervisor)
         machine = bench.open("m")
         assert machine.run("cat file; ls").stdout == "changed\ndir\nfile\nnew\n"
-        assert machine.freeze().hex() == said["image"]
+        assert machine.snapshot().hex() == said["image"]
 
     def test_a_dead_supervisor_raises_machine_gone_and_the_machine_reopens(
         self, bench: Bench
@@ -333,10 +335,10 @@ class TestForks:
         children = bench.fork(machine, *(f"c{number}" for number in range(8)))
         assert disk(bench.shop.path / "local") - used < 3_000_000  # which one copy would take
         for number, child in enumerate(children):
-            assert child.freeze() == image
+            assert child.snapshot() == image
             child.run(f"echo {number} >> large; echo {number} > file; rm -r moved")
         machine.run("echo parent > file")
-        assert len({child.freeze() for child in children} | {machine.freeze()}) == 9
+        assert len({child.snapshot() for child in children} | {machine.snapshot()}) == 9
         assert machine.run("cat file; tail -c 2 large | wc -c; ls").stdout == (
             "parent\n2\nfile\nlarge\nmoved\n"
         )
@@ -351,7 +353,7 @@ class TestForks:
         image = bench.commit(machine)
         pid = pid_of(machine)
         (child,) = bench.fork(machine, "c")
-        assert child.freeze() == image
+        assert child.snapshot() == image
         assert child.run("cat dir/new; ls").stdout == "n\ndir\nleader\nsleeper\n"
         assert pid_of(machine) == pid
         assert machine.run("kill -0 $(cat sleeper)").exit_code == 0
@@ -363,7 +365,7 @@ class TestForks:
         with (machine.path / "file").open("a") as held:
             (child,) = bench.fork(machine, "c")
             held.write("written after the fork")
-        assert child.freeze() == image
+        assert child.snapshot() == image
         assert "after the fork" in (machine.path / "file").read_text()
 
     def test_hardlinks_stay_one_file_over_generations(self, bench: Bench) -> None:
@@ -372,7 +374,7 @@ class TestForks:
         for generation in range(3):
             image = bench.commit(machine)
             (machine,) = bench.fork(machine, f"g{generation}")
-            assert machine.freeze() == image
+            assert machine.snapshot() == image
             machine.run(f"echo {generation} >> dir/twin")
             assert machine.run("cat third").stdout == machine.run("cat file").stdout
             assert machine.run("stat -c %h file third dir/twin").stdout == "3\n3\n3\n"
@@ -383,7 +385,7 @@ class TestForks:
             machine.run(f"echo {generation} > dir/f{generation}; rm -f dir/f{generation - 2}")
             image = bench.commit(machine)
             (child,) = bench.fork(machine, f"g{generation}")
-            assert child.freeze() == image
+            assert child.snapshot() == image
             child.close()
         lowers = [line for line in mounts_of(machine) if f" {bench.work} " in line]
         assert lowers[-1].count("b/") <= 9
@@ -395,13 +397,13 @@ class TestForks:
         image = bench.commit(machine)
         (child,) = bench.fork(machine, "c")
         assert child.run("cat x.tmp").stdout == "mine\n"
-        assert child.freeze() == image
+        assert child.snapshot() == image
         other = bench.engine.open(
-            Spec(id="o", home=bench.spec("o").home, path=bench.work, image=image)
+            MachineSpec(id="o", home=bench.spec("o").home, path=bench.work, image=image)
         )
         bench.opened.append(other)
         assert other.run("cat x.tmp").exit_code == 1
-        assert other.freeze() == image
+        assert other.snapshot() == image
 
 
 class TestLargeUppers:
@@ -410,12 +412,12 @@ class TestLargeUppers:
         machine.run("mkdir many; cd many; for i in $(seq 1100); do echo $i > $i; done; mv ../dir .")
         image = bench.commit(machine)
         assert not (bench.spec("m").home / "upper-1").exists()
-        assert machine.freeze() == image
+        assert machine.snapshot() == image
         machine.run("echo changed > many/7")
         after = bench.commit(machine)
         assert after != image
-        machine.thaw(image)
-        assert machine.freeze() == image
+        machine.restore(image)
+        assert machine.snapshot() == image
         assert machine.run("cat many/7 many/dir/one; ls many | wc -l").stdout == "7\none1101\n"
 
     def test_going_far_back_changes_layers(self, bench: Bench) -> None:
@@ -423,19 +425,19 @@ class TestLargeUppers:
         before = bench.commit(machine)
         machine.run("mkdir many; cd many; for i in $(seq 400); do echo $i > $i; done; rm ../file")
         after = bench.commit(machine)
-        report = machine.thaw(before)
+        report = machine.restore(before)
         assert (report.removed, report.losses) == (401, [])
-        assert machine.freeze() == before
+        assert machine.snapshot() == before
         assert machine.run("ls; cat file").stdout == "dir\nfile\nfile"
-        machine.thaw(after)
-        assert machine.freeze() == after
+        machine.restore(after)
+        assert machine.snapshot() == after
 
     def test_a_busy_machine_goes_back_too(self, bench: Bench) -> None:
         machine = bench.open("m")
         before = bench.commit(machine)
         machine.run("mkdir many; cd many; for i in $(seq 300); do echo $i > $i; done; sleep 1000 &")
-        machine.thaw(before)
-        assert machine.freeze() == before
+        machine.restore(before)
+        assert machine.snapshot() == before
         assert (
             machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout.count("sleep 1000") == 1
         )

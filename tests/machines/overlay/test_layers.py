@@ -10,8 +10,8 @@ from tests.fixtures.machines import Shop, read_tree
 
 from ortet.history.records import Image
 from ortet.machines.overlay import layers as module
-from ortet.machines.overlay.layers import Bases, Stack
-from ortet.machines.restore.plan import Side
+from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.restore.plan import ImageFiles
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def tree(place: Path) -> Path:
     return tree
 
 
-def stacked(bases: Bases, image: Image, near: Stack | None = None) -> Stack:
-    with bases.using():
-        stack, losses = bases.stack(image, near)
+def stacked(bases: LayerStore, image: Image, near: LayerStack | None = None) -> LayerStack:
+    with bases.prevent_prune():
+        stack, losses = bases.ensure_stack(image, near)
     assert losses == []
     return stack
 
 
-def test_a_base_is_the_workspace_written_once(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_a_base_is_the_workspace_written_once(shop: Shop, bases: LayerStore, tree: Path) -> None:
     image = shop.freeze(tree)
     stack = stacked(bases, image)
     assert len(stack.layers) == 1
@@ -41,7 +41,7 @@ def test_a_base_is_the_workspace_written_once(shop: Shop, bases: Bases, tree: Pa
     assert (bases.root / stack.layers[0]).stat().st_ino == made
 
 
-def test_a_later_state_is_a_difference(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_a_later_state_is_a_difference(shop: Shop, bases: LayerStore, tree: Path) -> None:
     first = stacked(bases, shop.freeze(tree))
     (tree / "dir/3").write_text("changed")
     (tree / "dir/4").unlink()
@@ -52,39 +52,39 @@ def test_a_later_state_is_a_difference(shop: Shop, bases: Bases, tree: Path) -> 
     assert (bases.root / later.layers[0] / "dir/4").lstat().st_rdev == 0
 
 
-def test_another_process_finds_an_existing_layer(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_another_process_finds_an_existing_layer(shop: Shop, bases: LayerStore, tree: Path) -> None:
     image = shop.freeze(tree)
-    other = Bases(shop.objects, shop.trees, bases.root)
-    assert other.whole(stacked(bases, image))
+    other = LayerStore(shop.objects, shop.trees, bases.root)
+    assert other.is_complete(stacked(bases, image))
     assert stacked(other, image) == stacked(bases, image)
 
 
 def test_an_image_with_many_differences_is_written_as_a_whole_layer(
-    shop: Shop, bases: Bases, tree: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, bases: LayerStore, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FAR", 5)
+    monkeypatch.setattr(module, "MAX_DELTA_NAMES", 5)
     first = stacked(bases, shop.freeze(tree))
     for number in range(9):
         (tree / f"dir/{number}").write_text("changed")
     assert len(stacked(bases, shop.freeze(tree), first).layers) == 1
 
 
-def test_a_deep_stack_is_flattened(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_a_deep_stack_is_flattened(shop: Shop, bases: LayerStore, tree: Path) -> None:
     stack = stacked(bases, shop.freeze(tree))
     for number in range(12):
         (tree / "file").write_text(f"change {number}")
         stack = stacked(bases, shop.freeze(tree), stack)
-        assert len(stack.layers) <= module.DEEPEST
+        assert len(stack.layers) <= module.MAX_STACK_DEPTH
     assert (bases.root / stack.layers[0] / "file").read_text() == "change 11"
 
 
 class TestAfterARestartOfTheHost:
-    def again(self, shop: Shop, bases: Bases) -> Bases:
-        bases = Bases(shop.objects, shop.trees, bases.root)
+    def again(self, shop: Shop, bases: LayerStore) -> LayerStore:
+        bases = LayerStore(shop.objects, shop.trees, bases.root)
         bases.boot = "another"
         return bases
 
-    def test_sound_layers_are_used_on(self, shop: Shop, bases: Bases, tree: Path) -> None:
+    def test_sound_layers_are_used_on(self, shop: Shop, bases: LayerStore, tree: Path) -> None:
         first = stacked(bases, shop.freeze(tree))
         (tree / "file").write_text("later")
         image = shop.freeze(tree)
@@ -95,54 +95,58 @@ class TestAfterARestartOfTheHost:
         assert [(bases.root / name).stat().st_ino for name in stack.layers] == made
 
     def test_a_file_that_lost_its_end_is_noticed(
-        self, shop: Shop, bases: Bases, tree: Path
+        self, shop: Shop, bases: LayerStore, tree: Path
     ) -> None:
         image = shop.freeze(tree)
         stack = stacked(bases, image)
         os.truncate(bases.root / stack.layers[0] / "dir/7", 0)
         again = self.again(shop, bases)
-        assert not again.whole(stack)
+        assert not again.is_complete(stack)
         new = stacked(again, image)
         assert read_tree(again.root / new.layers[0]) == read_tree(tree)
 
-    def test_a_damaged_difference_is_noticed(self, shop: Shop, bases: Bases, tree: Path) -> None:
+    def test_a_damaged_difference_is_noticed(
+        self, shop: Shop, bases: LayerStore, tree: Path
+    ) -> None:
         first = stacked(bases, shop.freeze(tree))
         (tree / "file").write_text("later")
         image = shop.freeze(tree)
         stack = stacked(bases, image, first)
         (bases.root / stack.layers[0] / "file").write_text("wrong")
         again = self.again(shop, bases)
-        assert again.whole(first)
-        assert not again.whole(stack)
+        assert again.is_complete(first)
+        assert not again.is_complete(stack)
         new = stacked(again, image)
         assert (again.root / new.layers[0] / "file").read_text() == "later"
 
 
-def test_a_killed_build_leaves_nothing_that_counts(shop: Shop, bases: Bases, tree: Path) -> None:
+def test_a_killed_build_leaves_nothing_that_counts(
+    shop: Shop, bases: LayerStore, tree: Path
+) -> None:
     image = shop.freeze(tree)
     stack = stacked(bases, image)
     (bases.root / f"{stack.layers[0]}.layer").unlink()  # killed before the last step
     (bases.root / stack.layers[0] / "file").write_text("half")
-    again = Bases(shop.objects, shop.trees, bases.root)
+    again = LayerStore(shop.objects, shop.trees, bases.root)
     assert stacked(again, image) == stack
     assert read_tree(again.root / stack.layers[0]) == read_tree(tree)
 
 
 def test_prune_keeps_the_layers_that_are_still_referenced(
-    shop: Shop, bases: Bases, tree: Path
+    shop: Shop, bases: LayerStore, tree: Path
 ) -> None:
     first = stacked(bases, shop.freeze(tree))
     (tree / "file").write_text("later")
     later = stacked(bases, shop.freeze(tree), first)
     assert bases.prune(lambda: later.layers) == 0
     assert bases.prune(lambda: first.layers) == 1
-    assert bases.whole(first) and not bases.whole(later)
+    assert bases.is_complete(first) and not bases.is_complete(later)
     assert bases.prune(list) == 1
-    assert not bases.whole(first)
+    assert not bases.is_complete(first)
 
 
 def test_an_adopted_upper_directory_becomes_a_layer_and_can_be_returned(
-    shop: Shop, bases: Bases, tree: Path, place: Path
+    shop: Shop, bases: LayerStore, tree: Path, place: Path
 ) -> None:
     first = stacked(bases, shop.freeze(tree))
     upper = place / "upper"
@@ -154,13 +158,13 @@ def test_an_adopted_upper_directory_becomes_a_layer_and_can_be_returned(
     assert not upper.exists()
     assert stack.layers == ["machine-1", *first.layers]
     assert stacked(bases, image) == stack
-    bases.give_back("machine-1", upper)
+    bases.undo_adopt("machine-1", upper)
     assert (upper / "file").read_text() == "later"
-    assert bases.known("machine-1") is None
+    assert bases.load_stack("machine-1") is None
 
 
 def test_an_unshared_layer_is_not_found_by_its_image(
-    shop: Shop, bases: Bases, tree: Path, place: Path
+    shop: Shop, bases: LayerStore, tree: Path, place: Path
 ) -> None:
     first = stacked(bases, shop.freeze(tree))
     upper = place / "upper"
@@ -168,6 +172,6 @@ def test_an_unshared_layer_is_not_found_by_its_image(
     (tree / "file").write_text("later")
     image = shop.freeze(tree)
     own = bases.adopt(upper, "machine-1", below=first, image=image, shared=False)
-    assert bases.known("machine-1") == own
+    assert bases.load_stack("machine-1") == own
     assert stacked(bases, image) != own
-    assert bases.side(image) == Side(image.root, [])
+    assert bases.image_files(image) == ImageFiles(image.root, [])

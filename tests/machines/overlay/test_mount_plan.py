@@ -9,15 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from ortet.errors import Unsupported
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.mount_plan import (
-    Cover,
-    Mounted,
-    Step,
+    HostMount,
+    HostOverlay,
+    MountStep,
+    dirs_to_overlay,
+    is_within,
+    mount_steps,
     parse_mounts,
-    places_to_cover,
-    steps,
-    within,
 )
 
 TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -32,24 +32,26 @@ TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 
 
 @pytest.fixture
-def spec(place: Path) -> Spec:
+def spec(place: Path) -> MachineSpec:
     (place / "work").mkdir()
-    return Spec(id="m", home=place / "home", path=place / "work", scope="host")
+    return MachineSpec(id="m", home=place / "home", path=place / "work", scope="host")
 
 
-def cover(at: str, place: Path, *, state: bool = True, layers: tuple[Path, ...] = ()) -> Cover:
-    return Cover(at, state, place / "upper", place / "workdir", layers)
+def cover(
+    at: str, place: Path, *, state: bool = True, layers: tuple[Path, ...] = ()
+) -> HostOverlay:
+    return HostOverlay(at, state, place / "upper", place / "workdir", layers)
 
 
-def at(made: list[Step], do: str) -> list[str]:
+def at(made: list[MountStep], do: str) -> list[str]:
     return [step["at"] for step in made if step["do"] == do]
 
 
 def test_the_mount_table_is_read_with_its_escapes() -> None:
     found = {mounted.at: mounted for mounted in parse_mounts(TABLE)}
-    assert found["/mnt/with blank"] == Mounted("/mnt/with blank", "tmpfs", True)
+    assert found["/mnt/with blank"] == HostMount("/mnt/with blank", "tmpfs", True)
     assert found["/data"].kind == "xfs"  # the later mount hides the earlier
-    assert found["/"] == Mounted("/", "ext4", False)
+    assert found["/"] == HostMount("/", "ext4", False)
 
 
 def test_the_real_table_can_be_read() -> None:
@@ -57,61 +59,75 @@ def test_the_real_table_can_be_read() -> None:
     assert "/" in {mounted.at for mounted in found}
 
 
-def test_a_host_scope_covers_disks_only(spec: Spec) -> None:
+def test_a_host_scope_covers_disks_only(spec: MachineSpec) -> None:
     host = [
-        Mounted("/", "ext4"),
-        Mounted("/proc", "proc"),
-        Mounted("/dev", "devtmpfs"),
-        Mounted("/dev/shm", "tmpfs"),
-        Mounted("/etc", "xfs"),
-        Mounted("/usr", "xfs", True),
-        Mounted("/tmp", "tmpfs"),
-        Mounted("/etc/hostname", "ext4"),
-        Mounted(str(spec.path), "ext4"),
+        HostMount("/", "ext4"),
+        HostMount("/proc", "proc"),
+        HostMount("/dev", "devtmpfs"),
+        HostMount("/dev/shm", "tmpfs"),
+        HostMount("/etc", "xfs"),
+        HostMount("/usr", "xfs", True),
+        HostMount("/tmp", "tmpfs"),
+        HostMount("/etc/hostname", "ext4"),
+        HostMount(str(spec.path), "ext4"),
     ]
-    assert places_to_cover(spec, host) == [("/", True), ("/etc", True), ("/tmp", False)]
+    assert dirs_to_overlay(spec, host) == [("/", True), ("/etc", True), ("/tmp", False)]
 
 
-def test_a_workspace_scope_covers_the_writable_places_without_keeping_them(spec: Spec) -> None:
-    found = places_to_cover(replace(spec, scope="workspace"), [])
+def test_a_workspace_scope_covers_the_writable_places_without_keeping_them(
+    spec: MachineSpec,
+) -> None:
+    found = dirs_to_overlay(replace(spec, scope="workspace"), [])
     assert ("/tmp", False) in found
     assert not any(state for _, state in found)
-    assert not any(within(one, [other]) for one, _ in found for other, _ in found if one != other)
+    assert not any(
+        is_within(one, [other]) for one, _ in found for other, _ in found if one != other
+    )
 
 
-def test_other_mounts_are_bound_read_only(spec: Spec, place: Path) -> None:
-    host = [Mounted("/", "ext4"), Mounted("/etc", "ext4", True), Mounted("/nowhere", "ext4")]
-    made = steps(spec, host, [cover("/", place)], area=place, user=False)
+def test_other_mounts_are_bound_read_only(spec: MachineSpec, place: Path) -> None:
+    host = [HostMount("/", "ext4"), HostMount("/etc", "ext4", True), HostMount("/nowhere", "ext4")]
+    made = mount_steps(spec, host, [cover("/", place)], area=place, rootless=False)
     bound = {step["at"]: step for step in made if step["do"] == "bind"}
     assert bound["/etc"]["sealed"] and bound["/sys"]["sealed"] and "sealed" not in bound["/dev"]
     assert "/nowhere" not in bound
 
 
-def test_mounts_below_a_covered_directory_show_again(spec: Spec, place: Path) -> None:
+def test_mounts_below_a_covered_directory_show_again(spec: MachineSpec, place: Path) -> None:
     inner = str(place / "other")
-    host = [Mounted("/", "ext4"), Mounted(inner, "tmpfs"), Mounted(str(spec.path / "x"), "tmpfs")]
+    host = [
+        HostMount("/", "ext4"),
+        HostMount(inner, "tmpfs"),
+        HostMount(str(spec.path / "x"), "tmpfs"),
+    ]
     narrow = replace(spec, scope="workspace")
-    made = steps(narrow, host, [cover("/tmp", place, state=False)], area=place, user=False)
+    made = mount_steps(
+        narrow, host, [cover("/tmp", place, state=False)], area=place, rootless=False
+    )
     assert inner in at(made, "bind")
     assert str(spec.path / "x") not in at(made, "bind")
 
 
-def test_layers_lie_on_an_overlay_of_the_directory(spec: Spec, place: Path) -> None:
+def test_layers_lie_on_an_overlay_of_the_directory(spec: MachineSpec, place: Path) -> None:
     layered = cover("/", place, layers=(place / "layer",))
-    made = steps(spec, [Mounted("/", "ext4")], [layered], area=place, user=False)
+    made = mount_steps(spec, [HostMount("/", "ext4")], [layered], area=place, rootless=False)
     first, second = (step for step in made if step["do"] == "overlay")
     assert first["host"] and "upperdir" not in first["options"]
     assert second["options"].startswith(f"lowerdir={place}/layer:{first['at']},")
 
 
-def test_existing_hidden_places_outside_the_workspace_are_hidden(spec: Spec, place: Path) -> None:
+def test_existing_hidden_places_outside_the_workspace_are_hidden(
+    spec: MachineSpec, place: Path
+) -> None:
     (place / "secret").mkdir()
     (place / "token").write_text("t")
     (place / "link").symlink_to("secret")
     (spec.path / "inside").mkdir()
     hide = ("secret", "token", "missing", "work/inside", "link")
     asked = replace(spec, hide=(*(place / name for name in hide), place))
-    made = steps(asked, [Mounted("/", "ext4")], [cover("/", place)], area=place, user=False)
+    made = mount_steps(
+        asked, [HostMount("/", "ext4")], [cover("/", place)], area=place, rootless=False
+    )
     hidden = [(step["at"], step["directory"]) for step in made if step["do"] == "hide"]
     assert hidden == [
         (str(place / "secret"), True),
@@ -120,16 +136,18 @@ def test_existing_hidden_places_outside_the_workspace_are_hidden(spec: Spec, pla
     ]
 
 
-def test_a_missing_place_needs_a_cover(spec: Spec, place: Path) -> None:
+def test_a_missing_place_needs_a_cover(spec: MachineSpec, place: Path) -> None:
     lost = replace(spec, path=Path("/ortet-no-such-directory/work"), scope="workspace")
     with pytest.raises(Unsupported) as caught:
-        steps(lost, [], [cover("/tmp", place, state=False)], area=place, user=True)
+        mount_steps(lost, [], [cover("/tmp", place, state=False)], area=place, rootless=True)
     assert caught.value.kind == "no_place"
     assert not os.path.exists("/ortet-no-such-directory")
-    made = steps(replace(lost, scope="host"), [], [cover("/", place)], area=place, user=False)
+    made = mount_steps(
+        replace(lost, scope="host"), [], [cover("/", place)], area=place, rootless=False
+    )
     assert at(made, "mkdir") == [str(lost.path)]
 
 
 def test_within_compares_whole_path_components() -> None:
-    assert within("/a/b", ["/a"]) and within("/a", ["/a"]) and within("/x", ["/"])
-    assert not within("/ab", ["/a"]) and not within("/a", ["/a/b"])
+    assert is_within("/a/b", ["/a"]) and is_within("/a", ["/a"]) and is_within("/x", ["/"])
+    assert not is_within("/ab", ["/a"]) and not is_within("/a", ["/a/b"])

@@ -13,9 +13,9 @@ from tests.fixtures import forked
 from tests.fixtures.machines import Shop
 
 from ortet.ids import SystemClock, from_hex
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.mount_plan import View
+from ortet.machines.overlay.mount_plan import MachinePath
 
 pytestmark = pytest.mark.overlay
 
@@ -86,16 +86,16 @@ def test_a_machine_killed_while_it_changes_layers_has_the_old_or_new_image(
     legal = {said[1]} if verb != "thaw" else {said[0], said[1]}
     engine = OverlayEngine(shop.objects, shop.trees, SystemClock(), root=shop.path)
     home = shop.path / "local/machines/m"
-    spec = Spec(id="m", home=home, path=work, image=from_hex(first), hide=(shop.path,))
+    spec = MachineSpec(id="m", home=home, path=work, image=from_hex(first), hide=(shop.path,))
     for _ in range(2):
         machine = engine.open(spec)
-        assert machine.freeze().hex() in legal
+        assert machine.snapshot().hex() in legal
         assert len([path for path in home.iterdir() if path.name.startswith("upper-")]) == 1
         machine.close()
 
 
 def test_a_view_does_not_resolve_to_the_host() -> None:
-    path = View(f"/proc/{os.getpid()}/root/etc")
+    path = MachinePath(f"/proc/{os.getpid()}/root/etc")
     assert path.resolve() == path
     assert (path / "passwd").resolve() == path / "passwd"
-    assert isinstance(path / "passwd", View)
+    assert isinstance(path / "passwd", MachinePath)

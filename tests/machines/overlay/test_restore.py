@@ -8,8 +8,8 @@ import pytest
 from tests.fixtures.machines import Shop, read_tree
 
 from ortet.errors import Conflict
-from ortet.machines.overlay.layers import Bases
-from ortet.machines.overlay.restore import rethaw, tally
+from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.restore import count_written_and_removed, restore_through_overlay
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def tree(place: Path) -> Path:
 
 
 def test_restore_through_a_view_keeps_ignored_files(shop: Shop, place: Path, tree: Path) -> None:
-    bases = Bases(shop.objects, shop.trees, place / "bases")
+    bases = LayerStore(shop.objects, shop.trees, place / "bases")
     (tree / "new").mkdir()
     target = shop.freeze(tree)
     shape = read_tree(tree)
@@ -35,7 +35,7 @@ def test_restore_through_a_view_keeps_ignored_files(shop: Shop, place: Path, tre
     (tree / "more/y").write_text("no state")
     (tree / "gone/deep/a.log").write_text("no state")
     current = shop.freeze(tree)
-    report = rethaw(
+    report = restore_through_overlay(
         shop.objects,
         shop.trees,
         bases,
@@ -53,13 +53,13 @@ def test_restore_through_a_view_keeps_ignored_files(shop: Shop, place: Path, tre
 
 
 def test_a_save_in_between_is_not_lost(shop: Shop, place: Path, tree: Path) -> None:
-    bases = Bases(shop.objects, shop.trees, place / "bases")
+    bases = LayerStore(shop.objects, shop.trees, place / "bases")
     target = shop.freeze(tree)
     (tree / "gone/deep/file").unlink()
     current = shop.freeze(tree)
     (tree / "gone/deep/file").write_text("saved just now")
     with pytest.raises(Conflict):
-        rethaw(
+        restore_through_overlay(
             shop.objects,
             shop.trees,
             bases,
@@ -81,5 +81,5 @@ def test_tally_counts_all_below(shop: Shop, tree: Path) -> None:
     (tree / "gone").rmdir()
     (tree / "came/deep").mkdir(parents=True)
     after = shop.freeze(tree).root
-    assert tally(shop.trees, before, after) == (3, 4)
-    assert tally(shop.trees, after, after) == (0, 0)
+    assert count_written_and_removed(shop.trees, before, after) == (3, 4)
+    assert count_written_and_removed(shop.trees, after, after) == (0, 0)

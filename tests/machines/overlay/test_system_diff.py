@@ -13,9 +13,9 @@ from ortet._util.codec import encode
 from ortet.errors import Conflict
 from ortet.history.records import Flag, Image
 from ortet.ids import Oid, SystemClock, from_hex
-from ortet.machines.base import Machine, Spec
+from ortet.machines.base import Machine, MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.system_diff import fingerprint
+from ortet.machines.overlay.system_diff import host_fingerprint
 from ortet.objects.base import Kind
 
 pytestmark = pytest.mark.overlay
@@ -37,10 +37,10 @@ class Machines:
         self.first = from_hex(shop.put(shop.freeze(self.work)))
         self.opened: list[Machine] = []
 
-    def spec(self, name: str, image: Oid, scope: str = "host") -> Spec:
+    def spec(self, name: str, image: Oid, scope: str = "host") -> MachineSpec:
         home = self.shop.path / "local/machines" / name
         home.mkdir(parents=True, exist_ok=True)
-        return Spec(
+        return MachineSpec(
             id=name,
             home=home,
             path=self.work,
@@ -56,9 +56,9 @@ class Machines:
 
     def commit(self, machine: Machine) -> Oid:
         with self.shop.objects.writing():
-            image = machine.freeze()
+            image = machine.snapshot()
             self.shop.objects.flush()
-            machine.settle(image)
+            machine.mark_committed(image)
         return image
 
     def image(self, oid: Oid) -> Image:
@@ -101,7 +101,7 @@ def test_a_command_that_changes_nothing_leaves_nothing(machines: Machines) -> No
     machine.run(
         "cp -p /etc/hostname /tmp/h; cat /tmp/h > /etc/hostname; touch -r /tmp/h /etc/hostname"
     )
-    assert machines.image(machine.freeze()).system is None
+    assert machines.image(machine.snapshot()).system is None
 
 
 def test_system_changes_are_captured_with_opaque_and_whiteout_flags(machines: Machines) -> None:
@@ -114,8 +114,8 @@ def test_system_changes_are_captured_with_opaque_and_whiteout_flags(machines: Ma
     assert {"opt/tool/bin/tool", "opt/tool/t", "etc/hosts", "usr/share/doc/own"} <= flags.keys()
     assert not [path for path in flags if path.startswith(("tmp", "proc", "dev"))]
     system = machines.image(image).system
-    assert system is not None and system.base == fingerprint()
-    assert machine.freeze() == image
+    assert system is not None and system.base == host_fingerprint()
+    assert machine.snapshot() == image
 
 
 def test_system_changes_are_restored_in_forks_and_later_opens(machines: Machines) -> None:
@@ -127,7 +127,7 @@ def test_system_changes_are_restored_in_forks_and_later_opens(machines: Machines
     other = machines.open("o", image)
     for one in (child, other):
         assert looks(one) == looks(machine) == INSTALLED
-        assert one.freeze() == image
+        assert one.snapshot() == image
 
 
 def test_differences_add_up_and_cancel_out(machines: Machines) -> None:
@@ -143,11 +143,11 @@ def test_differences_add_up_and_cancel_out(machines: Machines) -> None:
     grandchild = machines.open("g", after)
     script = "cat /opt/tool/bin/tool /etc/os-release; ls /usr/share/doc"
     assert grandchild.run(script).stdout == "run\nmore\nback\n"
-    assert grandchild.freeze() == after
+    assert grandchild.snapshot() == after
     fresh = machines.open("f")
     fresh.run("mkdir /opt/x")
     fresh.run("rmdir /opt/x")
-    assert machines.image(fresh.freeze()).system is None
+    assert machines.image(fresh.snapshot()).system is None
 
 
 def test_restore_to_an_earlier_commit_removes_system_changes(machines: Machines) -> None:
@@ -155,11 +155,11 @@ def test_restore_to_an_earlier_commit_removes_system_changes(machines: Machines)
     before = machines.commit(machine)
     machine.run(INSTALL + "; echo changed > file")
     after = machines.commit(machine)
-    assert machine.thaw(before).losses == []
-    assert machine.freeze() == before
+    assert machine.restore(before).losses == []
+    assert machine.snapshot() == before
     assert machine.run("ls -d /opt/tool; cat file").stdout == "file"
-    machine.thaw(after)
-    assert machine.freeze() == after
+    machine.restore(after)
+    assert machine.snapshot() == after
     assert looks(machine) == INSTALLED
 
 
@@ -169,7 +169,7 @@ def test_restore_of_system_changes_is_refused_while_processes_run(machines: Mach
     machine.run("echo x > /opt/x; sleep 1000 &")
     machines.commit(machine)
     with pytest.raises(Conflict) as caught:
-        machine.thaw(before)
+        machine.restore(before)
     assert caught.value.kind == "busy"
     assert machine.run("cat /opt/x").stdout == "x\n"
 
@@ -194,7 +194,7 @@ def test_restore_removes_the_old_numbered_host_uppers(machines: Machines) -> Non
     before = machines.commit(machine)
     machine.run(INSTALL)
     machines.commit(machine)
-    machine.thaw(before)
+    machine.restore(before)
     machine.close()
     home = machines.spec("m", before).home
     numbers = {path.name.split("-")[1] for path in home.iterdir() if path.name.startswith("host-")}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ortet.errors import Conflict, Invalid, Refused, Unavailable
-from ortet.machines.restore.checkout import Stage
-from ortet.machines.restore.materialise import materialise
+from ortet.machines.restore.checkout import StagingDirectory
+from ortet.machines.restore.materialise import checkout_image
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -31,7 +31,7 @@ def test_an_empty_directory_is_taken_and_anything_else_refused(
     (place / "from" / "f").write_text("x")
     image = shop.freeze(place / "from")
     (place / "empty").mkdir()
-    materialise(shop.objects, shop.trees, image, place / "empty")
+    checkout_image(shop.objects, shop.trees, image, place / "empty")
     assert see(place / "empty") == see(place / "from")
     (place / "file").write_text("mine")
     (place / "full").mkdir()
@@ -39,7 +39,7 @@ def test_an_empty_directory_is_taken_and_anything_else_refused(
     for name in ("file", "full", "empty"):
         before = see(place / name) if name != "file" else None
         with pytest.raises(Invalid) as error:
-            materialise(shop.objects, shop.trees, image, place / name)
+            checkout_image(shop.objects, shop.trees, image, place / name)
         assert error.value.kind == "not_empty"
         assert before is None or see(place / name) == before
     assert (place / "file").read_text() == "mine"
@@ -50,7 +50,7 @@ def test_missing_parents_are_made_and_a_link_is_followed(shop: Any, place: Path)
     (place / "from").mkdir()
     image = shop.freeze(place / "from")
     (place / "link").symlink_to("real")
-    materialise(shop.objects, shop.trees, image, place / "link" / "a" / "b")
+    checkout_image(shop.objects, shop.trees, image, place / "link" / "a" / "b")
     assert (place / "real" / "a" / "b").is_dir()
 
 
@@ -62,12 +62,12 @@ def test_a_mount_is_filled_from_inside(
     (place / "volume").mkdir()
     volume = mount("bound", "--bind", str(place / "volume"))
     index = shop.index()
-    report = materialise(shop.objects, shop.trees, image, volume, index=index)
+    report = checkout_image(shop.objects, shop.trees, image, volume, index=index)
     assert report.losses == []
     assert see(volume) == see(place / "from")
     assert shop.freeze(volume, index) == image
     with pytest.raises(Invalid):
-        materialise(shop.objects, shop.trees, image, volume)
+        checkout_image(shop.objects, shop.trees, image, volume)
     assert see(volume) == see(place / "from")
 
 
@@ -120,16 +120,16 @@ def test_one_of_several_concurrent_restores_to_a_directory_succeeds(shop: Any, p
     (place / "from").mkdir()
     (place / "from" / "f").write_text("x")
     image = shop.freeze(place / "from")
-    with Stage(place / "to"):
+    with StagingDirectory(place / "to"):
         with pytest.raises(Conflict) as error:
-            materialise(shop.objects, shop.trees, image, place / "to")
+            checkout_image(shop.objects, shop.trees, image, place / "to")
         assert error.value.kind == "restore_running"
         assert len([n for n in _names(place) if n.startswith(".ortet.stage.")]) == 1
     outcomes: list[str] = []
 
     def restore() -> None:
         try:
-            materialise(shop.objects, shop.trees, image, place / "to")
+            checkout_image(shop.objects, shop.trees, image, place / "to")
             outcomes.append("done")
         except (Conflict, Invalid) as error:
             outcomes.append(error.kind)
@@ -149,7 +149,7 @@ def test_a_place_that_may_not_be_written_is_refused(shop: Any, place: Path) -> N
     (place / "from").mkdir()
     image = shop.freeze(place / "from")
     with pytest.raises((Refused, Unavailable)):
-        materialise(shop.objects, shop.trees, image, Path("/proc/ortet-test"))
+        checkout_image(shop.objects, shop.trees, image, Path("/proc/ortet-test"))
 
 
 @pytest.mark.parametrize("kind", ["default acl", "setgid", "umask"])
@@ -167,7 +167,7 @@ def test_a_default_acl_setgid_or_umask_does_not_change_restored_files(
             parent.chmod(0o2777)
         elif kind == "default acl":
             subprocess.run(["setfacl", "-d", "-m", "u:99:rwx,o::---", str(parent)], check=True)
-        assert materialise(shop.objects, shop.trees, image, parent / "to").losses == []
+        assert checkout_image(shop.objects, shop.trees, image, parent / "to").losses == []
     finally:
         os.umask(old)
     assert see(parent / "to") == see(place / "from")
@@ -188,6 +188,6 @@ def test_a_stage_directory_removed_before_it_is_opened_is_made_again(
         made.append(name)
 
     monkeypatch.setattr("ortet.machines.restore.checkout.os.mkdir", gone_once)
-    with Stage(place / "to"):
+    with StagingDirectory(place / "to"):
         pass
     assert len(made) == 2

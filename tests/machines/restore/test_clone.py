@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ortet.machines.restore.materialise import materialise
+from ortet.machines.restore.materialise import checkout_image
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -36,7 +36,7 @@ def test_unchanged_files_are_cloned_where_the_file_system_can(
     os.sync()
     free = os.statvfs(top).f_bavail * os.statvfs(top).f_bsize
     other = shop.index()
-    report = materialise(
+    report = checkout_image(
         shop.objects, shop.trees, image, top / "to", index=other, source=(live, index)
     )
     os.sync()
@@ -56,7 +56,7 @@ def test_a_file_system_that_cannot_clone_copies(
     image = shop.freeze(place / "from", index)
     (place / "from" / "plain").write_text("changed since")
     (place / "from" / "exact").unlink()
-    report = materialise(
+    report = checkout_image(
         shop.objects, shop.trees, image, place / "to", source=(place / "from", index)
     )
     assert report.losses == []

@@ -13,9 +13,9 @@ import pytest
 
 from ortet.errors import Conflict
 from ortet.history.records import Image
-from ortet.machines.restore.materialise import materialise
-from ortet.machines.restore.steps import act as act_
-from ortet.machines.restore.write_tree import build as build_
+from ortet.machines.restore.materialise import checkout_image
+from ortet.machines.restore.steps import apply_steps as act_
+from ortet.machines.restore.write_tree import write_tree as build_
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -83,7 +83,7 @@ def test_a_change_while_the_new_files_are_written_is_a_conflict_too(
         before.update(see(bench.root))
         return made
 
-    monkeypatch.setattr("ortet.machines.restore.restore.build", build)
+    monkeypatch.setattr("ortet.machines.restore.restore.write_tree", build)
     with pytest.raises(Conflict):
         bench.thaw(target, current=current)
     assert see(bench.root) == before
@@ -102,7 +102,7 @@ def test_a_save_in_the_last_moment_is_not_lost(
         before.update(see(bench.root))
         real(*args)
 
-    monkeypatch.setattr("ortet.machines.restore.restore.act", act)
+    monkeypatch.setattr("ortet.machines.restore.restore.apply_steps", act)
     with pytest.raises(Conflict):
         bench.thaw(target, current=current)
     after = see(bench.root)
@@ -138,7 +138,7 @@ def test_an_entry_that_could_not_be_created_on_disk_is_no_conflict(
 
     monkeypatch.setattr(os, "mknod", mknod)
     bench.index = bench.shop.index()
-    report = materialise(
+    report = checkout_image(
         bench.shop.objects, bench.shop.trees, target, bench.root, index=bench.index
     )
     assert [loss.what for loss in report.losses] == ["device", "device"]

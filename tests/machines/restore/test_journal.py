@@ -10,7 +10,7 @@ import pytest
 
 from ortet.errors import NotFound
 from ortet.history.records import Image
-from ortet.machines.restore.restore import recover
+from ortet.machines.restore.restore import recover_restore
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -54,9 +54,9 @@ def test_kill_at_any_step_and_the_old_files_are_back(
     before = see(bench.root)
     count = first
     while not bench.survives(f"{point}:kill:{count}", lambda: bench.thaw(target)):
-        assert recover(bench.stage)
+        assert recover_restore(bench.stage)
         assert see(bench.root) == before
-        assert not recover(bench.stage)
+        assert not recover_restore(bench.stage)
         bench.check(current)
         count += PARTS.get(point, 1)
     assert count > first
@@ -73,7 +73,7 @@ def test_kill_after_the_last_step_and_the_new_files_stay(
     bench.disturb()
     assert not bench.survives(f"{point}:kill", lambda: bench.thaw(target))
     assert see(bench.root) == wanted
-    assert recover(bench.stage)
+    assert recover_restore(bench.stage)
     assert see(bench.root) == wanted
     bench.index = bench.shop.index()
     bench.check(target)
@@ -89,9 +89,9 @@ def test_recovery_may_be_killed_at_any_step_and_repeated(
     count = 1
     while True:
         assert not bench.survives(first, lambda: bench.thaw(target))
-        if bench.survives(f"{point}:kill:{count}", lambda: recover(bench.stage)):
+        if bench.survives(f"{point}:kill:{count}", lambda: recover_restore(bench.stage)):
             break
-        recover(bench.stage)
+        recover_restore(bench.stage)
         assert see(bench.root) == before
         bench.check_clean()
         count += 5
@@ -107,7 +107,7 @@ def test_a_restore_after_a_killed_restore_gives_the_target_files(
     wanted, target = see(bench.root), bench.freeze()
     bench.disturb()
     assert not bench.survives("thaw.placed:kill:3", lambda: bench.thaw(target))
-    recover(bench.stage)
+    recover_restore(bench.stage)
     bench.thaw(target)
     assert see(bench.root) == wanted
     bench.check(target)
@@ -120,8 +120,8 @@ def test_recovery_of_a_missing_workspace_is_refused_and_keeps_the_journal(bench:
     assert not bench.survives("thaw.placed:kill", lambda: bench.thaw(target))
     moved = bench.root.rename(bench.root.with_name("moved"))
     with pytest.raises(NotFound) as error:
-        recover(bench.stage)
+        recover_restore(bench.stage)
     assert error.value.kind == "no_workspace"
     moved.rename(bench.root)
-    recover(bench.stage)
+    recover_restore(bench.stage)
     assert (bench.root / "f").read_text() == "current"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ortet.errors import NotFound, Unavailable
-from ortet.history.records import Entry, Image
-from ortet.machines.restore.materialise import materialise
+from ortet.history.records import Image, TreeEntry
+from ortet.machines.restore.materialise import checkout_image
 from ortet.objects.blobs import put_bytes
 
 Eye = Callable[[Path], Any]
@@ -30,7 +30,7 @@ def test_materialise_gives_an_identical_tree(
     torture(place / "from")
     image = shop.freeze(place / "from")
     index = shop.index()
-    report = materialise(shop.objects, shop.trees, image, place / "to", index=index)
+    report = checkout_image(shop.objects, shop.trees, image, place / "to", index=index)
     assert report.losses == []
     before, after = see(place / "from"), see(place / "to")
     assert report.written == len(before) == len(after)
@@ -45,7 +45,7 @@ def test_the_filled_index_saves_all_reading(shop: Any, place: Path, torture: Tor
     torture(place / "from")
     image = shop.freeze(place / "from")
     index = shop.index()
-    materialise(shop.objects, shop.trees, image, place / "to", index=index)
+    checkout_image(shop.objects, shop.trees, image, place / "to", index=index)
     known = [(b"", image.root), *shop.trees.walk(image.root)]
     root = os.open(place / "to", os.O_RDONLY)
     for path, entry in known:
@@ -64,12 +64,12 @@ def test_the_filled_index_saves_all_reading(shop: Any, place: Path, torture: Tor
 
 
 def test_a_missing_object_leaves_nothing(shop: Any, place: Path) -> None:
-    gone = Entry(b"f", stat.S_IFREG | 0o644, 0, size=3, data=b"g" * 32)
-    there = Entry(b"e", stat.S_IFREG | 0o644, 0, size=3, data=put_bytes(shop.objects, b"abc"))
+    gone = TreeEntry(b"f", stat.S_IFREG | 0o644, 0, size=3, data=b"g" * 32)
+    there = TreeEntry(b"e", stat.S_IFREG | 0o644, 0, size=3, data=put_bytes(shop.objects, b"abc"))
     tree = shop.trees.build([there, gone])
-    image = Image(Entry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid))
+    image = Image(TreeEntry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid))
     with pytest.raises(NotFound):
-        materialise(shop.objects, shop.trees, image, place / "new" / "to")
+        checkout_image(shop.objects, shop.trees, image, place / "new" / "to")
     assert _names(place) == ["store"]
 
 
@@ -111,11 +111,11 @@ def test_a_full_disk_leaves_nothing(shop: Any, place: Path, mount: Callable[...,
     free = os.statvfs(small).f_bfree
     for dest in (small / "to", small / "deep" / "er"):
         with pytest.raises(Unavailable) as error:
-            materialise(shop.objects, shop.trees, image, dest)
+            checkout_image(shop.objects, shop.trees, image, dest)
         assert error.value.kind == "disk_full"
         assert _names(small) == []
     with pytest.raises(Unavailable):  # the mount itself is the destination: built inside
-        materialise(shop.objects, shop.trees, image, small)
+        checkout_image(shop.objects, shop.trees, image, small)
     assert _names(small) == []
     assert os.statvfs(small).f_bfree == free
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ortet.errors import Corrupt, Invalid, NotFound
-from ortet.machines.restore.plan import Plan, Side, make_plan
+from ortet.machines.restore.plan import ImageFiles, RestorePlan, make_plan
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -140,20 +140,22 @@ def test_the_plan_lists_only_the_topmost_differing_paths(bench: Any) -> None:
         "rm -r goes; mkdir -p comes/deep; chmod 600 d/meta; echo 22 > d/text; touch comes/f"
     )
     after = bench.freeze()
-    plan = make_plan(bench.shop.trees, Side(before.root, []), Side(after.root, []))
+    plan = make_plan(bench.shop.trees, ImageFiles(before.root, []), ImageFiles(after.root, []))
     assert {c.path for c in plan.swaps} == {b"goes", b"comes", b"d/text"}
     assert [c.path for c in plan.altered] == [b"d/meta"]
     assert [c.path for c in plan.dirs] == [b"", b"d"]
     assert plan.touched == {b"", b"d"}
-    nothing = make_plan(bench.shop.trees, Side(after.root, []), Side(after.root, []))
-    assert nothing == Plan([], [], [], set())
+    nothing = make_plan(bench.shop.trees, ImageFiles(after.root, []), ImageFiles(after.root, []))
+    assert nothing == RestorePlan([], [], [], set())
 
 
 def test_an_equal_file_in_another_hardlink_group_is_replaced(bench: Any) -> None:
     bench.shell("mkdir d e; echo 1 > d/a; cp -p d/a e/b; touch -d @1 d/a e/b")
     root = bench.freeze().root
-    plan = make_plan(bench.shop.trees, Side(root, []), Side(root, [[b"d/a", b"e/b"]]))
+    plan = make_plan(bench.shop.trees, ImageFiles(root, []), ImageFiles(root, [[b"d/a", b"e/b"]]))
     assert {c.path for c in plan.swaps} == {b"d/a", b"e/b"}
     assert [c.path for c in plan.dirs] == [b"d", b"e"]
     with pytest.raises(Corrupt):
-        make_plan(bench.shop.trees, Side(root, []), Side(root, [[b"d/a", b"../outside"]]))
+        make_plan(
+            bench.shop.trees, ImageFiles(root, []), ImageFiles(root, [[b"d/a", b"../outside"]])
+        )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, NotFound, OrtetError, Unavailable
-from ortet.history.records import Entry, Image, Page
-from ortet.machines.restore.restore import recover
+from ortet.history.records import Image, TreeEntry, TreePage
+from ortet.machines.restore.restore import recover_restore
 from ortet.objects.base import Kind
 from ortet.objects.blobs import put_bytes
 
@@ -191,12 +191,12 @@ def test_restore_of_a_mount_point_can_be_killed_and_recovered(
     before, current = see(bench.root), bench.freeze()
     for point in ("thaw.begun", "thaw.staged", "thaw.placed", "thaw.settled"):
         assert not bench.survives(f"{point}:kill", lambda: bench.thaw(target))
-        recover(bench.stage)
+        recover_restore(bench.stage)
         assert see(bench.root) == before
         bench.check(current)
     for point in ("thaw.done", "thaw.undone", "thaw.cleaned"):
         assert not bench.survives(f"{point}:kill", lambda: bench.thaw(target))
-        recover(bench.stage)
+        recover_restore(bench.stage)
         assert see(bench.root) == wanted
         bench.index = bench.shop.index()
         bench.thaw(current)
@@ -229,7 +229,7 @@ def test_an_overlay_that_cannot_rename_directories(
         os.rename(bench.root / "gone", bench.root / "elsewhere")
     for point in ("thaw.kept", "thaw.dropped", "thaw.placed", "thaw.settled"):
         assert not bench.survives(f"{point}:kill", lambda: bench.thaw(target))
-        recover(bench.stage)
+        recover_restore(bench.stage)
         assert see(bench.root) == before
         bench.check(current)
     bench.thaw(target)
@@ -312,14 +312,14 @@ def test_a_malicious_image_never_leads_outside(
     (bench.root / "d").mkdir()
     current = bench.freeze()
     data = put_bytes(bench.shop.objects, b"evil")
-    evil = Entry(name, stat.S_IFREG | 0o644, 0, size=4, data=data)
-    oid = bench.shop.objects.put(Kind.TREE, encode(Page(0, [evil])))
-    inner = Entry(b"new", stat.S_IFDIR | 0o755, 0, data=oid, cid=oid)
-    both = bench.shop.objects.put(Kind.TREE, encode(Page(0, [inner])))
+    evil = TreeEntry(name, stat.S_IFREG | 0o644, 0, size=4, data=data)
+    oid = bench.shop.objects.put(Kind.TREE, encode(TreePage(0, [evil])))
+    inner = TreeEntry(b"new", stat.S_IFDIR | 0o755, 0, data=oid, cid=oid)
+    both = bench.shop.objects.put(Kind.TREE, encode(TreePage(0, [inner])))
     for tree in (oid, both):
         before = see(bench.root)
         with pytest.raises(Corrupt):
-            bench.thaw(Image(Entry(b"", stat.S_IFDIR | 0o755, 0, data=tree, cid=tree)))
+            bench.thaw(Image(TreeEntry(b"", stat.S_IFDIR | 0o755, 0, data=tree, cid=tree)))
         assert see(bench.root) == before
         assert os.listdir(place / "outside") == []
         assert os.listdir(bench.root.parent) == ["root"]
@@ -329,11 +329,11 @@ def test_a_malicious_image_never_leads_outside(
 def test_a_missing_object_leaves_the_old_tree(bench: Any, see: Eye) -> None:
     (bench.root / "f").write_text("f")
     current = bench.freeze()
-    lost = Entry(b"f", stat.S_IFREG | 0o644, 0, size=3, data=b"x" * 32)
+    lost = TreeEntry(b"f", stat.S_IFREG | 0o644, 0, size=3, data=b"x" * 32)
     tree = bench.shop.trees.build([lost])
     before = see(bench.root)
     with pytest.raises(NotFound):
-        bench.thaw(Image(Entry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid)))
+        bench.thaw(Image(TreeEntry(b"", stat.S_IFDIR | 0o755, 0, data=tree.oid, cid=tree.cid)))
     assert see(bench.root) == before
     bench.check(current)
 

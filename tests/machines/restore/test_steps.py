@@ -12,10 +12,10 @@ import pytest
 from ortet._util import failpoints
 from ortet._util.codec import decode
 from ortet.errors import Unavailable
-from ortet.machines.dirfd import directory
-from ortet.machines.restore.journal import Begin, Log
-from ortet.machines.restore.restore import recover
-from ortet.machines.restore.steps import undo
+from ortet.machines.dirfd import open_directory
+from ortet.machines.restore.journal import RestoreBegin, RestoreLog
+from ortet.machines.restore.restore import recover_restore
+from ortet.machines.restore.steps import undo_steps
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -74,7 +74,7 @@ def test_a_file_saved_between_kill_and_recovery_is_kept(bench: Any) -> None:
     assert (bench.root / "kept").read_text() == "target"
     (bench.root / "kept").write_text("saved by an editor")
     (bench.root / "new").write_text("new")
-    recover(bench.stage)
+    recover_restore(bench.stage)
     assert (bench.root / "kept").read_text() == "saved by an editor"
     assert (bench.root / "placed").read_text() == "current"
     assert (bench.root / "other").read_text() == "current"
@@ -90,16 +90,16 @@ def test_undo_of_steps_that_were_not_executed_changes_nothing(
     bench.disturb()
     before = see(bench.root)
     assert not bench.survives("thaw.journaled:kill", lambda: bench.thaw(target))
-    steps = decode(Log, (bench.stage / "journal").read_bytes()).steps
-    begin = decode(Begin, (bench.stage / "begin").read_bytes())
-    with directory(begin.root) as root, directory(begin.area) as area:
+    steps = decode(RestoreLog, (bench.stage / "journal").read_bytes()).steps
+    begin = decode(RestoreBegin, (bench.stage / "begin").read_bytes())
+    with open_directory(begin.root) as root, open_directory(begin.area) as area:
         staged = sorted(os.listdir(area))
-        undo(root, area, steps)
+        undo_steps(root, area, steps)
         assert sorted(os.listdir(area)) == staged
     assert see(bench.root) == before
     # every kind of step is in it, and metadata comes first: undone last, it restores times
     kinds = [type(step).__name__ for step in steps]
     assert {"Meta", "Keep", "Place"} <= set(kinds)
     assert kinds == sorted(kinds, key=lambda kind: kind != "Meta")
-    recover(bench.stage)
+    recover_restore(bench.stage)
     assert see(bench.root) == before

@@ -15,8 +15,8 @@ from tests.fixtures import forked
 
 from ortet._util.codec import encode
 from ortet.errors import Corrupt
-from ortet.history.records import Entry
-from ortet.machines.restore.write_entry import NameTarget, Target, Writer, write_all
+from ortet.history.records import TreeEntry
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget, NamedTarget, write_all
 from ortet.objects.base import Kind
 from ortet.objects.blobs import put_bytes, read_file
 
@@ -32,15 +32,15 @@ def at(place: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def _file(shop: Any, data: bytes, **more: Any) -> Entry:
+def _file(shop: Any, data: bytes, **more: Any) -> TreeEntry:
     fields = {"name": b"f", "mode": FILE | 0o644, "mtime": 5, "size": len(data)}
-    return Entry(**{**fields, "data": put_bytes(shop.objects, data), **more})
+    return TreeEntry(**{**fields, "data": put_bytes(shop.objects, data), **more})
 
 
-def _write(shop: Any, at: int, entry: Entry, name: bytes = b"f") -> Writer:
-    writer = Writer(shop.objects)
+def _write(shop: Any, at: int, entry: TreeEntry, name: bytes = b"f") -> EntryWriter:
+    writer = EntryWriter(shop.objects)
     data = read_file(shop.objects, entry)
-    writer.file(at, name, entry=entry, data=data, path=b"dir/" + name)
+    writer.write_file(at, name, entry=entry, data=data, path=b"dir/" + name)
     return writer
 
 
@@ -61,7 +61,7 @@ def test_a_file_gets_content_owner_mode_xattrs_and_time(shop: Any, place: Path, 
 
 def test_the_result_is_how_it_looks_on_disk(shop: Any, place: Path, at: int) -> None:
     entry = _file(shop, b"x", uid=7)
-    found = Writer(shop.objects).file(at, b"f", entry=entry, data=[b"x"], path=b"f")
+    found = EntryWriter(shop.objects).write_file(at, b"f", entry=entry, data=[b"x"], path=b"f")
     assert found == os.stat(place / "f")
 
 
@@ -98,8 +98,8 @@ def test_a_file_of_a_terabyte_hole_is_quick(shop: Any, place: Path, at: int) -> 
         file.write(b"end")
     image = shop.freeze(place)
     entry = shop.trees.resolve(image.root, b"from")
-    writer = Writer(shop.objects)
-    writer.file(at, b"to", entry=entry, data=(), path=b"to")
+    writer = EntryWriter(shop.objects)
+    writer.write_file(at, b"to", entry=entry, data=(), path=b"to")
     with (place / "to").open("rb") as file:
         file.seek((1 << 40) - 5)
         assert file.read() == b"end\0\0"
@@ -117,7 +117,9 @@ def test_content_of_another_size_is_damage(shop: Any, at: int) -> None:
     with pytest.raises(Corrupt):
         _write(shop, at, _file(shop, b"abc", size=2))
     with pytest.raises(Corrupt) as error:
-        Writer(shop.objects).file(at, b"g", entry=_file(shop, b""), data=[b"more"], path=b"g")
+        EntryWriter(shop.objects).write_file(
+            at, b"g", entry=_file(shop, b""), data=[b"more"], path=b"g"
+        )
     assert error.value.kind == "bad_entry"
 
 
@@ -136,30 +138,30 @@ def test_writer_never_overwrites_a_name_or_follows_a_symlink(
         with pytest.raises(Corrupt):
             _write(shop, at, _file(shop, b"evil"), name)
         with pytest.raises(Corrupt):
-            entry = Entry(name, LINK | 0o777, 0, data=b"/")
-            Writer(shop.objects).node(at, name, entry=entry, path=name)
+            entry = TreeEntry(name, LINK | 0o777, 0, data=b"/")
+            EntryWriter(shop.objects).write_special(at, name, entry=entry, path=name)
 
 
 def test_symlinks_fifos_sockets_and_devices_get_all_their_metadata(
     shop: Any, place: Path, at: int
 ) -> None:
-    writer = Writer(shop.objects)
+    writer = EntryWriter(shop.objects)
     entries = [
-        Entry(b"link", LINK | 0o777, -5, uid=3, gid=4, data=b"\xff/../nowhere"),
-        Entry(b"fifo", stat.S_IFIFO | 0o4640, 10, uid=3, gid=4),
-        Entry(b"sock", stat.S_IFSOCK | 0o777, 11),
-        Entry(b"char", stat.S_IFCHR | 0o666, 12, rdev=os.makedev(1, 5)),
-        Entry(b"block", stat.S_IFBLK | 0o600, 13, rdev=os.makedev(7, 99)),
+        TreeEntry(b"link", LINK | 0o777, -5, uid=3, gid=4, data=b"\xff/../nowhere"),
+        TreeEntry(b"fifo", stat.S_IFIFO | 0o4640, 10, uid=3, gid=4),
+        TreeEntry(b"sock", stat.S_IFSOCK | 0o777, 11),
+        TreeEntry(b"char", stat.S_IFCHR | 0o666, 12, rdev=os.makedev(1, 5)),
+        TreeEntry(b"block", stat.S_IFBLK | 0o600, 13, rdev=os.makedev(7, 99)),
     ]
     for entry in entries:
-        writer.node(at, entry.name, entry=entry, path=entry.name)
+        writer.write_special(at, entry.name, entry=entry, path=entry.name)
         now = os.stat(entry.name, dir_fd=at, follow_symlinks=False)
         assert (now.st_mode, now.st_mtime_ns) == (entry.mode, entry.mtime)
         assert (now.st_uid, now.st_gid, now.st_rdev) == (entry.uid, entry.gid, entry.rdev)
     assert os.readlink(b"link", dir_fd=at) == b"\xff/../nowhere"
     assert writer.losses == []
     with pytest.raises(Corrupt):
-        writer.node(at, b"odd", entry=Entry(b"odd", 0o644, 0), path=b"odd")
+        writer.write_special(at, b"odd", entry=TreeEntry(b"odd", 0o644, 0), path=b"odd")
 
 
 def test_settle_removes_xattrs_and_acls_that_the_entry_does_not_have(
@@ -171,9 +173,9 @@ def test_settle_removes_xattrs_and_acls_that_the_entry_does_not_have(
     os.setxattr(target, "user.same", b"1")
     subprocess.run(["setfacl", "-m", "u:12:rwx", str(target)], check=True)
     xattrs = shop.objects.put(Kind.META, encode([(b"user.new", b"2"), (b"user.same", b"1")]))
-    entry = Entry(b"f", FILE | 0o604, 77, xattrs=xattrs)
-    writer = Writer(shop.objects)
-    writer.settle(NameTarget(at, b"f"), entry, path=b"f", fresh=False)
+    entry = TreeEntry(b"f", FILE | 0o604, 77, xattrs=xattrs)
+    writer = EntryWriter(shop.objects)
+    writer.apply_metadata(NamedTarget(at, b"f"), entry, path=b"f", fresh=False)
     assert {n: os.getxattr(target, n) for n in os.listxattr(target)} == {
         "user.new": b"2",
         "user.same": b"1",
@@ -271,16 +273,16 @@ def test_write_all_writes_every_byte_at_the_given_offset(place: Path) -> None:
     os.close(read)
     os.close(write)
     with (place / "f").open("wb") as file:
-        assert write_all(file.fileno(), memoryview(b"abc"), at=5) == 3
+        assert write_all(file.fileno(), memoryview(b"abc"), offset=5) == 3
     assert (place / "f").read_bytes() == b"\0\0\0\0\0abc"
 
 
 def test_a_directory_is_settled_by_its_descriptor(shop: Any, place: Path) -> None:
     (place / "d").mkdir()
     fd = os.open(place / "d", os.O_RDONLY)
-    entry = Entry(b"d", DIR | 0o3711, -12, uid=5, gid=6)
-    writer = Writer(shop.objects)
-    assert writer.settle(Target(fd), entry, path=b"d") == os.stat(place / "d")
+    entry = TreeEntry(b"d", DIR | 0o3711, -12, uid=5, gid=6)
+    writer = EntryWriter(shop.objects)
+    assert writer.apply_metadata(MetadataTarget(fd), entry, path=b"d") == os.stat(place / "d")
     os.close(fd)
     now = os.stat(place / "d")
     assert (now.st_mode, now.st_mtime_ns, now.st_uid, now.st_gid) == (DIR | 0o3711, -12, 5, 6)

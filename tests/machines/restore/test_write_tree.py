@@ -12,8 +12,8 @@ import pytest
 
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, Invalid, Unavailable
-from ortet.history.records import Entry, Image, Page
-from ortet.machines.restore.materialise import materialise
+from ortet.history.records import Image, TreeEntry, TreePage
+from ortet.machines.restore.materialise import checkout_image
 from ortet.objects.base import Kind
 from ortet.objects.blobs import put_bytes
 
@@ -25,16 +25,16 @@ def _names(path: Path) -> list[str]:
     return sorted(os.listdir(path))
 
 
-def _image(shop: Any, entries: list[Entry], links: object = None) -> Image:
+def _image(shop: Any, entries: list[TreeEntry], links: object = None) -> Image:
     """An image with exactly these entries, past every check of the layers above."""
-    oid = shop.objects.put(Kind.TREE, encode(Page(0, entries)))
-    root = Entry(b"", stat.S_IFDIR | 0o755, 0, data=oid, cid=oid)
+    oid = shop.objects.put(Kind.TREE, encode(TreePage(0, entries)))
+    root = TreeEntry(b"", stat.S_IFDIR | 0o755, 0, data=oid, cid=oid)
     return Image(root, b"" if links is None else shop.objects.put(Kind.META, encode(links)))
 
 
-def _plain(shop: Any, name: bytes) -> Entry:
+def _plain(shop: Any, name: bytes) -> TreeEntry:
     data = put_bytes(shop.objects, b"evil")
-    return Entry(name, stat.S_IFREG | 0o644, 0, size=4, data=data)
+    return TreeEntry(name, stat.S_IFREG | 0o644, 0, size=4, data=data)
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def _plain(shop: Any, name: bytes) -> Entry:
 def test_names_never_lead_outside(shop: Any, place: Path, name: bytes, kind: str) -> None:
     entry = {
         "file": _plain(shop, name),
-        "directory": Entry(
+        "directory": TreeEntry(
             name, stat.S_IFDIR | 0o755, 0, data=_image(shop, [_plain(shop, b"x")]).root.data
         ),
-        "link": Entry(name, stat.S_IFLNK | 0o777, 0, data=b"/etc"),
-        "node": Entry(name, stat.S_IFIFO | 0o644, 0),
+        "link": TreeEntry(name, stat.S_IFLNK | 0o777, 0, data=b"/etc"),
+        "node": TreeEntry(name, stat.S_IFIFO | 0o644, 0),
     }[kind]
-    link = Entry(b"link", stat.S_IFLNK | 0o777, 0, data=b"..")
+    link = TreeEntry(b"link", stat.S_IFLNK | 0o777, 0, data=b"..")
     (place / "room").mkdir()
     with pytest.raises((Corrupt, Unavailable)):
-        materialise(shop.objects, shop.trees, _image(shop, [link, entry]), place / "room" / "to")
+        checkout_image(shop.objects, shop.trees, _image(shop, [link, entry]), place / "room" / "to")
     assert _names(place) == ["room", "store"]
     assert _names(place / "room") == []
 
@@ -62,12 +62,12 @@ def test_a_link_and_a_directory_of_one_name_do_not_lead_outside(shop: Any, place
     (place / "outside").mkdir()
     inner = _image(shop, [_plain(shop, b"evil")]).root.data
     entries = [
-        Entry(b"d", stat.S_IFLNK | 0o777, 0, data=os.fsencode(place / "outside")),
-        Entry(b"d", stat.S_IFDIR | 0o755, 0, data=inner),
+        TreeEntry(b"d", stat.S_IFLNK | 0o777, 0, data=os.fsencode(place / "outside")),
+        TreeEntry(b"d", stat.S_IFDIR | 0o755, 0, data=inner),
     ]
     for both in (entries, entries[::-1]):
         with pytest.raises((Corrupt, Unavailable, Invalid)) as error:
-            materialise(shop.objects, shop.trees, _image(shop, both), place / "to")
+            checkout_image(shop.objects, shop.trees, _image(shop, both), place / "to")
         assert error.value.message
     assert _names(place / "outside") == []
     assert _names(place) == ["outside", "store"]
@@ -86,11 +86,11 @@ def test_a_link_and_a_directory_of_one_name_do_not_lead_outside(shop: Any, place
 )
 def test_links_that_do_not_fit_are_damage(shop: Any, place: Path, links: list[list[bytes]]) -> None:
     (place / "outside").write_text("mine")
-    other = Entry(b"other", stat.S_IFREG | 0o600, 0)
-    directory = Entry(b"d", stat.S_IFDIR | 0o755, 0, data=shop.trees.empty().oid)
+    other = TreeEntry(b"other", stat.S_IFREG | 0o600, 0)
+    directory = TreeEntry(b"d", stat.S_IFDIR | 0o755, 0, data=shop.trees.empty().oid)
     entries = [_plain(shop, n) for n in (b"a", b"b", b"c")] + [directory, other]
     with pytest.raises(Corrupt) as error:
-        materialise(shop.objects, shop.trees, _image(shop, entries, links), place / "to")
+        checkout_image(shop.objects, shop.trees, _image(shop, entries, links), place / "to")
     assert error.value.kind == "bad_links"
     assert os.stat(place / "outside").st_nlink == 1
     assert _names(place) == ["outside", "store"]
@@ -102,7 +102,7 @@ def test_progress_counts_up_to_the_end(shop: Any, place: Path) -> None:
         (place / "from" / str(number)).write_text(str(number))
     image = shop.freeze(place / "from")
     seen: list[tuple[int, int]] = []
-    materialise(
+    checkout_image(
         shop.objects,
         shop.trees,
         image,

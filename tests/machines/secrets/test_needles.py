@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.errors import Refused
-from ortet.machines.secrets.needles import Needles, forms
-from ortet.machines.secrets.scanner import Known
+from ortet.machines.secrets.needles import SecretPatterns, encoded_forms
+from ortet.machines.secrets.scanner import SecretScanner
 
 VALUE = "p@ss wörd/+9f27"
 DATA = VALUE.encode()
 
 
-def needles(value: str = VALUE) -> Needles:
-    return Needles([("X", form) for form in forms(value)])
+def needles(value: str = VALUE) -> SecretPatterns:
+    return SecretPatterns([("X", form) for form in encoded_forms(value)])
 
 
 @given(
@@ -62,27 +62,27 @@ def test_a_secret_is_found_at_any_position_of_long_data() -> None:
     for text in (bytes(5000) + DATA, DATA + bytes(5000), DATA):
         assert needles().find(text) == "X"
     assert needles().find(b"") == ""
-    assert Needles([("Y", b"something else")]).find(bytes(5000) + DATA) == ""
+    assert SecretPatterns([("Y", b"something else")]).find(bytes(5000) + DATA) == ""
 
 
 def test_a_secret_shorter_than_8_characters_is_not_searched_for() -> None:
-    assert forms("1234567") == []
-    assert not Known({"SHORT": "1234567"})
+    assert encoded_forms("1234567") == []
+    assert not SecretScanner({"SHORT": "1234567"})
 
 
 def test_secrets_in_data_are_replaced_by_their_names() -> None:
-    known = Known({"X": VALUE, "LONGER": f"{VALUE} and more"})
+    known = SecretScanner({"X": VALUE, "LONGER": f"{VALUE} and more"})
     plain = {"a": [1, None, {"b": "nothing"}]}
-    assert known.hidden(plain) is plain
+    assert known.redact(plain) is plain
     said = {"a": [f"<{VALUE} and more>", VALUE.encode().hex()], VALUE: (1.5, f"{VALUE}{VALUE}")}
-    assert known.hidden(said) == {"a": ["<[LONGER]>", "[X]"], "[X]": [1.5, "[X][X]"]}
+    assert known.redact(said) == {"a": ["<[LONGER]>", "[X]"], "[X]": [1.5, "[X][X]"]}
     odd = object()
-    assert known.hidden(odd) is odd  # who records it says what is wrong
-    assert known.bytes_without(b"a " + DATA) == b"a [X]"
+    assert known.redact(odd) is odd  # who records it says what is wrong
+    assert known.redact_bytes(b"a " + DATA) == b"a [X]"
 
 
 def test_a_secret_in_a_path_is_refused_and_not_shown(tmp_path: Path) -> None:
-    known = Known({"X": "a-value-1234"})
+    known = SecretScanner({"X": "a-value-1234"})
     fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
     try:
         os.write(fd, b"harmless")

@@ -57,9 +57,9 @@ def test_a_closed_socket_raises_closed_on_receive_and_send(
     with two:
         one.sendall(b"\0\0\0\x09{")
         one.close()
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ConnectionClosed):
             ipc.receive(two)
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ConnectionClosed):
             ipc.send(two, {"to": "nobody"})
 
 
@@ -67,7 +67,7 @@ def test_an_absurd_length_is_the_end(pair: tuple[socket.socket, socket.socket]) 
     one, two = pair
     with one, two:
         one.sendall(b"\xff\xff\xff\xff")
-        with pytest.raises(ipc.Closed):
+        with pytest.raises(ipc.ConnectionClosed):
             ipc.receive(two)
 
 
@@ -77,14 +77,14 @@ def test_messages_are_cut_from_a_buffer_as_they_become_whole() -> None:
     buffer, found = bytearray(), []
     for byte in stream:
         buffer.append(byte)
-        if (message := ipc.cut(buffer)) is not None:
+        if (message := ipc.pop_message(buffer)) is not None:
             found.append(message)
     assert found == [one, two] and not buffer
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_an_invalid_or_oversized_message_raises_closed(body: bytes) -> None:
-    with pytest.raises(ipc.Closed):
-        ipc.cut(bytearray(len(body).to_bytes(4, "big") + body))
-    with pytest.raises(ipc.Closed):
-        ipc.cut(bytearray(ipc.pack({"long": "x" * 100})), most=50)
+    with pytest.raises(ipc.ConnectionClosed):
+        ipc.pop_message(bytearray(len(body).to_bytes(4, "big") + body))
+    with pytest.raises(ipc.ConnectionClosed):
+        ipc.pop_message(bytearray(ipc.pack({"long": "x" * 100})), max_bytes=50)

@@ -14,9 +14,9 @@ from tests.machines.overlays import Overlay
 
 from ortet.errors import Invalid, Unavailable, Unsupported
 from ortet.machines.base import Result
-from ortet.machines.command import attend
-from ortet.machines.overlay.supervisor_client import Supervised, Zygote, spawn
-from ortet.machines.standalone.syscalls import escape, overlay_options, privileged
+from ortet.machines.command import communicate
+from ortet.machines.overlay.supervisor_client import OverlayMachineProcess, Zygote, spawn_in_machine
+from ortet.machines.standalone.syscalls import escape_option, is_privileged, overlay_options
 
 pytestmark = pytest.mark.overlay
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.overlay
 @pytest.fixture
 def zygote() -> Iterator[Zygote]:
     """A zygote for each test, instead of one for the module."""
-    zygote = Zygote(user=not privileged())
+    zygote = Zygote(rootless=not is_privileged())
     yield zygote
     zygote.close()
 
@@ -39,15 +39,15 @@ def overlay(zygote: Zygote, place: Path) -> Iterator[Overlay]:
 
 
 def run(
-    machine: Supervised, *argv: str, env: dict[str, str] | None = None, cwd: str = "/"
+    machine: OverlayMachineProcess, *argv: str, env: dict[str, str] | None = None, cwd: str = "/"
 ) -> Result:
     path = {"PATH": os.environ["PATH"]} if env is None else env
-    process, pidfd = spawn(machine, argv, env=path, cwd=cwd, stdin=False)
-    return attend(
+    process, pidfd = spawn_in_machine(machine, argv, env=path, cwd=cwd, stdin=False)
+    return communicate(
         process,
         pidfd=pidfd,
         kill=lambda: process.kill("none"),
-        began=time.monotonic(),
+        started_at=time.monotonic(),
         timeout=None,
         stdin=None,
         output=None,
@@ -151,7 +151,7 @@ class TestTheEnd:
         assert caught.value.kind == "machine_gone"
 
     def test_the_zygote_ends_when_it_is_let_go(self, place: Path) -> None:
-        zygote = Zygote(user=False)
+        zygote = Zygote(rootless=False)
         (place / "two/lower").mkdir(parents=True)
         overlay = Overlay(zygote, place / "two", ["lower"])
         parent = int(Path(f"/proc/{overlay.machine.pid}/stat").read_text().split()[3])
@@ -161,7 +161,7 @@ class TestTheEnd:
 
 
 def test_overlay_options_escape_special_characters() -> None:
-    assert escape("a:b,c\\d") == "a\\:b\\,c\\\\d"
+    assert escape_option("a:b,c\\d") == "a\\:b\\,c\\\\d"
     assert overlay_options(["l1", "l2"]) == "lowerdir=l1:l2"
     assert overlay_options(["l"], "u", "w", extra=["x"]) == "lowerdir=l,upperdir=u,workdir=w,x"
 

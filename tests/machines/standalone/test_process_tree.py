@@ -15,7 +15,7 @@ from tests.fixtures import forked
 from tests.fixtures.waiting import eventually
 
 from ortet.machines.command import run_command
-from ortet.machines.standalone.process_tree import MARK, find_run, kill_run
+from ortet.machines.standalone.process_tree import RUN_MARK_VARIABLE, kill_run, run_pids
 
 Eye = Callable[[Path], Any]
 Torture = Callable[[Path], None]
@@ -77,7 +77,7 @@ def test_the_time_out_stops_a_tree_that_keeps_forking(tmp_path: Path) -> None:
         [sys.executable, str(script), "0"], cwd=tmp_path, timeout=0.6, random=random
     )
     assert result.timed_out
-    assert find_run(seen[0], -1) == set()
+    assert run_pids(seen[0], -1) == set()
 
 
 def test_a_run_inside_a_run_keeps_the_outer_mark(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_inside_a_run_keeps_the_outer_mark(tmp_path: Path) -> None:
 
 
 def test_a_timeout_does_not_kill_processes_with_another_mark(tmp_path: Path) -> None:
-    bystander = subprocess.Popen(["sleep", "600"], env={MARK: "0123456789abcdef"})
+    bystander = subprocess.Popen(["sleep", "600"], env={RUN_MARK_VARIABLE: "0123456789abcdef"})
     try:
         assert run_command("sleep 600", cwd=tmp_path, timeout=0.1).timed_out
         assert bystander.poll() is None
@@ -134,7 +134,7 @@ def test_a_process_whose_first_thread_ended_is_found_and_killed(tmp_path: Path) 
             return "State:\tZ" in state.read_text()
 
         eventually(is_zombie)
-        assert find_run("nobody's", process.pid) == {process.pid}
+        assert run_pids("nobody's", process.pid) == {process.pid}
         kill_run("nobody's", process.pid)
-        assert find_run("nobody's", process.pid) == set()
+        assert run_pids("nobody's", process.pid) == set()
         assert process.wait() == -9

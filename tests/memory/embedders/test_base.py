@@ -21,7 +21,7 @@ from ortet.errors import Invalid, Unavailable, Unsupported
 from ortet.memory.embedders import base
 from ortet.memory.embedders.base import Embedder, find_embedder
 from ortet.memory.embedders.minilm import MiniLM
-from ortet.memory.embedders.openai import Endpoint
+from ortet.memory.embedders.openai import OpenAIEmbedder
 from ortet.memory.embedders.tensors import read_tensors
 
 TEXTS = [
@@ -229,14 +229,14 @@ class TestEndpoint:
         assert "secret" not in repr(vars(embedder).get("name"))
 
     def test_the_endpoint_sends_texts_in_batches(self, server: Server) -> None:
-        embedder = Endpoint("m", server.url, batch=3)
+        embedder = OpenAIEmbedder("m", server.url, batch=3)
         texts = [f"text {n}" for n in range(7)]
         assert embedder.embed(texts) == Hashing().embed(texts)
         assert [len(given["input"]) for _, given, _ in server.asked] == [3, 3, 1]
         assert server.asked[0][2] is None  # no key, no header
 
     def test_texts_longer_than_models_take_are_cut(self, server: Server) -> None:
-        Endpoint("m", server.url).embed(["y" * 100_000])
+        OpenAIEmbedder("m", server.url).embed(["y" * 100_000])
         assert len(server.asked[0][1]["input"][0]) == 8000
 
     @pytest.mark.parametrize("status", [400, 401, 429, 500])
@@ -245,7 +245,7 @@ class TestEndpoint:
     ) -> None:
         server.status, server.body = status, b'{"error": "bad key sk-secret"}'
         with pytest.raises(Unavailable) as caught:
-            Endpoint("m", server.url, api_key="sk-secret").embed(["text"])
+            OpenAIEmbedder("m", server.url, api_key="sk-secret").embed(["text"])
         assert f"answered {status}" in caught.value.message
         assert "bad key" in caught.value.message
         assert "secret" not in str(caught.value.as_dict())
@@ -255,7 +255,7 @@ class TestEndpoint:
     def test_the_key_goes_nowhere_else(self, server: Server) -> None:
         server.status, server.headers = 307, {"Location": f"{server.url}/elsewhere"}
         with pytest.raises(Unavailable, match="answered 307"):
-            Endpoint("m", server.url, api_key="secret").embed(["text"])
+            OpenAIEmbedder("m", server.url, api_key="secret").embed(["text"])
         assert [path for path, *_ in server.asked] == ["/v1/embeddings"]
 
     @pytest.mark.parametrize(
@@ -273,22 +273,22 @@ class TestEndpoint:
     def test_invalid_endpoint_answers_are_refused(self, server: Server, body: bytes) -> None:
         server.body = body
         with pytest.raises(Unavailable) as caught:
-            Endpoint("m", server.url).embed(["text"])
+            OpenAIEmbedder("m", server.url).embed(["text"])
         assert caught.value.kind == "embedder_nonsense"
 
     def test_an_unreachable_endpoint_is_unavailable(self) -> None:
         with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
-            Endpoint("m", "http://127.0.0.1:1/v1").embed(["text"])
+            OpenAIEmbedder("m", "http://127.0.0.1:1/v1").embed(["text"])
 
     def test_an_endpoint_that_times_out_is_unavailable(self) -> None:
         refused = pytest.raises(Unavailable, match="cannot be reached: timed out")
         with Server() as silent, refused:  # it listens, and does not serve
-            Endpoint("m", silent.url, timeout=0.01).embed(["text"])
+            OpenAIEmbedder("m", silent.url, timeout=0.01).embed(["text"])
 
     @pytest.mark.parametrize("url", ["ftp://host/v1", "http://", "http://me:pw@host/v1"])
     def test_invalid_endpoint_addresses_are_refused(self, url: str) -> None:
         with pytest.raises(Invalid, match="looks like https://host/v1") as caught:
-            Endpoint("m", url)
+            OpenAIEmbedder("m", url)
         assert "pw" not in caught.value.message.replace("password", "")
 
 

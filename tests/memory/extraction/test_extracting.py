@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.memory.extraction.extracting import Extracted, Extractor, RuleExtractor, Turn
+from ortet.memory.extraction.extracting import Extracted, Extractor, RuleExtractor, SpokenTurn
 
 
 def learned(*said: str, speaker: str = "Anna") -> list[str]:
-    return [one.text for one in RuleExtractor()("", [Turn(speaker, text) for text in said])]
+    return [one.text for one in RuleExtractor()("", [SpokenTurn(speaker, text) for text in said])]
 
 
 STATED = [
@@ -141,16 +141,20 @@ def test_instructions_to_the_model_are_not_extracted(said: str, speaker: str) ->
 
 def test_a_dialogue_yields_its_facts_with_subject_and_turn() -> None:
     turns = [
-        Turn("user", "Hi! My name is Marta. Can you help me with the deploy script?"),
-        Turn("assistant", "Of course, Marta. What does it do?"),
-        Turn(
+        SpokenTurn("user", "Hi! My name is Marta. Can you help me with the deploy script?"),
+        SpokenTurn("assistant", "Of course, Marta. What does it do?"),
+        SpokenTurn(
             "user", "It copies the build. The target host is web-3, and the service needs Java 21."
         ),
-        Turn("assistant", "I prefer rsync for this. The config lives in /etc/shop.toml."),
-        Turn("tool", "The service listens on port 9999."),
-        Turn("user", "Right. I use zsh, but the script must run on dash. Could you check it?"),
-        Turn("assistant", "Maybe the problem is the array in line 12. It would break on dash."),
-        Turn("user", "Great, thanks! From now on, test scripts with dash first."),
+        SpokenTurn("assistant", "I prefer rsync for this. The config lives in /etc/shop.toml."),
+        SpokenTurn("tool", "The service listens on port 9999."),
+        SpokenTurn(
+            "user", "Right. I use zsh, but the script must run on dash. Could you check it?"
+        ),
+        SpokenTurn(
+            "assistant", "Maybe the problem is the array in line 12. It would break on dash."
+        ),
+        SpokenTurn("user", "Great, thanks! From now on, test scripts with dash first."),
     ]
     found = RuleExtractor()("a summary: the owner is nobody", turns)
     assert [(one.text, one.about, one.turn) for one in found] == [
@@ -174,7 +178,9 @@ def test_facts_in_the_first_person_are_about_the_speaker() -> None:
 
 
 def test_a_statement_repeated_in_a_dialogue_is_extracted_once() -> None:
-    found = RuleExtractor()("", [Turn("Anna", "I prefer tabs."), Turn("Anna", "I PREFER tabs!")])
+    found = RuleExtractor()(
+        "", [SpokenTurn("Anna", "I prefer tabs."), SpokenTurn("Anna", "I PREFER tabs!")]
+    )
     assert [one.turn for one in found] == [0]
 
 
@@ -187,7 +193,7 @@ def test_an_episode_without_turns_is_extracted_from_its_summary() -> None:
 
 def test_the_rule_extractor_is_deterministic() -> None:
     extractor: Extractor = RuleExtractor()
-    turns = [Turn("Anna", said) for said, _ in STATED]
+    turns = [SpokenTurn("Anna", said) for said, _ in STATED]
     assert extractor.name == "rules-1"
     assert extractor("", turns) == extractor("", turns)
     assert all(0 < one.confidence <= 1 for one in extractor("", turns))

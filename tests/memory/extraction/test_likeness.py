@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortet.memory.extraction.likeness import LEAST, Likeness, alike
+from ortet.memory.extraction.likeness import MIN_SIMILARITY, NearDuplicateIndex, similarity
 
 SAME = [
     ("tests need PYTHONPATH=src", "The tests need PYTHONPATH=src."),
@@ -31,29 +31,29 @@ NOT_THE_SAME = [
 
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_paraphrases_are_alike(one: str, other: str) -> None:
-    assert alike(one, other) >= LEAST
-    assert alike(one, other) == alike(other, one)
+    assert similarity(one, other) >= MIN_SIMILARITY
+    assert similarity(one, other) == similarity(other, one)
 
 
 @pytest.mark.parametrize(("one", "other"), NOT_THE_SAME)
 def test_statements_with_another_meaning_are_not_alike(one: str, other: str) -> None:
     if one == "Anna manages Bob and nobody else":
-        assert alike(one, other) < 1.0  # the words are the same: only their order tells
+        assert similarity(one, other) < 1.0  # the words are the same: only their order tells
     else:
-        assert alike(one, other) < LEAST
+        assert similarity(one, other) < MIN_SIMILARITY
 
 
 @pytest.mark.parametrize("text", ["", " ", "!?", "\0", "🙂", "the", "\ud800", "x" * 100_000])
 def test_empty_or_unusual_texts_are_compared_without_error(text: str) -> None:
-    known = Likeness([("odd", text), ("other", "the port is 8080")])
+    known = NearDuplicateIndex([("odd", text), ("other", "the port is 8080")])
     found = known.nearest(text)
-    assert alike(text, text) in (0.0, 1.0)
-    assert (found is not None) is (alike(text, text) == 1.0)
+    assert similarity(text, text) in (0.0, 1.0)
+    assert (found is not None) is (similarity(text, text) == 1.0)
     assert known.nearest("nothing like it at all") is None
 
 
 def test_nearest_returns_the_most_similar_text_or_none() -> None:
-    known = Likeness(
+    known = NearDuplicateIndex(
         [
             ("port", "the port of the gateway is 8080"),
             ("tests", "tests need PYTHONPATH=src"),
@@ -76,20 +76,20 @@ def test_nearest_returns_the_most_similar_text_or_none() -> None:
 
 
 def test_of_equal_texts_the_first_added_comes_first() -> None:
-    known = Likeness([("b", "the port is 8080"), ("a", "the port is 8080")])
-    assert [near.id for near in known.near("port is 8080")] == ["b", "a"]
+    known = NearDuplicateIndex([("b", "the port is 8080"), ("a", "the port is 8080")])
+    assert [near.id for near in known.find_similar("port is 8080")] == ["b", "a"]
 
 
 def test_a_negated_statement_is_not_a_match() -> None:
-    known = Likeness([("yes", "the API is public")])
+    known = NearDuplicateIndex([("yes", "the API is public")])
     assert known.nearest("the API is not public") is None
     assert known.nearest("the API isn't public") is None
 
 
 def test_a_repeated_unknown_word_counts_once() -> None:
-    known = Likeness([("a", "blue green")])
-    (near,) = known.near("blue green red red", 0.3)
-    assert near.score == known.alike("blue green red red", "blue green")
+    known = NearDuplicateIndex([("a", "blue green")])
+    (near,) = known.find_similar("blue green red red", 0.3)
+    assert near.score == known.similarity("blue green red red", "blue green")
 
 
 WORDS = [*"abcdefghij", "not", "the", "7", "8", "tests", "testing"]
@@ -97,21 +97,23 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(TEXTS, max_size=20), TEXTS, st.sampled_from([0.3, 0.5, LEAST, 0.9, 1.0]))
+@given(st.lists(TEXTS, max_size=20), TEXTS, st.sampled_from([0.3, 0.5, MIN_SIMILARITY, 0.9, 1.0]))
 def test_near_returns_exactly_the_texts_above_the_threshold(
     texts: list[str], asked: str, least: float
 ) -> None:
-    known = Likeness((str(n), text) for n, text in enumerate(texts))
-    by_one = [(known.alike(asked, text), str(n)) for n, text in enumerate(texts)]
+    known = NearDuplicateIndex((str(n), text) for n, text in enumerate(texts))
+    by_one = [(known.similarity(asked, text), str(n)) for n, text in enumerate(texts)]
     expected = {(round(score, 9), id_) for score, id_ in by_one if score >= least}
-    assert {(round(near.score, 9), near.id) for near in known.near(asked, least)} == expected
+    assert {
+        (round(near.score, 9), near.id) for near in known.find_similar(asked, least)
+    } == expected
 
 
 def test_nearest_finds_a_shortened_text_among_five_thousand() -> None:
     chance = random.Random(5)
     words = [f"{a}{b}{c}" for a in "bcdfgklm" for b in "aeiouy" for c in "bcdfgklmnprstvwxz"]
     texts = [" ".join(chance.choices(words, k=8)) for _ in range(5000)]
-    known = Likeness((str(n), text) for n, text in enumerate(texts))
+    known = NearDuplicateIndex((str(n), text) for n, text in enumerate(texts))
     for n in range(0, 5000, 97):
         said = texts[n].split()
         del said[3]

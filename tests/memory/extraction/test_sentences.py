@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortet.memory.extraction.sentences import clip, commands_model, sentences
+from ortet.memory.extraction.sentences import clip, is_prompt_injection, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ from ortet.memory.extraction.sentences import clip, commands_model, sentences
     ],
 )
 def test_text_is_split_into_sentences(text: str, found: list[str] | int) -> None:
-    assert (len(sentences(text)) if isinstance(found, int) else sentences(text)) == found
+    assert (
+        len(split_sentences(text)) if isinstance(found, int) else split_sentences(text)
+    ) == found
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_text_is_split_into_sentences(text: str, found: list[str] | int) -> None
     ["." * 1_000_000 + "x", "a. " * 300_000, "```\n" * 200_000, "\n" * 1_000_000, "。" * 1_000_000],
 )
 def test_a_megabyte_is_read_once(text: str) -> None:
-    assert len(sentences(text)) <= 300_000
+    assert len(split_sentences(text)) <= 300_000
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_megabyte_is_read_once(text: str) -> None:
     ],
 )
 def test_instructions_to_the_model_are_recognised(text: str, verdict: bool) -> None:
-    assert commands_model(text) is verdict
+    assert is_prompt_injection(text) is verdict
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 8, 11, 100])

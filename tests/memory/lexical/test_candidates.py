@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.memory.lexical.candidates import most_telling
+from ortet.memory.lexical.candidates import top_ids
 
 VALUES = st.sampled_from([0.5, 1.0, 1.5, 2.25])
 
@@ -16,4 +16,4 @@ VALUES = st.sampled_from([0.5, 1.0, 1.5, 2.25])
 def test_top_candidates_are_the_largest_scores_and_the_first_of_equals(
     told: dict[int, float], many: int
 ) -> None:
-    assert most_telling(told, many) == heapq.nlargest(many, told, key=told.__getitem__)
+    assert top_ids(told, many) == heapq.nlargest(many, told, key=told.__getitem__)

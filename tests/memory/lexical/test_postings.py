@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from ortet.backends.postgres.catalog import PostgresCatalog
-from ortet.memory.base import Page, WordIndex
+from ortet.memory.base import IndexPage, WordIndex
 from ortet.memory.lexical import postings
-from ortet.memory.lexical.candidates import Effort
-from ortet.memory.lexical.index import Index
-from ortet.memory.lexical.postings import Postings
+from ortet.memory.lexical.candidates import SearchEffort
+from ortet.memory.lexical.index import SqliteWordIndex
+from ortet.memory.lexical.postings import SqlitePostings
 from ortet.memory.lexical.search import search
-from ortet.memory.lexical.visibility import see
+from ortet.memory.lexical.visibility import visible_documents
 from ortet.memory.postgres import postgres_postings, reader
-from ortet.memory.postgres.index import PostgresIndex
-from ortet.memory.records import Doc, Path, Query, Span, Tier
+from ortet.memory.postgres.index import PostgresWordIndex
+from ortet.memory.records import EventSpan, MemoryDocument, Query, Tier, TimelinePath
 
 WORDS = [f"term{letter}" for letter in "abcdefghijklmnop"]
 EVERY = 60
@@ -32,8 +32,8 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
-    made = Index(tmp_path_factory.mktemp("postings") / "index.db")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteWordIndex]:
+    made = SqliteWordIndex(tmp_path_factory.mktemp("postings") / "index.db")
     fill(made)
     yield made
     made.close()
@@ -47,60 +47,70 @@ def fill(index: WordIndex) -> None:
         docs = []
         for seq in range(line * EVERY + 1, (line + 1) * EVERY + 1):
             words = [word for number, word in enumerate(WORDS) if chance.random() < 0.7**number]
-            docs.append(Doc(seq, chance.choice(tiers), " ".join(words), time=seq))
-        page = Page(f"line{line}", 0, (line + 1) * EVERY, docs, [])
-        index.take([page], index.standing([]).mark)
+            docs.append(MemoryDocument(seq, chance.choice(tiers), " ".join(words), time=seq))
+        page = IndexPage(f"line{line}", 0, (line + 1) * EVERY, docs, [])
+        index.add_pages([page], index.index_state([]).mark)
 
 
-def chain(*lines: int) -> Path:
-    return Path("", [Span(f"line{line}", line * EVERY, (line + 1) * EVERY) for line in lines])
+def chain(*lines: int) -> TimelinePath:
+    return TimelinePath(
+        "", [EventSpan(f"line{line}", line * EVERY, (line + 1) * EVERY) for line in lines]
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lines", [(3,), (1, 2), (0, 4, 5, 9), tuple(range(12))])
 def test_every_lookup_method_counts_and_finds_the_same(
-    index: Index, monkeypatch: pytest.MonkeyPatch, way: str, lines: tuple[int, ...]
+    index: SqliteWordIndex, monkeypatch: pytest.MonkeyPatch, way: str, lines: tuple[int, ...]
 ) -> None:
-    with index.reading() as lookup:
-        visible = see(lookup, [chain(*lines)], Query(""))
+    with index.open_reader() as lookup:
+        visible = visible_documents(lookup, [chain(*lines)], Query(""))
         wanted = {}
         for word in WORDS:
             found = [
-                [id_ for id_, words in lookup.words(one.low, one.high) if word in words.split()]
-                for one in visible.stretches
+                [
+                    id_
+                    for id_, words in lookup.document_words(one.low, one.high)
+                    if word in words.split()
+                ]
+                for one in visible.ranges
             ]
             wanted[word] = [id_ for ids in found for id_ in reversed(ids)]
         for name, value in WAYS[way].items():
             monkeypatch.setattr(postings, name, value)
-        exact = Postings(lookup, visible, limit=10**6)
+        exact = SqlitePostings(lookup, visible, limit=10**6)
         assert exact.count([*WORDS, "nowhere"]) == {
             **{word: len(ids) for word, ids in wanted.items()},
             "nowhere": 0,
         }
-        assert {word: exact.having(word) for word in WORDS} == wanted
+        assert {word: exact.ids_with_term(word) for word in WORDS} == wanted
         assert exact.nearest(WORDS[0], 7) == wanted[WORDS[0]][:7]
 
 
 def test_every_lookup_method_estimates_the_same_counts(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+    index: SqliteWordIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inferred = []
     for settings in WAYS.values():
-        with monkeypatch.context() as patch, index.reading() as lookup:
+        with monkeypatch.context() as patch, index.open_reader() as lookup:
             for name, value in settings.items():
                 patch.setattr(postings, name, value)
-            visible = see(lookup, [chain(*range(12))], Query(""))
-            inferred.append(Postings(lookup, visible, limit=40).count(WORDS))
+            visible = visible_documents(lookup, [chain(*range(12))], Query(""))
+            inferred.append(SqlitePostings(lookup, visible, limit=40).count(WORDS))
     assert inferred == [inferred[0]] * len(WAYS)
     assert inferred[0][WORDS[0]] == visible.total  # in every one of those looked at
     assert inferred[0][WORDS[1]] == pytest.approx(0.7 * visible.total, rel=0.25)
 
 
 def test_every_lookup_method_gives_the_same_search_answers(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+    index: SqliteWordIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [chain(*range(12)), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
-    effort = Effort(postings=150, documents=30, counted=40)
+    paths = [
+        chain(*range(12)),
+        chain(*range(6)),
+        TimelinePath("agent", [EventSpan("line7", 0, 8 * EVERY)]),
+    ]
+    effort = SearchEffort(postings=150, documents=30, counted=40)
     answers = []
     for settings in WAYS.values():
         with monkeypatch.context() as patch:
@@ -111,11 +121,11 @@ def test_every_lookup_method_gives_the_same_search_answers(
     assert len(answers[0].found) == 25
 
 
-def test_postings_without_visible_documents_are_empty(index: Index) -> None:
-    with index.reading() as lookup:
-        empty = Postings(lookup, see(lookup, [], Query("")), limit=5)
+def test_postings_without_visible_documents_are_empty(index: SqliteWordIndex) -> None:
+    with index.open_reader() as lookup:
+        empty = SqlitePostings(lookup, visible_documents(lookup, [], Query("")), limit=5)
         assert empty.count(["terma"]) == {"terma": 0}
-        assert empty.having("terma") == empty.nearest("terma", 3) == []
+        assert empty.ids_with_term("terma") == empty.nearest("terma", 3) == []
 
 
 DATABASE_WAYS = {
@@ -129,7 +139,10 @@ DATABASE_WAYS = {
 
 @pytest.mark.parametrize("way", DATABASE_WAYS)
 def test_a_database_counts_and_finds_alike(
-    index: Index, in_database: PostgresIndex, monkeypatch: pytest.MonkeyPatch, way: str
+    index: SqliteWordIndex,
+    in_database: PostgresWordIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
 ) -> None:
     for name, value in DATABASE_WAYS[way].items():
         monkeypatch.setattr(postgres_postings, name, value)
@@ -137,21 +150,27 @@ def test_a_database_counts_and_finds_alike(
     answers_alike(index, in_database)
 
 
-def answers_alike(index: Index, in_database: PostgresIndex) -> None:
+def answers_alike(index: SqliteWordIndex, in_database: PostgresWordIndex) -> None:
     for lines in ((3,), (0, 4, 5, 9), tuple(range(12))):
         for limit in (40, 10**6):
-            with index.reading() as lookup, in_database.reading() as other:
+            with index.open_reader() as lookup, in_database.open_reader() as other:
                 wanted, found = (
-                    one.postings(see(one, [chain(*lines)], Query("")), limit=limit)
+                    one.postings(visible_documents(one, [chain(*lines)], Query("")), limit=limit)
                     for one in (lookup, other)
                 )
                 assert found.count([*WORDS, "nowhere"]) == wanted.count([*WORDS, "nowhere"])
                 for word in (WORDS[0], WORDS[3], WORDS[9]):
                     assert other_ids(found.nearest(word, 7)) == other_ids(wanted.nearest(word, 7))
-                    assert other_ids(found.having(word)) == other_ids(wanted.having(word))
+                    assert other_ids(found.ids_with_term(word)) == other_ids(
+                        wanted.ids_with_term(word)
+                    )
                     assert other_ids(found.nearest(word, 9)) == other_ids(wanted.nearest(word, 9))
-        paths = [chain(*lines), chain(*range(6)), Path("agent", [Span("line7", 0, 8 * EVERY)])]
-        effort = Effort(postings=150, documents=30, counted=40)
+        paths = [
+            chain(*lines),
+            chain(*range(6)),
+            TimelinePath("agent", [EventSpan("line7", 0, 8 * EVERY)]),
+        ]
+        effort = SearchEffort(postings=150, documents=30, counted=40)
         query = Query(" ".join(WORDS), k=25)
         expected = search(index, paths, query, effort=effort)
         assert search(in_database, paths, query, effort=effort) == expected
@@ -159,9 +178,9 @@ def answers_alike(index: Index, in_database: PostgresIndex) -> None:
 
 @pytest.mark.parametrize("way", ["looked at", "by the index of terms"])
 def test_the_row_order_in_the_database_does_not_change_the_answers(
-    index: Index,
+    index: SqliteWordIndex,
     catalog: PostgresCatalog,
-    in_database: PostgresIndex,
+    in_database: PostgresWordIndex,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
@@ -171,8 +190,8 @@ def test_the_row_order_in_the_database_does_not_change_the_answers(
     monkeypatch.setattr(reader, "_COLUMNS", 3)
     fill(in_database)
     for third in (2, 1):
-        catalog.link.run("UPDATE memory_terms SET part = part WHERE id %% 3 = %s", (third,))
-    rows = catalog.link.run("SELECT id FROM memory_terms ORDER BY ctid")
+        catalog.client.run("UPDATE memory_terms SET part = part WHERE id %% 3 = %s", (third,))
+    rows = catalog.client.run("SELECT id FROM memory_terms ORDER BY ctid")
     assert rows != sorted(rows)
     answers_alike(index, in_database)
 

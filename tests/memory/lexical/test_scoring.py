@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortet.memory.lexical.scoring import (
-    Counted,
+    NeighbourWindow,
+    TermFrequencies,
     Weights,
-    Window,
     bm25,
     count_terms,
-    fuse,
+    fuse_ranks,
+    inverse_document_frequency,
     ranks,
-    rarity,
 )
 
 WEIGHTS = Weights()
@@ -22,32 +22,34 @@ RARITIES = {"zebra": 5.0, "dog": 2.0, "the": 0.1}
 
 
 def score(
-    own: Counted,
-    before: Counted | None = None,
-    behind: Counted | None = None,
+    own: TermFrequencies,
+    before: TermFrequencies | None = None,
+    behind: TermFrequencies | None = None,
     *,
     average: float = 10.0,
     weights: Weights = WEIGHTS,
 ) -> float:
-    window = Window(own, before, behind)
+    window = NeighbourWindow(own, before, behind)
     return bm25(window, rarities=RARITIES, average=average, weights=weights)
 
 
 class TestRarity:
     def test_rare_terms_have_a_higher_weight(self) -> None:
-        told = [rarity("zebra", 1000, having) for having in (1, 10, 100, 500, 1000)]
+        told = [
+            inverse_document_frequency("zebra", 1000, having) for having in (1, 10, 100, 500, 1000)
+        ]
         assert told == sorted(told, reverse=True)
         assert told[-1] > 0
 
     def test_common_words_have_a_low_weight_from_the_first_message(self) -> None:
-        assert rarity("and", 3, 1) < rarity("zebra", 3, 3)
-        assert rarity("and", 100_000, 10) == pytest.approx(
-            rarity("zebra", 100_000, 10 + 200 / 3), rel=0.01
+        assert inverse_document_frequency("and", 3, 1) < inverse_document_frequency("zebra", 3, 3)
+        assert inverse_document_frequency("and", 100_000, 10) == pytest.approx(
+            inverse_document_frequency("zebra", 100_000, 10 + 200 / 3), rel=0.01
         )
 
     @given(st.integers(0, 10**9), st.floats(0, 1e10))
     def test_rarity_is_always_positive(self, total: int, having: float) -> None:
-        assert rarity("the", total, having) > 0
+        assert inverse_document_frequency("the", total, having) > 0
 
 
 class TestCounting:
@@ -64,32 +66,34 @@ class TestCounting:
 class TestWindow:
     def test_the_window_score_equals_a_hand_computed_bm25(self) -> None:
         plain = Weights(before=0.5, behind=0.0, k1=1.0, b=0.5)
-        alone = score(Counted({"dog": 1}, 20), weights=plain)
+        alone = score(TermFrequencies({"dog": 1}, 20), weights=plain)
         assert alone == pytest.approx(2.0 * 1 * 2 / (1 + 1.5))
-        beside = score(Counted({"dog": 1}, 10), Counted({"zebra": 2}, 10), weights=plain)
+        beside = score(
+            TermFrequencies({"dog": 1}, 10), TermFrequencies({"zebra": 2}, 10), weights=plain
+        )
         assert beside == pytest.approx(2.0 * 1 * 2 / (1 + 1) + 5.0 * 1 * 2 / (1 + 1))
 
     def test_own_words_score_higher_than_words_of_neighbours(self) -> None:
-        has, other = Counted({"zebra": 1}, 10), Counted({}, 10)
+        has, other = TermFrequencies({"zebra": 1}, 10), TermFrequencies({}, 10)
         own = score(has, other, other)
         behind_it = score(other, has, other)
         before_it = score(other, other, has)
         assert own > behind_it > before_it > 0
 
     def test_a_neighbour_that_is_missing_costs_nothing(self) -> None:
-        average = Counted({}, 10)
-        own = Counted({"zebra": 1}, 10)
+        average = TermFrequencies({}, 10)
+        own = TermFrequencies({"zebra": 1}, 10)
         assert score(own) == pytest.approx(score(own, average, average))
 
     def test_length_is_that_of_its_kind(self) -> None:
-        short, long = Counted({"zebra": 1}, 5), Counted({"zebra": 1}, 200)
+        short, long = TermFrequencies({"zebra": 1}, 5), TermFrequencies({"zebra": 1}, 200)
         assert score(short, average=5) == pytest.approx(score(long, average=200))
-        assert score(short, average=10) > score(Counted({"zebra": 1}, 20), average=10)
+        assert score(short, average=10) > score(TermFrequencies({"zebra": 1}, 20), average=10)
 
     def test_the_order_of_terms_does_not_matter(self) -> None:
         terms = {"zebra": 1, "dog": 2, "the": 7}
         turned = dict(reversed(terms.items()))
-        assert score(Counted(terms, 9)) == score(Counted(turned, 9))
+        assert score(TermFrequencies(terms, 9)) == score(TermFrequencies(turned, 9))
 
 
 class TestFusion:
@@ -98,7 +102,7 @@ class TestFusion:
         assert ranks({}) == {}
 
     def test_fuse_adds_weighted_reciprocal_ranks(self) -> None:
-        fused = fuse("ab", [(1.0, {"a": 1}), (0.5, {"a": 2, "b": 1})], flatness=9)
+        fused = fuse_ranks("ab", [(1.0, {"a": 1}), (0.5, {"a": 2, "b": 1})], flatness=9)
         assert fused == pytest.approx({"a": 1 / 10 + 0.5 / 11, "b": 0.5 / 10})
 
     def test_recency_and_importance_only_decide_between_likes(self) -> None:
@@ -106,5 +110,5 @@ class TestFusion:
         by_words = {number: number + 1 for number in range(100)}
         worst_last = {number: 100 - number for number in range(100)}
         lists = [(1.0, by_words), (WEIGHTS.recency, worst_last), (WEIGHTS.importance, worst_last)]
-        fused = fuse(range(100), lists, flatness=WEIGHTS.flatness)
+        fused = fuse_ranks(range(100), lists, flatness=WEIGHTS.flatness)
         assert sorted(fused, key=fused.__getitem__)[-3:] == [2, 1, 0]

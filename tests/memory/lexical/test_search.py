@@ -12,15 +12,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortet.memory.base import Page, WordIndex
-from ortet.memory.lexical.candidates import Effort
-from ortet.memory.lexical.index import Index, Lost
-from ortet.memory.lexical.scoring import Counted, Weights, Window, bm25, rarity
-from ortet.memory.lexical.search import Near, search
-from ortet.memory.records import Answer, Doc, End, Found, Path, Query, Span, Tier
+from ortet.memory.base import IndexPage, WordIndex
+from ortet.memory.lexical.candidates import SearchEffort
+from ortet.memory.lexical.index import IndexLost, SqliteWordIndex
+from ortet.memory.lexical.scoring import (
+    NeighbourWindow,
+    TermFrequencies,
+    Weights,
+    bm25,
+    inverse_document_frequency,
+)
+from ortet.memory.lexical.search import SemanticMatches, search
+from ortet.memory.records import (
+    EventSpan,
+    FactEnd,
+    MemoryDocument,
+    MemoryMatch,
+    Query,
+    SearchResult,
+    Tier,
+    TimelinePath,
+)
 
 if TYPE_CHECKING:  # the quick run has no psycopg
-    from ortet.memory.postgres.index import PostgresIndex
+    from ortet.memory.postgres.index import PostgresWordIndex
 
 MAIN, LEFT, RIGHT, SHARED, OTHER = (character * 32 for character in "12345")
 ALL = 1 << 30
@@ -30,34 +45,34 @@ class World:
     """Timelines with what was said and learned on them, and an index of as much as is asked for."""
 
     def __init__(self, index: WordIndex) -> None:
-        self.docs: dict[str, list[Doc]] = {}
-        self.ends: dict[str, list[End]] = {}
+        self.docs: dict[str, list[MemoryDocument]] = {}
+        self.ends: dict[str, list[FactEnd]] = {}
         self.index = index
 
     def say(self, timeline: str, *texts: str, start: int = 1, speaker: str = "") -> None:
         for seq, text in enumerate(texts, start):
-            self.put(timeline, Doc(seq, "working", text, time=seq * 10, speaker=speaker))
+            self.put(timeline, MemoryDocument(seq, "working", text, time=seq * 10, speaker=speaker))
 
     def learn(self, timeline: str, seq: int, text: str, key: str, **more: float) -> None:
-        self.put(timeline, Doc(seq, "semantic", text, time=seq * 10, key=key, **more))  # type: ignore[arg-type]
+        self.put(timeline, MemoryDocument(seq, "semantic", text, time=seq * 10, key=key, **more))  # type: ignore[arg-type]
 
     def end(self, timeline: str, seq: int, key: str) -> None:
-        self.ends.setdefault(timeline, []).append(End(seq, key, time=seq * 10))
+        self.ends.setdefault(timeline, []).append(FactEnd(seq, key, time=seq * 10))
 
-    def put(self, timeline: str, doc: Doc) -> None:
+    def put(self, timeline: str, doc: MemoryDocument) -> None:
         self.docs.setdefault(timeline, []).append(doc)
 
     def fill(self, timeline: str, upto: int, index: WordIndex | None = None) -> None:
         index = index or self.index
-        standing = index.standing([timeline])
-        known = standing.known.get(timeline, 0)
+        standing = index.index_state([timeline])
+        known = standing.indexed.get(timeline, 0)
         if known < upto:
             docs, ends = self.docs.get(timeline, []), self.ends.get(timeline, [])
-            index.take([Page(timeline, known, upto, docs, ends)], standing.mark)
+            index.add_pages([IndexPage(timeline, known, upto, docs, ends)], standing.mark)
 
     def ask(
-        self, text: str, *paths: Path, index: WordIndex | None = None, **more: object
-    ) -> Answer:
+        self, text: str, *paths: TimelinePath, index: WordIndex | None = None, **more: object
+    ) -> SearchResult:
         index = index or self.index
         for path in paths:
             for span in path.spans:
@@ -66,12 +81,12 @@ class World:
         vectors = more.pop("vectors", None)
         weights = more.pop("weights", None)
         query = Query(text, **more)  # type: ignore[arg-type]
-        return search(index, paths, query, vectors=vectors, effort=effort, weights=weights)  # type: ignore[arg-type]
+        return search(index, paths, query, ranker=vectors, effort=effort, weights=weights)  # type: ignore[arg-type]
 
-    def text(self, found: Found) -> str:
+    def text(self, found: MemoryMatch) -> str:
         return next(doc.text for doc in self.docs[found.timeline] if doc.seq == found.seq)
 
-    def texts(self, text: str, *paths: Path, **more: object) -> list[str]:
+    def texts(self, text: str, *paths: TimelinePath, **more: object) -> list[str]:
         found = self.ask(text, *paths, **more).found  # type: ignore[arg-type]
         return [self.text(one) for one in found]
 
@@ -81,8 +96,8 @@ def world(index: WordIndex) -> World:
     return World(index)
 
 
-def on(*spans: tuple[str, int, int], scope: str = "") -> Path:
-    return Path(scope, [Span(*span) for span in spans])
+def on(*spans: tuple[str, int, int], scope: str = "") -> TimelinePath:
+    return TimelinePath(scope, [EventSpan(*span) for span in spans])
 
 
 HERE = on((MAIN, 0, 100))
@@ -159,7 +174,9 @@ class TestWhatIsFound:
     def test_search_matches_the_speaker_and_the_subject(self, world: World) -> None:
         world.say(MAIN, "I went to the lake", speaker="Caroline")
         world.say(MAIN, "I went to the lake", start=2, speaker="Melanie")
-        world.put(MAIN, Doc(3, "semantic", "it takes an hour", 30, key="f", about="deployment"))
+        world.put(
+            MAIN, MemoryDocument(3, "semantic", "it takes an hour", 30, key="f", about="deployment")
+        )
         assert world.ask("what did Melanie say of the lake", HERE).found[0].seq == 2
         assert world.ask("what did Caroline say of the lake", HERE).found[0].seq == 1
         assert world.texts("deployment", HERE) == ["it takes an hour"]
@@ -171,12 +188,14 @@ class TestWhatIsFound:
         noise = [f"noise{number}" for number in range(400)]
         for seq in range(1, 60):
             long = " ".join(random_.choices(noise, k=120))
-            world.put(MAIN, Doc(seq, "working", f"{long} wifi {long}", seq * 10))
+            world.put(MAIN, MemoryDocument(seq, "working", f"{long} wifi {long}", seq * 10))
         world.learn(MAIN, 60, "the wifi password is swordfish", "f")
         for seq in range(61, 90):
             world.learn(MAIN, seq, f"the password of noise{seq} is secret", f"f{seq}")
         told = " ".join(random_.choices(noise, k=100))
-        world.put(MAIN, Doc(90, "working", f"{told} the vault password is marzipan", 900))
+        world.put(
+            MAIN, MemoryDocument(90, "working", f"{told} the vault password is marzipan", 900)
+        )
         assert world.ask("wifi password", HERE).found[0].key == "f"
         assert world.ask("vault password", HERE).found[0].seq == 90
 
@@ -275,7 +294,7 @@ class TestBranches:
     def test_an_index_that_is_behind_says_so(self, world: World) -> None:
         world.say(MAIN, *TALK)
         world.fill(MAIN, 3)
-        with pytest.raises(Lost, match="only up to 3"):
+        with pytest.raises(IndexLost, match="only up to 3"):
             search(world.index, [on((MAIN, 0, 6))], Query("sardines"))
         assert search(world.index, [on((MAIN, 0, 3))], Query("summer")).found
 
@@ -284,7 +303,7 @@ class TestFilters:
     @pytest.fixture
     def mixed(self, world: World) -> World:
         world.say(MAIN, *["zebra talk"] * 3)
-        world.put(MAIN, Doc(4, "episodic", "zebra episode", 40, key="e"))
+        world.put(MAIN, MemoryDocument(4, "episodic", "zebra episode", 40, key="e"))
         world.learn(MAIN, 5, "zebra fact", "f", since=1000, until=2000)
         world.learn(MAIN, 6, "zebra rule", "g")
         world.end(MAIN, 8, "g")
@@ -342,10 +361,12 @@ class Nearby:
     """Stands for vectors."""
 
     def __init__(self, *places: tuple[str, int, float], status: str = "all") -> None:
-        self.near = Near(list(places), status)
-        self.asked: list[tuple[Sequence[Span], Sequence[Tier], str, int]] = []
+        self.near = SemanticMatches(list(places), status)
+        self.asked: list[tuple[Sequence[EventSpan], Sequence[Tier], str, int]] = []
 
-    def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near:
+    def rank(
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+    ) -> SemanticMatches:
         self.asked.append((spans, tiers, text, limit))
         return self.near
 
@@ -389,9 +410,9 @@ class TestMeaning:
         near = Nearby((MAIN, 2, 0.5))
         path = on((MAIN, 0, 4), (LEFT, 4, 10))
         world.ask("unheard", path, vectors=near, at=60)
-        assert near.asked[-1][0] == [Span(LEFT, 4, 6), Span(MAIN, 0, 4)]
+        assert near.asked[-1][0] == [EventSpan(LEFT, 4, 6), EventSpan(MAIN, 0, 4)]
         world.ask("unheard", path, vectors=near, after=20, at=40)
-        assert near.asked[-1][0] == [Span(MAIN, 1, 4)]
+        assert near.asked[-1][0] == [EventSpan(MAIN, 1, 4)]
 
     def test_more_vectors_are_requested_when_the_nearest_have_ended(self, world: World) -> None:
         for seq in range(1, 400):
@@ -401,9 +422,9 @@ class TestMeaning:
 
         class Ordered(Nearby):
             def rank(
-                self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int
-            ) -> Near:
-                return Near([(MAIN, seq, 1 / seq) for seq in range(1, 402)][:limit])
+                self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+            ) -> SemanticMatches:
+                return SemanticMatches([(MAIN, seq, 1 / seq) for seq in range(1, 402)][:limit])
 
         found = world.ask("unheard", on((MAIN, 0, 401)), vectors=Ordered()).found
         assert [one.key for one in found] == ["g"]
@@ -425,14 +446,14 @@ class TestPruning:
 
     def test_common_terms_are_not_looked_for_and_still_count(self, many: World) -> None:
         path = on((MAIN, 0, 401))
-        effort = Effort(postings=50, documents=20, counted=30)
+        effort = SearchEffort(postings=50, documents=20, counted=30)
         best, *_ = many.ask("common words needle", path, effort=effort).found
         assert best.seq == 401
         assert best.scores.pruned == ("common", "word")
         assert set(best.scores.terms) == {"common", "word", "needl"}
 
     def test_a_query_of_only_common_terms_still_finds_results(self, many: World) -> None:
-        effort = Effort(postings=50, documents=20, counted=30)
+        effort = SearchEffort(postings=50, documents=20, counted=30)
         found = many.ask("common words", on((MAIN, 0, 401)), effort=effort).found
         assert len(found) == 10
         assert found[0].scores.pruned == ("word",)
@@ -447,24 +468,29 @@ sayings = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=8).map(" ".
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[dict[str, list[Doc]], dict[str, list[End]], Path]:
+def worlds(
+    draw: st.DrawFn,
+) -> tuple[dict[str, list[MemoryDocument]], dict[str, list[FactEnd]], TimelinePath]:
     """A line with a fork, facts between messages, some of them ended."""
     cut = draw(st.integers(0, 12))
-    docs: dict[str, list[Doc]] = {MAIN: [], LEFT: []}
-    ends: dict[str, list[End]] = {MAIN: [], LEFT: []}
+    docs: dict[str, list[MemoryDocument]] = {MAIN: [], LEFT: []}
+    ends: dict[str, list[FactEnd]] = {MAIN: [], LEFT: []}
     for line, first, last in ((MAIN, 1, 14), (LEFT, cut + 1, cut + 8)):
         for seq in range(first, last):
             kind = draw(st.sampled_from(["working", "working", "semantic", "end", "nothing"]))
             if kind in ("working", "semantic"):
                 key = f"{line[0]}{seq}" if kind == "semantic" else ""
-                docs[line].append(Doc(seq, kind, draw(sayings), seq * 10, key=key))  # type: ignore[arg-type]
+                docs[line].append(MemoryDocument(seq, kind, draw(sayings), seq * 10, key=key))  # type: ignore[arg-type]
             elif kind == "end":
-                ends[line].append(End(seq, f"{MAIN[0]}{draw(st.integers(1, 14))}", seq * 10))
+                ends[line].append(FactEnd(seq, f"{MAIN[0]}{draw(st.integers(1, 14))}", seq * 10))
     return docs, ends, on((MAIN, 0, cut), (LEFT, cut, cut + 8))
 
 
 def reference(
-    docs: dict[str, list[Doc]], ends: dict[str, list[End]], path: Path, terms: list[str]
+    docs: dict[str, list[MemoryDocument]],
+    ends: dict[str, list[FactEnd]],
+    path: TimelinePath,
+    terms: list[str],
 ) -> dict[tuple[str, int], float]:
     """BM25 of all that can be seen, without an index."""
     seen = [
@@ -483,9 +509,9 @@ def reference(
     for term in terms:
         having = sum(term in doc.text.split() for _, doc in seen)
         if having:
-            rarities[term] = rarity(term, len(seen), having)
+            rarities[term] = inverse_document_frequency(term, len(seen), having)
     counted = [
-        Counted(
+        TermFrequencies(
             {term: n for term, n in Counter(doc.text.split()).items() if term in rarities},
             len(doc.text.split()),
         )
@@ -500,7 +526,7 @@ def reference(
             place = same.index(at)
             before = counted[same[place - 1]] if place else None
             behind = counted[same[place + 1]] if place + 1 < len(same) else None
-        window = Window(counted[at], before, behind)
+        window = NeighbourWindow(counted[at], before, behind)
         score = bm25(window, rarities=rarities, average=average, weights=Weights())
         if score > 0 and doc.key not in over:
             scores[timeline, doc.seq] = score
@@ -513,15 +539,15 @@ def reference(
 @given(worlds(), st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4, unique=True))
 def test_search_scores_equal_a_reference_without_an_index(
     tmp_path_factory: pytest.TempPathFactory,
-    made: tuple[dict[str, list[Doc]], dict[str, list[End]], Path],
+    made: tuple[dict[str, list[MemoryDocument]], dict[str, list[FactEnd]], TimelinePath],
     terms: list[str],
 ) -> None:
     """The same memories with the same scores as without an index, whatever else is in it."""
     docs, ends, path = made
-    world = World(Index(tmp_path_factory.mktemp("world") / "index.db"))
+    world = World(SqliteWordIndex(tmp_path_factory.mktemp("world") / "index.db"))
     world.docs, world.ends = docs, ends
     answer = world.ask(" ".join(terms), path, k=100)
-    stemmed = world.index.words.query_terms(" ".join(terms))
+    stemmed = world.index.tokenizer.query_terms(" ".join(terms))
     assert stemmed == terms
     expected = reference(docs, ends, path, terms)
     scores = {(one.timeline, one.seq): one.scores.bm25 for one in answer.found}
@@ -543,12 +569,12 @@ def test_search_scores_equal_a_reference_without_an_index(
 @given(worlds(), st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4, unique=True))
 def test_a_database_answers_as_a_file_does(
     tmp_path_factory: pytest.TempPathFactory,
-    in_database: PostgresIndex,
-    made: tuple[dict[str, list[Doc]], dict[str, list[End]], Path],
+    in_database: PostgresWordIndex,
+    made: tuple[dict[str, list[MemoryDocument]], dict[str, list[FactEnd]], TimelinePath],
     terms: list[str],
 ) -> None:
     docs, ends, path = made
-    world = World(Index(tmp_path_factory.mktemp("world") / "index.db"))
+    world = World(SqliteWordIndex(tmp_path_factory.mktemp("world") / "index.db"))
     world.docs, world.ends = docs, ends
     in_database.forget(None)
     for line in (OTHER, RIGHT, LEFT, MAIN):
@@ -566,14 +592,17 @@ def test_a_rebuilt_index_gives_the_same_answers(world: World, tmp_path: Director
             text = " ".join(random_.choices(vocabulary, k=random_.randint(1, 30)))
             tier: Tier = random_.choice(["working", "working", "semantic", "episodic"])
             key = f"{line[0]}{seq}" if tier != "working" else ""
-            world.put(line, Doc(seq, tier, text, time=seq, key=key, importance=random_.random()))
+            world.put(
+                line,
+                MemoryDocument(seq, tier, text, time=seq, key=key, importance=random_.random()),
+            )
     paths = [on((MAIN, 0, 300), (LEFT, 300, 700)), on((SHARED, 0, 400), scope="agent")]
     questions = [" ".join(random_.choices(vocabulary, k=5)) for _ in range(20)]
-    effort = Effort(postings=200, documents=40, counted=60)
+    effort = SearchEffort(postings=200, documents=40, counted=60)
     first = [world.ask(text, *paths, effort=effort) for text in questions]
     assert any(one.scores.pruned for answer in first for one in answer.found)
 
-    other = Index(tmp_path / "other" / "index.db")
+    other = SqliteWordIndex(tmp_path / "other" / "index.db")
     for line in (OTHER, SHARED, LEFT, MAIN):
         for upto in (*range(50, 700, 37), 700):
             world.fill(line, upto, other)

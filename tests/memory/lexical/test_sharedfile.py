@@ -13,10 +13,10 @@ from tests.fixtures.waiting import WAIT, eventually
 
 import ortet
 from ortet.errors import Invalid
-from ortet.memory.lexical.index import Index
+from ortet.memory.lexical.index import SqliteWordIndex
 from ortet.memory.lexical.index_file import IndexFile
-from ortet.memory.lexical.sharedfile import _KNOWN, SharedFile
-from ortet.memory.records import Doc
+from ortet.memory.lexical.sharedfile import _POOLS, SharedIndexFile
+from ortet.memory.records import MemoryDocument
 
 MANY = 16
 SCHEMA = "CREATE TABLE words (word TEXT)"
@@ -47,7 +47,7 @@ def in_threads(count: int, do: Callable[[int], None]) -> None:
 
 def test_many_users_share_a_few_connections(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
-    users = [SharedFile(opened.path, opened) for _ in range(MANY)]
+    users = [SharedIndexFile(opened.path, opened) for _ in range(MANY)]
 
     def write(number: int) -> None:
         for turn in range(10):
@@ -64,12 +64,12 @@ def test_many_users_share_a_few_connections(tmp_path: Path) -> None:
     assert 1 <= len(opened.made) <= 2
     for user in users:
         user.close()
-    assert os.path.realpath(opened.path) not in _KNOWN
+    assert os.path.realpath(opened.path) not in _POOLS
 
 
 def test_closing_one_user_keeps_the_file_open_for_the_others(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
-    first, second = SharedFile(opened.path, opened), SharedFile(opened.path, opened)
+    first, second = SharedIndexFile(opened.path, opened), SharedIndexFile(opened.path, opened)
     with first.transaction(write=True) as connection:
         second.close()
         connection.execute("INSERT INTO words VALUES ('here')")
@@ -88,7 +88,7 @@ def test_closing_one_user_keeps_the_file_open_for_the_others(tmp_path: Path) -> 
 
 def test_a_connection_in_use_during_the_last_close_is_closed_afterwards(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
-    user = SharedFile(opened.path, opened)
+    user = SharedIndexFile(opened.path, opened)
     with user.transaction() as connection:
         user.close()
         assert connection.execute("SELECT count(*) FROM words").get == 0
@@ -99,7 +99,7 @@ def test_a_connection_in_use_during_the_last_close_is_closed_afterwards(tmp_path
 
 def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
     opened = Counted(tmp_path / "index.db")
-    user = SharedFile(opened.path, opened, most=1)
+    user = SharedIndexFile(opened.path, opened, max_connections=1)
     served: list[int] = []
 
     def ask(number: int) -> None:
@@ -123,31 +123,31 @@ def test_waiting_users_get_the_connection_in_order(tmp_path: Path) -> None:
 def test_an_index_that_is_in_memory_is_one_for_all(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "index.db"
-    users = [Index(path, shared=True) for _ in range(4)]
-    users[0].add("a" * 32, 0, 1, [Doc(1, "working", "zebra", 1)], [])
+    users = [SqliteWordIndex(path, shared=True) for _ in range(4)]
+    users[0].add("a" * 32, 0, 1, [MemoryDocument(1, "working", "zebra", 1)], [])
     assert users[0].in_memory
     in_threads(4, lambda number: _knows(users[number]))
     users[1].drop()
     assert not users[2].in_memory
-    assert users[3].known("a" * 32) == 0
+    assert users[3].indexed_seq("a" * 32) == 0
     for user in users:
         user.close()
 
 
-def _knows(index: Index) -> None:
+def _knows(index: SqliteWordIndex) -> None:
     for _ in range(50):
-        assert index.known("a" * 32) == 1
+        assert index.indexed_seq("a" * 32) == 1
 
 
 def test_a_forked_child_of_a_busy_process_opens_its_own_index(tmp_path: Path) -> None:
     path = tmp_path / "index.db"
-    index = Index(path, shared=True)
-    index.add("a" * 32, 0, 1, [Doc(1, "working", "zebra", 1)], [])
+    index = SqliteWordIndex(path, shared=True)
+    index.add("a" * 32, 0, 1, [MemoryDocument(1, "working", "zebra", 1)], [])
     stop = Event()
 
     def search() -> None:
         while not stop.is_set():
-            index.known("a" * 32)
+            index.indexed_seq("a" * 32)
 
     threads = [Thread(target=search) for _ in range(4)]
     for thread in threads:
@@ -158,7 +158,7 @@ def test_a_forked_child_of_a_busy_process_opens_its_own_index(tmp_path: Path) ->
             if child == 0:  # pragma: no cover
                 fine = 1
                 try:
-                    fine = int(Index(path, shared=True).known("a" * 32) != 1)
+                    fine = int(SqliteWordIndex(path, shared=True).indexed_seq("a" * 32) != 1)
                 finally:
                     os._exit(fine)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -190,4 +190,4 @@ def test_hubs_of_one_process_recall_from_threads(tmp_path: Path) -> None:
     in_threads(MANY, work)
     with ortet.open(store) as hub:
         assert len(hub.recall("zebra", k=200)) == MANY * 6
-    assert os.path.realpath(store / "local" / "memory" / "index.db") not in _KNOWN
+    assert os.path.realpath(store / "local" / "memory" / "index.db") not in _POOLS

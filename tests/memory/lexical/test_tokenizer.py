@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortet.memory.lexical.tokenizer import LONGEST, Words
+from ortet.memory.lexical.tokenizer import MAX_WORD_CHARS, Tokenizer
 
 
 @pytest.fixture(scope="module")
-def words() -> Words:
-    return Words()
+def words() -> Tokenizer:
+    return Tokenizer()
 
 
 @pytest.mark.parametrize(
@@ -57,54 +57,54 @@ def words() -> Words:
         ("“quoted”—dash", "quoted"),
     ],
 )
-def test_query_terms_match_the_tokens_of_the_text(words: Words, said: str, asked: str) -> None:
+def test_query_terms_match_the_tokens_of_the_text(words: Tokenizer, said: str, asked: str) -> None:
     terms = words.query_terms(asked)
     assert terms
     assert set(terms) <= set(words.tokens(said))
 
 
 @pytest.mark.parametrize("nothing", ["", " \t\n", "?!… —", "\0\0", "\ud800", "\u200b\u200f"])
-def test_text_without_words_has_no_tokens(words: Words, nothing: str) -> None:
+def test_text_without_words_has_no_tokens(words: Tokenizer, nothing: str) -> None:
     assert words.tokens(nothing) == []
     assert words.query_terms(nothing) == []
 
 
-def test_flags_are_not_letters_of_others(words: Words) -> None:
+def test_flags_are_not_letters_of_others(words: Tokenizer) -> None:
     assert words.tokens("🇩🇪🇫🇷") == ["🇩🇪", "🇫🇷"]
 
 
-def test_marks_that_make_another_letter_stay(words: Words) -> None:
+def test_marks_that_make_another_letter_stay(words: Tokenizer) -> None:
     assert words.tokens("か") != words.tokens("が")
     assert words.tokens("कि") != words.tokens("की")
 
 
-def test_hashes_are_not_taken_apart(words: Words) -> None:
+def test_hashes_are_not_taken_apart(words: Tokenizer) -> None:
     assert words.tokens("a3f9c2d7") == ["a3f9c2d7"]
 
 
-def test_tokens_repeat_as_often_as_in_the_text(words: Words) -> None:
+def test_tokens_repeat_as_often_as_in_the_text(words: Tokenizer) -> None:
     assert words.tokens("tea or more tea") == ["tea", "or", "more", "tea"]
     assert words.query_terms("tea or more tea") == ["tea", "or", "more"]
 
 
-def test_long_words_are_cut_to_the_same_token(words: Words) -> None:
-    assert words.tokens("x" * 5000) == words.tokens("x" * 900) == ["x" * LONGEST]
+def test_long_words_are_cut_to_the_same_token(words: Tokenizer) -> None:
+    assert words.tokens("x" * 5000) == words.tokens("x" * 900) == ["x" * MAX_WORD_CHARS]
 
 
-def test_a_very_long_question_is_cut(words: Words) -> None:
+def test_a_very_long_question_is_cut(words: Tokenizer) -> None:
     asked = words.query_terms("zebra " + " ".join(f"word{number}x" for number in range(200_000)))
     assert asked[0] == "zebra"
     assert len(asked) <= 256
 
 
-def test_the_token_cache_is_bounded(words: Words) -> None:
+def test_the_token_cache_is_bounded(words: Tokenizer) -> None:
     for start in range(0, 80_000, 10_000):
         words.tokens(" ".join(f"n{number}q" for number in range(start, start + 10_000)))
-    assert len(words._known) <= 1 << 15
+    assert len(words._cache) <= 1 << 15
 
 
 @given(st.text())
-def test_any_text_has_stable_tokens_without_spaces(words: Words, text: str) -> None:
+def test_any_text_has_stable_tokens_without_spaces(words: Tokenizer, text: str) -> None:
     tokens = words.tokens(text)
     assert tokens == words.tokens(text)
     for token in tokens:
@@ -115,7 +115,9 @@ def test_any_text_has_stable_tokens_without_spaces(words: Words, text: str) -> N
 
 
 @given(st.lists(st.sampled_from([*"ab-_./:@'+# é猫🍕", "A1", "://"]), max_size=12))
-def test_any_mix_of_joints_and_letters_gives_clean_tokens(words: Words, parts: list[str]) -> None:
+def test_any_mix_of_joints_and_letters_gives_clean_tokens(
+    words: Tokenizer, parts: list[str]
+) -> None:
     text = "".join(parts)
     tokens = words.tokens(text)
     assert " " not in "".join(tokens)

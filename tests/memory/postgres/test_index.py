@@ -6,32 +6,34 @@ import pytest
 
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.backends.timelines import Timeline
-from ortet.memory.base import Page
-from ortet.memory.lexical.index_file import Lost
+from ortet.memory.base import IndexPage
+from ortet.memory.lexical.index_file import IndexLost
 from ortet.memory.lexical.search import search
-from ortet.memory.postgres.index import PostgresIndex
-from ortet.memory.records import Doc, End, Path, Query, Span
+from ortet.memory.postgres.index import PostgresWordIndex
+from ortet.memory.records import EventSpan, FactEnd, MemoryDocument, Query, TimelinePath
 
 LINE, OTHER = "a" * 32, "b" * 32
 
 
-def said(seq: int, text: str, key: str = "") -> Doc:
-    return Doc(seq, "semantic" if key else "working", text, time=seq, key=key)
+def said(seq: int, text: str, key: str = "") -> MemoryDocument:
+    return MemoryDocument(seq, "semantic" if key else "working", text, time=seq, key=key)
 
 
-def take(index: PostgresIndex, *docs: Doc, timeline: str = LINE, upto: int = 0) -> None:
-    standing = index.standing([timeline])
-    known = standing.known.get(timeline, 0)
-    page = Page(timeline, known, upto or max(doc.seq for doc in docs), docs, [])
-    index.take([page], standing.mark)
+def take(
+    index: PostgresWordIndex, *docs: MemoryDocument, timeline: str = LINE, upto: int = 0
+) -> None:
+    standing = index.index_state([timeline])
+    known = standing.indexed.get(timeline, 0)
+    page = IndexPage(timeline, known, upto or max(doc.seq for doc in docs), docs, [])
+    index.add_pages([page], standing.mark)
 
 
-def found(index: PostgresIndex, text: str, upto: int) -> list[int]:
-    paths = [Path("", [Span(LINE, 0, upto)])]
+def found(index: PostgresWordIndex, text: str, upto: int) -> list[int]:
+    paths = [TimelinePath("", [EventSpan(LINE, 0, upto)])]
     return [one.seq for one in search(index, paths, Query(text)).found]
 
 
-def test_texts_of_any_size_are_indexed(in_database: PostgresIndex) -> None:
+def test_texts_of_any_size_are_indexed(in_database: PostgresWordIndex) -> None:
     """More distinct words than one tsvector holds; none; many pages at once."""
     words = " ".join(f"w{'x' * 40}{n}" for n in range(40_000))
     take(in_database, said(1, words, "k1"), said(2, "!?", "k2"))
@@ -39,79 +41,81 @@ def test_texts_of_any_size_are_indexed(in_database: PostgresIndex) -> None:
     assert found(in_database, f"w{'x' * 40}17", 2) == [1]
     assert found(in_database, "nowhere", 2) == []
     pages = [
-        Page(f"{n:032x}", a, a + 2, [said(a + 1, f"n{n}"), said(a + 2, f"m{n}")], [])
+        IndexPage(f"{n:032x}", a, a + 2, [said(a + 1, f"n{n}"), said(a + 2, f"m{n}")], [])
         for n in range(3000)
         for a in (0, 2)
     ]
     names = [page.timeline for page in pages]
-    in_database.take(pages, in_database.standing(names).mark)
-    assert set(in_database.standing(names).known.values()) == {4}
+    in_database.add_pages(pages, in_database.index_state(names).mark)
+    assert set(in_database.index_state(names).indexed.values()) == {4}
 
 
 @pytest.mark.parametrize(
     "odd", ["it's", "back\\slash_x", "a&b|c", "'", "f(x):*", "日本語", "ñandú"]
 )
 def test_special_characters_in_a_word_are_not_query_syntax(
-    in_database: PostgresIndex, odd: str
+    in_database: PostgresWordIndex, odd: str
 ) -> None:
     take(in_database, said(1, f"before {odd} behind", "k1"), said(2, "nothing", "k2"))
     assert found(in_database, f"{odd} before", 2) == [1]
 
 
-def test_keys_that_postgresql_text_cannot_hold_are_stored(in_database: PostgresIndex) -> None:
-    standing = in_database.standing([])
+def test_keys_that_postgresql_text_cannot_hold_are_stored(in_database: PostgresWordIndex) -> None:
+    standing = in_database.index_state([])
     docs = [said(1, "zebra one", "k\0\ud800"), said(2, "zebra two", "long" * 5000)]
-    in_database.take([Page(LINE, 0, 3, docs, [End(3, "k\0\ud800", 3)])], standing.mark)
-    paths = [Path("", [Span(LINE, 0, 3)])]
+    in_database.add_pages(
+        [IndexPage(LINE, 0, 3, docs, [FactEnd(3, "k\0\ud800", 3)])], standing.mark
+    )
+    paths = [TimelinePath("", [EventSpan(LINE, 0, 3)])]
     assert [one.key for one in search(in_database, paths, Query("zebra")).found] == ["long" * 5000]
-    paths = [Path("", [Span(LINE, 0, 2)])]
+    paths = [TimelinePath("", [EventSpan(LINE, 0, 2)])]
     assert len(search(in_database, paths, Query("zebra")).found) == 2
 
 
-def test_a_page_read_before_an_erasure_is_refused(in_database: PostgresIndex) -> None:
+def test_a_page_read_before_an_erasure_is_refused(in_database: PostgresWordIndex) -> None:
     """Of timelines that were emptied since; others go on."""
-    standing = in_database.standing([LINE, OTHER])
+    standing = in_database.index_state([LINE, OTHER])
     in_database.forget([LINE])
-    with pytest.raises(Lost):
-        in_database.take([Page(LINE, 0, 1, [said(1, "erased")], [])], standing.mark)
-    in_database.take([Page(OTHER, 0, 1, [said(1, "kept")], [])], standing.mark)
+    with pytest.raises(IndexLost):
+        in_database.add_pages([IndexPage(LINE, 0, 1, [said(1, "erased")], [])], standing.mark)
+    in_database.add_pages([IndexPage(OTHER, 0, 1, [said(1, "kept")], [])], standing.mark)
     take(in_database, said(1, "as it is now"))
     assert found(in_database, "now", 1) == [1]
-    before = in_database.standing([OTHER])
+    before = in_database.index_state([OTHER])
     in_database.forget(None)
-    with pytest.raises(Lost):
-        in_database.take([Page(OTHER, 1, 2, [said(2, "late")], [])], before.mark)
+    with pytest.raises(IndexLost):
+        in_database.add_pages([IndexPage(OTHER, 1, 2, [said(2, "late")], [])], before.mark)
 
 
-def test_a_gap_is_refused(in_database: PostgresIndex) -> None:
+def test_a_gap_is_refused(in_database: PostgresWordIndex) -> None:
     take(in_database, said(1, "one"))
-    mark = in_database.standing([LINE]).mark
-    with pytest.raises(Lost, match="events 2 to 4"):
-        in_database.take([Page(LINE, 4, 5, [said(5, "five")], [])], mark)
+    mark = in_database.index_state([LINE]).mark
+    with pytest.raises(IndexLost, match="events 2 to 4"):
+        in_database.add_pages([IndexPage(LINE, 4, 5, [said(5, "five")], [])], mark)
 
 
 def test_a_timeline_goes_with_its_rows(
-    catalog: PostgresCatalog, in_database: PostgresIndex
+    catalog: PostgresCatalog, in_database: PostgresWordIndex
 ) -> None:
     catalog.move([], verb="test", timelines=[Timeline(LINE), Timeline(OTHER)])
     for name in (LINE, OTHER):
         take(in_database, said(1, "zebra", "fact"), timeline=name)
-    standing = in_database.standing([LINE, OTHER])
-    assert standing.known == {LINE: 1, OTHER: 1}
+    standing = in_database.index_state([LINE, OTHER])
+    assert standing.indexed == {LINE: 1, OTHER: 1}
     catalog.drop_timeline(LINE)
-    assert in_database.standing([LINE, OTHER]).known == {OTHER: 1}
-    assert catalog.link.run("SELECT count(*) FROM memory_terms") == [(1,)]
-    with pytest.raises(Lost):  # by one who had read it before
-        in_database.take([Page(LINE, 1, 2, [said(2, "late")], [])], standing.mark)
+    assert in_database.index_state([LINE, OTHER]).indexed == {OTHER: 1}
+    assert catalog.client.run("SELECT count(*) FROM memory_terms") == [(1,)]
+    with pytest.raises(IndexLost):  # by one who had read it before
+        in_database.add_pages([IndexPage(LINE, 1, 2, [said(2, "late")], [])], standing.mark)
     catalog.drop_timeline(OTHER)
 
 
 def test_a_connection_lost_during_a_read_raises_lost_and_is_replaced(
-    catalog: PostgresCatalog, in_database: PostgresIndex
+    catalog: PostgresCatalog, in_database: PostgresWordIndex
 ) -> None:
     take(in_database, said(1, "zebra"))
-    with pytest.raises(Lost), in_database.reading() as lookup:
-        ((pid,),) = lookup._ask("SELECT pg_backend_pid()")
-        catalog.link.run("SELECT pg_terminate_backend(%s, 60000)", (pid,))
+    with pytest.raises(IndexLost), in_database.open_reader() as lookup:
+        ((pid,),) = lookup._query("SELECT pg_backend_pid()")
+        catalog.client.run("SELECT pg_terminate_backend(%s, 60000)", (pid,))
         lookup.timeline(LINE)
     assert found(in_database, "zebra", 1) == [1]

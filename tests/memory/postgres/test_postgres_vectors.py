@@ -16,18 +16,18 @@ from tests.memory.embedding import Failing, Hashing, Told
 from ortet.backends.postgres.catalog import PostgresCatalog
 from ortet.errors import Invalid
 from ortet.ids import SystemClock
-from ortet.memory.base import Meanings, Page
+from ortet.memory.base import IndexPage, SemanticIndex
 from ortet.memory.lexical.index import text_hash
-from ortet.memory.lexical.search import Near
+from ortet.memory.lexical.search import SemanticMatches
 from ortet.memory.postgres import vectors as postgres_meanings
-from ortet.memory.postgres.index import PostgresIndex
-from ortet.memory.postgres.postgres_shelves import PostgresShelves
+from ortet.memory.postgres.index import PostgresWordIndex
+from ortet.memory.postgres.postgres_shelves import PostgresIndexFactory
 from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
-from ortet.memory.postgres.vectors import PostgresMeanings
-from ortet.memory.records import TIERS, Span
-from ortet.memory.vectors.index import Vectors
+from ortet.memory.postgres.vectors import PostgresSemanticIndex
+from ortet.memory.records import TIERS, EventSpan
+from ortet.memory.vectors.index import LocalSemanticIndex
 
-SPANS = [Span("a", 3, 20), Span("b", 0, 250)]
+SPANS = [EventSpan("a", 3, 20), EventSpan("b", 0, 250)]
 
 
 @pytest.fixture(scope="module")
@@ -55,33 +55,37 @@ class World:
         self.told = Told(directory)
         self.told.tell("a", *(f"text {n}" for n in range(1, 31)))
         self.told.tell("b", *(f"other {n % 100}" for n in range(300)))
-        self.index = PostgresIndex(catalog.link)
+        self.index = PostgresWordIndex(catalog.client)
         self.index.forget(None)
-        PostgresVectorStore(catalog.link, "").empty()
-        mark = self.index.standing([]).mark
-        pages = [Page(name, 0, len(docs), docs, []) for name, docs in self.told.docs.items()]
-        self.index.take(pages, mark)
+        PostgresVectorStore(catalog.client, "").empty()
+        mark = self.index.index_state([]).mark
+        pages = [IndexPage(name, 0, len(docs), docs, []) for name, docs in self.told.docs.items()]
+        self.index.add_pages(pages, mark)
 
-    def in_file(self, embedder: Hashing, text: str, limit: int, *spans: Span) -> Near:
+    def in_file(
+        self, embedder: Hashing, text: str, limit: int, *spans: EventSpan
+    ) -> SemanticMatches:
         path = self.told.directory / "vectors.db"
-        vectors = Vectors(path, embedder, allowance=WAIT, patience=WAIT)
+        vectors = LocalSemanticIndex(path, embedder, fill_timeout=WAIT, query_timeout=WAIT)
         found = self.told.ask(vectors, text, *spans, limit=limit)
         vectors.close()
         return found
 
-    def in_database(self, embedder: Hashing, text: str, limit: int, *spans: Span) -> Near:
+    def in_database(
+        self, embedder: Hashing, text: str, limit: int, *spans: EventSpan
+    ) -> SemanticMatches:
         meanings = self.meanings(embedder)
-        asked = meanings.over(self.index, self.told.news)
+        asked = meanings.ranker(self.index, self.told.news)
         found = asked.rank(spans, TIERS, text, limit)
         meanings.close()
         return found
 
-    def meanings(self, embedder: Hashing) -> Meanings:
-        store = PostgresVectorStore(self.catalog.link, embedder.name)
+    def meanings(self, embedder: Hashing) -> SemanticIndex:
+        store = PostgresVectorStore(self.catalog.client, embedder.name)
         options: dict[str, Any] = {"allowance": WAIT, "patience": WAIT}
-        if store.is_compared:
-            return PostgresMeanings(store, embedder, SystemClock(), **options)
-        return Vectors(store, embedder, **options)
+        if store.has_pgvector:
+            return PostgresSemanticIndex(store, embedder, SystemClock(), **options)
+        return LocalSemanticIndex(store, embedder, **options)
 
 
 @pytest.fixture(params=["compared there", "compared here"])
@@ -116,28 +120,28 @@ def test_vectors_in_postgres_rank_alike_when_all_are_read(
         return walked[-1]
 
     monkeypatch.setattr(PostgresVectorStore, "walk", told)
-    monkeypatch.setattr(postgres_meanings, "MANY", 0)
-    monkeypatch.setattr(postgres_meanings, "SHARE", 10**6)
+    monkeypatch.setattr(postgres_meanings, "SCAN_MIN_EVENTS", 0)
+    monkeypatch.setattr(postgres_meanings, "SCAN_MAX_RATIO", 10**6)
     embedder = Hashing()
     for limit in (1, 25, 1000):
         there = world.in_database(embedder, "text 17", limit, *SPANS)
         assert there == world.in_file(embedder, "text 17", limit, *SPANS)
-    spans = [*SPANS, Span("a", 10, 25)]  # some of it twice
+    spans = [*SPANS, EventSpan("a", 10, 25)]  # some of it twice
     twice = world.in_database(embedder, "text 17", 1000, *spans)
-    compared = PostgresVectorStore(world.catalog.link, embedder.name).is_compared
+    compared = PostgresVectorStore(world.catalog.client, embedder.name).has_pgvector
     assert bool(walked) == (compared and way == "walked")
-    monkeypatch.setattr(postgres_meanings, "MANY", 10**9)
+    monkeypatch.setattr(postgres_meanings, "SCAN_MIN_EVENTS", 10**9)
     assert world.in_database(embedder, "text 17", 1000, *spans) == twice
 
 
 def test_vectors_are_compared_in_the_database_only_with_pgvector(
     catalog: PostgresCatalog, plain: PostgresCatalog
 ) -> None:
-    for made, kind in ((catalog, PostgresMeanings), (plain, Vectors)):
-        meanings = PostgresShelves(made.link).meanings(Hashing(), SystemClock())
+    for made, kind in ((catalog, PostgresSemanticIndex), (plain, LocalSemanticIndex)):
+        meanings = PostgresIndexFactory(made.client).semantic_index(Hashing(), SystemClock())
         assert isinstance(meanings, kind)
         meanings.close()
-    assert PostgresVectorStore(plain.link, "any").kind == "bytea"
+    assert PostgresVectorStore(plain.client, "any").column_type == "bytea"
 
 
 def test_a_text_embedded_by_one_host_is_not_embedded_by_another(world: World) -> None:
@@ -151,12 +155,12 @@ def test_a_text_embedded_by_one_host_is_not_embedded_by_another(world: World) ->
 def test_a_text_indexed_later_is_embedded_and_found(world: World) -> None:
     embedder = Hashing()
     meanings = world.meanings(embedder)
-    asked = meanings.over(world.index, world.told.news)
+    asked = meanings.ranker(world.index, world.told.news)
     asked.rank(SPANS, TIERS, "q", 3)
     world.told.tell("a", "a late one")
-    standing = world.index.standing(["a"])
-    world.index.take([Page("a", 30, 31, world.told.docs["a"][30:], [])], standing.mark)
-    near = asked.rank([Span("a", 0, 31)], TIERS, "a late one", 1)
+    standing = world.index.index_state(["a"])
+    world.index.add_pages([IndexPage("a", 30, 31, world.told.docs["a"][30:], [])], standing.mark)
+    near = asked.rank([EventSpan("a", 0, 31)], TIERS, "a late one", 1)
     assert near.status == "all"
     assert near.places[0][:2] == ("a", 31)
     assert embedder.texts.count("a late one") == 2  # it, and the question
@@ -172,19 +176,19 @@ def test_a_failing_embedder_is_reported_in_the_status(world: World) -> None:
 def test_vectors_of_erased_texts_go_and_lost_tables_are_rebuilt(world: World) -> None:
     embedder = Hashing()
     first = world.in_database(embedder, "text 9", 5, *SPANS)
-    store = PostgresVectorStore(world.catalog.link, "")
-    known = PostgresVectorStore(world.catalog.link, embedder.name)
+    store = PostgresVectorStore(world.catalog.client, "")
+    known = PostgresVectorStore(world.catalog.client, embedder.name)
     assert store.forget([text_hash("text 9"), text_hash("nobody said this")]) == 1
     assert known.get([text_hash("text 9")]) == {}
     assert len(known.get([text_hash("text 10")])) == 1
     assert world.in_database(embedder, "text 9", 5, *SPANS) == first
-    world.catalog.link.run("DROP TABLE memory_vectors")
+    world.catalog.client.run("DROP TABLE memory_vectors")
     assert known.get([text_hash("text 10")]) == {}
     assert world.in_database(embedder, "text 9", 5, *SPANS) == first
 
 
 def test_a_vector_computed_before_an_erasure_is_not_stored(world: World) -> None:
-    store = PostgresVectorStore(world.catalog.link, "m")
+    store = PostgresVectorStore(world.catalog.client, "m")
     mark, size = store.state()
     assert size == 0
     store.forget([])
@@ -195,4 +199,4 @@ def test_a_vector_computed_before_an_erasure_is_not_stored(world: World) -> None
     with pytest.raises(Invalid) as caught:
         store.put(store.state()[0], 3, [(b"i" * 16, b"\0\x3c\0\0\0\0")])
     assert caught.value.kind == "vector_size"
-    assert PostgresVectorStore(world.catalog.link, "other").prune() == 1
+    assert PostgresVectorStore(world.catalog.client, "other").prune() == 1

@@ -19,8 +19,8 @@ from tests.memory.embedding import Failing, Gated, Hashing, Told
 
 from ortet.memory.embedders.base import Embedder, find_embedder
 from ortet.memory.lexical.index import text_hash
-from ortet.memory.records import TIERS, Span
-from ortet.memory.vectors.index import Vectors
+from ortet.memory.records import TIERS, EventSpan
+from ortet.memory.vectors.index import LocalSemanticIndex
 from ortet.testing.clock import ManualClock
 
 SECOND = 1_000_000_000
@@ -37,11 +37,11 @@ def told(tmp_path: Path) -> Iterator[Told]:
 @pytest.fixture
 def opened(told: Told) -> Iterator[Any]:
     """Makes Vectors that wait for the embedder as long as it takes."""
-    made: list[Vectors] = []
+    made: list[LocalSemanticIndex] = []
 
-    def make(embedder: Embedder, **options: Any) -> Vectors:
+    def make(embedder: Embedder, **options: Any) -> LocalSemanticIndex:
         options = {"allowance": WAIT, "patience": WAIT} | options
-        made.append(Vectors(told.directory / "vectors.db", embedder, **options))
+        made.append(LocalSemanticIndex(told.directory / "vectors.db", embedder, **options))
         return made[-1]
 
     yield make
@@ -61,7 +61,7 @@ class TestExactly:
         told.tell("b", *(f"other {n}" for n in range(300)))
         embedder = Hashing(size=64)
         vectors = opened(embedder)
-        spans = [Span("a", 3, 20), Span("b", 0, 250)]
+        spans = [EventSpan("a", 3, 20), EventSpan("b", 0, 250)]
         near = told.ask(vectors, "a question", *spans, limit=25)
         query = _unit(embedder.embed(["a question"]))[0]
         expected = []
@@ -92,13 +92,15 @@ class TestExactly:
         self, told: Told, opened: Any
     ) -> None:
         vectors = opened(Hashing())
-        near = told.ask(vectors, "text 17", Span("a", 4, 9), limit=100)
+        near = told.ask(vectors, "text 17", EventSpan("a", 4, 9), limit=100)
         assert sorted(seq for _, seq, _ in near.places) == [5, 6, 7, 8, 9]
         asked = vectors.over(told.index, told.news)
         near = asked.rank([told.span("a")], [TIERS[1]], "text 17", 100)
         assert sorted(seq for _, seq, _ in near.places) == list(range(1, 31, 3))
-        assert told.ask(vectors, "q", Span("a", 0, 30), limit=0).places == []
-        near = told.ask(vectors, "text 2", Span("a", 0, 9), limit=1)  # further back than before
+        assert told.ask(vectors, "q", EventSpan("a", 0, 30), limit=0).places == []
+        near = told.ask(
+            vectors, "text 2", EventSpan("a", 0, 9), limit=1
+        )  # further back than before
         assert [seq for _, seq, _ in near.places] == [2]
 
     def test_an_event_log_of_many_chunks_is_ranked_completely(
@@ -297,7 +299,7 @@ class TestEmbeddersThatFail:
         clock = ManualClock()
         vectors = opened(Hashing(), clock=clock)
 
-        def closed(span: Span, after: int) -> Any:
+        def closed(span: EventSpan, after: int) -> Any:
             raise OSError("the session was closed")
 
         asked = vectors.over(told.index, closed)
@@ -490,7 +492,9 @@ class TestTheFile:
 
     def test_vectors_work_without_a_writable_place(self, told: Told) -> None:
         (told.directory / "file").write_text("in the way")
-        vectors = Vectors(told.directory / "file" / "vectors.db", Hashing(), allowance=WAIT)
+        vectors = LocalSemanticIndex(
+            told.directory / "file" / "vectors.db", Hashing(), fill_timeout=WAIT
+        )
         assert told.ask(vectors, "text 5").places[0][1] == 5
         vectors.close()
 

@@ -11,10 +11,10 @@ from tests.fixtures.waiting import eventually, is_waited_for
 
 from ortet.errors import Invalid, Unavailable
 from ortet.objects.base import Kind
-from ortet.objects.gc.lock import Gate
-from ortet.objects.store import LocalObjects
+from ortet.objects.gc.lock import SweepLock
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
+Open = Callable[..., LocalObjectStore]
 
 
 def test_writers_share_and_nest(open_store: Open) -> None:
@@ -28,17 +28,17 @@ def test_a_sweep_waits_for_writers_and_gives_up(open_store: Open) -> None:
     with (
         first.writing(),
         pytest.raises(Unavailable) as caught,
-        second.gate.exclusive(patience=0.01),
+        second.sweep_lock.exclusive(timeout=0.01),
     ):
         pass
     assert caught.value.kind == "writer_busy"
-    with second.gate.exclusive(patience=0.01):
+    with second.sweep_lock.exclusive(timeout=0.01):
         pass
     with first.writing():
         pass
 
 
-def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: LocalObjects) -> None:
+def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: LocalObjectStore) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -49,11 +49,11 @@ def test_writers_of_the_same_handle_keep_a_sweep_out_too(store: LocalObjects) ->
     thread = threading.Thread(target=write)
     thread.start()
     inside.wait()
-    with pytest.raises(Unavailable), store.gate.exclusive(patience=0.0):
+    with pytest.raises(Unavailable), store.sweep_lock.exclusive(timeout=0.0):
         pass
     leave.set()
     thread.join()
-    with store.gate.exclusive(patience=0.0):
+    with store.sweep_lock.exclusive(timeout=0.0):
         pass
 
 
@@ -66,7 +66,7 @@ def test_writers_wait_for_a_sweep(open_store: Open, root: Path) -> None:
             order.append("writer")
 
     thread = threading.Thread(target=write)
-    with first.gate.exclusive(patience=0.0):
+    with first.sweep_lock.exclusive(timeout=0.0):
         thread.start()
         eventually(lambda: is_waited_for(root / "local" / "gc.gate"))
         order.append("sweep")
@@ -74,22 +74,22 @@ def test_writers_wait_for_a_sweep(open_store: Open, root: Path) -> None:
     assert order == ["sweep", "writer"]
 
 
-def test_a_sweep_inside_a_commit_is_refused_not_a_deadlock(store: LocalObjects) -> None:
-    with store.writing(), pytest.raises(Invalid), store.gate.exclusive(patience=60.0):
+def test_a_sweep_inside_a_commit_is_refused_not_a_deadlock(store: LocalObjectStore) -> None:
+    with store.writing(), pytest.raises(Invalid), store.sweep_lock.exclusive(timeout=60.0):
         pass
 
 
 def test_the_epoch_is_seen_by_every_handle(open_store: Open, root: Path) -> None:
     first, second = open_store(), open_store()
-    with first.gate.exclusive(patience=0.0):
-        assert first.gate.bump() == 1
+    with first.sweep_lock.exclusive(timeout=0.0):
+        assert first.sweep_lock.raise_epoch() == 1
     with second.writing() as epoch:
         assert epoch == 1
     assert second.epoch == 1
     assert open_store().epoch == 1
     for _ in range(12):
-        first.gate.bump()
-    assert Gate(root / "local").epoch() == 13
+        first.sweep_lock.raise_epoch()
+    assert SweepLock(root / "local").epoch() == 13
 
 
 def test_a_new_epoch_drops_the_remembered_packs(open_store: Open, root: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_new_epoch_drops_the_remembered_packs(open_store: Open, root: Path) ->
     assert second.has(oid)
     [pack] = (root / "bucket/packs").iterdir()
     pack.unlink()
-    with first.gate.exclusive(patience=0.0):
-        first.gate.bump()
+    with first.sweep_lock.exclusive(timeout=0.0):
+        first.sweep_lock.raise_epoch()
     with second.writing():
         assert not second.has(oid)
         second.put(Kind.BLOB, b"in a pack that goes")
@@ -110,9 +110,16 @@ def test_a_new_epoch_drops_the_remembered_packs(open_store: Open, root: Path) ->
 
 def test_one_sweep_at_a_time_and_none_beside_a_verification(open_store: Open) -> None:
     first, second = open_store(), open_store()
-    with first.gate.busy(alone=False), second.gate.busy(alone=False):
-        with pytest.raises(Unavailable) as caught, first.gate.busy(alone=True):
+    with (
+        first.sweep_lock.hold_gc_lock(exclusive=False),
+        second.sweep_lock.hold_gc_lock(exclusive=False),
+    ):
+        with pytest.raises(Unavailable) as caught, first.sweep_lock.hold_gc_lock(exclusive=True):
             pass
         assert caught.value.kind == "sweep_busy"
-    with first.gate.busy(alone=True), pytest.raises(Unavailable), second.gate.busy(alone=False):
+    with (
+        first.sweep_lock.hold_gc_lock(exclusive=True),
+        pytest.raises(Unavailable),
+        second.sweep_lock.hold_gc_lock(exclusive=False),
+    ):
         pass

@@ -17,17 +17,17 @@ from tests.fixtures import forked
 from ortet._util.codec import encode
 from ortet.errors import Corrupt, NotFound, Refused, Unavailable, Unsupported
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Link, Walk
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import SweepReport, sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 SOAK = int(os.environ.get("ORTET_SOAK", "1"))
 WORKER = Path(__file__).parents[1] / "worker.py"
 
-Open = Callable[..., LocalObjects]
-Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
-Roots = Callable[[], Iterable[Link]]
+Open = Callable[..., LocalObjectStore]
+Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
+Roots = Callable[[], Iterable[ObjectRef]]
 
 
 def noise(seed: int, count: int = 20) -> list[bytes]:
@@ -36,7 +36,7 @@ def noise(seed: int, count: int = 20) -> list[bytes]:
 
 
 def roots(*oids: Oid) -> Roots:
-    return lambda: [Link(oid, Kind.COMMIT) for oid in oids]
+    return lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids]
 
 
 def stored(root: Path) -> int:
@@ -49,12 +49,12 @@ def stored(root: Path) -> int:
     return sum(sizes.values())
 
 
-def present(store: LocalObjects, contents: Sequence[bytes]) -> int:
+def present(store: LocalObjectStore, contents: Sequence[bytes]) -> int:
     return sum(store.has(store.hasher.oid(data)) for data in contents)
 
 
 def test_a_sweep_removes_only_unreachable_objects(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store(seal_at=40_000)
     oids = [commit(store, f"c{n}", noise(n)) for n in range(12)]
@@ -73,7 +73,7 @@ def test_a_sweep_removes_only_unreachable_objects(
 
 
 def test_a_dry_run_tells_the_same_and_writes_nothing(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     oids = []
@@ -95,7 +95,9 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(
     assert dry.removed > 0
 
 
-def test_a_second_sweep_finds_nothing(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_a_second_sweep_finds_nothing(
+    open_store: Open, walk: ReferenceParser, commit: Commit
+) -> None:
     store = open_store(seal_at=40_000)
     oids = [commit(store, f"c{n}", noise(n)) for n in range(9)]
     sweep(store, roots(oids[0]), walk)
@@ -105,7 +107,7 @@ def test_a_second_sweep_finds_nothing(open_store: Open, walk: Walk, commit: Comm
 
 
 def test_a_sweep_without_roots_empties_the_store(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     commit(store, "gone", noise(1))
@@ -116,7 +118,7 @@ def test_a_sweep_without_roots_empties_the_store(
 
 
 def test_a_pack_with_little_garbage_is_left_alone(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     oids = [commit(store, f"c{n}", noise(n)) for n in range(20)]
@@ -127,7 +129,7 @@ def test_a_pack_with_little_garbage_is_left_alone(
 
 
 def test_small_packs_and_small_frames_are_merged(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     oids = []
@@ -137,12 +139,14 @@ def test_small_packs_and_small_frames_are_merged(
     assert store.stats().packs == 6
     sweep(store, roots(*oids), walk)
     assert store.stats().packs == 1
-    [pack] = store.shelf.packs
-    assert len({spot[1] for _, spot in pack.spots()}) < 10
+    [pack] = store.pack_set.packs
+    assert len({spot[1] for _, spot in pack.locations()}) < 10
     assert verify(store, roots(*oids), walk).problems == []
 
 
-def test_an_object_stored_twice_is_kept_once(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_an_object_stored_twice_is_kept_once(
+    open_store: Open, walk: ReferenceParser, commit: Commit
+) -> None:
     first, second = open_store(), open_store()
     oids = {commit(store, "same", noise(1)) for store in (first, second)}
     assert len(oids) == 1
@@ -156,11 +160,13 @@ def test_an_object_stored_twice_is_kept_once(open_store: Open, walk: Walk, commi
     assert verify(second, roots(*oids), walk).problems == []
 
 
-def test_a_held_tail_keeps_all_it_refers_to(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_a_held_tail_keeps_all_it_refers_to(
+    open_store: Open, walk: ReferenceParser, commit: Commit
+) -> None:
     first, second = open_store(), open_store()
     blob = first.put(Kind.BLOB, b"in a pack, referred to from a tail only")
     first.writer.seal_now()
-    second.shelf.refresh()
+    second.pack_set.refresh()
     tree = second.put(Kind.TREE, encode(("t", [(int(Kind.BLOB), blob)])))
     half = second.put(Kind.TREE, encode(("its blob was never written", [(1, bytes(32))])))
     second.flush()
@@ -175,7 +181,7 @@ def test_a_held_tail_keeps_all_it_refers_to(open_store: Open, walk: Walk, commit
 
 
 def test_a_full_disk_can_be_swept(
-    open_store: Open, small_disk: Path, walk: Walk, commit: Commit
+    open_store: Open, small_disk: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     path = small_disk / "store"
     store = open_store(path, seal_at=300_000)
@@ -196,7 +202,7 @@ def test_a_full_disk_can_be_swept(
 
 
 def test_a_store_at_its_quota_can_be_swept(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store(quota=200_000)
     kept = commit(store, "kept", noise(0))
@@ -208,7 +214,7 @@ def test_a_store_at_its_quota_can_be_swept(
     commit(store, "fits now", noise(99))
 
 
-def test_a_second_copy_is_garbage(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_a_second_copy_is_garbage(open_store: Open, walk: ReferenceParser, commit: Commit) -> None:
     first, second = open_store(), open_store()
     for store in (first, second):
         oid = commit(store, "same", noise(1, 200))
@@ -220,7 +226,7 @@ def test_a_second_copy_is_garbage(open_store: Open, walk: Walk, commit: Commit) 
 
 
 def test_the_same_bytes_stored_as_blob_and_tree_survive_a_sweep(
-    open_store: Open, walk: Walk
+    open_store: Open, walk: ReferenceParser
 ) -> None:
     store = open_store()
     blob = store.put(Kind.BLOB, b"leaf")
@@ -235,18 +241,18 @@ def test_the_same_bytes_stored_as_blob_and_tree_survive_a_sweep(
 
 
 def test_an_object_that_becomes_reachable_during_marking_is_kept(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store, other = open_store(), open_store()
     old = commit(store, "old", noise(1))
     store.writer.seal_now()
     asked: list[int] = []
 
-    def moving() -> Iterable[Link]:
+    def moving() -> Iterable[ObjectRef]:
         asked.append(1)
         if len(asked) == 1:
             return []
-        return [Link(old, Kind.COMMIT)]  # a branch was made at it since
+        return [ObjectRef(old, Kind.COMMIT)]  # a branch was made at it since
 
     sweep(store, moving, walk)
     assert len(asked) == 2
@@ -255,7 +261,7 @@ def test_an_object_that_becomes_reachable_during_marking_is_kept(
 
 
 def test_a_missing_object_stops_it_before_anything_is_deleted(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     commit(store, "garbage", noise(1))
@@ -270,7 +276,7 @@ def test_a_missing_object_stops_it_before_anything_is_deleted(
 
 
 def test_damaged_live_data_stops_it_before_anything_is_deleted(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store()
     kept = commit(store, "kept", noise(1))
@@ -290,7 +296,7 @@ def test_a_record_of_a_newer_format_stops_the_sweep(open_store: Open, commit: Co
     store = open_store()
     oid = commit(store, "new", noise(1))
 
-    def newer(kind: Kind, data: bytes) -> Iterable[Link]:
+    def newer(kind: Kind, data: bytes) -> Iterable[ObjectRef]:
         raise Unsupported("newer_record", "upgrade ortet")
 
     with pytest.raises(Unsupported):
@@ -299,30 +305,32 @@ def test_a_record_of_a_newer_format_stops_the_sweep(open_store: Open, commit: Co
 
 
 def test_a_writer_that_does_not_finish_is_reported(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store, other = open_store(), open_store()
     commit(store, "garbage", noise(1))
     with other.writing(), pytest.raises(Unavailable):
-        sweep(store, roots(), walk, patience=0.01)
+        sweep(store, roots(), walk, lock_timeout=0.01)
     assert present(store, noise(1)) == 20
     assert sweep(store, roots(), walk).removed == 22
 
 
 def test_readers_go_on_while_packs_are_replaced(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store, reader = open_store(seal_at=40_000), open_store()
     oids = [commit(store, f"c{n}", noise(n)) for n in range(12)]
     store.writer.seal_now()
-    reader.shelf.refresh()
+    reader.pack_set.refresh()
     sweep(store, roots(*oids[::2]), walk)
     for number in range(0, 12, 2):
         for data in noise(number):
             assert reader.get(reader.hasher.oid(data)) == data
 
 
-def test_progress_reaches_its_total(open_store: Open, walk: Walk, commit: Commit) -> None:
+def test_progress_reaches_its_total(
+    open_store: Open, walk: ReferenceParser, commit: Commit
+) -> None:
     store = open_store()
     oids = [commit(store, f"c{n}", noise(n)) for n in range(5)]
     seen: list[tuple[int, int]] = []
@@ -332,7 +340,7 @@ def test_progress_reaches_its_total(open_store: Open, walk: Walk, commit: Commit
 
 
 def test_threads_of_one_handle_commit_while_it_sweeps(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     store = open_store(seal_at=30_000)
     heads: dict[int, Oid] = {}
@@ -348,8 +356,8 @@ def test_threads_of_one_handle_commit_while_it_sweeps(
         except BaseException as error:
             failures.append(error)
 
-    def now() -> Iterable[Link]:
-        return [Link(oid, Kind.COMMIT) for oid in list(heads.values())]
+    def now() -> Iterable[ObjectRef]:
+        return [ObjectRef(oid, Kind.COMMIT) for oid in list(heads.values())]
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(2)]
     for thread in threads:
@@ -370,7 +378,7 @@ def run(verb: str, base: Path, name: str, count: int) -> subprocess.Popen[str]:
 
 @pytest.mark.soak
 def test_writers_in_other_processes_lose_nothing(
-    open_store: Open, tmp_path: Path, walk: Walk
+    open_store: Open, tmp_path: Path, walk: ReferenceParser
 ) -> None:
     """Blobs come and go and come back, so that writers find garbage the sweep is about to take."""
     turns = 60 * SOAK
@@ -382,7 +390,7 @@ def test_writers_in_other_processes_lose_nothing(
         assert job.returncode == 0, said[-500:]
         assert said.endswith("done\n")
     heads = [
-        Link(Oid(bytes.fromhex(path.read_text())), Kind.COMMIT)
+        ObjectRef(Oid(bytes.fromhex(path.read_text())), Kind.COMMIT)
         for path in (tmp_path / "heads").glob("*.head")
     ]
     assert len(heads) == 3

@@ -12,23 +12,23 @@ from tests.fixtures.s3 import set_environ
 
 from ortet._util.codec import Hasher
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import NotFound
 from ortet.ids import Oid, SystemClock
-from ortet.objects.base import Kind, Link, Walk
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.sweep import SweepReport
 from ortet.objects.gc.sweep_remote import sweep_remote
-from ortet.objects.group import MANY
-from ortet.objects.remote.store import RemoteObjects
-from ortet.objects.store import LocalObjects
+from ortet.objects.group import MERGE_MIN_TABLES
+from ortet.objects.remote.store import RemoteObjectStore
+from ortet.objects.store import LocalObjectStore
 
-Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
+Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
 
 
 class Shared:
     """A catalog in a nutshell: heads, and the epoch that fences them."""
 
-    def __init__(self, url: str, directory: Path, walk: Walk) -> None:
+    def __init__(self, url: str, directory: Path, walk: ReferenceParser) -> None:
         self.url = url
         self.heads: set[Oid] = set()
         self.epoch = 0
@@ -36,13 +36,13 @@ class Shared:
         self.after_fence: Callable[[], None] = lambda: None
         self._directory = directory
         self._walk = walk
-        self._opened: list[RemoteObjects] = []
+        self._opened: list[RemoteObjectStore] = []
 
-    def open(self, name: str) -> RemoteObjects:
-        opened = RemoteObjects(
+    def open(self, name: str) -> RemoteObjectStore:
+        opened = RemoteObjectStore(
             self._directory / name,
             S3Bucket(self.url),
-            epochs=Epochs(lambda: self.epoch),
+            epochs=EpochTracker(lambda: self.epoch),
             hasher=Hasher(None),
             clock=SystemClock(),
         )
@@ -63,11 +63,11 @@ class Shared:
         return True
 
     def sweep(
-        self, store: RemoteObjects, grace: float = -60.0, *, dry_run: bool = False
+        self, store: RemoteObjectStore, grace: float = -60.0, *, dry_run: bool = False
     ) -> SweepReport:
         return sweep_remote(
             store,
-            lambda: [Link(oid, Kind.COMMIT) for oid in self.heads],
+            lambda: [ObjectRef(oid, Kind.COMMIT) for oid in self.heads],
             self._walk,
             fence=self.fence,
             clock=SystemClock(),
@@ -85,7 +85,7 @@ class Shared:
 def shared(
     s3: str,
     tmp_path: Path,
-    walk: Walk,
+    walk: ReferenceParser,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[Shared]:
@@ -130,7 +130,7 @@ def test_many_packs_are_fetched_at_once_with_few_descriptors(
     shared: Shared, commit: Commit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = shared.open("one")
-    blobs = [os.urandom(2000) for _ in range(3 * MANY)]
+    blobs = [os.urandom(2000) for _ in range(3 * MERGE_MIN_TABLES)]
     for number, blob in enumerate(blobs):
         head = commit(writer, str(number), [blob])
         if number % 2:
@@ -145,11 +145,11 @@ def test_many_packs_are_fetched_at_once_with_few_descriptors(
     monkeypatch.setattr(S3Bucket, "get_all", counted)
     store = shared.open("two")
     report = shared.sweep(store)
-    assert asked[0] >= 2 * MANY
+    assert asked[0] >= 2 * MERGE_MIN_TABLES
     assert report.packs_removed == len(blobs)
     assert report.packs_written == 1
-    assert len(store.shelf.tables) < MANY
-    assert len(_held(store)) <= MANY
+    assert len(store.pack_set.tables) < MERGE_MIN_TABLES
+    assert len(_held(store)) <= MERGE_MIN_TABLES
     _check(shared, blobs[1::2])
     assert len(_packs(shared)) == 1
 
@@ -160,7 +160,7 @@ def test_a_writer_that_begins_after_the_fence_stores_dying_objects_again(
     store, writer = shared.open("one"), shared.open("two")
     blobs = [os.urandom(50_000) for _ in range(4)]
     commit(store, "dead", blobs)
-    writer.shelf.refresh()
+    writer.pack_set.refresh()
     assert writer.has(writer.hasher.oid(blobs[0]))
     moved: list[bool] = []
 
@@ -183,7 +183,7 @@ def test_a_writer_that_relied_on_dying_objects_is_refused_and_retries(
     store, writer = shared.open("one"), shared.open("two")
     blobs = [os.urandom(50_000) for _ in range(4)]
     commit(store, "dead", blobs)
-    writer.shelf.refresh()
+    writer.pack_set.refresh()
     with writer.writing() as epoch:
         assert writer.has(writer.hasher.oid(blobs[0]))
         head = commit(writer, "new", blobs)
@@ -200,7 +200,7 @@ def test_a_head_moved_before_the_fence_keeps_its_objects(shared: Shared, commit:
     store, writer = shared.open("one"), shared.open("two")
     blobs = [os.urandom(50_000) for _ in range(4)]
     commit(store, "dead", blobs)
-    writer.shelf.refresh()
+    writer.pack_set.refresh()
     with writer.writing() as epoch:
         head = commit(writer, "new", blobs)  # of which the blobs are in the dead pack only
 
@@ -232,13 +232,13 @@ def test_a_killed_sweep_is_completed_by_the_next_sweep(shared: Shared, commit: C
     _check(shared, blobs[:2])
 
 
-def _held(store: RemoteObjects) -> list[str]:
+def _held(store: RemoteObjectStore) -> list[str]:
     """Packs and indexes that are open."""
     held: list[str] = []
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             held.append(os.readlink(f"/proc/self/fd/{fd}"))
-    places = (str(store.root.local / "kept"), str(store.root.index))
+    places = (str(store.layout.local / "kept"), str(store.layout.index))
     return [path for path in held if path.startswith(places)]
 
 

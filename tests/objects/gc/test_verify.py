@@ -9,12 +9,12 @@ from pathlib import Path
 from ortet._util.codec import Compressor, Hasher, encode
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.base import Kind, Link, Walk
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
 from ortet.objects.gc.verify import VerifyReport, verify
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
-Open = Callable[..., LocalObjects]
-Commit = Callable[[LocalObjects, str, Sequence[bytes]], Oid]
+Open = Callable[..., LocalObjectStore]
+Commit = Callable[[LocalObjectStore, str, Sequence[bytes]], Oid]
 
 
 def noise(seed: int, count: int = 10) -> list[bytes]:
@@ -22,8 +22,8 @@ def noise(seed: int, count: int = 10) -> list[bytes]:
     return [dice.randbytes(dice.randrange(100, 2000)) for _ in range(count)]
 
 
-def checked(store: LocalObjects, walk: Walk, *oids: Oid) -> VerifyReport:
-    return verify(store, lambda: [Link(oid, Kind.COMMIT) for oid in oids], walk)
+def checked(store: LocalObjectStore, walk: ReferenceParser, *oids: Oid) -> VerifyReport:
+    return verify(store, lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids], walk)
 
 
 def filled(open_store: Open, commit: Commit) -> list[Oid]:
@@ -38,13 +38,13 @@ def filled(open_store: Open, commit: Commit) -> list[Oid]:
 
 
 def test_verify_of_a_sound_store_reports_no_problems(
-    open_store: Open, walk: Walk, commit: Commit
+    open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     seen: list[tuple[int, int]] = []
     report = verify(
         open_store(),
-        lambda: [Link(oid, Kind.COMMIT) for oid in oids],
+        lambda: [ObjectRef(oid, Kind.COMMIT) for oid in oids],
         walk,
         progress=lambda done, total: seen.append((done, total)),
     )
@@ -55,18 +55,22 @@ def test_verify_of_a_sound_store_reports_no_problems(
     assert seen[-1][0] == seen[-1][1]
 
 
-def test_verify_of_an_empty_store_reports_no_problems(store: LocalObjects, walk: Walk) -> None:
+def test_verify_of_an_empty_store_reports_no_problems(
+    store: LocalObjectStore, walk: ReferenceParser
+) -> None:
     assert checked(store, walk).problems == []
 
 
-def test_verify_accepts_objects_that_are_not_flushed(store: LocalObjects, walk: Walk) -> None:
+def test_verify_accepts_objects_that_are_not_flushed(
+    store: LocalObjectStore, walk: ReferenceParser
+) -> None:
     blob = store.put(Kind.BLOB, b"pending")
     tree = store.put(Kind.COMMIT, encode(("c", [(int(Kind.BLOB), blob)])))
     assert checked(store, walk, tree).problems == []
 
 
 def test_every_flipped_bit_in_packs_and_tails_is_found(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     dice = random.Random(8)
@@ -87,7 +91,7 @@ def test_every_flipped_bit_in_packs_and_tails_is_found(
 
 
 def test_a_flipped_bit_in_an_index_is_found_and_mended(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     path = next((root / "local/index").iterdir())
@@ -104,7 +108,7 @@ def test_a_flipped_bit_in_an_index_is_found_and_mended(
 
 
 def test_a_missing_index_is_no_problem(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     for path in (root / "local/index").iterdir():
@@ -113,7 +117,7 @@ def test_a_missing_index_is_no_problem(
 
 
 def test_missing_objects_are_all_named(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     sorted((root / "bucket/packs").iterdir())[0].unlink()
@@ -128,7 +132,9 @@ def test_missing_objects_are_all_named(
     assert all(tree.hex() in problem.where for problem in report.problems)
 
 
-def test_verify_reports_an_object_of_the_wrong_kind(store: LocalObjects, walk: Walk) -> None:
+def test_verify_reports_an_object_of_the_wrong_kind(
+    store: LocalObjectStore, walk: ReferenceParser
+) -> None:
     blob = store.put(Kind.BLOB, b"not a tree at all")
     top = store.put(Kind.COMMIT, encode(("c", [(int(Kind.TREE), blob)])))
     store.flush()
@@ -137,7 +143,7 @@ def test_verify_reports_an_object_of_the_wrong_kind(store: LocalObjects, walk: W
 
 
 def test_verify_reports_a_wrong_hash_behind_right_checksums(
-    open_store: Open, root: Path, walk: Walk
+    open_store: Open, root: Path, walk: ReferenceParser
 ) -> None:
     store = open_store()
     store.put(Kind.BLOB, b"sound")
@@ -149,7 +155,7 @@ def test_verify_reports_a_wrong_hash_behind_right_checksums(
     assert (problem.oid, problem.where) == (liar.hex(), "pack forged")
 
 
-def test_frames_of_another_key_are_found(open_store: Open, walk: Walk) -> None:
+def test_frames_of_another_key_are_found(open_store: Open, walk: ReferenceParser) -> None:
     store = open_store()
     data = frame.build([(Oid(bytes(32)), 1, b"theirs")], b"another!", Compressor())
     store.bucket.put("packs/theirs.pack", data)
@@ -158,7 +164,7 @@ def test_frames_of_another_key_are_found(open_store: Open, walk: Walk) -> None:
 
 
 def test_a_torn_end_of_a_tail_is_no_problem(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     [tail] = (root / "local/tails").iterdir()
@@ -173,7 +179,7 @@ def test_a_torn_end_of_a_tail_is_no_problem(
 
 
 def test_damage_does_not_hide_more_damage(
-    open_store: Open, root: Path, walk: Walk, commit: Commit
+    open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     oids = filled(open_store, commit)
     for path in (root / "bucket/packs").iterdir():

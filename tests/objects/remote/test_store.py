@@ -12,11 +12,11 @@ from tests.fixtures.s3 import Proxy, fails
 
 from ortet._util.codec import Hasher
 from ortet.backends.object_storage.bucket import S3Bucket
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import NotFound, Unavailable
 from ortet.ids import Oid, SystemClock
 from ortet.objects.base import Kind
-from ortet.objects.remote.store import RemoteObjects
+from ortet.objects.remote.store import RemoteObjectStore
 
 _ILL = [fails(503, "SlowDown")] * 1000
 
@@ -27,13 +27,13 @@ class Hosts:
     def __init__(self, url: str, directory: Path) -> None:
         self._url = url
         self._directory = directory
-        self._opened: list[RemoteObjects] = []
+        self._opened: list[RemoteObjectStore] = []
 
-    def open(self, name: str, *, patience: float = 60.0, **options: Any) -> RemoteObjects:
-        opened = RemoteObjects(
+    def open(self, name: str, *, patience: float = 60.0, **options: Any) -> RemoteObjectStore:
+        opened = RemoteObjectStore(
             self._directory / name,
-            S3Bucket(self._url, patience=patience),
-            epochs=Epochs(lambda: 0),
+            S3Bucket(self._url, retry_seconds=patience),
+            epochs=EpochTracker(lambda: 0),
             hasher=Hasher(None),
             clock=SystemClock(),
             **options,
@@ -53,7 +53,7 @@ def hosts(proxy: Proxy, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     hosts.close()
 
 
-def _put(store: RemoteObjects, *contents: bytes) -> list[Oid]:
+def _put(store: RemoteObjectStore, *contents: bytes) -> list[Oid]:
     with store.writing():
         oids = [store.put(Kind.BLOB, content) for content in contents]
         store.flush()
@@ -126,10 +126,10 @@ def test_local_durability_does_not_wait_for_the_bucket(hosts: Hosts, proxy: Prox
     assert writer.get(oids[0]) == content
     assert writer.queued().objects == 1
     with pytest.raises(Unavailable) as caught:
-        writer.settle(patience=0.2)
+        writer.wait_for_uploads(timeout=0.2)
     assert caught.value.kind == "not_uploaded_yet"
     proxy.faults = []
-    writer.settle()
+    writer.wait_for_uploads()
     assert writer.queued().objects == 0
     assert reader.get(oids[0]) == content
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.fixtures.waiting import WAIT, aeventually, loop_turns
 
-from ortet.server.middleware.thread_pool import Threads
+from ortet.server.middleware.thread_pool import RequestThreadPool
 
 
-def ran(main: Callable[[Threads], Any], count: int = 2) -> Any:
+def ran(main: Callable[[RequestThreadPool], Any], count: int = 2) -> Any:
     """In a loop of its own."""
 
     async def body() -> Any:
-        threads = Threads(count)
+        threads = RequestThreadPool(count)
         try:
             return await asyncio.wait_for(main(threads), WAIT)
         finally:
@@ -29,7 +29,7 @@ def ran(main: Callable[[Threads], Any], count: int = 2) -> Any:
 
 
 def test_results_and_errors_come_back() -> None:
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         assert await asyncio.gather(*(threads.run(partial(pow, n, 2)) for n in range(50))) == [
             n * n for n in range(50)
         ]
@@ -44,10 +44,10 @@ def test_results_and_errors_come_back() -> None:
 
 def test_calls_beyond_the_thread_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ortet.server.middleware.thread_pool._LONG", WAIT
+        "ortet.server.middleware.thread_pool._LONG_CALL_SECONDS", WAIT
     )  # nobody is long at it here
 
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         go, begun = Event(), list[int]()
 
         def work(number: int) -> int:
@@ -65,7 +65,7 @@ def test_calls_beyond_the_thread_limit_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_long_call_gives_its_thread_slot_to_others() -> None:
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         go = Event()
         long = [asyncio.create_task(threads.run(lambda: go.wait(WAIT))) for _ in range(2)]
         await loop_turns()
@@ -81,7 +81,7 @@ def test_long_call_gives_its_thread_slot_to_others() -> None:
 
 
 def test_a_caller_that_goes_away_stops_nothing() -> None:
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         go, done = Event(), Event()
 
         def work() -> None:
@@ -104,7 +104,7 @@ def test_a_caller_that_goes_away_stops_nothing() -> None:
 def test_a_call_sees_the_context_of_its_caller() -> None:
     name = ContextVar("name", default="nobody")
 
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         name.set("somebody")
         assert await threads.run(name.get) == "somebody"
 
@@ -112,7 +112,7 @@ def test_a_call_sees_the_context_of_its_caller() -> None:
 
 
 def test_call_after_close_is_refused() -> None:
-    async def main(threads: Threads) -> None:
+    async def main(threads: RequestThreadPool) -> None:
         threads.close()
         with pytest.raises(RuntimeError):
             await threads.run(lambda: 1)

@@ -21,8 +21,8 @@ from tests.fixtures.s3 import ENVIRON, make_bucket, s3_server
 from tests.fixtures.waiting import WAIT, aeventually, eventually
 
 from ortet.server.observability import parts
-from ortet.server.observability.logs import Log
-from ortet.server.observability.parts import Part
+from ortet.server.observability.logs import ServerLog
+from ortet.server.observability.parts import HealthCheck
 
 ASKING = 16
 
@@ -209,26 +209,26 @@ class Stuck:
 
 def test_concurrent_readiness_probes_share_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
     look, said = Stuck(), bytearray()
-    log = Log(said.extend)
-    part = Part("bucket", look, log)
+    log = ServerLog(said.extend)
+    part = HealthCheck("bucket", look, log)
 
     async def ask() -> None:
-        monkeypatch.setattr(parts, "LIMIT", 0.1)
-        told = await asyncio.gather(*(part.wrong() for _ in range(5)))
+        monkeypatch.setattr(parts, "CHECK_TIMEOUT_SECONDS", 0.1)
+        told = await asyncio.gather(*(part.problem() for _ in range(5)))
         assert {words.partition(" for ")[0] for words in told} == {"its bucket has not answered"}
-        assert "has not answered" in await part.wrong()
+        assert "has not answered" in await part.problem()
         assert await asyncio.to_thread(look.there.wait, WAIT)
         assert look.begun == 1
-        monkeypatch.setattr(parts, "LIMIT", WAIT)
+        monkeypatch.setattr(parts, "CHECK_TIMEOUT_SECONDS", WAIT)
         look.go.set()
-        assert await part.wrong() == ""  # of the look that was waited for in vain
+        assert await part.problem() == ""  # of the look that was waited for in vain
         assert look.begun == 1
         look.error = OSError("on host 10.0.0.7")
-        wrong = await aeventually(part.wrong)
-        assert wrong == await part.wrong() == "its bucket cannot be used"
+        wrong = await aeventually(part.problem)
+        assert wrong == await part.problem() == "its bucket cannot be used"
         assert look.begun == 3  # nobody is told of a failure that was before
         look.error = None
-        assert await part.wrong() == ""
+        assert await part.problem() == ""
 
     asyncio.run(ask())
     log.close()

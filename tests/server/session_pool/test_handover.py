@@ -18,8 +18,8 @@ from tests.fixtures.waiting import WAIT, eventually
 from tests.server.farm import Farm, said, servers, settled
 
 from ortet.server.session_pool import handover
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.writing.lease_handover import left, taken, wanted
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.writing.lease_handover import received_topic, released_topic, request_topic
 
 pytestmark = [pytest.mark.postgres, pytest.mark.valkey]
 
@@ -103,19 +103,19 @@ class TestRooms:
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
         say(two, id_, "two")  # nobody is at work in it
-        assert not one.opened()
+        assert not one.open_slots()
 
     def test_session_is_not_handed_over_while_a_request_is_inside(self, make: Make) -> None:
         one = make(linger=3600.0, turn=3600.0)
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
         with ThreadPoolExecutor(1) as pool:
-            with one.enter(one.row(id_)) as session:
-                asked = one.signal.token(wanted(id_))
+            with one.open_session(one.row(id_)) as session:
+                asked = one.signal.token(request_topic(id_))
                 other = pool.submit(say, two, id_, "two")
-                assert one.signal.wait(wanted(id_), asked, WAIT)
+                assert one.signal.wait(request_topic(id_), asked, WAIT)
                 session.say("user", "one")
-                assert [room.id for room in one.opened()] == [id_]
+                assert [room.id for room in one.open_slots()] == [id_]
             other.result(WAIT)
         with two.view(id_) as view:
             assert [message.content for message in view.messages()] == ["one", "two"]
@@ -124,19 +124,19 @@ class TestRooms:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also where it asks for it again at once, and the other is slow to hear."""
-        monkeypatch.setattr(handover, "_FIRST", WAIT)
+        monkeypatch.setattr(handover, "_TAKE_TIMEOUT_SECONDS", WAIT)
         one = make(linger=3600.0, turn=0.0)
         id_ = begin(one)
-        token = one.signal.token(left(id_))
-        with one.enter(one.row(id_)):
+        token = one.signal.token(released_topic(id_))
+        with one.open_session(one.row(id_)):
             _asked(one, id_)
-        assert one.signal.wait(left(id_), token, WAIT)
+        assert one.signal.wait(released_topic(id_), token, WAIT)
         with ThreadPoolExecutor(1) as pool:
             again = pool.submit(say, one, id_, "again")
             with one.hub() as hub, hub.session("one") as session:
                 assert not again.done()
                 session.say("user", "first")
-            one.signal.notify(taken(id_))
+            one.signal.notify(received_topic(id_))
             again.result(WAIT)
         with one.view(id_) as view:
             assert [message.content for message in view.messages()] == ["first", "again"]
@@ -144,14 +144,14 @@ class TestRooms:
     def test_server_retakes_a_released_session_if_nobody_takes_it(self, make: Make) -> None:
         one = make(linger=3600.0, turn=0.0)
         id_ = begin(one)
-        with one.enter(one.row(id_)):
+        with one.open_session(one.row(id_)):
             _asked(one, id_)
         say(one, id_, "nobody came")
         assert is_held(one, id_)
 
 
-def _asked(rooms: Rooms, id_: str) -> None:
+def _asked(rooms: SessionPool, id_: str) -> None:
     """By one that is not heard of again."""
-    room: Any = next(room for room in rooms.opened() if room.id == id_)
-    rooms.signal.notify(wanted(id_))
+    room: Any = next(room for room in rooms.open_slots() if room.id == id_)
+    rooms.signal.notify(request_topic(id_))
     eventually(lambda: room.asked)

@@ -13,7 +13,7 @@ from ortet.errors import Invalid
 from ortet.sessions.actions.actions import (
     Action,
     arguments,
-    checked,
+    check_action,
     describe,
     digest,
     is_async,
@@ -63,9 +63,9 @@ class TestMark:
 
     def test_only_idempotent_actions_need_a_key(self) -> None:
         for replay in ("pure", "recorded", "once"):
-            assert checked(Action("x", replay)) == Action("x", replay)
+            assert check_action(Action("x", replay)) == Action("x", replay)
         with pytest.raises(Invalid) as caught:
-            checked(Action("x", "idempotent"))
+            check_action(Action("x", "idempotent"))
         assert caught.value.kind == "no_key"
 
     def test_partial_functions_have_the_name_of_what_they_call(self) -> None:

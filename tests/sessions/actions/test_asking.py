@@ -14,15 +14,15 @@ from ortet.backends.base import RowChange
 from ortet.hub.hub import Hub
 from ortet.journal.state.records import Approval
 from ortet.sessions.actions import asking
-from ortet.sessions.actions.asking import all_waiting
-from ortet.sessions.reader import View
-from ortet.sessions.table import ASKS, SessionRow
+from ortet.sessions.actions.asking import pending_approvals
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.table import PENDING_APPROVALS, SessionRow
 
 OLD = Path(__file__).parents[2] / "format" / "stores" / "0.1.0.tar.xz"
 
 
 def names(hub: Hub) -> list[str]:
-    return [row.name for row, _ in all_waiting(hub)]
+    return [row.name for row, _ in pending_approvals(hub)]
 
 
 def by_reading(hub: Hub) -> list[str]:
@@ -37,15 +37,15 @@ def by_reading(hub: Hub) -> list[str]:
 
 
 def hints(hub: Hub) -> list[str]:
-    return [row.key for row in hub.catalog.rows(ASKS)]
+    return [row.key for row in hub.catalog.rows(PENDING_APPROVALS)]
 
 
 def test_approval_is_listed_until_it_is_answered(hub: Hub) -> None:
     with hub.session("s") as s:
         first, second = s.request_approval("sell the boat"), s.request_approval("buy a boat")
-        assert [one.id for _, one in all_waiting(hub)] == [first, second]
+        assert [one.id for _, one in pending_approvals(hub)] == [first, second]
         hub.approve(s.id, first)  # beside the writer
-        assert [one.id for _, one in all_waiting(hub)] == [second]
+        assert [one.id for _, one in pending_approvals(hub)] == [second]
         hub.approve(s.id, second, ok=False)
         assert names(hub) == hints(hub) == []
         s.say("user", "go on")
@@ -68,7 +68,7 @@ def test_listing_approvals_loads_only_sessions_that_have_one(
     read: list[str] = []
     get = hub.get
 
-    def counted(id_: str) -> View:
+    def counted(id_: str) -> SessionReader:
         read.append(id_)
         return get(id_)
 
@@ -81,7 +81,7 @@ def test_forks_inherit_pending_approvals(hub: Hub) -> None:
     with hub.session("s") as s:
         s.request_approval("sell the boat")
         s.fork(2, machine=False)
-        hub.approve(s.id, all_waiting(hub)[0][1].id)
+        hub.approve(s.id, pending_approvals(hub)[0][1].id)
         assert names(hub) == by_reading(hub) == ["s/1", "s/2"]
 
 
@@ -157,7 +157,7 @@ def test_pending_approvals_are_found_in_a_store_without_approval_rows(hub: Hub) 
         (fork,) = s.fork(1, machine=False)
     with hub.session("quiet") as quiet:
         quiet.say("user", "hello")
-    for kind in (ASKS, "store"):
+    for kind in (PENDING_APPROVALS, "store"):
         for row in hub.catalog.rows(kind):
             hub.catalog.drop_row(kind, row.key)
     assert names(hub) == ["s", "s/1"]
@@ -182,7 +182,7 @@ def test_approval_requested_during_a_listing_is_not_lost(
     assert names(hub) == []  # this store is known
     with hub.session("s") as s:
         hub.approve(s.id, s.request_approval("sell the boat"))
-        waiting = asking._waiting
+        waiting = asking._open_approvals
 
         def late(hub: Hub, row: SessionRow) -> list[Approval]:
             found = waiting(hub, row)
@@ -190,8 +190,8 @@ def test_approval_requested_during_a_listing_is_not_lost(
             return found
 
         with monkeypatch.context() as patched:
-            patched.setattr(asking, "_waiting", late)
-            all_waiting(hub)
+            patched.setattr(asking, "_open_approvals", late)
+            pending_approvals(hub)
         assert names(hub) == ["s"]
 
 
@@ -207,9 +207,9 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
                 together.wait(WAIT)
                 for turn in range(5):
                     id_ = s.request_approval(f"turn {turn}")
-                    assert id_ in [one.id for _, one in all_waiting(own)]
+                    assert id_ in [one.id for _, one in pending_approvals(own)]
                     own.approve(s.id, id_)
-                    assert id_ not in [one.id for _, one in all_waiting(own)]
+                    assert id_ not in [one.id for _, one in pending_approvals(own)]
                 s.request_approval("the last")
         except BaseException as error:
             failed.append(error)
@@ -222,7 +222,7 @@ def test_concurrent_approval_requests_and_listings_lose_none(tmp_path: Path) -> 
     assert failed == []
     with ortet.open(store) as hub:
         assert sorted(names(hub)) == [f"s{number}" for number in range(many)]
-        change = RowChange(ASKS, "nobody", b"")
+        change = RowChange(PENDING_APPROVALS, "nobody", b"")
         hub.catalog.move([], verb="test", rows=[change])
         assert len(names(hub)) == many
         assert "nobody" not in hints(hub)

@@ -21,17 +21,17 @@ from ortet.backends.base import RowChange
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
-from ortet.sessions.actions.bill import Bill, Second, Span, Spent, bill, spends
+from ortet.sessions.actions.bill import Bill, MinuteSpend, Second, SpendRecord, bill, spends
 from ortet.sessions.actions.budget import (
-    _again,
+    _retry_row_conflict,
+    initial_budget_rows,
     kind_of,
-    left_for,
     levels,
-    opened,
-    purse_rows,
-    reserved,
+    remaining_for,
+    reservation_rows,
+    reserve_share,
 )
-from ortet.sessions.actions.budget_math import Account, Limits, Purse
+from ortet.sessions.actions.budget_math import BudgetLimits, FamilyBudget, Reservation
 from ortet.sessions.session import Session
 from ortet.testing.clock import ManualClock
 
@@ -177,7 +177,7 @@ class TestLimits:
 class TestRows:
     """What is reserved, where it is written, and when it is returned."""
 
-    def purse(self, hub: Hub, s: Session) -> Purse:
+    def purse(self, hub: Hub, s: Session) -> Reservation:
         return levels(hub.catalog, s.row)[0].purse
 
     def test_levels_cannot_be_changed_in_place(self, hub: Hub) -> None:
@@ -189,11 +189,11 @@ class TestRows:
     ) -> None:
         with hub.session("s") as s:
             row, kind = s.row, kind_of(s.row.family)
-            assert opened(row, Limits(), "", {}) == []
-            account = Account(limits={"usd": 5.0}, granted={"usd": 2.0}, outer="f")
-            assert opened(row, Limits({"usd": 5.0}), "f", {"usd": 2.0}) == [
+            assert initial_budget_rows(row, BudgetLimits(), "", {}) == []
+            account = FamilyBudget(limits={"usd": 5.0}, granted={"usd": 2.0}, outer="f")
+            assert initial_budget_rows(row, BudgetLimits({"usd": 5.0}), "f", {"usd": 2.0}) == [
                 RowChange(kind, "account", encode(account), expect=0),
-                RowChange(kind, row.id, encode(Purse({"usd": 2.0}, {"usd": 2.0})), expect=0),
+                RowChange(kind, row.id, encode(Reservation({"usd": 2.0}, {"usd": 2.0})), expect=0),
             ]
 
     def test_spend_event_names_the_model_only_if_there_is_one(self, hub: Hub) -> None:
@@ -263,22 +263,24 @@ class TestRows:
             s.spend(usd=1)
             s.budget(usd=10)  # returns what is reserved
             row = replace(s.row, id="0" * 32, name="kid")
-            hub.catalog.move([], verb="x", rows=reserved(hub.catalog, row, {"usd": 4, "pages": 2}))
-            assert left_for(hub.catalog, row) == {"usd": 4.0, "pages": 2.0}
+            hub.catalog.move(
+                [], verb="x", rows=reserve_share(hub.catalog, row, {"usd": 4, "pages": 2})
+            )
+            assert remaining_for(hub.catalog, row) == {"usd": 4.0, "pages": 2.0}
             (level,) = levels(hub.catalog, row)
-            assert level.purse == Purse({"usd": 4.0}, {}, {"usd": 4.0, "pages": 2.0})
+            assert level.purse == Reservation({"usd": 4.0}, {}, {"usd": 4.0, "pages": 2.0})
             assert level.account.granted == {"usd": 5.0}
             paid = replace(level.purse, spent={"usd": 3.0, "pages": 5.0})
             change = RowChange(kind_of(row.family), row.id, encode(paid))
             hub.catalog.move([], verb="x", rows=[change])
-            assert left_for(hub.catalog, row) == {"usd": 1.0, "pages": 0.0}
+            assert remaining_for(hub.catalog, row) == {"usd": 1.0, "pages": 0.0}
 
     def test_share_above_what_is_free_is_refused_with_what_is_left(self, hub: Hub) -> None:
         with hub.session("s", budget={"usd": 10, "pages": 9}) as s:
             s.spend(usd=1)
             s.budget(usd=10)
             row = replace(s.row, id="0" * 32, name="kid")
-            error = refused(reserved, hub.catalog, row, {"usd": 9.5, "pages": 9})
+            error = refused(reserve_share, hub.catalog, row, {"usd": 9.5, "pages": 9})
             assert error.details["left"] == {"usd": 9.0}
             assert "usd 9.5 of 9 left" in str(error)
 
@@ -291,7 +293,7 @@ class TestRows:
 
         for kind in ("row_moved", "head_moved"):
             with pytest.raises(Conflict):
-                _again(lambda kind=kind: attempt(kind))  # type: ignore[misc]
+                _retry_row_conflict(lambda kind=kind: attempt(kind))  # type: ignore[misc]
         assert tries == ["row_moved"] * 100 + ["head_moved"]
 
 
@@ -300,7 +302,7 @@ class TestShares:
 
     def share(self, hub: Hub, s: Session, usd: float) -> Session:
         (kid,) = s.fork(1)
-        rows = [RowChange(kind_of(kid.row.family), kid.id, encode(Purse(share={"usd": usd})))]
+        rows = [RowChange(kind_of(kid.row.family), kid.id, encode(Reservation(share={"usd": usd})))]
         hub.catalog.move([], verb="x", rows=rows)
         return kid
 
@@ -471,7 +473,9 @@ class TestFamily:
         assert sum(recorded) == spent
         (level,) = levels(hub.catalog, s.row)
         assert level.account.granted["n"] == pytest.approx(spent)
-        assert all(purse.idle("n") == 0 for _, purse in purse_rows(hub.catalog, s.row.family))
+        assert all(
+            purse.unspent("n") == 0 for _, purse in reservation_rows(hub.catalog, s.row.family)
+        )
 
     def test_concurrent_processes_never_exceed_the_budget_without_an_error(
         self, store: Path, together: Callable[..., list[Any]]
@@ -644,12 +648,12 @@ class TestBill:
             clock.advance(5 * 10**9 + 7)
             s.spend(usd=4, model="m")
         hour = datetime.fromtimestamp(at // 10**9, UTC).strftime("%Y-%m-%dT%H")
-        span = Span("a", "old", "old", "", {"usd": 8.0}, 3)
+        span = MinuteSpend("a", "old", "old", "", {"usd": 8.0}, 3)
         hub.catalog.move([], verb="x", rows=[RowChange("bill", f"{hour}/old/", encode(span))])
         assert sorted(spends(hub.catalog, None), key=lambda one: one.time) == [
-            Spent(at - 61 * 10**9, "old", "", {"usd": 8.0}),
-            Spent(at, s.id, "", {"usd": 3}),
-            Spent(at + 5 * 10**9, s.id, "m", {"usd": 4}),
+            SpendRecord(at - 61 * 10**9, "old", "", {"usd": 8.0}),
+            SpendRecord(at, s.id, "", {"usd": 3}),
+            SpendRecord(at + 5 * 10**9, s.id, "m", {"usd": 4}),
         ]
         assert [one.model for one in spends(hub.catalog, at + 2 * 10**9)] == ["m"]
 
@@ -671,7 +675,12 @@ class TestBill:
             assert {line.key for line in lines} == {"one", "two", "three"} - {hidden}
 
     def test_lines_and_rows_of_a_bill_cannot_be_changed_in_place(self) -> None:
-        rows = (Bill("k", "n", {}, 0), Second(0, {}, 0), Spent(0, "", "", {}), Span("", "", ""))
+        rows = (
+            Bill("k", "n", {}, 0),
+            Second(0, {}, 0),
+            SpendRecord(0, "", "", {}),
+            MinuteSpend("", "", ""),
+        )
         for row in rows:
             with pytest.raises(AttributeError):
                 row.amounts = {}  # type: ignore[misc]

@@ -14,7 +14,14 @@ from ortet.errors import Conflict, OrtetError, Refused, Unsettled
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
 from ortet.sessions.actions.approvals import USED
-from ortet.sessions.actions.effects import Deed, carried, deeds_of, done_since, said_of, shown
+from ortet.sessions.actions.effects import (
+    EffectRow,
+    carried_effect_rows,
+    effect_rows,
+    effects_since,
+    error_text,
+    format_call,
+)
 from ortet.sessions.session import Session
 
 
@@ -30,8 +37,8 @@ def begins(s: Any) -> list[Event]:
     return [event for event in s.events() if event.kind == "begun"]
 
 
-def deed_of(hub: Hub, s: Session) -> Deed:
-    (deed,) = deeds_of(hub.catalog, s.row.family)
+def deed_of(hub: Hub, s: Session) -> EffectRow:
+    (deed,) = effect_rows(hub.catalog, s.row.family)
     return deed
 
 
@@ -58,7 +65,7 @@ class TestRows:
             begun = s.intend("fourth").effect
             first, second = (event.seq for event in begins(s)[:2])
             names = [
-                [effect.name for effect in done_since(hub.catalog, s.row, seq)]
+                [effect.name for effect in effects_since(hub.catalog, s.row, seq)]
                 for seq in (0, first - 1, first, second - 1, second, begun.begun)
             ]
             assert names == [
@@ -75,8 +82,8 @@ class TestRows:
             (fork,) = s.fork(1)
             s.act(int, name="mine")
             fork.act(int, name="theirs")
-            assert [e.name for e in done_since(hub.catalog, s.row, 0)] == ["mine"]
-            assert [e.name for e in done_since(hub.catalog, fork.row, 0)] == ["theirs"]
+            assert [e.name for e in effects_since(hub.catalog, s.row, 0)] == ["mine"]
+            assert [e.name for e in effects_since(hub.catalog, fork.row, 0)] == ["theirs"]
 
     def test_effects_carried_to_another_store_are_new_rows_of_the_new_family(
         self, hub: Hub
@@ -85,9 +92,9 @@ class TestRows:
             s.act(int, name="plain")
             s.act(int, name="keyed", key="k")
             s.act(int, name="local", key="k2", scope="timeline")
-            plain, keyed, local = deeds_of(hub.catalog, s.row.family)
+            plain, keyed, local = effect_rows(hub.catalog, s.row.family)
             kind, row = f"deed/{t.row.family}", t.row
-            assert carried(row, [plain, keyed, local]) == [
+            assert carried_effect_rows(row, [plain, keyed, local]) == [
                 RowChange(kind, plain.effect.id, encode(replace(plain, session=t.id)), expect=0),
                 RowChange(kind, keyed.effect.id, encode(replace(keyed, session=t.id)), expect=0),
                 RowChange("deed-key", f"{row.family}/k", keyed.effect.id.encode(), expect=0),
@@ -262,14 +269,14 @@ class TestKeys:
 
     def test_effect_that_another_thread_declares_is_in_flight(self, hub: Hub, s: Session) -> None:
         begun = s.intend("pay", key="k").effect
-        deeds = s._deeds
+        deeds = s._effects
         for other in (get_ident() - 1, get_ident() + 1):
-            deeds.doing[begun.id] = other
+            deeds.in_progress[begun.id] = other
             with pytest.raises(Conflict) as caught:
                 deeds._declare(deed_of(hub, s), {}, [])
             assert caught.value.kind == "in_flight"
-            assert deeds.doing == {begun.id: other}
-        deeds.doing.clear()
+            assert deeds.in_progress == {begun.id: other}
+        deeds.in_progress.clear()
 
     @pytest.mark.parametrize(
         ("error", "kind"),
@@ -286,26 +293,26 @@ class TestKeys:
         def add(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(s._ledger, "add", add)
+        monkeypatch.setattr(s._writer, "add", add)
         with pytest.raises(type(error)) as caught:
-            s._deeds.act(pytest.fail, ("it was done",), {}, key="k")
+            s._effects.act(pytest.fail, ("it was done",), {}, key="k")
         assert caught.value.kind == kind
-        assert s._deeds.doing == {}
+        assert s._effects.in_progress == {}
         monkeypatch.undo()
 
     def test_current_action_is_the_innermost_of_this_thread(self, s: Session) -> None:
         found: list[str] = []
 
         def inner() -> None:
-            found.append(s._deeds.current())
+            found.append(s._effects.current())
 
         def outer() -> None:
-            found.append(s._deeds.current())
+            found.append(s._effects.current())
             s.act(inner)
-            found.append(s._deeds.current())
+            found.append(s._effects.current())
 
         s.act(outer)
-        found.append(s._deeds.current())
+        found.append(s._effects.current())
         one, two = (event.data["id"] for event in begins(s))
         assert found == [one, two, one, ""]
 
@@ -313,20 +320,20 @@ class TestKeys:
 class TestShown:
     def test_call_is_shown_as_it_is_written_up_to_a_thousand_characters(self) -> None:
         said = {"args": [1, "a"], "kwargs": {"to": "ann", "n": None}}
-        assert shown("mail", said) == "mail(1, 'a', to='ann', n=None)"
-        assert len(shown("mail", {"args": ["x" * 2000], "kwargs": {}})) == 1000
+        assert format_call("mail", said) == "mail(1, 'a', to='ann', n=None)"
+        assert len(format_call("mail", {"args": ["x" * 2000], "kwargs": {}})) == 1000
 
     def test_failure_is_recorded_with_at_most_two_thousand_characters(self) -> None:
-        assert said_of(ValueError("no")) == "ValueError: no"
-        assert len(said_of(ValueError("x" * 3000))) == 2000
-        assert said_of(ValueError("\udc80")) == "ValueError: ?"
+        assert error_text(ValueError("no")) == "ValueError: no"
+        assert len(error_text(ValueError("x" * 3000))) == 2000
+        assert error_text(ValueError("\udc80")) == "ValueError: ?"
 
     def test_failure_that_cannot_be_printed_is_recorded_by_its_class(self) -> None:
         class Odd(Exception):
             def __str__(self) -> str:
                 raise RuntimeError("no")
 
-        assert said_of(Odd()) == "Odd"
+        assert error_text(Odd()) == "Odd"
 
     def test_command_of_an_effect_is_clipped_to_five_hundred_characters(self, hub: Hub) -> None:
         with hub.session("s") as s:

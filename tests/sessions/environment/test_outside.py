@@ -98,11 +98,11 @@ class TestCollaborate:
         self, s: Session, old: str, new: str | None
     ) -> None:
         s.collaborate("a", status=old)
-        before = s.line.tip()
+        before = s.event_log.tip()
         with pytest.raises(Conflict) as error:
             s.collaborate("a", status=new, text="more")
         assert error.value.kind == "illegal_move" and error.value.details["status"] == old
-        assert s.line.tip() == before
+        assert s.event_log.tip() == before
 
     @pytest.mark.parametrize(
         "bad",
@@ -397,7 +397,7 @@ class TestGoing:
 
     def test_erase_of_one_event_removes_only_its_collaboration(self, hub: Hub, s: Session) -> None:
         s.collaborate("a", text="one", effect=act(s, "push"))
-        gone = s.line.tip().seq
+        gone = s.event_log.tip().seq
         s.collaborate("b", text="two")
         s.pause()
         hub.erase(s.id, seqs=[gone])
@@ -405,7 +405,7 @@ class TestGoing:
 
     def test_erase_of_an_event_also_clears_it_in_a_fork(self, hub: Hub, s: Session) -> None:
         s.collaborate("a", effect=act(s, "push"))
-        seq = s.line.tip().seq
+        seq = s.event_log.tip().seq
         (kid,) = s.fork(1)
         kid.collaborate("a", status="done")
         kid.pause()

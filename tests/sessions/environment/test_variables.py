@@ -14,9 +14,9 @@ from tests.fixtures import forked
 
 from ortet.config.environment import open_hub
 from ortet.hub.hub import Hub
-from ortet.journal.environment import Difference, Environment, Variable, differences
+from ortet.journal.environment import Environment, EnvironmentDifference, Variable, differences
 from ortet.journal.events import Draft
-from ortet.sessions.environment.variables import Variables
+from ortet.sessions.environment.variables import SessionVariables
 from ortet.sessions.session import Session
 from ortet.workspaces.workspace import Workspace
 
@@ -190,7 +190,7 @@ class TestElsewhere:
             with environ.context() as inside:
                 inside.setenv("PATH", f"{trap.parent}:/usr/bin:/bin")
                 s.commit()
-            s.give_up()
+            s.abandon()
         with hub.session("s") as s:
             s.environment()
             assert not (place / "sprung").exists()
@@ -272,7 +272,7 @@ class TestRestore:
             environ.delenv("MY_TOKEN")
             report = s.restore(good.oid)
             assert report.environment == [
-                Difference("variable", "MY_TOKEN", "env:MY_TOKEN", "not set")
+                EnvironmentDifference("variable", "MY_TOKEN", "env:MY_TOKEN", "not set")
             ]
 
     def test_unchanged_variables_record_no_event(
@@ -382,9 +382,9 @@ class TestWhole:
     ) -> None:
         with hub.session("s", workspace=work) as s:
             old = {"MODE": {"value": "ab " * 333 + "c"}, "OTHER": {"value": "short"}}
-            s._ledger.add(Draft("environment", {"parts": {"variables": old}, "asked": True}))
-            s._host.dirty = True
-            s.let_go()
+            s._writer.add(Draft("environment", {"parts": {"variables": old}, "asked": True}))
+            s._participant.dirty = True
+            s.release()
         del environ
         with hub.session("s") as s:
             assert (sees(s), sees(s, "OTHER")) == ("not set", "short")
@@ -402,24 +402,24 @@ class TestWhole:
             assert len([one for one in found if not one.value and one.digest]) == 52
 
     def test_variables_with_illegal_or_reserved_names_are_left_out(self) -> None:
-        mine = Variables({}, {})
+        mine = SessionVariables({}, {})
         bad = {
             name: Variable("x")
             for name in ("", "A=B", "A\0", "\\xff", "HOME", "PWD", "ORTET_VAULT_KEY", "SSH_X")
         }
-        assert mine.over(bad) == {}
-        assert mine.over({"A": Variable("x\0"), "B": Variable("\\xff")}) == {}
-        assert mine.over({"A": Variable(""), "LD_PRELOAD": Variable("x")}) == {
+        assert mine.overrides(bad) == {}
+        assert mine.overrides({"A": Variable("x\0"), "B": Variable("\\xff")}) == {}
+        assert mine.overrides({"A": Variable(""), "LD_PRELOAD": Variable("x")}) == {
             "A": "",
             "LD_PRELOAD": "x",
         }
 
     def test_variable_value_that_looks_escaped_is_kept_literally(self) -> None:
-        mine = Variables(now := {"A": "\\xff"}, {})
+        mine = SessionVariables(now := {"A": "\\xff"}, {})
         recorded = mine.record({})
         assert recorded["A"].value == "\\xff"
         del now["A"]
-        assert Variables({}, {}).over(recorded) == {"A": "\\xff"}
+        assert SessionVariables({}, {}).overrides(recorded) == {"A": "\\xff"}
 
     def test_digest_next_to_an_equal_value_is_no_difference(self) -> None:
         old, new = Variable("x"), Variable("x", digest="d")

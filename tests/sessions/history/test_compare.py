@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, from_hex
-from ortet.sessions.history.compare import compare, compare_now, files_now, led_to
-from ortet.sessions.history.navigation import Moving
+from ortet.sessions.history.compare import compare, compare_now, explain_commit, files_now
+from ortet.sessions.history.navigation import NavigationMixin
 
 
-def at(session: Moving, message: str = "") -> Oid:
+def at(session: NavigationMixin, message: str = "") -> Oid:
     return from_hex(session.commit(message).oid)
 
 
@@ -23,7 +23,7 @@ def test_each_event_is_attributed_to_exactly_one_commit(hub: Hub) -> None:
             s.think(f"thought {number}")
             s.say("user", "more")
             oids.append(at(s))
-        found = [led_to(hub, oid) for oid in oids]
+        found = [explain_commit(hub, oid) for oid in oids]
         assert [one.reasons[-1].text for one in found] == [f"thought {n}" for n in range(4)]
         for before, after in pairwise(found):
             assert after.first == before.last + 1
@@ -40,7 +40,7 @@ def test_merge_commit_lists_facts_learned_by_the_merged_fork(hub: Hub) -> None:
         s.say("user", "ours")
         at(s)
         merged = s.merge(kid)
-        found = led_to(hub, from_hex(merged.commit.oid))
+        found = explain_commit(hub, from_hex(merged.commit.oid))
         assert [one.text for one in found.learned] == ["the kid knows"]
         assert found.files == []
 
@@ -132,7 +132,7 @@ def test_compare_counts_erased_events_but_does_not_show_them(hub: Hub) -> None:
         s.think("one that stays")
         second = at(s)
     hub.erase("s", seqs=[event.seq])
-    found = led_to(hub, second)
+    found = explain_commit(hub, second)
     assert [one.text for one in found.reasons] == ["one that stays"]
     assert found.kinds["thought"] == 2
     assert compare(hub, first, second).come.count == 0
@@ -142,7 +142,7 @@ def test_long_reasons_are_cut_and_counted(hub: Hub) -> None:
     with hub.session("s") as s:
         for number in range(30):
             s.think(f"{number} " + "x" * 5000)
-        found = led_to(hub, at(s), limit=10)
+        found = explain_commit(hub, at(s), limit=10)
         assert found.more
         assert [one.text.split()[0] for one in found.reasons] == [str(n) for n in range(20, 30)]
         assert all(len(one.text) <= 4000 for one in found.reasons)

@@ -67,7 +67,7 @@ class TestMerge:
         assert (s.machine.path / "c.txt").read_text() == "mine\n"
         assert (s.machine.path / "a.txt").read_text() == "one\ntwo\nthree\nfour\n"
         assert s.spent()["tokens"] == 15
-        assert s.mind.core.spent["tokens"] == 15
+        assert s.state.core.spent["tokens"] == 15
         (event,) = [event for event in s.events() if event.kind == "merge"]
         assert (event.data["session"], event.data["commit"]) == (kid.id, report.commit.parents[1])
         assert event.data["episode"].startswith("step 0 of 2; learned: four is enough")
@@ -83,7 +83,7 @@ class TestMerge:
         kid.learn("y")
         kid.spend(usd=1)
         assert [fact.text for fact in s.merge(kid).facts] == ["y"]
-        assert s.spent()["usd"] == s.mind.core.spent["usd"] == 2
+        assert s.spent()["usd"] == s.state.core.spent["usd"] == 2
 
     def test_a_conflict_changes_nothing(self, s: Session) -> None:
         (kid,) = s.fork()

@@ -11,7 +11,7 @@ import ortet
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
-from ortet.sessions.history.preview import foresee, foresee_rewind, foresee_undo
+from ortet.sessions.history.preview import preview_restore, preview_rewind, preview_undo
 
 pytestmark = pytest.mark.files({"file": "one\n"})
 
@@ -22,13 +22,13 @@ def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, work:
     with hub.session("s", workspace=work) as s:
         s.say("user", "first")
         target = from_hex(s.commit("first").oid)
-        clean = foresee(s, target)
+        clean = preview_restore(s, target)
         assert (clean.changes, clean.uncommitted, clean.forgotten) == ([], False, 0)
         (work / "file").write_text("two\n")
         (work / "new").write_text("new\n")
         s.say("user", "second")
         s.say("user", "third")
-        found = foresee(s, target)
+        found = preview_restore(s, target)
         assert [(one.path, one.kind) for one in found.changes] == [
             ("file", "modified"),
             ("new", "removed"),
@@ -38,15 +38,17 @@ def test_restore_preview_lists_file_changes_and_forgotten_events(hub: Hub, work:
         assert (found.starts, found.ends, found.lost) == ([], [], [])
         assert (work / "new").exists()
         assert len(s.messages()) == 3
-        assert foresee(s, target, {"files"}).forgotten == 0
-        assert foresee(s, target, {"mind"}).changes == []
+        assert preview_restore(s, target, {"files"}).forgotten == 0
+        assert preview_restore(s, target, {"mind"}).changes == []
         head = s.commit("second").oid
-        assert foresee_rewind(s, 1).to == s.rewind(1).to
-        assert foresee(s, from_hex(head)).forgotten == 0  # forth again, nothing is left behind
+        assert preview_rewind(s, 1).to == s.rewind(1).to
+        assert (
+            preview_restore(s, from_hex(head)).forgotten == 0
+        )  # forth again, nothing is left behind
         with pytest.raises(Invalid):
-            foresee(s, target, {"nonsense"})
+            preview_restore(s, target, {"nonsense"})
         with pytest.raises(NotFound):
-            foresee_rewind(s, 9)
+            preview_rewind(s, 9)
 
 
 def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
@@ -55,7 +57,7 @@ def test_restore_preview_lists_effects_that_stay_done(hub: Hub) -> None:
         target = from_hex(s.commit("before").oid)
         s.act(len, "abc", why="to see", replay="once")
         s.commit("after")
-        found = foresee(s, target)
+        found = preview_restore(s, target)
         assert [deed.name for deed in found.deeds] == ["len"]
         done = s.restore(found.to)
         assert done.deeds == found.deeds
@@ -70,10 +72,10 @@ def test_restore_preview_lists_programs_that_end_or_are_lost(hub: Hub, work: Pat
         bare = from_hex(s.commit("bare").oid)
         s.spawn("service", _SLEEP)
         running = from_hex(s.commit("running").oid)
-        found = foresee(s, bare)
+        found = preview_restore(s, bare)
         assert found.ends == ["service"]
-        assert foresee(s, bare, {"files", "mind"}).ends == []
-        then = foresee(s, running)
+        assert preview_restore(s, bare, {"files", "mind"}).ends == []
+        then = preview_restore(s, running)
         assert then.starts == []
         assert [one.path for one in then.lost] == ["service"]
         assert [one.name for one in s.machine.jobs() if one.code is None] == ["service"]
@@ -86,7 +88,7 @@ def test_restore_preview_lists_programs_that_start_with_criu(hub: Hub, work: Pat
         target = from_hex(s.commit("running").oid)
         s.job("service").kill()
         s.job("service").wait(WAIT)
-        found = foresee(s, target)
+        found = preview_restore(s, target)
         assert (found.starts, found.ends, found.lost) == (["service"], [], [])
         assert s.restore(found.to).files.started == found.starts
 
@@ -103,7 +105,7 @@ def test_restore_preview_needs_no_lease_and_records_no_event(hub: Hub, work: Pat
     (work / "file").write_text("three")
     before = [(one.seq, one.hash) for one in hub.get(id_).events()]
     view = hub.get(id_)
-    found = [foresee(view, from_hex(target)), foresee_undo(view, "undo", 1)]
+    found = [preview_restore(view, from_hex(target)), preview_undo(view, "undo", 1)]
     for one in found:
         assert (one.to, one.looked, one.uncommitted) == (target, True, True)
         assert [change.path for change in one.changes] == ["file"]
@@ -113,7 +115,7 @@ def test_restore_preview_needs_no_lease_and_records_no_event(hub: Hub, work: Pat
     assert [(one.seq, one.hash) for one in after.events()] == before
     assert (after.status, hub.is_open(id_)) == ("paused", False)
     with ortet.open(hub.root) as other, other.session("s"):
-        assert foresee_rewind(hub.get(id_), 1).forgotten == 2
+        assert preview_rewind(hub.get(id_), 1).forgotten == 2
 
 
 def test_rewind_undo_and_dry_run_report_the_same_event_count(hub: Hub) -> None:
@@ -125,8 +127,8 @@ def test_rewind_undo_and_dry_run_report_the_same_event_count(hub: Hub) -> None:
         s.learn("two")
         s.commit("two")
         told = [
-            foresee_rewind(s, 1).forgotten,
-            foresee_undo(s, "undo", 1).forgotten,
+            preview_rewind(s, 1).forgotten,
+            preview_undo(s, "undo", 1).forgotten,
             s.undo(dry_run=True).events,
             s.undo().events,
         ]
@@ -145,9 +147,9 @@ def test_restore_preview_of_a_private_machine_open_elsewhere_uses_its_head(
         s.commit("two")
         s.run("echo three > other")
         with ortet.open(hub.root) as other:
-            found = foresee(other.get(s.id), first)
+            found = preview_restore(other.get(s.id), first)
         assert (found.looked, [one.path for one in found.changes]) == (False, ["file"])
-        seen = foresee(s, first)
+        seen = preview_restore(s, first)
         assert (seen.looked, [one.path for one in seen.changes]) == (True, ["file", "other"])
 
 
@@ -157,4 +159,4 @@ def test_restore_preview_of_a_closed_session_is_refused(hub: Hub) -> None:
         target = from_hex(s.commit("one").oid)
         s.close()
     with pytest.raises(Conflict, match="closed"):
-        foresee(hub.get(s.id), target)
+        preview_restore(hub.get(s.id), target)

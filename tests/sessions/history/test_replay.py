@@ -24,7 +24,7 @@ from ortet.errors import (
     Unsupported,
 )
 from ortet.hub.hub import Hub
-from ortet.journal.events import Chain, Tip
+from ortet.journal.events import EventChain, Tip
 from ortet.sessions.session import Session
 
 
@@ -227,7 +227,7 @@ class TestLive:
             assert len(s.messages()) == 2
             now = [e.data["args"] for e in s.events() if e.kind == "begun"]
             assert now == [["a"], ["c"]]
-            Chain(hub.objects.hasher, os.urandom).check(Tip(), s.line.rows())
+            EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.event_log.rows())
             s.commit("second run")
             s.restore(old.oid)
             assert everything(hub, s.id)[: len(before) - 1] == before[:-1]

@@ -7,11 +7,11 @@ import pytest
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
 from ortet.journal.events import Draft
-from ortet.sessions.history.rewinding import go_before
-from ortet.sessions.reader import View
+from ortet.sessions.history.rewinding import rewind_before_event
+from ortet.sessions.reader import SessionReader
 
 
-def said(view: View) -> list[object]:
+def said(view: SessionReader) -> list[object]:
     return [message.content for message in view.messages()]
 
 
@@ -23,7 +23,7 @@ def test_go_before_drops_later_messages_and_keeps_facts(hub: Hub) -> None:
         s.say("user", "three")
         second = s.messages()[1].seq
         other = {"role": "assistant", "content": "other"}
-        go_before(s, second, lambda: [Draft("message", other, hub.author)])
+        rewind_before_event(s, second, lambda: [Draft("message", other, hub.author)])
         assert said(s) == ["one", "other"]
         assert [fact.text for fact in s.facts()] == ["the sky is blue"]
         s.say("user", "on")
@@ -42,5 +42,5 @@ def test_go_before_an_unknown_event_is_not_found(hub: Hub) -> None:
         s.say("user", "one")
         for seq in (0, 1, s.messages()[-1].seq + 1):
             with pytest.raises(NotFound, match=f"event {seq}"):
-                go_before(s, seq)
+                rewind_before_event(s, seq)
         assert said(s) == ["one"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import ortet
 from ortet.ids import from_hex
 from ortet.sessions.history.shared_directory import (
-    commit_with,
+    commit_directory_head,
+    commit_with_files,
     commits_around,
-    hold,
-    restore_with,
-    rewind_with,
+    restore_with_files,
+    rewind_with_files,
 )
 
 
@@ -22,25 +22,25 @@ def test_each_commit_holds_the_files_and_a_rewind_brings_them_back(tmp_path: Pat
     with ortet.open(tmp_path / "store") as hub, hub.workspace(work) as files:
         files.commit("empty")
         with hub.session("a") as a, hub.session("b") as b:
-            hold(a, files, "before")
+            commit_directory_head(a, files, "before")
             note.write_text("by a")
             said = a.say("user", "one")
-            first = commit_with(a, files, "one")
+            first = commit_with_files(a, files, "one")
             note.write_text("by b")
             b.say("user", "two")
-            commit_with(b, files, "two")
-            assert commit_with(b, files, "nothing new").message == "two"
+            commit_with_files(b, files, "two")
+            assert commit_with_files(b, files, "nothing new").message == "two"
             around = commits_around(a, said.seq - 1)
             assert around.before is not None
             assert around.after == (from_hex(first.oid), said.seq)
-            was, report = rewind_with(a, files, said.seq, from_hex(first.oid))
+            was, report = rewind_with_files(a, files, said.seq, from_hex(first.oid))
             assert (note.read_text(), report.written) == ("by a", 1)
             assert [m.content for m in a.messages()] == ["one"]
             assert [m.content for m in b.messages()] == ["two"], "only its own conversation"
-            rewind_with(a, files, said.seq - 1, around.before[0])
+            rewind_with_files(a, files, said.seq - 1, around.before[0])
             assert not note.exists()
             assert a.messages() == []
-            restore_with(a, files, from_hex(was.oid))
+            restore_with_files(a, files, from_hex(was.oid))
             assert note.read_text() == "by b"
             assert [m.content for m in a.messages()] == ["one"]
         hub.restore(first.oid, tmp_path / "copy")

@@ -9,7 +9,7 @@ import pytest
 
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.journal.events import Chain, Event, Tip
+from ortet.journal.events import Event, EventChain, Tip
 from ortet.sessions.session import Session
 
 
@@ -28,7 +28,7 @@ def said(s: Session) -> list[str]:
 
 
 def check(hub: Hub, s: Session) -> None:
-    Chain(hub.objects.hasher, os.urandom).check(Tip(), s.line.rows())
+    EventChain(hub.objects.hasher, os.urandom).check(Tip(), s.event_log.rows())
 
 
 class TestWhatIf:

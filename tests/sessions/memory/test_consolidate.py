@@ -11,7 +11,7 @@ from ortet._util import failpoints
 from ortet.config.environment import open_hub
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.memory.extraction.extracting import Extracted, Turn
+from ortet.memory.extraction.extracting import Extracted, SpokenTurn
 
 
 class Everything:
@@ -19,7 +19,7 @@ class Everything:
 
     name = "everything"
 
-    def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+    def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]:
         assert text
         return [Extracted(turn.text, turn.speaker, 0.8, n) for n, turn in enumerate(turns)]
 
@@ -133,10 +133,10 @@ def test_killed_between_two_episodes_it_goes_on(
             if point == "consolidate.episode":
                 raise Killed
 
-        monkeypatch.setattr("ortet.sessions.memory.consolidate.reach", kill)
+        monkeypatch.setattr("ortet.sessions.memory.consolidate.failpoint", kill)
         with pytest.raises(Killed):
             hub.consolidate(extractor=Everything())
-        monkeypatch.setattr("ortet.sessions.memory.consolidate.reach", failpoints.reach)
+        monkeypatch.setattr("ortet.sessions.memory.consolidate.failpoint", failpoints.failpoint)
     with open_hub(store) as hub:
         report = hub.consolidate(extractor=Everything())
         assert (report.episodes, len(report.facts)) == (2, 2)
@@ -234,7 +234,7 @@ def test_bad_extractor_result_is_refused_and_adds_no_fact(hub: Hub, found: objec
     class Odd:
         name = "odd"
 
-        def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+        def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]:
             return found  # type: ignore[return-value]
 
     work(hub, "one", "hello")
@@ -248,7 +248,7 @@ def test_nothing_is_learned_of_an_empty_text(hub: Hub) -> None:
     class Silent:
         name = "silent"
 
-        def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
+        def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]:
             return [Extracted(""), Extracted(" \n")]
 
     work(hub, "one", "hello")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ortet.hub.hub import Hub
 from ortet.sessions.memory.report import event_at, markdown, origin_of
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 
-def where(view: View, id_: str) -> tuple[str, int, str] | None:
+def where(view: SessionReader, id_: str) -> tuple[str, int, str] | None:
     """Session, event and what it says."""
     origin = origin_of(view, view.fact(id_))
     event = event_at(view, origin) if origin is not None else None

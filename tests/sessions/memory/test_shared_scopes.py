@@ -57,8 +57,8 @@ class TestPublishing:
             a.commit()
             a.say("user", "nothing new")
             a.commit()
-        (known,) = hub._minds().scopes.all()
-        assert [e.data["text"] for e in known.events(hub._minds())] == ["one", "two"]
+        (known,) = hub._session_manager().scopes.all()
+        assert [e.data["text"] for e in known.events(hub._session_manager())] == ["one", "two"]
 
     def test_facts_left_unpublished_by_a_kill_are_published_at_the_next_open(
         self, store: Path
@@ -68,8 +68,8 @@ class TestPublishing:
             a.learn("one", scope="agent")
             a._publish = lambda upto=None: None  # type: ignore[method-assign]
             a.commit()
-            a._ledger.close()
-            a.give_up()
+            a._writer.close()
+            a.abandon()
             with hub.session("b") as b:
                 assert texts(b) == []
             with hub.session("a"), hub.session("b") as b:
@@ -350,7 +350,7 @@ class TestStore:
             id_ = a.learn("x")
             a._add("fact", {"id": id_, "gone": True})  # as releases before memory told it
             assert a.facts() == []
-            assert list(a.mind.past) == []
+            assert list(a.state.past) == []
 
 
 class TestContradictions:

@@ -11,7 +11,7 @@ from ortet.errors import Invalid, Unavailable
 from ortet.hub.hub import Hub
 from ortet.sessions.session import Session
 from ortet.sessions.writing import auto_commit
-from ortet.sessions.writing.auto_commit import CommitPolicy, Tally, counted, is_due
+from ortet.sessions.writing.auto_commit import CommitPolicy, UncommittedWork, add_event, is_due
 from ortet.testing.clock import ManualClock
 
 SECOND = 10**9
@@ -32,30 +32,30 @@ class TestDecision:
     @pytest.mark.parametrize(
         ("policy", "tally", "now", "due"),
         [
-            (CommitPolicy(), Tally(1, 9, 9, 9 * MINUTE), 9 * MINUTE, False),
-            (CommitPolicy("action"), Tally(1, 0, 3, 5), 9, False),
-            (CommitPolicy("action"), Tally(1, 1), 9, True),
-            (CommitPolicy("milestone"), Tally(1, 5), 9, False),
-            (CommitPolicy("milestone"), Tally(1, 0, 1), 9, True),
-            (CommitPolicy("minutes", 5), Tally(1), 5 * MINUTE, False),
-            (CommitPolicy("minutes", 5), Tally(1), 5 * MINUTE + 1, True),
-            (CommitPolicy("minutes", 5), Tally(), 9 * MINUTE, False),
-            (CommitPolicy("cost", 3), Tally(1, work=6 * SECOND), 9, False),
-            (CommitPolicy("cost", 3), Tally(1, work=6 * SECOND + 1), 9, True),
+            (CommitPolicy(), UncommittedWork(1, 9, 9, 9 * MINUTE), 9 * MINUTE, False),
+            (CommitPolicy("action"), UncommittedWork(1, 0, 3, 5), 9, False),
+            (CommitPolicy("action"), UncommittedWork(1, 1), 9, True),
+            (CommitPolicy("milestone"), UncommittedWork(1, 5), 9, False),
+            (CommitPolicy("milestone"), UncommittedWork(1, 0, 1), 9, True),
+            (CommitPolicy("minutes", 5), UncommittedWork(1), 5 * MINUTE, False),
+            (CommitPolicy("minutes", 5), UncommittedWork(1), 5 * MINUTE + 1, True),
+            (CommitPolicy("minutes", 5), UncommittedWork(), 9 * MINUTE, False),
+            (CommitPolicy("cost", 3), UncommittedWork(1, work=6 * SECOND), 9, False),
+            (CommitPolicy("cost", 3), UncommittedWork(1, work=6 * SECOND + 1), 9, True),
         ],
     )
     def test_commit_policy_is_due_according_to_the_table(
-        self, policy: CommitPolicy, tally: Tally, now: int, due: bool
+        self, policy: CommitPolicy, tally: UncommittedWork, now: int, due: bool
     ) -> None:
         assert is_due(policy, tally, now, 2 * SECOND) is due
 
     def test_time_spent_waiting_for_a_person_does_not_count_as_work(self) -> None:
-        tally = counted(Tally(), "message", {"role": "user"}, 100, 0)
+        tally = add_event(UncommittedWork(), "message", {"role": "user"}, 100, 0)
         assert tally.work == 0
-        tally = counted(tally, "message", {"role": "assistant"}, 130, 100)
-        tally = counted(tally, "answer", {}, 1000, 130)
+        tally = add_event(tally, "message", {"role": "assistant"}, 130, 100)
+        tally = add_event(tally, "answer", {}, 1000, 130)
         assert (tally.work, tally.since) == (30, 100)
-        assert counted(tally, "note", {}, 900, 1000).work == 30  # the clock went back
+        assert add_event(tally, "note", {}, 900, 1000).work == 30  # the clock went back
 
     @pytest.mark.parametrize(
         "wrong", ["often", {"minutes": 0}, {"minutes": True}, {"hours": 1}, {}, 5, {"cost": "x"}]
@@ -69,12 +69,12 @@ class TestDecision:
         assert hub.sessions() == []
 
     def test_cost_policy_uses_the_measured_duration_of_recent_commits(self) -> None:
-        pace = auto_commit.Pace(CommitPolicy("cost", 1), 0)
+        pace = auto_commit.AutoCommit(CommitPolicy("cost", 1), 0)
         pace.committed(0, 4)
         pace.committed(0, 8)
-        pace.saw("note", {}, 6)
+        pace.count_event("note", {}, 6)
         assert not pace.is_due(6)
-        pace.saw("note", {}, 7)
+        pace.count_event("note", {}, 7)
         assert pace.is_due(7)
 
 

@@ -9,7 +9,12 @@ import pytest
 import ortet
 from ortet.errors import Invalid, Refused
 from ortet.journal.events import Draft
-from ortet.sessions.writing.bulk_import import Paid, branch_off, go_back, retell
+from ortet.sessions.writing.bulk_import import (
+    PastSpend,
+    fork_named_after_event,
+    import_events,
+    restore_after_event,
+)
 
 BEGUN = {"name": "mail", "replay": "recorded", "key": "", "scope": "family", "why": "to tell"}
 FILE = {"name": "a.py", "oid": "", "size": 0, "kind": "file", "link": "a.py", "action": "e1"}
@@ -24,7 +29,7 @@ def test_retell_records_all_events_and_spending_or_nothing(tmp_path: Path) -> No
     with ortet.open(str(tmp_path / "store")) as hub, hub.session("s") as session:
         ended = Draft("ended", {"id": "e1", "state": "done", "outcome": "sent"})
         drafts = [begun("e1"), ended, Draft("artifact", FILE), Draft("artifact", FILE), begun("e2")]
-        retell(session, drafts, Paid({"tokens": 7}, "model-1", DAY))
+        import_events(session, drafts, PastSpend({"tokens": 7}, "model-1", DAY))
         assert [(one.id, one.state) for one in session.effects()] == [
             ("e1", "done"),
             ("e2", "begun"),
@@ -35,10 +40,14 @@ def test_retell_records_all_events_and_spending_or_nothing(tmp_path: Path) -> No
         assert [one.key for one in hub.bill(by="day")] == ["2026-03-02"]
         before = list(session.events())
         with pytest.raises(Invalid):
-            retell(session, [begun("e3"), Draft("message", {"role": 7})], Paid({"tokens": 1}))
+            import_events(
+                session, [begun("e3"), Draft("message", {"role": 7})], PastSpend({"tokens": 1})
+            )
         assert list(session.events()) == before
         assert session.spent() == {"tokens": 7}
-        retell(session, [Draft("ended", {"id": "e2", "state": "failed", "error": "no route"})])
+        import_events(
+            session, [Draft("ended", {"id": "e2", "state": "failed", "error": "no route"})]
+        )
         assert [one.state for one in session.effects()] == ["done", "failed"]
         hub.verify()
 
@@ -47,7 +56,7 @@ def test_retell_over_budget_is_recorded_and_raises(tmp_path: Path) -> None:
     with ortet.open(str(tmp_path / "store")) as hub:
         session = hub.session("s", budget={"tokens": 5})
         with pytest.raises(Refused):
-            retell(session, [begun("e1")], Paid({"tokens": 9}))
+            import_events(session, [begun("e1")], PastSpend({"tokens": 9}))
         assert hub.get("s").spent() == {"tokens": 9}
         assert [one.id for one in hub.get("s").effects()] == ["e1"]
 
@@ -55,9 +64,9 @@ def test_retell_over_budget_is_recorded_and_raises(tmp_path: Path) -> None:
 def test_branch_off_and_go_back_work_from_any_event(tmp_path: Path) -> None:
     with ortet.open(str(tmp_path / "store")) as hub, hub.session("s") as session:
         events = session.say_all([("user", "one"), ("assistant", "two"), ("user", "three")])
-        with branch_off(session, events[1].seq, "left") as left:
+        with fork_named_after_event(session, events[1].seq, "left") as left:
             left.say("user", "another")
-        go_back(session, events[0].seq)
+        restore_after_event(session, events[0].seq)
         session.say("user", "else")
         assert [one.content for one in session.messages()] == ["one", "else"]
         found = [one.content for one in hub.get("s/left").messages()]

@@ -14,7 +14,7 @@ from tests.fixtures import forked
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.hub.hub import Hub
-from ortet.journal.events import Chain, Tip
+from ortet.journal.events import EventChain, Tip
 
 
 def comments(hub: Hub, session: str) -> list[tuple[str, bool]]:
@@ -125,7 +125,7 @@ class TestComments:
         with open_hub(store) as hub:
             found = Counter(comments(hub, id_))
             assert found == Counter((f"t{n}-{m}", False) for n in range(10) for m in range(10))
-            Chain(hub.objects.hasher, os.urandom).check(Tip(), hub.get(id_).line.rows())
+            EventChain(hub.objects.hasher, os.urandom).check(Tip(), hub.get(id_).event_log.rows())
 
 
 class TestApprovals:

@@ -17,13 +17,13 @@ from ortet.backends.valkey.cache import ValkeyCache
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
 from ortet.journal.state import reducers
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.sessions.history import participants
-from ortet.sessions.writing.state_cache import LEAST, TTL_NS
+from ortet.sessions.writing.state_cache import MIN_EVENTS, TTL_NS
 
 pytestmark = pytest.mark.valkey
 
-MANY = LEAST + 20
+MANY = MIN_EVENTS + 20
 Opens = Callable[[], AbstractContextManager[Hub]]
 
 
@@ -37,7 +37,7 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of events that are folded when a session is opened or read."""
     seqs: list[int] = []
 
-    def fold(mind: Mind, events: list[Event]) -> None:
+    def fold(mind: SessionState, events: list[Event]) -> None:
         seqs.extend(event.seq for event in events)
         reducers.fold(mind, events)
 
@@ -60,7 +60,7 @@ def kept(valkey: Server) -> list[bytes]:
 
 def same_minds(*hubs: Hub) -> None:
     first, *others = (hub.get("s") for hub in hubs)
-    assert all(first.mind.equals(other.mind) for other in others)
+    assert all(first.state.equals(other.state) for other in others)
 
 
 def test_second_server_reads_the_cached_state_instead_of_folding_events(
@@ -75,7 +75,7 @@ def test_second_server_reads_the_cached_state_instead_of_folding_events(
             assert [fact.text for fact in s.facts()] == ["doors are green"]
             s.say("user", "and on")
         assert len(one.get("s").messages()) == MANY + 1
-        assert len(folded) < LEAST
+        assert len(folded) < MIN_EVENTS
         same_minds(one, two)
         one.verify()
 
@@ -161,7 +161,7 @@ def test_state_after_a_commit_is_read_from_the_commit(opens: Opens, folded: list
             s.commit("sealed")
         folded.clear()
         assert one.get("s").goal == "the goal"
-        assert len(folded) < LEAST
+        assert len(folded) < MIN_EVENTS
         same_minds(one, two)
 
 
@@ -177,7 +177,7 @@ def test_erased_fact_does_not_come_back_from_the_cache(
         assert "4711" in str(list(two.get("s").facts()))
         assert isinstance(one.cache, ValkeyCache)
         if not reached:
-            one.cache._link._again = time.monotonic() + WAIT
+            one.cache._client._retry_at = time.monotonic() + WAIT
         one.erase("s", seqs=[seq])
         for hub in (one, two):
             assert "4711" not in str(list(hub.get("s").facts()))
@@ -209,7 +209,7 @@ def test_killed_or_flushed_valkey_loses_no_message(opens: Opens, valkey: Server)
                 valkey.ask("FLUSHALL")
             hub, other = (one, two) if turn % 2 else (two, one)
             with hub.session("s", goal="g") as s:
-                texts = [f"{turn}.{number}" for number in range(LEAST)]
+                texts = [f"{turn}.{number}" for number in range(MIN_EVENTS)]
                 s.say_all([{"role": "user", "content": text} for text in texts])
             said += texts
             assert [m.content for m in other.get("s").messages()] == said

@@ -11,28 +11,37 @@ import ortet
 from ortet.backends.base import RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.ids import from_hex
-from ortet.integrations._shared.messages import say, whole_of
-from ortet.sessions.history.forking import fork_as
-from ortet.sessions.writing.telling import Telling, seal_if_long, tell, whole
+from ortet.integrations._shared.messages import append_messages, load_full_message
+from ortet.sessions.history.forking import fork_named_session
+from ortet.sessions.writing.telling import (
+    EventInput,
+    append_events,
+    commit_if_many_events,
+    full_data,
+)
 
 
 def test_tell_writes_events_and_rows_together_or_not_at_all(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
         said = {"role": "user", "content": "hello", "extra": {"app": {"n": 1}}}
         row = RowChange("app", "k", b"1")
-        events = tell(s, [Telling("message", said), Telling("app.mark", {"n": 2})], rows=[row])
+        events = append_events(
+            s, [EventInput("message", said), EventInput("app.mark", {"n": 2})], rows=[row]
+        )
         assert [event.kind for event in events] == ["message", "app.mark"]
         assert s.messages()[0].content == "hello"
         kept = hub.catalog.row("app", "k")
         assert kept is not None
         before = len(list(s.events()))
-        for bad in (Telling("Not a kind.", {}), Telling("app.mark", {"n": object()})):
+        for bad in (EventInput("Not a kind.", {}), EventInput("app.mark", {"n": object()})):
             with pytest.raises(Invalid):
-                tell(s, [Telling("message", said), bad])
+                append_events(s, [EventInput("message", said), bad])
         with pytest.raises(Conflict):
-            tell(s, [Telling("message", said)], rows=[RowChange("app", "k", b"2", expect=0)])
+            append_events(
+                s, [EventInput("message", said)], rows=[RowChange("app", "k", b"2", expect=0)]
+            )
         assert len(list(s.events())) == before
-        assert tell(s, []) == []
+        assert append_events(s, []) == []
 
 
 @pytest.mark.parametrize("large", ["x" * 700_000, "y" * 5_000_000])
@@ -40,7 +49,7 @@ def test_event_content_too_large_is_stored_as_a_separate_object(tmp_path: Path, 
     content = [{"type": "text", "text": "a red fox"}, {"type": "image", "data": large}]
     said: dict[str, Any] = {"role": "user", "content": content, "extra": {"app": 1}}
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
-        tell(s, [Telling("message", said), Telling("app.blob", {"data": large})])
+        append_events(s, [EventInput("message", said), EventInput("app.blob", {"data": large})])
         shown = s.messages()[0].content
         assert shown.startswith("a red fox")
         assert len(shown) < 5000
@@ -51,7 +60,7 @@ def test_event_content_too_large_is_stored_as_a_separate_object(tmp_path: Path, 
         hub.verify()
     with ortet.open(tmp_path / "store") as hub:
         told = [e for e in hub.get("s").events() if e.kind in ("message", "app.blob")]
-        assert [whole(hub, event) for event in told] == [said, {"data": large}]
+        assert [full_data(hub, event) for event in told] == [said, {"data": large}]
 
 
 def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(
@@ -63,23 +72,23 @@ def test_a_large_message_of_an_adapter_is_had_back_whole_without_its_secrets(
         hub.vault.put("PIN", "hunter2hunter2")
         asked = {"role": "assistant", "content": "", "tool_calls": [call], "blob": large}
         told = {"role": "tool", "content": f"hunter2hunter2 {large}", "tool_call_id": "c1"}
-        say(s, [asked, told])
+        append_messages(s, [asked, told])
         first, second = s.messages()
         assert (first.extra["tool_calls"], second.extra["tool_call_id"]) == ([call], "c1")
         assert len(second.content) < 5000
-        assert whole_of(s, first).extra == {"tool_calls": [call], "blob": large}
-        assert whole_of(s, second).content == f"[PIN] {large}"
+        assert load_full_message(s, first).extra == {"tool_calls": [call], "blob": large}
+        assert load_full_message(s, second).content == f"[PIN] {large}"
         exported = s.export_messages("openai")
         assert exported[-1]["content"] == f"[PIN] {large}"
 
 
 def test_seal_if_long_commits_only_a_long_event_log(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("s") as s:
-        tell(s, [Telling("app.mark", {"n": n}) for n in range(200)])
-        seal_if_long(s, "long")
+        append_events(s, [EventInput("app.mark", {"n": n}) for n in range(200)])
+        commit_if_many_events(s, "long")
         assert s.head is None
-        tell(s, [Telling("app.mark", {"n": n}) for n in range(400)])
-        seal_if_long(s, "long")
+        append_events(s, [EventInput("app.mark", {"n": n}) for n in range(400)])
+        commit_if_many_events(s, "long")
         assert s.head is not None
         assert s.head.message == "long"
 
@@ -88,13 +97,13 @@ def test_fork_as_makes_a_fork_with_a_chosen_unused_name(tmp_path: Path) -> None:
     with ortet.open(tmp_path / "store") as hub, hub.session("one") as s:
         s.say("user", "shared")
         point = from_hex(s.commit("here").oid)
-        other = fork_as(s, "far/away", point)
+        other = fork_named_session(s, "far/away", point)
         other.say("user", "only there")
         assert (other.name, other.row.family) == ("far/away", s.row.family)
         assert [m.content for m in other.messages()] == ["shared", "only there"]
         assert [m.content for m in s.messages()] == ["shared"]
         with pytest.raises(Conflict, match="already"):
-            fork_as(s, "far/away", point)
+            fork_named_session(s, "far/away", point)
         with pytest.raises(Invalid):
-            fork_as(s, "not a name", point)
+            fork_named_session(s, "not a name", point)
         hub.verify()

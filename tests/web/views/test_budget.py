@@ -8,8 +8,8 @@ import pytest
 
 import ortet
 from ortet.sessions.actions.bill import spends
-from ortet.web.views.budget import bars, steps
-from ortet.web.views.money import OTHERS, money
+from ortet.web.views.budget import bars, step_plot
+from ortet.web.views.money import OTHERS, build_budget_page
 
 SECOND = 10**9
 
@@ -19,7 +19,7 @@ def points(text: str) -> list[tuple[float, float]]:
 
 
 def test_step_plot_keeps_the_sum_until_it_grows() -> None:
-    plot = steps(
+    plot = step_plot(
         "usd",
         [("m", [(2 * SECOND, 1.0), (6 * SECOND, 3.0)])],
         start=0,
@@ -41,13 +41,13 @@ def test_step_plot_keeps_the_sum_until_it_grows() -> None:
 @pytest.mark.parametrize("count", [0, 1, 400, 401, 5000])
 def test_plot_with_any_number_of_points_is_one_bounded_line(count: int) -> None:
     given = [(n * SECOND, float(n + 1)) for n in range(count)]
-    (series,) = steps("t", [("m", given)], start=0, end=6000 * SECOND).series
+    (series,) = step_plot("t", [("m", given)], start=0, end=6000 * SECOND).series
     assert len(points(series.points)) <= 2 * 401 + 2
     assert series.last == float(count)
 
 
 def test_nothing_spent_and_no_time_passed_is_a_plot_too() -> None:
-    plot = steps("t", [], start=5, end=5)
+    plot = step_plot("t", [], start=5, end=5)
     assert not plot.series
     assert len(plot.ys) == 5
 
@@ -70,7 +70,7 @@ def test_what_a_family_spent_is_told_by_model(tmp_path: Path) -> None:
             for n in range(10):
                 s.spend(usd=0.1 * (n + 1), model=f"m{n}")
             s.fork(1)[0].spend(usd=0.5, model="m0")
-            found = money(s)
+            found = build_budget_page(s)
             (usd,) = found.counters
             assert (usd.limit, usd.used, usd.over) == (10.0, 60, False)
             assert usd.spent == pytest.approx(6.0)
@@ -87,8 +87,8 @@ def test_what_a_family_spent_is_told_by_model(tmp_path: Path) -> None:
 
 
 def test_a_limit_far_above_is_said_and_not_drawn() -> None:
-    found = steps("usd", [("a", [(1, 0.2)])], start=0, end=2, limits=[("limit", 5.0, True)])
+    found = step_plot("usd", [("a", [(1, 0.2)])], start=0, end=2, limits=[("limit", 5.0, True)])
     assert (found.rules, found.above) == ([], ["limit 5"])
     assert float(found.ys[-1].text) < 1
-    near = steps("usd", [("a", [(1, 2.0)])], start=0, end=2, limits=[("limit", 5.0, True)])
+    near = step_plot("usd", [("a", [(1, 2.0)])], start=0, end=2, limits=[("limit", 5.0, True)])
     assert ([one.name for one in near.rules], near.above) == (["limit"], [])

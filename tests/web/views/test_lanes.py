@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ortet.web.views.lanes import Place, lay_out
+from ortet.web.views.lanes import LanePosition, lay_out
 
 
 def test_linear_history_uses_one_lane() -> None:
-    assert list(lay_out([("b", ["a"]), ("a", [])], ["b"])) == [Place(0, [0], []), Place(0, [], [])]
+    assert list(lay_out([("b", ["a"]), ("a", [])], ["b"])) == [
+        LanePosition(0, [0], []),
+        LanePosition(0, [], []),
+    ]
 
 
 def test_a_fork_keeps_its_lane_down_to_where_it_began() -> None:
@@ -24,7 +27,7 @@ def test_a_lane_is_used_again_when_it_is_free() -> None:
 def test_a_merge_leads_to_all_its_parents() -> None:
     history = [("m", ["a", "b"]), ("b", ["r"]), ("a", ["r"]), ("r", [])]
     places = list(lay_out(history, ["m"]))
-    assert places[0] == Place(0, [0, 1], [])
+    assert places[0] == LanePosition(0, [0, 1], [])
     assert [one.lane for one in places] == [0, 1, 0, 0]
     assert places[-1].joins == [1]
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ortet.backends.base import Bucket, Listing
-from ortet.backends.errors import exists, no_key
+from ortet.backends.base import Bucket, BucketEntry
+from ortet.backends.errors import key_exists, no_key
 from ortet.backends.keys import check_key, check_prefix, check_range
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
 from ortet.ids import Random
 
 # No key contains "~", so neither name can meet an object.
-_NEW = "~new"
+_TEMPORARY_DIRECTORY = "~new"
 _LOCK = "~lock"
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -36,12 +36,12 @@ class FileBucket(Bucket):
         self._root = Path(root)
         self._random = random
         self._synced: set[Path] = set()
-        with _translated("open the bucket", str(root)):
-            self._directory(self._root / _NEW)
+        with _translate_errors("open the bucket", str(root)):
+            self._make_directory(self._root / _TEMPORARY_DIRECTORY)
             self._drop_leftovers()
 
     def put(self, key: str, data: bytes) -> None:
-        with _translated("store", check_key(key)), self._temporary() as (fd, temp):
+        with _translate_errors("store", check_key(key)), self._temporary() as (fd, temp):
             with open(fd, "wb", closefd=False) as file:
                 file.write(data)
             self._publish(fd, temp, key)
@@ -49,40 +49,40 @@ class FileBucket(Bucket):
     def put_file(self, key: str, path: Path) -> None:
         """Moves the file when it lies on the same file system, else copies and unlinks it."""
         check_key(key)
-        with _translated("store", key):
+        with _translate_errors("store", key):
             fd = _open_regular(path)
             try:
-                self._take(fd, path, key)
+                self._move_or_copy(fd, path, key)
             finally:
                 os.close(fd)
             path.unlink(missing_ok=True)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
-        with self._reading(key) as fd:
+        with self._open_object(key) as fd:
             return _read(fd, start, length)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
             check_range(start, length)
-        with self._reading(key) as fd:
+        with self._open_object(key) as fd:
             return [_read(fd, start, length) for start, length in ranges]
 
     def size(self, key: str) -> int:
-        with _translated("look at", check_key(key)):
+        with _translate_errors("look at", check_key(key)):
             status = os.stat(self._root / key)
             if not stat.S_ISREG(status.st_mode):
                 raise no_key(key)
             return status.st_size
 
-    def answers(self, seconds: float) -> None:
+    def check_reachable(self, seconds: float) -> None:
         del seconds
-        with _translated("look into", str(self._root)):
-            os.stat(self._root / _NEW)
+        with _translate_errors("look into", str(self._root)):
+            os.stat(self._root / _TEMPORARY_DIRECTORY)
 
-    def list(self, prefix: str = "") -> Iterator[Listing]:
+    def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         parent = check_prefix(prefix).rpartition("/")[0]
-        with _translated("list", prefix):
+        with _translate_errors("list", prefix):
             yield from _walk(self._root / parent, parent + "/" if parent else "", prefix)
 
     def delete(self, keys: Sequence[str], *, sync: bool = True) -> None:
@@ -90,7 +90,7 @@ class FileBucket(Bucket):
         parents: set[Path] = set()
         for key in keys:
             path = self._root / check_key(key)
-            with _translated("delete", key), suppress(FileNotFoundError, NotADirectoryError):
+            with _translate_errors("delete", key), suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
                 parents.add(path.parent)
         for parent in parents if sync else ():
@@ -101,15 +101,15 @@ class FileBucket(Bucket):
         return path if path.is_file() else None
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[int]:
-        with _translated("read", check_key(key)):
+    def _open_object(self, key: str) -> Iterator[int]:
+        with _translate_errors("read", check_key(key)):
             fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 yield fd
             finally:
                 os.close(fd)
 
-    def _take(self, fd: int, path: Path, key: str) -> None:
+    def _move_or_copy(self, fd: int, path: Path, key: str) -> None:
         try:
             self._publish(fd, path, key)
         except OSError as error:
@@ -127,7 +127,7 @@ class FileBucket(Bucket):
         target = self._root / key
         os.fsync(fd)
         try:
-            self._directory(target.parent)
+            self._make_directory(target.parent)
             self._link(path, target)
             try:
                 sync_directory(target.parent)
@@ -139,9 +139,9 @@ class FileBucket(Bucket):
         except FileExistsError as error:
             # Its maker may not have come to this yet, and our caller will rely on what is there.
             sync_directory(target.parent)
-            raise exists(key) from error
+            raise key_exists(key) from error
         except NotADirectoryError as error:
-            raise exists(key) from error
+            raise key_exists(key) from error
 
     def _link(self, path: Path, target: Path) -> None:
         try:
@@ -159,7 +159,7 @@ class FileBucket(Bucket):
     def _temporary(self) -> Iterator[tuple[int, Path]]:
         """A new file under flock: an unlocked one is a leftover that anyone may remove."""
         while True:
-            path = self._root / _NEW / self._random(16).hex()
+            path = self._root / _TEMPORARY_DIRECTORY / self._random(16).hex()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:
@@ -172,18 +172,18 @@ class FileBucket(Bucket):
             os.close(fd)
 
     def _drop_leftovers(self) -> None:
-        for path in (self._root / _NEW).iterdir():
+        for path in (self._root / _TEMPORARY_DIRECTORY).iterdir():
             with suppress(OSError), open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
-    def _directory(self, path: Path) -> None:
+    def _make_directory(self, path: Path) -> None:
         """Make a directory whose name is durable, even when another process has just made it."""
         if path in self._synced:
             return
         if not path.is_dir():
             if path != path.parent:
-                self._directory(path.parent)
+                self._make_directory(path.parent)
             with suppress(FileExistsError):
                 path.mkdir()
         sync_directory(path.parent)
@@ -200,7 +200,7 @@ def _read(fd: int, start: int, length: int | None) -> bytes:
     return data
 
 
-def _walk(directory: Path, base: str, prefix: str) -> Iterator[Listing]:
+def _walk(directory: Path, base: str, prefix: str) -> Iterator[BucketEntry]:
     """Files below a directory in key order: a directory sorts as its name with the slash."""
     try:
         entries = [(e.name + "/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
@@ -214,7 +214,7 @@ def _walk(directory: Path, base: str, prefix: str) -> Iterator[Listing]:
             yield from _walk(directory / entry.name, key, prefix)
         elif key.startswith(prefix):
             with suppress(FileNotFoundError):  # deleted since the directory was read
-                yield Listing(key, entry.stat().st_size)
+                yield BucketEntry(key, entry.stat().st_size)
 
 
 def _open_regular(path: Path) -> int:
@@ -246,7 +246,7 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def _translated(act: str, key: str) -> Iterator[None]:
+def _translate_errors(act: str, key: str) -> Iterator[None]:
     """Errors of the operating system in our words."""
     try:
         yield

@@ -11,24 +11,24 @@ from ortet.backends.keys import check_name
 from ortet.errors import Invalid
 from ortet.ids import Clock
 
-LIMIT = 64 << 20
-_FRAME = 250
+DEFAULT_MAX_BYTES = 64 << 20
+_ENTRY_OVERHEAD_BYTES = 250
 """Bytes an entry takes beside its key and value, about."""
 
 
-class _Entry(NamedTuple):
+class _CacheEntry(NamedTuple):
     value: bytes
     size: int
-    until: int | None  # ns since 1970
+    expires_at: int | None  # ns since 1970
 
 
 class ProcessCache(Cache):
     """At most `limit` bytes; what was not asked for the longest time is forgotten first."""
 
-    def __init__(self, clock: Clock, *, limit: int = LIMIT) -> None:
+    def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_BYTES) -> None:
         self._clock = clock
         self._limit = limit
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _CacheEntry] = OrderedDict()
         self._size = 0
         self._lock = Lock()
 
@@ -44,8 +44,8 @@ class ProcessCache(Cache):
             entry = self._entries.get(key)
             if entry is None:
                 return None
-            if entry.until is not None and entry.until <= now:
-                self._forget(key)
+            if entry.expires_at is not None and entry.expires_at <= now:
+                self._evict(key)
                 return None
             self._entries.move_to_end(key)
             return entry.value
@@ -54,25 +54,25 @@ class ProcessCache(Cache):
         check_name(key)
         until = None if ttl_ns is None else self._clock.now_ns() + check_ttl(ttl_ns)
         # Four bytes a character is the most that Python takes.
-        entry = _Entry(bytes(value), len(value) + 4 * len(key) + _FRAME, until)
+        entry = _CacheEntry(bytes(value), len(value) + 4 * len(key) + _ENTRY_OVERHEAD_BYTES, until)
         with self._lock:
             if key in self._entries:
-                self._forget(key)
+                self._evict(key)
             if entry.size > self._limit:
                 return  # all else would be forgotten for it, and it would not fit then
             self._entries[key] = entry
             self._size += entry.size
             while self._size > self._limit:
-                self._forget(next(iter(self._entries)))
+                self._evict(next(iter(self._entries)))
 
     def drop(self, prefix: str) -> None:
         if prefix:
             check_name(prefix)
         with self._lock:
             for key in [key for key in self._entries if key.startswith(prefix)]:
-                self._forget(key)
+                self._evict(key)
 
-    def _forget(self, key: str) -> None:
+    def _evict(self, key: str) -> None:
         self._size -= self._entries.pop(key).size
 
 

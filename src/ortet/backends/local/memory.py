@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
-from ortet.backends.base import Bucket, Listing
-from ortet.backends.errors import exists, no_key
+from ortet.backends.base import Bucket, BucketEntry
+from ortet.backends.errors import key_exists, no_key
 from ortet.backends.keys import check_key, check_prefix, check_range
 
 
@@ -20,7 +20,7 @@ class MemoryBucket(Bucket):
     def put(self, key: str, data: bytes) -> None:
         with self._lock:
             if check_key(key) in self._objects:
-                raise exists(key)
+                raise key_exists(key)
             self._objects[key] = bytes(data)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
@@ -31,11 +31,11 @@ class MemoryBucket(Bucket):
     def size(self, key: str) -> int:
         return len(self._find(key))
 
-    def list(self, prefix: str = "") -> Iterator[Listing]:
+    def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         check_prefix(prefix)
         with self._lock:
             found = [
-                Listing(key, len(data))
+                BucketEntry(key, len(data))
                 for key, data in self._objects.items()
                 if key.startswith(prefix)
             ]

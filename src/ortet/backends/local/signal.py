@@ -26,39 +26,39 @@ _SUN_PATH = 100
 _TICK_NS = 50_000_000
 
 
-class Board:
+class TopicVersions:
     """When each topic was last notified, on a count that all topics share. Of `most` topics: what
     was notified before those may have been again, as far as anybody can tell."""
 
-    def __init__(self, most: int = 10_000) -> None:
-        self.now = 0
-        self._last: OrderedDict[str, int] = OrderedDict()  # the latest at the end
-        self._most = most
-        self._forgotten = 0
-        self._all = 0
+    def __init__(self, max_topics: int = 10_000) -> None:
+        self.current = 0
+        self._versions: OrderedDict[str, int] = OrderedDict()  # the latest at the end
+        self._max_topics = max_topics
+        self._evicted_version = 0
+        self._all_version = 0
 
     def mark(self, topic: str) -> None:
-        self.now += 1
-        self._last[topic] = self.now
-        self._last.move_to_end(topic)
-        if len(self._last) > self._most:
-            self._forgotten = self._last.popitem(last=False)[1]
+        self.current += 1
+        self._versions[topic] = self.current
+        self._versions.move_to_end(topic)
+        if len(self._versions) > self._max_topics:
+            self._evicted_version = self._versions.popitem(last=False)[1]
 
     def mark_all(self) -> None:
         """Something was lost, so any topic may have changed."""
-        self.now += 1
-        self._all = self.now
+        self.current += 1
+        self._all_version = self.current
 
-    def since(self, topic: str, token: int) -> bool:
-        return self._last.get(topic, self._forgotten) > token or self._all > token
+    def has_changed(self, topic: str, token: int) -> bool:
+        return self._versions.get(topic, self._evicted_version) > token or self._all_version > token
 
-    def topics(self, token: int) -> set[str] | None:
+    def changed_topics(self, token: int) -> set[str] | None:
         """Those notified after `token`; None: any may have been."""
-        if self._all > token or self._forgotten > token:
+        if self._all_version > token or self._evicted_version > token:
             return None
         found = set()
-        for topic in reversed(self._last):
-            if self._last[topic] <= token:
+        for topic in reversed(self._versions):
+            if self._versions[topic] <= token:
                 break
             found.add(topic)
         return found
@@ -68,30 +68,30 @@ class ProcessSignal(Signal):
     """Between the threads of one process."""
 
     def __init__(self) -> None:
-        self._board = Board()
+        self._versions = TopicVersions()
         self._changed = Condition()
 
     def notify(self, topic: str) -> None:
         with self._changed:
-            self._board.mark(check_name(topic))
+            self._versions.mark(check_name(topic))
             self._changed.notify_all()
 
     def token(self, topic: str) -> int:
         check_name(topic)
         with self._changed:
-            return self._board.now
+            return self._versions.current
 
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         check_name(topic)
         with self._changed:
-            return self._changed.wait_for(lambda: self._board.since(topic, token), timeout)
+            return self._changed.wait_for(lambda: self._versions.has_changed(topic, token), timeout)
 
-    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+    def wait_any(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
         with self._changed:
-            now = self._board.now if token is None else token
+            now = self._versions.current if token is None else token
             if token is not None:
-                self._changed.wait_for(lambda: self._board.now > now, timeout)
-            return self._board.now, self._board.topics(now)
+                self._changed.wait_for(lambda: self._versions.current > now, timeout)
+            return self._versions.current, self._versions.changed_topics(now)
 
 
 class HostSignal(Signal):
@@ -105,15 +105,18 @@ class HostSignal(Signal):
 
     def __init__(self, directory: Path, random: Random = os.urandom, *, prefix: str = "") -> None:
         self._directory = Path(os.path.abspath(directory))
-        self._place = os.fspath(self._directory)
-        self._listed: tuple[int, list[str]] = -1, []  # when the directory changed, what was in it
+        self._directory_name = os.fspath(self._directory)
+        self._cached_listing: tuple[int, list[str]] = (
+            -1,
+            [],
+        )  # when the directory changed, what was in it
         self._random = random
         self._prefix = prefix
-        self._board = Board()
+        self._versions = TopicVersions()
         self._changed = Condition()
         self._reading = False
-        self._bells: set[int] = set()  # of who sleeps on the socket, until it is rung
-        self._listener: Listener | None = None
+        self._wakeup_fds: set[int] = set()  # of who sleeps on the socket, until it is rung
+        self._listener: SignalSocket | None = None
 
     def notify(self, topic: str) -> None:
         data = check_name(topic).encode()
@@ -130,49 +133,53 @@ class HostSignal(Signal):
     def _names(self) -> list[str]:
         """Who listens; looked up again only when the directory has changed, or may have since."""
         try:
-            changed = os.stat(self._place).st_mtime_ns
-            if changed != self._listed[0]:
-                names = [name for name in os.listdir(self._place) if name.endswith(".sock")]
+            changed = os.stat(self._directory_name).st_mtime_ns
+            if changed != self._cached_listing[0]:
+                names = [
+                    name for name in os.listdir(self._directory_name) if name.endswith(".sock")
+                ]
                 # a name that comes within the same tick of the clock would not show
                 settled = time.time_ns() - changed > _TICK_NS
-                self._listed = changed if settled else -1, names
+                self._cached_listing = changed if settled else -1, names
         except OSError:
             return []  # nobody can be listening there
-        return self._listed[1]
+        return self._cached_listing[1]
 
     def token(self, topic: str) -> int:
         check_name(topic)
         with self._changed:
-            self._read(self._listening())
-            return self._board.now
+            self._read(self._ensure_listener())
+            return self._versions.current
 
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         check_name(topic)
         deadline = time.monotonic() + timeout
         with self._changed:
-            listener = self._listening()
+            listener = self._ensure_listener()
             self._read(listener)
-            while not self._board.since(topic, token):
+            while not self._versions.has_changed(topic, token):
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return False
                 self._sleep(listener, rest)
-                if not self._board.since(topic, token):  # unless another thread has read it
+                if not self._versions.has_changed(
+                    topic, token
+                ):  # unless another thread has read it
                     self._read(listener)
             return True
 
-    def news(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
+    def wait_any(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
-                self._read(self._listening())
-                now = self._board.now if token is None else token
+                self._read(self._ensure_listener())
+                now = self._versions.current if token is None else token
                 rest = deadline - time.monotonic()
-                if token is None or self._board.now > now or rest <= 0:
-                    return self._board.now, self._board.topics(now)
-                self._sleep(self._listening(), rest)
+                if token is None or self._versions.current > now or rest <= 0:
+                    return self._versions.current, self._versions.changed_topics(now)
+                self._sleep(self._ensure_listener(), rest)
 
-    def narrowed(self, prefix: str) -> Signal:
+    def with_prefix(self, prefix: str) -> Signal:
         if not prefix.isalnum():
             raise Invalid("bad_topic", f"{prefix!r}: give a word of letters and digits")
         return HostSignal(self._directory, self._random, prefix=prefix)
@@ -183,49 +190,49 @@ class HostSignal(Signal):
                 self._listener.close()
                 self._listener = None
 
-    def _listening(self) -> Listener:
+    def _ensure_listener(self) -> SignalSocket:
         if self._listener is None or self._listener.pid != os.getpid():
             if self._listener is not None:
-                self._listener.forget()  # its name is our parent's, or gone
+                self._listener.close_inherited()  # its name is our parent's, or gone
                 self._reading = False
-                self._bells.clear()
-                self._board.mark_all()
+                self._wakeup_fds.clear()
+                self._versions.mark_all()
             name = self._random(16).hex()
-            self._listener = Listener(self._directory, f"{name}.{self._prefix}".rstrip("."))
+            self._listener = SignalSocket(self._directory, f"{name}.{self._prefix}".rstrip("."))
         return self._listener
 
-    def _read(self, listener: Listener) -> None:
+    def _read(self, listener: SignalSocket) -> None:
         topics, lost = listener.drain()
         for topic in topics:
-            self._board.mark(topic)
+            self._versions.mark(topic)
         if lost:
-            self._board.mark_all()
+            self._versions.mark_all()
         if topics or lost:
             self._changed.notify_all()
-            while self._bells:  # what they sleep for has been read, and comes no more
-                os.write(self._bells.pop(), b"!")
+            while self._wakeup_fds:  # what they sleep for has been read, and comes no more
+                os.write(self._wakeup_fds.pop(), b"!")
 
-    def _sleep(self, listener: Listener, timeout: float) -> None:
+    def _sleep(self, listener: SignalSocket, timeout: float) -> None:
         """One thread sleeps on the socket for all; the others on the condition."""
         if self._reading:
             self._changed.wait(timeout)
             return
         rung, bell = os.pipe()
         self._reading = True
-        self._bells.add(bell)
+        self._wakeup_fds.add(bell)
         self._changed.release()
         try:
             listener.sleep(timeout, rung)
         finally:
             self._changed.acquire()
             self._reading = False
-            self._bells.discard(bell)
+            self._wakeup_fds.discard(bell)
             os.close(rung)
             os.close(bell)
             self._changed.notify_all()  # one of those who still wait takes over
 
 
-class Listener:
+class SignalSocket:
     """A bound socket with a name in the directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -264,14 +271,14 @@ class Listener:
         lost, self._touched = touched != self._touched, touched
         return topics, lost
 
-    def sleep(self, timeout: float, rung: int) -> None:
+    def sleep(self, timeout: float, wakeup_fd: int) -> None:
         """Until there is something to read, or the bell was rung."""
         poll = select.poll()  # select() knows no descriptor above 1023
         poll.register(self._socket, select.POLLIN)
-        poll.register(rung, select.POLLIN)
+        poll.register(wakeup_fd, select.POLLIN)
         poll.poll(timeout * 1000)
 
-    def forget(self) -> None:
+    def close_inherited(self) -> None:
         self._socket.close()
 
     def close(self) -> None:

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from ortet.backends.base import Bucket, Listing
-from ortet.backends.errors import exists, no_key
+from ortet.backends.base import Bucket, BucketEntry
+from ortet.backends.errors import key_exists, no_key
 from ortet.backends.keys import check_key, check_prefix, check_range
-from ortet.backends.object_storage.retry import Absent, Beyond, Taken, attempt
-from ortet.backends.object_storage.url import Address, address_of, open_store
+from ortet.backends.object_storage.retry import KeyAbsent, KeyTaken, RangeBeyondEnd, call_with_retry
+from ortet.backends.object_storage.url import BucketAddress, open_object_store, parse_bucket_url
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 _Data = bytes | mmap.mmap
 
-_NEAR = 64 << 10
+_MERGE_GAP_BYTES = 64 << 10
 """Bytes between two ranges that cost less than another question."""
-_MERGED = 8 << 20
+_MAX_MERGED_BYTES = 8 << 20
 _PIECE = 8 << 20
-_BULK = 1 << 20
+_LARGE_UPLOAD_BYTES = 1 << 20
 """Bytes above which an upload gets its time by its size."""
-_PACE = 128 << 10
+_MIN_BYTES_PER_SECOND = 128 << 10
 """Bytes a second that any line should carry."""
-_READING = 3600.0
-_NOTHING = "ready"
+_READ_TIMEOUT_SECONDS = 3600.0
+_PROBE_KEY = "ready"
 """A key that nobody puts."""
-_AT_ONCE = 16
+_MAX_CONCURRENT_CALLS = 16
 """Questions under way: a far server answers each after its time, and many in the same."""
 
-_started: set[int] = set()
+_started_pids: set[int] = set()
 """Processes in which obstore runs: its threads do not come along through fork(2)."""
 
 
@@ -53,12 +53,14 @@ class S3Bucket(Bucket):
     say nothing.
     """
 
-    def __init__(self, url: str, *, patience: float = 30.0, silence: float = 20.0) -> None:
-        self.address: Address = address_of(url)
-        self._patience = patience
-        self._silence = silence
+    def __init__(
+        self, url: str, *, retry_seconds: float = 30.0, read_timeout: float = 20.0
+    ) -> None:
+        self.address: BucketAddress = parse_bucket_url(url)
+        self._retry_seconds = retry_seconds
+        self._read_timeout = read_timeout
         self._stores: dict[float, ObjectStore] = {}
-        self._reader = self._store(_READING, silence)
+        self._reader = self._open_store(_READ_TIMEOUT_SECONDS, read_timeout)
 
     def put(self, key: str, data: bytes) -> None:
         self._create(check_key(key), bytes(data))
@@ -67,7 +69,7 @@ class S3Bucket(Bucket):
         """From the file as it lies: no part of it is read into memory."""
         check_key(key)
         try:
-            with _opened(path) as file:
+            with _open_regular_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if not size:
                     self._create(key, b"")
@@ -83,25 +85,31 @@ class S3Bucket(Bucket):
         import obstore
 
         size = len(data)
-        longest = self._silence if size <= _BULK else self._silence + _rounded(size) / _PACE
-        store = self._store(longest, longest)
+        longest = (
+            self._read_timeout
+            if size <= _LARGE_UPLOAD_BYTES
+            else self._read_timeout + _next_power_of_two(size) / _MIN_BYTES_PER_SECOND
+        )
+        store = self._open_store(longest, longest)
         try:
             self._call(
                 f"store {key!r}",
-                lambda: obstore.put(store, self._at(key), data, mode="create", use_multipart=False),
+                lambda: obstore.put(
+                    store, self._object_path(key), data, mode="create", use_multipart=False
+                ),
             )
-        except Taken as error:
-            if not (error.again and self._is_same(key, data)):
-                raise exists(key) from None
-        except Absent:
-            raise _lost(self.address) from None
+        except KeyTaken as error:
+            if not (error.is_retry and self._is_same(key, data)):
+                raise key_exists(key) from None
+        except KeyAbsent:
+            raise _no_bucket(self.address) from None
 
     def _is_same(self, key: str, data: _Data) -> bool:
         import obstore
 
         try:
             found = self._call(
-                f"look at {key!r}", lambda: obstore.head(self._reader, self._at(key))
+                f"look at {key!r}", lambda: obstore.head(self._reader, self._object_path(key))
             )
             if found["size"] != len(data):
                 return False
@@ -112,7 +120,7 @@ class S3Bucket(Bucket):
                 self.get(key, at, _PIECE) == data[at : at + _PIECE]
                 for at in range(0, len(data), _PIECE)
             )
-        except (Absent, NotFound):
+        except (KeyAbsent, NotFound):
             return False
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
@@ -125,7 +133,7 @@ class S3Bucket(Bucket):
     def _get(self, key: str, start: int, length: int | None) -> bytes:
         import obstore
 
-        path = self._at(key)
+        path = self._object_path(key)
 
         def read() -> bytes:
             if length is not None:
@@ -139,9 +147,9 @@ class S3Bucket(Bucket):
 
         try:
             return self._call(f"read {key!r}", read if start or length is not None else whole)
-        except Absent:
+        except KeyAbsent:
             raise no_key(key) from None
-        except Beyond:
+        except RangeBeyondEnd:
             return b""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -151,7 +159,7 @@ class S3Bucket(Bucket):
         check_key(key)
         for start, length in ranges:
             check_range(start, length)
-        wanted = _merged(ranges)
+        wanted = _merge_ranges(ranges)
         if len(wanted) <= 1:
             found = [self.get(key, *span) for span in wanted]
         else:
@@ -160,15 +168,19 @@ class S3Bucket(Bucket):
                 answers = self._call(
                     f"read {key!r}",
                     lambda: obstore.get_ranges(
-                        self._reader, self._at(key), starts=starts, lengths=lengths, coalesce=0
+                        self._reader,
+                        self._object_path(key),
+                        starts=starts,
+                        lengths=lengths,
+                        coalesce=0,
                     ),
                 )
                 found = [bytes(answer) for answer in answers]
-            except Absent:
+            except KeyAbsent:
                 raise no_key(key) from None
-            except Beyond:
+            except RangeBeyondEnd:
                 found = [self._get(key, *span) for span in wanted]
-        return [_part(wanted, found, span) for span in ranges]
+        return [_extract_range(wanted, found, span) for span in ranges]
 
     def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
         def get(key: str) -> bytes | None:
@@ -177,7 +189,7 @@ class S3Bucket(Bucket):
             return None
 
         wanted = list(dict.fromkeys(keys))
-        found = zip(wanted, _at_once(get, wanted), strict=True)
+        found = zip(wanted, _map_concurrently(get, wanted), strict=True)
         return {key: data for key, data in found if data is not None}
 
     def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
@@ -188,29 +200,29 @@ class S3Bucket(Bucket):
                 return True
             return False
 
-        taken = zip(objects, _at_once(put, objects.items()), strict=True)
+        taken = zip(objects, _map_concurrently(put, objects.items()), strict=True)
         return {key for key, was in taken if was}
 
     def size(self, key: str) -> int:
         import obstore
 
-        path = self._at(check_key(key))
+        path = self._object_path(check_key(key))
         try:
             found = self._call(f"look at {key!r}", lambda: obstore.head(self._reader, path))
-        except Absent:
+        except KeyAbsent:
             raise no_key(key) from None
         return found["size"]
 
-    def list(self, prefix: str = "") -> Iterator[Listing]:
+    def list(self, prefix: str = "") -> Iterator[BucketEntry]:
         import obstore
 
         begin = self.address.prefix + check_prefix(prefix)
         parent = begin.rpartition("/")[0]
 
-        def read() -> list[Listing]:
+        def read() -> list[BucketEntry]:
             cut = len(self.address.prefix)
             return [
-                Listing(found["path"][cut:], found["size"])
+                BucketEntry(found["path"][cut:], found["size"])
                 for page in obstore.list(self._reader, parent or None)
                 for found in page
                 if found["path"].startswith(begin)
@@ -218,84 +230,84 @@ class S3Bucket(Bucket):
 
         try:
             listed = self._call("list it", read)
-        except Absent:
-            raise _lost(self.address) from None
+        except KeyAbsent:
+            raise _no_bucket(self.address) from None
         # Not every server that speaks S3 sorts "a-b" before "a/b".
         yield from sorted(listed, key=lambda found: found.key)
 
     def delete(self, keys: Sequence[str]) -> None:
         import obstore
 
-        paths = list(dict.fromkeys([self._at(check_key(key)) for key in keys]))
+        paths = list(dict.fromkeys([self._object_path(check_key(key)) for key in keys]))
         if not paths:
             return
         try:
             self._call("delete from it", lambda: obstore.delete(self._reader, paths))
-        except Absent:  # where one that is not there is an error, and ends the batch
+        except KeyAbsent:  # where one that is not there is an error, and ends the batch
             for path in paths:
-                with suppress(Absent):
+                with suppress(KeyAbsent):
                     self._call("delete from it", partial(obstore.delete, self._reader, path))
 
-    def answers(self, seconds: float) -> None:
+    def check_reachable(self, seconds: float) -> None:
         import obstore
 
-        store = self._store(seconds, seconds)
+        store = self._open_store(seconds, seconds)
         _check_process(self.address)
-        with suppress(Absent):
+        with suppress(KeyAbsent):
             # a read, and not a head: only an answer with words tells which is absent, key or bucket
-            attempt(
+            call_with_retry(
                 self.address,
                 "look into it",
-                lambda: obstore.get(store, self._at(_NOTHING)),
-                patience=0.0,
+                lambda: obstore.get(store, self._object_path(_PROBE_KEY)),
+                retry_seconds=0.0,
             )
 
     def close(self) -> None:
         self._stores.clear()
 
-    def _at(self, key: str) -> str:
+    def _object_path(self, key: str) -> str:
         return self.address.prefix + key
 
     def _call(self, act: str, call: Callable[[], T]) -> T:
         _check_process(self.address)
-        return attempt(self.address, act, call, patience=self._patience)
+        return call_with_retry(self.address, act, call, retry_seconds=self._retry_seconds)
 
-    def _store(self, longest: float, silence: float) -> ObjectStore:
-        found = self._stores.get(longest)
+    def _open_store(self, timeout: float, read_timeout: float) -> ObjectStore:
+        found = self._stores.get(timeout)
         if found is None:
-            found = open_store(self.address, silence=silence, longest=longest)
-            self._stores[longest] = found
+            found = open_object_store(self.address, read_timeout=read_timeout, timeout=timeout)
+            self._stores[timeout] = found
         return found
 
 
-def _check_process(address: Address) -> None:
+def _check_process(address: BucketAddress) -> None:
     pid = os.getpid()
-    if pid not in _started:
-        if _started:
+    if pid not in _started_pids:
+        if _started_pids:
             raise Unsupported(
                 "forked",
                 f"{address} was in use before this process was forked, and cannot be used in a "
                 "child: start it anew (multiprocessing: spawn), or open the store only in it",
             )
-        _started.add(pid)
+        _started_pids.add(pid)
 
 
-def _at_once(call: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+def _map_concurrently(call: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     """What each call gives, in order. When one fails, those that have not begun are not made."""
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(_AT_ONCE, "ortet-s3")
+    pool = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, "ortet-s3")
     try:
         return list(pool.map(call, items))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _rounded(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << size.bit_length()
 
 
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """(start, length) of what to ask for, in order."""
     spans: list[tuple[int, int]] = []
     for start, length in sorted(set(ranges)):
@@ -304,14 +316,16 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         if spans:
             first, before = spans[-1]
             end = max(first + before, start + length)
-            if start - (first + before) <= _NEAR and end - first <= max(_MERGED, before):
+            if start - (first + before) <= _MERGE_GAP_BYTES and end - first <= max(
+                _MAX_MERGED_BYTES, before
+            ):
                 spans[-1] = (first, end - first)
                 continue
         spans.append((start, length))
     return spans
 
 
-def _part(
+def _extract_range(
     spans: Sequence[tuple[int, int]], found: Sequence[bytes], wanted: tuple[int, int]
 ) -> bytes:
     start, length = wanted
@@ -321,14 +335,14 @@ def _part(
     return b""
 
 
-def _lost(address: Address) -> NotFound:
+def _no_bucket(address: BucketAddress) -> NotFound:
     name = f"{address.scheme}://{address.bucket}"
     return NotFound(
         "no_bucket", f"there is no bucket {name}: create it, or correct the address (bucket=)"
     )
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_regular_file(path: Path) -> BinaryIO:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise Invalid("not_a_file", f"{path} is not a regular file: only those can be stored")
     return open(path, "rb")

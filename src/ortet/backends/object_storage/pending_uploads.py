@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.backends.base import Catalog
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
 from ortet.ids import Clock, Oid
 
 _KIND = "uploads"
-MOST = 100
+MAX_COMMITS = 100
 """Commits that a row names; of more, the last ones."""
 
 
-class Owes(msgspec.Struct, frozen=True):
+class PendingUploads(msgspec.Struct, frozen=True):
     """A host, since when (ns since 1970), and commits that it has not uploaded, as far as it has
     said so: others may be in its queue, too."""
 
@@ -26,7 +26,7 @@ class Owes(msgspec.Struct, frozen=True):
     commits: list[str] = []
 
 
-class Owing:
+class PendingUploadTable:
     """What this host tells the others of its queue, and they tell it. `key` tells hosts apart,
     `name` is for people."""
 
@@ -37,20 +37,22 @@ class Owing:
         self._clock = clock
         self._since = 0
 
-    def tell(self, commits: Sequence[str] = ()) -> None:
+    def announce(self, commits: Sequence[str] = ()) -> None:
         """Before anything can lead others to what is only here; and again when it can be said which
         commits they are."""
         self._since = self._since or self._clock.now_ns()
-        owes = Owes(self._name, self._since, list(commits[-MOST:]))
+        owes = PendingUploads(self._name, self._since, list(commits[-MAX_COMMITS:]))
         self._catalog.put_row(_KIND, self._key, msgspec.msgpack.encode(owes))
 
-    def done(self) -> None:
+    def clear(self) -> None:
         self._since = 0
         self._catalog.drop_row(_KIND, self._key)
 
-    def missing(self, oid: Oid) -> Unavailable | None:
+    def explain_missing(self, oid: Oid) -> Unavailable | None:
         """Why an object that is nowhere may come yet; None when no other host has one to send."""
-        others = [owes for key, owes in owing(self._catalog).items() if key != self._key]
+        others = [
+            owes for key, owes in list_pending_uploads(self._catalog).items() if key != self._key
+        ]
         if not others:
             return None
         known = [owes for owes in others if oid.hex() in owes.commits]
@@ -72,28 +74,30 @@ class Owing:
         )
 
 
-def owing(catalog: Catalog) -> dict[str, Owes]:
+def list_pending_uploads(catalog: Catalog) -> dict[str, PendingUploads]:
     """Every host that has not uploaded everything, by its key."""
-    found: dict[str, Owes] = {}
+    found: dict[str, PendingUploads] = {}
     after = ""
     while rows := catalog.rows(_KIND, after):
         for row in rows:
-            found[row.key] = msgspec.msgpack.decode(row.value, type=known(Owes))
+            found[row.key] = msgspec.msgpack.decode(
+                row.value, type=thread_safe_struct(PendingUploads)
+            )
         after = rows[-1].key
     return found
 
 
-def give_up(catalog: Catalog, host: str) -> list[Owes]:
+def abandon_host(catalog: Catalog, host: str) -> list[PendingUploads]:
     """A host that does not come back owes nothing any more: what only its disk held is missed from
     now on. One that does come back goes on with its queue, and nothing was lost.
 
     By its name, or its key, or how that begins. NotFound("no_host"), Invalid("ambiguous").
     """
-    every = owing(catalog)
+    every = list_pending_uploads(catalog)
     chosen = {key: owes for key, owes in every.items() if owes.host == host}
     chosen = chosen or {key: owes for key, owes in every.items() if host and key.startswith(host)}
     if not chosen:
-        raise _unknown(host, every)
+        raise _no_host(host, every)
     if len(chosen) > 1:
         keys = ", ".join(sorted(key[:12] for key in chosen))
         raise Invalid(
@@ -106,8 +110,8 @@ def give_up(catalog: Catalog, host: str) -> list[Owes]:
     return list(chosen.values())
 
 
-def _unknown(host: str, every: dict[str, Owes]) -> OrtetError:
-    names = ", ".join(sorted({owes.host for owes in every.values()}))
+def _no_host(host: str, pending: dict[str, PendingUploads]) -> OrtetError:
+    names = ", ".join(sorted({owes.host for owes in pending.values()}))
     return NotFound(
         "no_host",
         f"no host {host!r} has anything to upload" + (f": {names} has" if names else ""),

@@ -15,9 +15,9 @@ from ortet.errors import Invalid, Unsupported
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-SCHEMES = ("s3", "gs", "az")
+BUCKET_SCHEMES = ("s3", "gs", "az")
 _OPTIONS = {"s3": ("endpoint", "region"), "gs": ("endpoint",), "az": ("endpoint", "account")}
-KEYS = {
+CREDENTIAL_VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -26,11 +26,11 @@ KEYS = {
 _SETTINGS = {"s3": "AWS_REGION and AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _PART = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._=-]{1,100}\Z")
-_DEEPEST = 8
-_CONNECT = 10
+_MAX_PREFIX_PARTS = 8
+_CONNECT_TIMEOUT_SECONDS = 10
 
 
-class Address(msgspec.Struct, frozen=True):
+class BucketAddress(msgspec.Struct, frozen=True):
     """A bucket, and what keys in it begin with. Holds no secret: those are in the environment."""
 
     scheme: str
@@ -44,7 +44,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
 
-def address_of(url: str) -> Address:
+def parse_bucket_url(url: str) -> BucketAddress:
     """What s3://BUCKET[/PREFIX][?endpoint=…&region=…] says, gs:// or az://; Invalid("bad_url")."""
     try:
         parts = urlsplit(url)
@@ -58,21 +58,21 @@ def address_of(url: str) -> Address:
         raise Invalid(  # which does not repeat it
             "bad_url",
             "the address of a bucket holds no credentials, which would be seen in logs: leave them "
-            f"in the environment ({KEYS.get(scheme, KEYS['s3'])})",
+            f"in the environment ({CREDENTIAL_VARIABLES.get(scheme, CREDENTIAL_VARIABLES['s3'])})",
         )
-    if scheme not in SCHEMES or parts.fragment or port is not None:
+    if scheme not in BUCKET_SCHEMES or parts.fragment or port is not None:
         raise _bad()
     if any(name not in _OPTIONS[scheme] for name in options) or not _NAME.match(parts.netloc):
         raise _bad()
     if folders == [""]:
         folders = []
-    if len(folders) > _DEEPEST or not all(_PART.match(part) for part in folders):
+    if len(folders) > _MAX_PREFIX_PARTS or not all(_PART.match(part) for part in folders):
         raise _bad()
     prefix = "".join(f"{part}/" for part in folders)
-    return Address(scheme, parts.netloc, prefix, **_checked(options))
+    return BucketAddress(scheme, parts.netloc, prefix, **_check_options(options))
 
 
-def _checked(options: dict[str, str]) -> dict[str, str]:
+def _check_options(options: dict[str, str]) -> dict[str, str]:
     endpoint = options.get("endpoint")
     if endpoint is not None:
         parts = urlsplit(endpoint)
@@ -90,7 +90,9 @@ def _bad() -> Invalid:
     )
 
 
-def open_store(address: Address, *, silence: float, longest: float) -> ObjectStore:
+def open_object_store(
+    address: BucketAddress, *, read_timeout: float, timeout: float
+) -> ObjectStore:
     """One that repeats nothing by itself; credentials are found as the tools of the cloud do.
 
     `silence` is how many seconds may pass with nothing read, `longest` how many in all.
@@ -104,9 +106,9 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
             f'a store at {address.scheme}:// needs obstore: pip install "ortet[s3]"',
         ) from error
     client: dict[str, Any] = {
-        "timeout": timedelta(seconds=longest),
-        "read_timeout": timedelta(seconds=silence),
-        "connect_timeout": timedelta(seconds=min(_CONNECT, silence)),
+        "timeout": timedelta(seconds=timeout),
+        "read_timeout": timedelta(seconds=read_timeout),
+        "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT_SECONDS, read_timeout)),
     }
     endpoint = "base_url" if address.scheme == "gs" else "endpoint"
     options = {endpoint: address.endpoint, "region": address.region}
@@ -114,7 +116,7 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     if address.endpoint.startswith("http://"):
         client["allow_http"] = True
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=longest)}
+    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)}
     common: dict[str, Any] = {"client_options": client, "retry_config": retry}
     try:
         if address.scheme == "s3":
@@ -123,13 +125,13 @@ def open_store(address: Address, *, silence: float, longest: float) -> ObjectSto
             return GCSStore(address.bucket, **given, **common)
         return AzureStore(address.bucket, **given, **common)
     except (BaseError, ValueError, TypeError):
-        raise Invalid("bad_bucket", _unusable(address)) from None
+        raise Invalid("bad_bucket", _settings_hint(address)) from None
 
 
-def _unusable(address: Address) -> str:
+def _settings_hint(address: BucketAddress) -> str:
     """Without the words of the cloud's own tools, which may hold what is in the environment."""
     what = f"{address} cannot be opened with the settings of this environment"
-    keys = KEYS[address.scheme]
+    keys = CREDENTIAL_VARIABLES[address.scheme]
     if address.scheme == "az" and not address.account:
         name, _, key = keys.partition(" and ")
         return f"{what}: name the account by ?account=NAME or {name}, and set {key}"

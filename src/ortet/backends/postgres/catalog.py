@@ -14,30 +14,30 @@ from ortet.backends import errors
 from ortet.backends.base import (
     Append,
     Catalog,
-    Claim,
+    CatalogRow,
     Head,
     Lease,
+    LeaseClaim,
     Move,
     Op,
-    Row,
     RowChange,
     Timeline,
 )
 from ortet.backends.keys import check_limit, check_name
-from ortet.backends.postgres.connection import Link
-from ortet.backends.postgres.events import PostgresTimelines, uuid
-from ortet.backends.postgres.group_commit import together
+from ortet.backends.postgres.connection import PostgresClient
+from ortet.backends.postgres.events import PostgresTimelines, timeline_uuid
+from ortet.backends.postgres.group_commit import group_commit_for
 from ortet.backends.postgres.postgres_rows import (
-    Slots,
+    WriteSlots,
+    check_lease_ttl,
+    check_names,
     claim_values,
-    name_of,
+    replace_nul,
     row_values,
-    said,
-    ttl_of,
 )
-from ortet.backends.postgres.schema import VERSION, check_version
-from ortet.backends.row_codec import Packer
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.postgres.schema import SELECT_VERSION, check_version
+from ortet.backends.row_codec import CachingCompressor
+from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import Invalid, Refused
 from ortet.ids import OID_BYTES, Clock, SystemClock
 
@@ -75,19 +75,19 @@ _PUT = """SELECT put_row_in(%(epoch)s::bigint, %(kind)s, %(key)s, %(value)s::byt
 _TIMELINES = "SELECT id, parent, at FROM timelines WHERE id = ANY (%s::uuid[])"
 _EPOCH = "SELECT value FROM floors WHERE \"of\" = 'epoch'"
 _RAISE = "SELECT raise_epoch(%s, %s, %s::bigint, %s::bigint)"
-_FORGET = "DELETE FROM writers WHERE time < now() - interval '1 day'"
+_DELETE_OLD_WRITERS = "DELETE FROM writers WHERE time < now() - interval '1 day'"
 _TABLES = ("heads", "ops", "leases", "records", "timelines", "writers")
 _PARTS = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'events'::regclass"
 _BAD_HEADS = "SELECT name FROM heads WHERE length(oid) <> %s ORDER BY name"
-_STRANGE_HEADS = """SELECT heads.name FROM heads JOIN ops
+_INCONSISTENT_HEADS = """SELECT heads.name FROM heads JOIN ops
     ON ops.seq = (SELECT max(o.seq) FROM ops AS o WHERE o.name = heads.name)
     WHERE ops.new IS DISTINCT FROM heads.oid ORDER BY heads.name"""
-_STRANGE_LINES = """SELECT id FROM timelines WHERE last > at
+_INCONSISTENT_TIMELINES = """SELECT id FROM timelines WHERE last > at
     AND last IS DISTINCT FROM (SELECT max(seq) FROM events WHERE timeline = id) ORDER BY id"""
 
-_WORTH = 4
+_DROP_PARTITION_FRACTION = 4
 """A partition is dropped when one in so many of its bytes is left, or fewer."""
-_SKEW = 1_000_000_000
+_IGNORED_SKEW_NS = 1_000_000_000
 """Clocks that differ by less are taken for one, or a lease would end elsewhere at each look."""
 
 
@@ -110,47 +110,49 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         wait: float = 30.0,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._shared = isinstance(self._clock, SystemClock)
+        self._has_server_clock = isinstance(self._clock, SystemClock)
         self._skew = 0
-        self._zstd = Packer()
-        self._packing = Lock()
-        self._slots = Slots()
-        self._link = Link(url, schema=schema, create=create, connections=connections, wait=wait)
-        self.database = self._link.database
-        self._together = together(self.database)
-        self.epochs = Epochs(lambda: int(self._link.run(_EPOCH)[0][0]))
+        self._zstd = CachingCompressor()
+        self._compress_lock = Lock()
+        self._slots = WriteSlots()
+        self._client = PostgresClient(
+            url, schema=schema, create=create, connections=connections, wait=wait
+        )
+        self.database = self._client.database
+        self._group_commit = group_commit_for(self.database)
+        self.epochs = EpochTracker(lambda: int(self._client.run(_EPOCH)[0][0]))
 
     @property
-    def link(self) -> Link:
+    def client(self) -> PostgresClient:
         """For what else is kept in its schema; it is closed with the catalog."""
-        return self._link
+        return self._client
 
-    def _at(self) -> int | None:
-        return None if self._shared else self._clock.now_ns()
+    def _time_override(self) -> int | None:
+        return None if self._has_server_clock else self._clock.now_ns()
 
-    def _ours(self, row: tuple[Any, ...]) -> Lease:
+    def _to_local_lease(self, row: tuple[Any, ...]) -> Lease:
         """With its end on our clock, where its holder looks; the database looks at its own row."""
         *values, now = row
         lease = Lease(*values)
-        if not self._shared:
+        if not self._has_server_clock:
             return lease
-        self._hear(now)
+        self._update_skew(now)
         return msgspec.structs.replace(lease, expires=lease.expires - self._skew)
 
-    def _hear(self, now: int) -> None:
+    def _update_skew(self, now: int) -> None:
         skew = now - self._clock.now_ns()
-        if abs(skew - self._skew) > _SKEW:
-            self._skew = skew if abs(skew) > _SKEW else 0
+        if abs(skew - self._skew) > _IGNORED_SKEW_NS:
+            self._skew = skew if abs(skew) > _IGNORED_SKEW_NS else 0
 
     # heads
 
     def head(self, name: str) -> Head | None:
-        found = self._link.run(_HEAD, (check_name(name),))
+        found = self._client.run(_HEAD, (check_name(name),))
         return Head(*found[0]) if found else None
 
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
         values = (max(prefix, after), after, prefix, check_limit(limit))
-        return [Head(*row) for row in self._link.run(_HEADS, values)]
+        return [Head(*row) for row in self._client.run(_HEADS, values)]
 
     def move(
         self,
@@ -163,33 +165,37 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         rows: Sequence[RowChange] = (),
         timelines: Sequence[Timeline] = (),
         appends: Sequence[Append] = (),
-        claims: Sequence[Claim] = (),
+        claims: Sequence[LeaseClaim] = (),
     ) -> list[Lease]:
         values = {
-            "epoch": self.epochs.relied(),
-            "at": self._at(),
+            "epoch": self.epochs.write_epoch(),
+            "at": self._time_override(),
             "lease": lease and lease.name,
             "owner": lease and lease.owner,
             "fence": lease and lease.fence,
             **claim_values(claims),
-            "ids": [uuid(line.id) for line in timelines],
-            "parents": [uuid(line.parent) if line.parent else None for line in timelines],
+            "ids": [timeline_uuid(line.id) for line in timelines],
+            "parents": [timeline_uuid(line.parent) if line.parent else None for line in timelines],
             "points": [line.at for line in timelines],
             **self._append_values(appends),
-            "names": [_checked(move) for move in moves],
+            "names": [_checked_head_name(move) for move in moves],
             "olds": [move.expect for move in moves],
             "news": [move.to for move in moves],
-            **{"verb": said(verb), "actor": said(actor), "detail": said(detail)},
+            **{
+                "verb": replace_nul(verb),
+                "actor": replace_nul(actor),
+                "detail": replace_nul(detail),
+            },
             **row_values(rows),
         }
         try:
-            with self._slots.taken() as slot, self.epochs.hearing():
-                found = self._link.run(_MOVE, {**values, **slot}, lease=lease)
+            with self._slots.acquire() as slot, self.epochs.observe_conflicts():
+                found = self._client.run(_MOVE, {**values, **slot}, lease=lease)
         except Refused as error:
-            raise self._on_our_clock(error) from error.__cause__
-        return [self._ours(row) for row in found]
+            raise self._to_local_refusal(error) from error.__cause__
+        return [self._to_local_lease(row) for row in found]
 
-    def _on_our_clock(self, error: Refused) -> Refused:
+    def _to_local_refusal(self, error: Refused) -> Refused:
         if error.kind == "lease_held":
             error.details["expires"] -= self._skew
         return error
@@ -199,94 +205,102 @@ class PostgresCatalog(PostgresTimelines, Catalog):
     def ops(self, name: str | None = None, after: int = 0, limit: int = 1000) -> list[Op]:
         check_limit(limit)
         if name is None:
-            return [Op(*row) for row in self._link.run(_OPS, (after, limit))]
-        return [Op(*row) for row in self._link.run(_OPS_OF, (check_name(name), after, limit))]
+            return [Op(*row) for row in self._client.run(_OPS, (after, limit))]
+        return [Op(*row) for row in self._client.run(_OPS_OF, (check_name(name), after, limit))]
 
     def last_op(self) -> int:
-        return int(self._link.run("SELECT last_op()")[0][0])
+        return int(self._client.run("SELECT last_op()")[0][0])
 
     def trim_ops(self, before_time: int) -> int:
-        return int(self._link.run(_TRIM, (before_time,))[0][0])
+        return int(self._client.run(_TRIM, (before_time,))[0][0])
 
     # leases
 
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
         try:
-            found = self._link.run(_CLAIM, (name_of(name), owner, ttl_of(ttl_ns), self._at()))
+            found = self._client.run(
+                _CLAIM, (check_names(name), owner, check_lease_ttl(ttl_ns), self._time_override())
+            )
         except Refused as error:
-            raise self._on_our_clock(error) from error.__cause__
-        return self._ours(found[0])
+            raise self._to_local_refusal(error) from error.__cause__
+        return self._to_local_lease(found[0])
 
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
-        values = (lease.name, lease.owner, lease.fence, ttl_of(ttl_ns), self._at())
-        found = self._link.run(_EXTEND, values)
+        values = (
+            lease.name,
+            lease.owner,
+            lease.fence,
+            check_lease_ttl(ttl_ns),
+            self._time_override(),
+        )
+        found = self._client.run(_EXTEND, values)
         if not found:
             raise errors.lease_lost(lease)
-        return self._ours(found[0])
+        return self._to_local_lease(found[0])
 
     def release(self, lease: Lease) -> None:
-        self._link.run(_END, (lease.name, lease.owner, lease.fence))
+        self._client.run(_END, (lease.name, lease.owner, lease.fence))
 
     def seize(self, lease: Lease) -> None:
         self.release(lease)  # the same deed; the names say who may do it
 
     def lease(self, name: str) -> Lease | None:
-        found = self._link.run(_LEASE, (check_name(name),))
-        return self._ours(found[0]) if found else None
+        found = self._client.run(_LEASE, (check_name(name),))
+        return self._to_local_lease(found[0]) if found else None
 
     # records
 
-    def row(self, kind: str, key: str) -> Row | None:
-        found = self._link.run(_ROW, (check_name(kind), check_name(key)))
-        return Row(*found[0]) if found else None
+    def row(self, kind: str, key: str) -> CatalogRow | None:
+        found = self._client.run(_ROW, (check_name(kind), check_name(key)))
+        return CatalogRow(*found[0]) if found else None
 
-    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
-        found = self._link.run(_ROWS, (check_name(kind), after, check_limit(limit)))
-        return [Row(*row) for row in found]
+    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
+        found = self._client.run(_ROWS, (check_name(kind), after, check_limit(limit)))
+        return [CatalogRow(*row) for row in found]
 
-    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
-        return Row(kind, key, value, self._put(kind, key, value, expect))
+    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
+        return CatalogRow(kind, key, value, self._put(kind, key, value, expect))
 
     def drop_row(self, kind: str, key: str) -> None:
         self._put(kind, key, None, None)
 
     def _put(self, kind: str, key: str, value: bytes | None, expect: int | None) -> int:
-        name_of(kind, key)
-        epoch = self.epochs.relied()
+        check_names(kind, key)
+        epoch = self.epochs.write_epoch()
         values = {"epoch": epoch, "kind": kind, "key": key, "value": value, "expect": expect}
-        with self._slots.taken() as slot, self.epochs.hearing():
-            return int(self._link.run(_PUT, {**values, **slot})[0][0] or 0)
+        with self._slots.acquire() as slot, self.epochs.observe_conflicts():
+            return int(self._client.run(_PUT, {**values, **slot})[0][0] or 0)
 
     # timelines, with those of PostgresTimelines
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
-        found = self._link.run(_TIMELINES, ([uuid(id_) for id_ in ids],))
+        found = self._client.run(_TIMELINES, ([timeline_uuid(id_) for id_ in ids],))
         return [Timeline(id_.hex, parent.hex if parent else "", at) for id_, parent, at in found]
 
     # care
 
     def raise_epoch(self, lease: Lease) -> int:
         """See epochs.Fencing. An answer that was lost raises it twice, which refuses no more."""
-        values = (lease.name, lease.owner, lease.fence, self._at())
-        self.epochs.hear(int(self._link.run(_RAISE, values, lease=lease)[0][0]))
-        return self.epochs.now()
+        values = (lease.name, lease.owner, lease.fence, self._time_override())
+        self.epochs.observe(int(self._client.run(_RAISE, values, lease=lease)[0][0]))
+        return self.epochs.cached()
 
     def scrub(self) -> None:
-        with self._link.own() as connection:
+        with self._client.dedicated_connection() as connection:
             parts = [part for (part,) in connection.execute(_PARTS).fetchall()]
             for table in (*_TABLES, *parts):
                 connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(table)))
 
     def reclaim(self) -> None:
-        self._link.run(_FORGET)
-        with self._link.own() as connection:
-            connection.execute("SELECT drop_old(%s)", (_WORTH,))
+        self._client.run(_DELETE_OLD_WRITERS)
+        with self._client.dedicated_connection() as connection:
+            connection.execute("SELECT drop_old(%s)", (_DROP_PARTITION_FRACTION,))
 
     def check_format(self) -> None:
-        check_version(int(self._link.run(VERSION)[0][0]), self._link.place)
+        check_version(int(self._client.run(SELECT_VERSION)[0][0]), self._client.place)
 
     def check(self) -> list[str]:
-        run = self._link.run
+        run = self._client.run
         return [
             *(
                 f"head {name} does not hold an object id"
@@ -294,17 +308,20 @@ class PostgresCatalog(PostgresTimelines, Catalog):
             ),
             *(
                 f"head {name} is not where its last operation put it"
-                for (name,) in run(_STRANGE_HEADS)
+                for (name,) in run(_INCONSISTENT_HEADS)
             ),
-            *(f"timeline {id_.hex} does not end where it should" for (id_,) in run(_STRANGE_LINES)),
+            *(
+                f"timeline {id_.hex} does not end where it should"
+                for (id_,) in run(_INCONSISTENT_TIMELINES)
+            ),
         ]
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
-def _checked(move: Move) -> str:
-    name = name_of(move.name)
+def _checked_head_name(move: Move) -> str:
+    name = check_names(move.name)
     if move.expect is None and move.to is None:
         raise Invalid(
             "empty_move", f"a move of {name} from nothing to nothing: say where it should go"

@@ -11,9 +11,19 @@ from typing import Any
 import psycopg
 
 from ortet.backends.base import Lease
-from ortet.backends.postgres.errors import NO_PARTITION, is_collision, is_lost, translated
-from ortet.backends.postgres.pool import WAIT, closed, database_of, joined
-from ortet.backends.postgres.stall_detection import Still
+from ortet.backends.postgres.errors import (
+    NO_PARTITION,
+    is_collision,
+    is_lost,
+    translate_postgres_error,
+)
+from ortet.backends.postgres.pool import (
+    DEFAULT_WAIT_SECONDS,
+    catalog_closed,
+    parse_database_url,
+    shared_pool,
+)
+from ortet.backends.postgres.stall_detection import ServerStalled
 from ortet.errors import Invalid
 
 Values = Sequence[Any] | dict[str, Any]
@@ -23,20 +33,26 @@ _TRIES = 8
 _PAUSE = 0.01
 
 
-class Link:
+class PostgresClient:
     """On connections that all links of this process to the same schema share."""
 
     def __init__(
-        self, url: str, *, schema: str, create: bool, connections: int, wait: float = WAIT
+        self,
+        url: str,
+        *,
+        schema: str,
+        create: bool,
+        connections: int,
+        wait: float = DEFAULT_WAIT_SECONDS,
     ) -> None:
-        self.database = database_of(url, schema=schema, connections=connections, wait=wait)
+        self.database = parse_database_url(url, schema=schema, connections=connections, wait=wait)
         self.schema, self.place = schema, self.database.place
         self._closed = False
-        self._pool = joined(self.database)
+        self._pool = shared_pool(self.database)
         try:
-            self._pool.ready(create=create)
+            self._pool.check_schema(create=create)
         except BaseException:
-            self._pool.leave()
+            self._pool.remove_user()
             raise
 
     def run(
@@ -47,34 +63,34 @@ class Link:
         self._check()
         for attempt in range(_TRIES):
             try:
-                with self._pool.lent() as connection:
+                with self._pool.borrow() as connection:
                     cursor = connection.execute(statement, values, prepare=True, binary=True)
                     return cursor.fetchall() if cursor.description else []
             except psycopg.Error as error:
                 # one who stood still was waited for; what it was asked it may yet do
-                last = attempt == _TRIES - 1 or isinstance(error, Still)
+                last = attempt == _TRIES - 1 or isinstance(error, ServerStalled)
                 if error.sqlstate == NO_PARTITION and not last:
                     self.run("SELECT ahead()")
                 elif last or not (is_lost(error) or is_collision(error)):
-                    if isinstance(error, Still):
-                        self._pool.distrust(error)
-                    raise translated(error, self.place, lease) from error
+                    if isinstance(error, ServerStalled):
+                        self._pool.discard_stale(error)
+                    raise translate_postgres_error(error, self.place, lease) from error
                 elif is_lost(error):
                     if isinstance(values, dict):
                         values = {**values, "doubt": True}
-                    self._pool.distrust(error)
+                    self._pool.discard_stale(error)
             except (ValueError, OverflowError) as error:
                 raise Invalid("bad_value", f"PostgreSQL cannot keep this ({error})") from error
             time.sleep(random.uniform(0.5, 1.5) * _PAUSE * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
-    def reading(self, settings: str = "") -> Iterator[psycopg.Connection]:
+    def read_transaction(self, settings: str = "") -> Iterator[psycopg.Connection]:
         """For several statements that see one moment. None of them is tried again: Unavailable has
         the driver's own error as its cause."""
         self._check()
         try:
-            with self._pool.lent() as connection:
+            with self._pool.borrow() as connection:
                 connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings}")
                 try:
                     yield connection
@@ -83,21 +99,21 @@ class Link:
                         connection.rollback()
         except psycopg.Error as error:
             if is_lost(error):
-                self._pool.distrust(error)
-            raise translated(error, self.place) from error
+                self._pool.discard_stale(error)
+            raise translate_postgres_error(error, self.place) from error
 
     @contextmanager
-    def own(self) -> Iterator[psycopg.Connection]:
+    def dedicated_connection(self) -> Iterator[psycopg.Connection]:
         """A connection that nobody else gets, for what takes long."""
         self._check()
-        with self._pool.own() as connection:
+        with self._pool.dedicated_connection() as connection:
             yield connection
 
     def _check(self) -> None:
         if self._closed:
-            raise closed()
+            raise catalog_closed()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._pool.leave()
+            self._pool.remove_user()

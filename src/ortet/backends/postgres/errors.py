@@ -12,35 +12,39 @@ from ortet.backends.base import Lease
 from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavailable, Unsupported
 from ortet.ids import Oid
 
-OURS = "OR001"
+ORTET_SQLSTATE = "OR001"
 """The state in which our functions refuse: the message is the kind, the detail is JSON."""
 NO_PARTITION = "23514"
-_MISSING = ("42883", "42P01", "42703", "3F000")
-_AGAIN = ("40001", "40P01")
-_LOST = ("08", "57P", "25P03", "25P04")
+_UNDEFINED_OBJECT_SQLSTATES = ("42883", "42P01", "42703", "3F000")
+_RETRYABLE_SQLSTATES = ("40001", "40P01")
+_CONNECTION_LOST_SQLSTATES = ("08", "57P", "25P03", "25P04")
 """Connection lost; the server shuts down, or starts, or a standby took its place; or it has waited
 longer for us than it wants to."""
 _CANCELLED = "57014"
 _READ_ONLY = ("25006",)
-ENCODED = (
+BAD_OPTION_HINT = (
     "correct that option; if it is one of the bucket or of Valkey, write their addresses "
     "percent-encoded, with %3F for ? and %26 for &"
 )
-LET_IN = (
+CONNECT_HINT = (
     "check that PostgreSQL runs there, has this database, and lets this host and user in "
     "(pg_hba.conf); a password is in ~/.pgpass, PGPASSWORD or &passfile=PATH"
 )
-_FULL = ("connection slots", "too many clients", "too many connections")
+_TOO_MANY_CONNECTIONS_WORDS = ("connection slots", "too many clients", "too many connections")
 """What it says, in a message without a state, to who cannot connect any more."""
-_FEWER = (
+_TOO_MANY_CONNECTIONS_HINT = (
     "all its connections are taken: lower connections= in the addresses of the store, end what "
     "holds others, or raise max_connections"
 )
 
 
-def way_in(why: str) -> str:
+def connection_hint(why: str) -> str:
     """What to do about a connection that was not made."""
-    return _FEWER if any(words in why for words in _FULL) else LET_IN
+    return (
+        _TOO_MANY_CONNECTIONS_HINT
+        if any(words in why for words in _TOO_MANY_CONNECTIONS_WORDS)
+        else CONNECT_HINT
+    )
 
 
 def is_lost(error: psycopg.Error) -> bool:
@@ -48,23 +52,23 @@ def is_lost(error: psycopg.Error) -> bool:
     state = error.sqlstate
     if state is None:
         return isinstance(error, psycopg.OperationalError)
-    return state.startswith(_LOST) or state in _READ_ONLY
+    return state.startswith(_CONNECTION_LOST_SQLSTATES) or state in _READ_ONLY
 
 
 def is_collision(error: psycopg.Error) -> bool:
     """Two that were in each other's way: nothing was done, the same may be tried again."""
-    return error.sqlstate in _AGAIN
+    return error.sqlstate in _RETRYABLE_SQLSTATES
 
 
-def gone(place: str, error: object) -> Unavailable:
+def database_gone(place: str, error: object) -> Unavailable:
     why = " ".join(str(error).split())
     return Unavailable(
         "database_gone",
-        f"the database {place} cannot be reached ({why}): {way_in(why)}; then try again",
+        f"the database {place} cannot be reached ({why}): {connection_hint(why)}; then try again",
     )
 
 
-def exhausted(place: str, most: int) -> Unavailable:
+def connections_exhausted(place: str, most: int) -> Unavailable:
     return Unavailable(
         "busy",
         f"all {most} connections of this process to {place} are in use: try again in a moment, or "
@@ -72,14 +76,16 @@ def exhausted(place: str, most: int) -> Unavailable:
     )
 
 
-def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> OrtetError:
+def translate_postgres_error(
+    error: psycopg.Error, place: str, lease: Lease | None = None
+) -> OrtetError:
     """Also for what our own functions refused; `lease` is what the caller showed."""
     state = error.sqlstate or ""
-    if state == OURS:
+    if state == ORTET_SQLSTATE:
         values = msgspec.json.decode(error.diag.message_detail or "{}")
-        return _refused(error.diag.message_primary or "", values, lease)
+        return _translate_refusal(error.diag.message_primary or "", values, lease)
     if is_lost(error):
-        return gone(place, error)
+        return database_gone(place, error)
     if is_collision(error) or state.startswith("55P"):
         return Unavailable(
             "busy", f"others write the same rows of {place} at this moment: try again in a moment"
@@ -90,7 +96,7 @@ def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> 
             f"{place} has ended a statement that was under way ({error}): try again; where it "
             "takes longer than the server allows, have its statement_timeout raised for this user",
         )
-    if state in _MISSING:
+    if state in _UNDEFINED_OBJECT_SQLSTATES:
         return Unsupported(
             "newer_format",
             f"{place} was changed by a newer Ortet while this one was at work ({error}): upgrade "
@@ -118,7 +124,7 @@ def translated(error: psycopg.Error, place: str, lease: Lease | None = None) -> 
     return OrtetError("postgres", f"{place}: {error}: please report this as a bug of Ortet")
 
 
-def _refused(kind: str, values: dict[str, Any], lease: Lease | None) -> OrtetError:
+def _translate_refusal(kind: str, values: dict[str, Any], lease: Lease | None) -> OrtetError:
     timeline = values.get("timeline", "").replace("-", "")
     match kind:
         case "head_moved":

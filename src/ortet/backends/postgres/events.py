@@ -10,16 +10,22 @@ from uuid import UUID
 
 from psycopg import sql
 
-from ortet._util.deadlines import ours
+from ortet._util.deadlines import current_lock_timeout
 from ortet.backends import errors
 from ortet.backends.base import Append, EventRow, Lease, RowChange, Timeline, Timelines
 from ortet.backends.keys import check_limit
-from ortet.backends.postgres.connection import Link
-from ortet.backends.postgres.group_commit import LARGEST as TOGETHER
-from ortet.backends.postgres.group_commit import One, Together
+from ortet.backends.postgres.connection import PostgresClient
+from ortet.backends.postgres.group_commit import MAX_APPEND_BYTES as TOGETHER
+from ortet.backends.postgres.group_commit import GroupCommit, PendingAppend
 from ortet.backends.postgres.postgres_rows import row_values
-from ortet.backends.row_codec import LARGEST, Packer, packed, raw_id, unpacked
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.row_codec import (
+    MAX_BODY_BYTES,
+    CachingCompressor,
+    compress_body,
+    decompress_body,
+    raw_id,
+)
+from ortet.backends.sweep_epoch import EpochTracker
 
 _TIMELINE = "SELECT id, parent, at FROM timelines WHERE id = %s"
 _CHILDREN = """SELECT id, parent, at FROM timelines
@@ -37,7 +43,7 @@ _EVENTS = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM event
     WHERE timeline = %s AND seq > %s::bigint ORDER BY seq LIMIT %s"""
 _NEWEST = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
     WHERE timeline = %s AND seq > %s::bigint ORDER BY seq DESC LIMIT %s"""
-_PICK = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
+_EVENTS_BY_SEQ = """SELECT seq, head, coalesce(salt, ''), coalesce(body, '') FROM events
     WHERE timeline = %s AND seq = ANY (%s::bigint[]) ORDER BY seq"""
 _LAST = "SELECT last FROM timelines WHERE id = %s"
 _LAST_HEADS = """SELECT head FROM unnest(%s::uuid[]) WITH ORDINALITY AS asked (id, n)
@@ -53,25 +59,25 @@ _ERASE = """UPDATE events SET salt = NULL, body = NULL
 class PostgresTimelines(Timelines):
     """The half of PostgresCatalog that keeps events."""
 
-    _link: Link
-    _zstd: Packer  # which compresses for one at a time
-    _packing: Lock
-    _together: Together
-    epochs: Epochs
+    _client: PostgresClient
+    _zstd: CachingCompressor  # which compresses for one at a time
+    _compress_lock: Lock
+    _group_commit: GroupCommit
+    epochs: EpochTracker
 
     @abstractmethod
-    def _at(self) -> int | None:
+    def _time_override(self) -> int | None:
         """The time of a clock that was given; None: the database's."""
 
     def timeline(self, id_: str) -> Timeline | None:
-        found = self._link.run(_TIMELINE, (uuid(id_),))
+        found = self._client.run(_TIMELINE, (timeline_uuid(id_),))
         return _timeline(found[0]) if found else None
 
     def children(self, id_: str, after: str = "", limit: int = 1000) -> list[Timeline]:
         if after:
-            values = (uuid(id_), uuid(after), check_limit(limit))
-            return [_timeline(row) for row in self._link.run(_CHILDREN, values)]
-        found = self._link.run(_FIRST_CHILDREN, (uuid(id_), check_limit(limit)))
+            values = (timeline_uuid(id_), timeline_uuid(after), check_limit(limit))
+            return [_timeline(row) for row in self._client.run(_CHILDREN, values)]
+        found = self._client.run(_FIRST_CHILDREN, (timeline_uuid(id_), check_limit(limit)))
         return [_timeline(row) for row in found]
 
     def append(
@@ -82,9 +88,13 @@ class PostgresTimelines(Timelines):
         lease: Lease | None = None,
         rows: Sequence[RowChange] = (),
     ) -> None:
-        check_order(self, timeline, events)
-        line, first, columns = uuid(timeline), events[0].seq if events else 0, self._columns(events)
-        at, epoch = self._at(), self.epochs.relied()
+        check_consecutive(self, timeline, events)
+        line, first, columns = (
+            timeline_uuid(timeline),
+            events[0].seq if events else 0,
+            self._columns(events),
+        )
+        at, epoch = self._time_override(), self.epochs.write_epoch()
 
         def alone(doubt: bool) -> None:
             values = {
@@ -103,18 +113,23 @@ class PostgresTimelines(Timelines):
                 values |= {"head": head, "salt": salt, "body": body}
             else:
                 values |= {**columns, **row_values(rows)}
-            with self.epochs.hearing():
-                self._link.run(statement, values, lease=lease)
+            with self.epochs.observe_conflicts():
+                self._client.run(statement, values, lease=lease)
 
-        if rows or not events or ours() is not None or sum(map(len, columns["bodies"])) > TOGETHER:
+        if (
+            rows
+            or not events
+            or current_lock_timeout() is not None
+            or sum(map(len, columns["bodies"])) > TOGETHER
+        ):
             alone(False)
         else:
-            one = One(line, first, **columns, lease=lease, at=at, epoch=epoch)
-            self._together.append(one, self._link.run, alone)
+            one = PendingAppend(line, first, **columns, lease=lease, at=at, epoch=epoch)
+            self._group_commit.append(one, self._client.run, alone)
 
     def _columns(self, events: Sequence[EventRow]) -> dict[str, list[bytes]]:
-        with self._packing:
-            bodies = [packed(event.body, self._zstd) for event in events]
+        with self._compress_lock:
+            bodies = [compress_body(event.body, self._zstd) for event in events]
         return {
             "heads": [event.head for event in events],
             "salts": [event.salt for event in events],
@@ -125,10 +140,10 @@ class PostgresTimelines(Timelines):
         """Of several, one behind the other; `ends`: where each ends."""
         ends: list[int] = []
         for append in appends:
-            check_order(self, append.timeline, append.events)
+            check_consecutive(self, append.timeline, append.events)
             ends.append((ends[-1] if ends else 0) + len(append.events))
         return {
-            "lines": [uuid(append.timeline) for append in appends],
+            "lines": [timeline_uuid(append.timeline) for append in appends],
             "firsts": [append.events[0].seq if append.events else 0 for append in appends],
             "ends": ends,
             **self._columns([event for append in appends for event in append.events]),
@@ -137,46 +152,52 @@ class PostgresTimelines(Timelines):
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
     ) -> list[EventRow]:
-        values = (uuid(timeline), after, min(check_limit(limit), LARGEST))
-        found = self._link.run(_NEWEST if newest else _EVENTS, values)
+        values = (timeline_uuid(timeline), after, min(check_limit(limit), MAX_BODY_BYTES))
+        found = self._client.run(_NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
         zstd = self._zstd
-        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
-    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
-        found = self._link.run(_PICK, (uuid(timeline), list(seqs)))
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+        found = self._client.run(_EVENTS_BY_SEQ, (timeline_uuid(timeline), list(seqs)))
         zstd = self._zstd
-        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
     def last_seq(self, timeline: str) -> int:
-        found = self._link.run(_LAST, (uuid(timeline),))
+        found = self._client.run(_LAST, (timeline_uuid(timeline),))
         if not found:
             raise errors.no_timeline(timeline)
         return int(found[0][0])
 
     def last_heads(self, timelines: Sequence[str]) -> list[bytes]:
-        found = self._link.run(_LAST_HEADS, ([uuid(one) for one in timelines],))
+        found = self._client.run(_LAST_HEADS, ([timeline_uuid(one) for one in timelines],))
         return [head or b"" for (head,) in found]
 
     def trim_events(self, timeline: str, upto: int) -> int:
-        return int(self._link.run(_TRIM, (uuid(timeline), upto))[0][0])
+        return int(self._client.run(_TRIM, (timeline_uuid(timeline), upto))[0][0])
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
-        found = self._link.run(_ERASE, (uuid(timeline), list(seqs)))
-        with self._packing:
-            self._zstd.forget()
-        with self._link.own() as connection:
+        found = self._client.run(_ERASE, (timeline_uuid(timeline), list(seqs)))
+        with self._compress_lock:
+            self._zstd.clear_cache()
+        with self._client.dedicated_connection() as connection:
             for part in sorted({part for (part,) in found}):
                 # the row as it was stays in its page until the file is written anew
                 connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(part)))
         return len(found)
 
     def drop_timeline(self, timeline: str) -> None:
-        self._link.run("SELECT drop_timeline(%s)", (uuid(timeline),))
+        self._client.run("SELECT drop_timeline(%s)", (timeline_uuid(timeline),))
 
 
-def check_order(catalog: Timelines, timeline: str, events: Sequence[EventRow]) -> None:
+def check_consecutive(catalog: Timelines, timeline: str, events: Sequence[EventRow]) -> None:
     """Conflict unless they follow each other; that the first is the next the database checks."""
     if events and [e.seq for e in events] != list(
         range(events[0].seq, events[0].seq + len(events))
@@ -184,7 +205,7 @@ def check_order(catalog: Timelines, timeline: str, events: Sequence[EventRow]) -
         raise errors.seq_taken(timeline, events[0].seq, catalog.last_seq(timeline))
 
 
-def uuid(id_: str) -> UUID:
+def timeline_uuid(id_: str) -> UUID:
     return UUID(bytes=raw_id(id_))
 
 

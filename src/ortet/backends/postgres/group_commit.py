@@ -19,14 +19,14 @@ import msgspec
 
 from ortet._util.fork_safety import close_at_fork
 from ortet.backends.base import Lease
-from ortet.backends.postgres.pool import Database
+from ortet.backends.postgres.pool import PostgresDatabase
 from ortet.errors import OrtetError, Unavailable
 
-MOST = 2
+MAX_RUNNING_STATEMENTS = 2
 """Statements under way: one is flushed while the other is worked on."""
-LARGEST = 64 * 1024
+MAX_APPEND_BYTES = 64 * 1024
 """Bytes of an append that may wait for others, so that none waits for a large one."""
-_TOGETHER = 64
+_MAX_BATCH = 64
 
 STATEMENT = """SELECT append(line, first, (%(heads)b::bytea[])[low:high],
     (%(salts)b::bytea[])[low:high], (%(bodies)b::bytea[])[low:high], lease, owner, fence, at, epoch,
@@ -37,7 +37,7 @@ STATEMENT = """SELECT append(line, first, (%(heads)b::bytea[])[low:high],
     AS one (line, first, low, high, lease, owner, fence, at, epoch)"""
 
 
-class One(msgspec.Struct, frozen=True):
+class PendingAppend(msgspec.Struct, frozen=True):
     """An append, as the function of that name takes it."""
 
     line: UUID
@@ -53,99 +53,101 @@ class One(msgspec.Struct, frozen=True):
 Run = Callable[[str, dict[str, Any]], object]
 
 
-class _Waiting:
+class _WaitingAppend:
     """One who waits to be told: that it is `done`, that it `failed`, or to write `batch`, which it
     is part of. None of these: to try alone; `doubt`: nobody knows whether it was written."""
 
-    __slots__ = ("batch", "done", "doubt", "failed", "heard", "one", "told")
+    __slots__ = ("append", "batch", "done", "error", "is_notified", "is_uncertain", "wakeup_lock")
 
-    def __init__(self, one: One) -> None:
-        self.one = one
+    def __init__(self, append: PendingAppend) -> None:
+        self.append = append
         self.done = False
-        self.doubt = True
-        self.heard = False
-        self.failed: OrtetError | None = None
-        self.batch: list[_Waiting] = []
-        self.told = Lock()
-        self.told.acquire()
+        self.is_uncertain = True
+        self.is_notified = False
+        self.error: OrtetError | None = None
+        self.batch: list[_WaitingAppend] = []
+        self.wakeup_lock = Lock()
+        self.wakeup_lock.acquire()
 
 
-class Together:
+class GroupCommit:
     """Of one process and database: see `together`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._pid = os.getpid()
         self._running = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingAppend] = []
         close_at_fork(self)
 
-    def append(self, one: One, run: Run, alone: Callable[[bool], None]) -> None:
+    def append(self, append: PendingAppend, run: Run, write_alone: Callable[[bool], None]) -> None:
         """`run` makes a statement; `alone` writes this one by itself, or refuses it in its own
         words, and is told whether it may have been written already."""
-        mine = _Waiting(one)
+        mine = _WaitingAppend(append)
         try:
             with self._lock:
-                if self._running < MOST:
+                if self._running < MAX_RUNNING_STATEMENTS:
                     mine.batch = [mine]
                     self._running += 1
                 else:
                     self._waiting.append(mine)
             if not mine.batch:
-                mine.told.acquire()
-                mine.heard = True
+                mine.wakeup_lock.acquire()
+                mine.is_notified = True
             if len(mine.batch) == 1:
-                alone(False)
+                write_alone(False)
                 mine.done = True
             elif mine.batch:
                 self._write(mine.batch, run)
         finally:
-            self._leave(mine)
-        self._told(mine, alone)
+            self._finish(mine)
+        self._raise_or_write_alone(mine, write_alone)
 
-    def _leave(self, mine: _Waiting) -> None:
+    def _finish(self, waiter: _WaitingAppend) -> None:
         """Also when a signal ended it anywhere: whatever we were to do, another must."""
-        if not mine.heard and not mine.batch:
+        if not waiter.is_notified and not waiter.batch:
             with self._lock:
-                if mine in self._waiting:
-                    self._waiting.remove(mine)
-        if mine.batch:
-            self._next()
-            for other in mine.batch:
-                if other is not mine:
-                    other.told.release()
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+        if waiter.batch:
+            self._start_next_batch()
+            for other in waiter.batch:
+                if other is not waiter:
+                    other.wakeup_lock.release()
 
-    def _write(self, batch: list[_Waiting], run: Run) -> None:
+    def _write(self, batch: list[_WaitingAppend], run: Run) -> None:
         try:
-            run(STATEMENT, values_of([waiting.one for waiting in batch]))
+            run(STATEMENT, batch_parameters([waiting.append for waiting in batch]))
         except Unavailable as error:
             for waiting in batch:
-                waiting.failed = error
+                waiting.error = error
         except OrtetError:  # of one of them: nothing was written, each asks for itself
             for waiting in batch:
-                waiting.doubt = False
+                waiting.is_uncertain = False
         else:
             for waiting in batch:
                 waiting.done = True
 
-    def _told(self, mine: _Waiting, alone: Callable[[bool], None]) -> None:
-        if mine.failed is not None:  # the same for several threads: to each its own
-            error = mine.failed
+    def _raise_or_write_alone(
+        self, waiter: _WaitingAppend, write_alone: Callable[[bool], None]
+    ) -> None:
+        if waiter.error is not None:  # the same for several threads: to each its own
+            error = waiter.error
             raise Unavailable(error.kind, error.message, **error.details) from error
-        if not mine.done:
-            alone(mine.doubt)
+        if not waiter.done:
+            write_alone(waiter.is_uncertain)
 
-    def _next(self) -> None:
+    def _start_next_batch(self) -> None:
         """A statement has ended: the first of those who wait makes the next one, for all of them;
         nobody waits: one fewer is under way."""
         with self._lock:
-            batch, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+            batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
             if batch:
                 batch[0].batch = batch
             else:
                 self._running -= 1
         if batch:
-            batch[0].told.release()
+            batch[0].wakeup_lock.release()
 
     def before_fork(self) -> None:
         self._lock.acquire()
@@ -156,10 +158,10 @@ class Together:
         self._lock.release()
 
 
-def values_of(several: Sequence[One]) -> dict[str, Any]:
+def batch_parameters(appends: Sequence[PendingAppend]) -> dict[str, Any]:
     """Events one behind the other, and where those of each begin and end. In the order of their
     timelines, so that two of us do not wait for each other."""
-    ordered = sorted(several, key=lambda one: one.line)
+    ordered = sorted(appends, key=lambda one: one.line)
     highs: list[int] = []
     for one in ordered:
         highs.append((highs[-1] if highs else 0) + len(one.heads))
@@ -180,13 +182,13 @@ def values_of(several: Sequence[One]) -> dict[str, Any]:
     }
 
 
-_ALL: WeakValueDictionary[Database, Together] = WeakValueDictionary()
+_GROUP_COMMITS: WeakValueDictionary[PostgresDatabase, GroupCommit] = WeakValueDictionary()
 """Of this process, as its pools are."""
 
 
-def together(database: Database) -> Together:
+def group_commit_for(database: PostgresDatabase) -> GroupCommit:
     """The one that all catalogs of this process share."""
-    found = _ALL.get(database)
+    found = _GROUP_COMMITS.get(database)
     if found is None:  # two threads may make two at once: those write apart, and that is all
-        found = _ALL[database] = Together()
+        found = _GROUP_COMMITS[database] = GroupCommit()
     return found

@@ -13,95 +13,99 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from ortet._util.deadlines import patient
-from ortet.backends.postgres.pool import Database, Pool, joined
-from ortet.backends.postgres.stall_detection import Watch, connected
-from ortet.backends.pubsub import Hearer, PostSignal, Speaker
+from ortet._util.deadlines import lock_timeout
+from ortet.backends.postgres.pool import PostgresDatabase, PostgresPool, shared_pool
+from ortet.backends.postgres.stall_detection import StallDetector, connect_monitored
+from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber
 from ortet.errors import OrtetError
 
-_QUIET = 5.0
+_KEEPALIVE_SECONDS = 5.0
 """Seconds of silence after which it is asked whether it is there."""
-_ANSWER = 3.0
-_REACH = 2.0
+_KEEPALIVE_TIMEOUT_SECONDS = 3.0
+_CONNECT_TIMEOUT_SECONDS = 2.0
 """Seconds in which the server must be reached: nobody depends on it."""
-_PACE = 0.01
+_PUBLISH_INTERVAL_SECONDS = 0.01
 """Seconds between two tellings: each is a transaction, and all of one database are in a row."""
-_LONGEST = 7000
+_MAX_TOPIC_BYTES = 7000
 """Bytes of a topic: PostgreSQL carries fewer than 8000. A longer one is told as any."""
 # A transaction that notifies is written to the log, and need not be waited for.
-_TELL = """SELECT set_config('synchronous_commit', 'off', true)
+_NOTIFY = """SELECT set_config('synchronous_commit', 'off', true)
     UNION ALL SELECT pg_notify(%s, told)::text FROM unnest(%s::text[]) AS told"""
 
 
-class PostgresSignal(PostSignal):
+class PostgresSignal(PubSubSignal):
     """One channel a store: what is told in it is a topic and who tells."""
 
-    def __init__(self, database: Database, space: str) -> None:
-        super().__init__(_Postgres(database, f"ortet_{space}"))
+    def __init__(self, database: PostgresDatabase, namespace: str) -> None:
+        super().__init__(_PostgresTransport(database, f"ortet_{namespace}"))
 
 
-class _Postgres(msgspec.Struct, frozen=True):
-    database: Database
+class _PostgresTransport(msgspec.Struct, frozen=True):
+    database: PostgresDatabase
     channel: str
 
     name = "postgres"
-    narrows = False
-    is_deaf = True
-    pace = _PACE
+    has_prefix_filter = False
+    is_echo_free = True
+    publish_interval = _PUBLISH_INTERVAL_SECONDS
 
     @property
-    def troubles(self) -> tuple[type[Exception], ...]:
+    def connection_errors(self) -> tuple[type[Exception], ...]:
         return (psycopg.Error, OrtetError, OSError)
 
-    def speaker(self) -> Speaker:
-        return _Speaker(joined(self.database), self.channel)
+    def connect_publisher(self) -> Publisher:
+        return _PostgresPublisher(shared_pool(self.database), self.channel)
 
-    def hearer(self, prefix: str) -> Hearer:  # noqa: ARG002 - it hears all
+    def connect_subscriber(self, prefix: str) -> Subscriber:  # noqa: ARG002 - it hears all
         conninfo = self.database.conninfo
-        connection = connected(conninfo, Watch(conninfo, _REACH), connect_timeout=int(_REACH))
+        connection = connect_monitored(
+            conninfo,
+            StallDetector(conninfo, _CONNECT_TIMEOUT_SECONDS),
+            connect_timeout=int(_CONNECT_TIMEOUT_SECONDS),
+        )
         try:
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
-            return _Hearer(connection)
+            return _PostgresSubscriber(connection)
         except BaseException:
             connection.close()
             raise
 
 
-class _Speaker:
-    def __init__(self, pool: Pool, channel: str) -> None:
+class _PostgresPublisher:
+    def __init__(self, pool: PostgresPool, channel: str) -> None:
         self._pool = pool
         self._channel = channel
 
-    def tell(self, topics: list[str]) -> None:
-        told = [topic if len(topic.encode()) <= _LONGEST else "" for topic in topics]
-        values = (self._channel, [f"{_who()} {topic}" for topic in told])
+    def publish(self, topics: list[str]) -> None:
+        told = [topic if len(topic.encode()) <= _MAX_TOPIC_BYTES else "" for topic in topics]
+        values = (self._channel, [f"{_sender_id()} {topic}" for topic in told])
         try:
-            with patient(_REACH), self._pool.lent() as connection:
-                connection.execute(_TELL, values, prepare=True)
+            with lock_timeout(_CONNECT_TIMEOUT_SECONDS), self._pool.borrow() as connection:
+                connection.execute(_NOTIFY, values, prepare=True)
         except psycopg.Error as error:
-            self._pool.distrust(error)
+            self._pool.discard_stale(error)
             raise
 
     def close(self) -> None:
-        self._pool.leave()
+        self._pool.remove_user()
 
 
-class _Hearer:
+class _PostgresSubscriber:
     """Reads the connection itself, so that another thread can wake it."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
-        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
-        self._poll.register(self._event, select.POLLIN)
+        self._poll.register(self._wakeup_fd, select.POLLIN)
 
-    def heard(self) -> list[str] | None:
+    def receive(self) -> list[str] | None:
         found = self._read()
-        if not found and not self._poll.poll(_QUIET * 1000):
-            self._ask()
+        if not found and not self._poll.poll(_KEEPALIVE_SECONDS * 1000):
+            self._ping()
         found += self._read()
-        ours = f"{_who()} "
+        ours = f"{_sender_id()} "
         topics = [told.partition(" ")[2] for told in found if not told.startswith(ours)]
         return None if "" in topics else topics
 
@@ -113,9 +117,9 @@ class _Hearer:
             found.append(told.extra.decode("utf-8", "replace"))
         return found
 
-    def _ask(self) -> None:
+    def _ping(self) -> None:
         """A server whose host is gone says nothing."""
-        pgconn, end = self._connection.pgconn, time.monotonic() + _ANSWER
+        pgconn, end = self._connection.pgconn, time.monotonic() + _KEEPALIVE_TIMEOUT_SECONDS
         pgconn.send_query(b"")
         while True:
             if not self._poll.poll(max(0.0, end - time.monotonic()) * 1000):
@@ -128,19 +132,19 @@ class _Hearer:
                 raise TimeoutError("the server does not answer")
 
     def wake(self) -> None:
-        os.eventfd_write(self._event, 1)
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
         with suppress(psycopg.Error):
             self._connection.close()
-        os.close(self._event)
+        os.close(self._wakeup_fd)
 
 
-def _who() -> str:
+def _sender_id() -> str:
     """This process: a child of fork(2) is another."""
-    return _name(os.getpid())
+    return _sender_id_of(os.getpid())
 
 
 @cache
-def _name(_pid: int) -> str:
+def _sender_id_of(_pid: int) -> str:
     return os.urandom(8).hex()

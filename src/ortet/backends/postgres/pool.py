@@ -16,15 +16,26 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from ortet._util.deadlines import ours
+from ortet._util.deadlines import current_lock_timeout
 from ortet._util.fork_safety import close_at_fork
-from ortet.backends.postgres.errors import ENCODED, exhausted, gone, is_lost, translated
-from ortet.backends.postgres.schema import prepare
-from ortet.backends.postgres.stall_detection import Still, Watch, Watched, connected
+from ortet.backends.postgres.errors import (
+    BAD_OPTION_HINT,
+    connections_exhausted,
+    database_gone,
+    is_lost,
+    translate_postgres_error,
+)
+from ortet.backends.postgres.schema import prepare_connection
+from ortet.backends.postgres.stall_detection import (
+    MonitoredConnection,
+    ServerStalled,
+    StallDetector,
+    connect_monitored,
+)
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable
 
-WAIT = 30.0
-_LOOK = 2.0
+DEFAULT_WAIT_SECONDS = 30.0
+_DIAGNOSE_AFTER_SECONDS = 2.0
 """Seconds without a connection after which to ask why."""
 _IDLE = 60.0
 """Seconds after which a connection is closed that nobody needs."""
@@ -39,7 +50,7 @@ _DEFAULTS = {
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
-class Database(msgspec.Struct, frozen=True):
+class PostgresDatabase(msgspec.Struct, frozen=True):
     """A schema, and how it is connected to; `place` is for messages."""
 
     conninfo: str
@@ -49,71 +60,75 @@ class Database(msgspec.Struct, frozen=True):
     wait: float
 
 
-def database_of(url: str, *, schema: str, connections: int, wait: float = WAIT) -> Database:
+def parse_database_url(
+    url: str, *, schema: str, connections: int, wait: float = DEFAULT_WAIT_SECONDS
+) -> PostgresDatabase:
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url).items()}
         conninfo = make_conninfo("", **{**_DEFAULTS, **given})
     except psycopg.Error as error:
         why = " ".join(str(error).split())
-        raise Invalid("bad_url", f"this is no address of a database ({why}): {ENCODED}") from error
+        raise Invalid(
+            "bad_url", f"this is no address of a database ({why}): {BAD_OPTION_HINT}"
+        ) from error
     host, port = given.get("host", "localhost"), given.get("port", "5432")
     name = given.get("dbname") or given.get("user") or ""  # and no password
     place = f"postgresql://{host}:{port}/{name} ({schema})"
-    return Database(conninfo, schema, place, connections, wait)
+    return PostgresDatabase(conninfo, schema, place, connections, wait)
 
 
-class Pool:
+class PostgresPool:
     """Of one process and database: see `joined`. Statements run in autocommit: each is a
     transaction, so a process that dies leaves nothing open."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self.database = database
-        self._joined = 0
-        self._users = 0
-        self._idle = Condition()
-        self._forking = self._closed = self._was_there = False
-        self._pool: ConnectionPool[Watched] | None = None
-        self._watch = Watch(database.conninfo, database.wait)
-        self._asking = Lock()
-        self._told: tuple[float, OrtetError] | None = None
+        self._user_count = 0
+        self._active_count = 0
+        self._condition = Condition()
+        self._forking = self._closed = self._is_prepared = False
+        self._pool: ConnectionPool[MonitoredConnection] | None = None
+        self._stall_detector = StallDetector(database.conninfo, database.wait)
+        self._diagnose_lock = Lock()
+        self._last_diagnosis: tuple[float, OrtetError] | None = None
         close_at_fork(self)
 
-    def join(self) -> bool:
+    def add_user(self) -> bool:
         """One more uses it, until `leave`; False when the last one just has left."""
-        with self._idle:
-            self._joined += not self._closed
+        with self._condition:
+            self._user_count += not self._closed
             return not self._closed
 
-    def leave(self) -> None:
-        with self._idle:
-            self._joined -= 1
-            if self._joined <= 0:
+    def remove_user(self) -> None:
+        with self._condition:
+            self._user_count -= 1
+            if self._user_count <= 0:
                 self._closed = True
                 self._drop()
 
-    def ready(self, *, create: bool) -> None:
+    def check_schema(self, *, create: bool) -> None:
         """That the schema is there, is ours and is up to date, or why not; `create` makes it."""
-        if self._was_there:
+        if self._is_prepared:
             try:
-                with self.lent() as connection:
+                with self.borrow() as connection:
                     self._prepare(connection, create=create)
                     return
             except psycopg.Error as error:
                 if not is_lost(error):
-                    raise translated(error, self.database.place) from error
-                self.distrust(error)
+                    raise translate_postgres_error(error, self.database.place) from error
+                self.discard_stale(error)
             except Corrupt as error:  # by a new connection, which makes no schema
                 if not create:
                     raise error from None
-        with self._connected(create=create):
-            self._was_there = True
+        with self._connect(create=create):
+            self._is_prepared = True
 
     @contextmanager
-    def lent(self) -> Iterator[psycopg.Connection]:
+    def borrow(self) -> Iterator[psycopg.Connection]:
         """A connection, which is waited for. Unavailable when none comes in time."""
         pool = self._enter()
         try:
-            connection = self._taken(pool)
+            connection = self._get_connection(pool)
             try:
                 yield connection
             finally:
@@ -122,97 +137,102 @@ class Pool:
             self._leave()
 
     @contextmanager
-    def own(self) -> Iterator[psycopg.Connection]:
+    def dedicated_connection(self) -> Iterator[psycopg.Connection]:
         """A connection that nobody else gets, for what takes long."""
         self._enter()
         try:
-            with self._connected(create=False) as connection:
+            with self._connect(create=False) as connection:
                 yield connection
         finally:
             self._leave()
 
-    def distrust(self, error: psycopg.Error) -> None:
+    def discard_stale(self, error: psycopg.Error) -> None:
         """One connection was lost: others may be. Those of a server that stands still are given up
         unasked."""
         pool = self._pool
         if pool is not None and not pool.closed:
-            if isinstance(error, Still):
+            if isinstance(error, ServerStalled):
                 pool.drain()
             else:
                 pool.check()
 
     # inside
 
-    def _taken(self, pool: ConnectionPool[Watched]) -> Watched:
-        longest, patience = self.database.wait, ours()
+    def _get_connection(self, pool: ConnectionPool[MonitoredConnection]) -> MonitoredConnection:
+        longest, patience = self.database.wait, current_lock_timeout()
         wait = longest if patience is None else min(longest, patience.seconds)
         end = time.monotonic() + wait
         while True:
             try:
-                return pool.getconn(max(0.0, min(_LOOK, end - time.monotonic())))
+                return pool.getconn(max(0.0, min(_DIAGNOSE_AFTER_SECONDS, end - time.monotonic())))
             except (PoolTimeout, PoolClosed) as error:
-                why = self._why()
+                why = self._diagnose()
                 if time.monotonic() >= end or not isinstance(why, Unavailable):
                     if patience is not None:
-                        patience.lose()
+                        patience.expire()
                     raise why from error
 
-    def _why(self) -> OrtetError:
+    def _diagnose(self) -> OrtetError:
         """No connection came: is the database gone, or not ours any more, or are all in use? One
         asks for all who wait, or they would need as many connections more."""
-        with self._asking:
-            if self._told is not None and time.monotonic() - self._told[0] < _LOOK:
-                return self._told[1]
+        with self._diagnose_lock:
+            if (
+                self._last_diagnosis is not None
+                and time.monotonic() - self._last_diagnosis[0] < _DIAGNOSE_AFTER_SECONDS
+            ):
+                return self._last_diagnosis[1]
             why: OrtetError
             try:
-                with self._connected(create=False):
-                    why = exhausted(self.database.place, self.database.connections)
+                with self._connect(create=False):
+                    why = connections_exhausted(self.database.place, self.database.connections)
             except OrtetError as error:
                 why = error
-            self._told = time.monotonic(), why
+            self._last_diagnosis = time.monotonic(), why
             return why
 
     @contextmanager
-    def _connected(self, *, create: bool) -> Iterator[psycopg.Connection]:
+    def _connect(self, *, create: bool) -> Iterator[psycopg.Connection]:
         """One of its own, for the time of the block."""
         place = self.database.place
         try:
-            with connected(self.database.conninfo, self._watch) as connection:
+            with connect_monitored(self.database.conninfo, self._stall_detector) as connection:
                 self._prepare(connection, create=create)
                 yield connection
         except psycopg.OperationalError as error:
-            raise gone(place, error) from error
+            raise database_gone(place, error) from error
         except psycopg.Error as error:
-            raise translated(error, place) from error
+            raise translate_postgres_error(error, place) from error
 
-    def _configure(self, connection: Watched) -> None:
-        connection.watch = self._watch
+    def _configure(self, connection: MonitoredConnection) -> None:
+        connection.detector = self._stall_detector
         self._prepare(connection, create=False)
 
     def _prepare(self, connection: psycopg.Connection, *, create: bool) -> None:
-        prepare(connection, self.database.schema, create=create, place=self.database.place)
+        prepare_connection(
+            connection, self.database.schema, create=create, place=self.database.place
+        )
 
-    def _enter(self) -> ConnectionPool[Watched]:
-        with self._idle:
+    def _enter(self) -> ConnectionPool[MonitoredConnection]:
+        with self._condition:
             while self._forking:
-                self._idle.wait()
+                self._condition.wait()
             if self._closed:
-                raise closed()
+                raise catalog_closed()
             if self._pool is None:
                 self._pool = self._fill()
-            self._users += 1
+            self._active_count += 1
             return self._pool
 
     def _leave(self) -> None:
-        with self._idle:
-            self._users -= 1
-            self._idle.notify_all()
+        with self._condition:
+            self._active_count -= 1
+            self._condition.notify_all()
 
-    def _fill(self) -> ConnectionPool[Watched]:
+    def _fill(self) -> ConnectionPool[MonitoredConnection]:
         database = self.database
         return ConnectionPool(
             database.conninfo,
-            connection_class=Watched,
+            connection_class=MonitoredConnection,
             kwargs={"autocommit": True},
             min_size=0,
             max_size=database.connections,
@@ -220,7 +240,7 @@ class Pool:
             max_idle=_IDLE,
             num_workers=1,
             open=True,
-            reconnect_timeout=_LOOK,  # who still waits has it begin anew, without longer pauses
+            reconnect_timeout=_DIAGNOSE_AFTER_SECONDS,  # who still waits has it begin anew, without longer pauses
             configure=self._configure,
         )
 
@@ -232,45 +252,45 @@ class Pool:
     def before_fork(self) -> None:
         """Waits for other threads' statements: a child that held their sockets would keep the
         server from seeing the end of its parent."""
-        with self._idle:
+        with self._condition:
             while self._forking:
-                self._idle.wait()
+                self._condition.wait()
             self._forking = True
-            while self._users:
-                self._idle.wait()
+            while self._active_count:
+                self._condition.wait()
             self._drop()
-        self._idle.acquire()
+        self._condition.acquire()
 
     def after_fork(self) -> None:
         self._forking = False
-        self._idle.notify_all()
-        self._idle.release()
+        self._condition.notify_all()
+        self._condition.release()
 
 
-def closed() -> Invalid:
+def catalog_closed() -> Invalid:
     return Invalid("closed", "the catalog was closed: open the store again")
 
 
-_POOLS: WeakValueDictionary[Database, Pool] = WeakValueDictionary()
+_POOLS: WeakValueDictionary[PostgresDatabase, PostgresPool] = WeakValueDictionary()
 """Of this process: a server opens a hub for each session, and a database allows few connections."""
 _lock = RLock()
 
 
-def joined(database: Database) -> Pool:
+def shared_pool(database: PostgresDatabase) -> PostgresPool:
     """The one that all of this process share; each who joins it leaves it."""
     with _lock:
         found = _POOLS.get(database)
-        if found is None or not found.join():
-            found = _POOLS[database] = Pool(database)
-            found.join()
+        if found is None or not found.add_user():
+            found = _POOLS[database] = PostgresPool(database)
+            found.add_user()
         return found
 
 
-def _anew() -> None:
+def _reset_in_child() -> None:
     """In a child: another thread of its parent may have had the lock. A pool has no connections
     then, and makes its own."""
     global _lock
     _lock = RLock()
 
 
-os.register_at_fork(after_in_child=_anew)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from ortet.backends.base import Claim, RowChange
+from ortet.backends.base import LeaseClaim, RowChange
 from ortet.backends.keys import check_name
 from ortet.errors import Invalid
 
-LONGEST = 2400
+MAX_NAME_BYTES = 2400
 """Bytes of a name: PostgreSQL indexes no more than 2704."""
 
 _FOREVER = 2**63 - 1
 
 
-def name_of(*parts: str) -> str:
+def check_names(*parts: str) -> str:
     """The last of the parts of one key, all of them checked, or Invalid("bad_name")."""
     size = sum(len(check_name(part).encode()) for part in parts)
-    if size > LONGEST:
+    if size > MAX_NAME_BYTES:
         raise Invalid(
             "bad_name",
-            f"{parts[-1][:100]!r} is too long for a name in PostgreSQL: give at most {LONGEST} "
+            f"{parts[-1][:100]!r} is too long for a name in PostgreSQL: give at most {MAX_NAME_BYTES} "
             "bytes",
         )
     return parts[-1]
@@ -32,7 +32,7 @@ def name_of(*parts: str) -> str:
 
 def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
     for change in changes:
-        name_of(change.kind, change.key)
+        check_names(change.kind, change.key)
     return {
         "kinds": [change.kind for change in changes],
         "keys": [change.key for change in changes],
@@ -41,15 +41,15 @@ def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
     }
 
 
-def claim_values(claims: Sequence[Claim]) -> dict[str, list[Any]]:
+def claim_values(claims: Sequence[LeaseClaim]) -> dict[str, list[Any]]:
     return {
-        "claims": [name_of(claim.name) for claim in claims],
+        "claims": [check_names(claim.name) for claim in claims],
         "owners": [claim.owner for claim in claims],
-        "ttls": [ttl_of(claim.ttl_ns) for claim in claims],
+        "ttls": [check_lease_ttl(claim.ttl_ns) for claim in claims],
     }
 
 
-def ttl_of(ttl_ns: int) -> int:
+def check_lease_ttl(ttl_ns: int) -> int:
     if ttl_ns <= 0:
         raise Invalid(
             "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"
@@ -57,12 +57,12 @@ def ttl_of(ttl_ns: int) -> int:
     return min(ttl_ns, _FOREVER)
 
 
-def said(text: str) -> str:
+def replace_nul(text: str) -> str:
     """A word for the log: PostgreSQL keeps no NUL in text."""
     return text.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
-class Slots:
+class WriteSlots:
     """Names under which writes are noted, one for each that is under way at the same time."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Slots:
         self._pid = os.getpid()
 
     @contextmanager
-    def taken(self) -> Iterator[dict[str, Any]]:
+    def acquire(self) -> Iterator[dict[str, Any]]:
         """A name and a number that is higher than any before under it."""
         with self._lock:
             if self._pid != os.getpid():  # those are the parent's

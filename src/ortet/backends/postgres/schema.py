@@ -13,13 +13,13 @@ from ortet.errors import Corrupt, Unsupported
 MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql", "0004_search.sql")
 """In order; `ortet_format.version` is how many of them a schema has had."""
 
-VERSION = "SELECT coalesce(max(version), 0) FROM ortet_format"
+SELECT_VERSION = "SELECT coalesce(max(version), 0) FROM ortet_format"
 OLDEST = 140_000
 """PostgreSQL 14."""
 
 _LOCK = "SELECT pg_advisory_xact_lock(1869771877, hashtext(%s || ' format'))"
 # One statement for each new connection: all that must be so before it is used.
-_LOOK = """SELECT current_setting('server_encoding'),
+_INSPECT_SCHEMA = """SELECT current_setting('server_encoding'),
     to_regclass(quote_ident(%(schema)s) || '.ortet_format') IS NOT NULL,
     to_regclass(quote_ident(%(schema)s) || '.' || quote_ident('events_' || to_char(
         now() AT TIME ZONE 'UTC' + interval '1 month', 'YYYYMM'))) IS NOT NULL,
@@ -29,45 +29,47 @@ _LOOK = """SELECT current_setting('server_encoding'),
         WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)"""
 
 
-class _Seen(NamedTuple):
-    made: bool
-    ahead: bool
+class _SchemaState(NamedTuple):
+    exists: bool
+    has_next_partition: bool
 
 
-def prepare(connection: psycopg.Connection, schema: str, *, create: bool, place: str) -> None:
+def prepare_connection(
+    connection: psycopg.Connection, schema: str, *, create: bool, place: str
+) -> None:
     """Make a new connection ready; the schema too, or its newest migration, where it is not there.
 
     Unsupported when a newer program made it; Corrupt("no_catalog") without one and without
     `create`.
     """
-    seen = _look(connection, schema, place)
-    if not seen.made and not create:
+    seen = _inspect_schema(connection, schema, place)
+    if not seen.exists and not create:
         raise Corrupt(
             "no_catalog",
             f"{place} has no catalog of Ortet: restore it from a copy; the objects are still there",
         )
-    if not seen.made or _version(connection, place) < len(MIGRATIONS):
+    if not seen.exists or _version(connection, place) < len(MIGRATIONS):
         _migrate(connection, schema, place)
-        seen = _look(connection, schema, place)
-    if not seen.ahead:
+        seen = _inspect_schema(connection, schema, place)
+    if not seen.has_next_partition:
         connection.execute("SELECT ahead()")
 
 
-def _look(connection: psycopg.Connection, schema: str, place: str) -> _Seen:
+def _inspect_schema(connection: psycopg.Connection, schema: str, place: str) -> _SchemaState:
     if connection.info.server_version < OLDEST:
         raise Unsupported(
             "old_postgres",
             f"{place} runs PostgreSQL {connection.info.server_version // 10_000}: Ortet needs "
             f"{OLDEST // 10_000} or newer",
         )
-    row = connection.execute(_LOOK, {"schema": schema}).fetchone()
+    row = connection.execute(_INSPECT_SCHEMA, {"schema": schema}).fetchone()
     assert row is not None
     if row[0] != "UTF8":
         raise Unsupported(
             "bad_encoding",
             f"{place} keeps text as {row[0]}: make a database with ENCODING 'UTF8'",
         )
-    return _Seen(row[1], row[2])
+    return _SchemaState(row[1], row[2])
 
 
 def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
@@ -90,7 +92,7 @@ def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
 
 
 def _version(connection: psycopg.Connection, place: str) -> int:
-    row = connection.execute(VERSION).fetchone()
+    row = connection.execute(SELECT_VERSION).fetchone()
     return check_version(int(row[0]) if row else 0, place)
 
 

@@ -11,63 +11,69 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from ortet._util.deadlines import ours
+from ortet._util.deadlines import current_lock_timeout
 
 T = TypeVar("T")
 
-_QUIET = 5.0
+_PROBE_AFTER_SECONDS = 5.0
 """Seconds without an answer after which it is asked whether anybody is there."""
-_KNOWN = 2.0
+_PROBE_INTERVAL_SECONDS = 2.0
 """Seconds for which that is known."""
 
 
-class Still(psycopg.OperationalError):
+class ServerStalled(psycopg.OperationalError):
     """The server does not answer. What it was asked to do it may yet do."""
 
 
-class Watch:
+class StallDetector:
     """Of all connections of one process to a database. `wait` is for how many seconds the server
     may stand still."""
 
-    def __init__(self, conninfo: str, wait: float) -> None:
+    def __init__(self, conninfo: str, max_stall_seconds: float) -> None:
         self._conninfo = conninfo
-        self._wait = wait
+        self._max_stall_seconds = max_stall_seconds
         self._lock = Lock()
-        self._asked = 0.0
-        self._since: float | None = None  # when it was first missed, until it is there again
+        self._probed_at = 0.0
+        self._stalled_since: float | None = (
+            None  # when it was first missed, until it is there again
+        )
 
-    def heard(self) -> None:
-        if self._since is not None:
-            self._since, self._asked = None, 0.0
+    def reset(self) -> None:
+        if self._stalled_since is not None:
+            self._stalled_since, self._probed_at = None, 0.0
 
-    def look(self, began: float) -> float:
+    def check(self, began: float) -> float:
         """When the server was last there, for a statement that has heard nothing since `began`;
         Still when it has been waited for long enough."""
-        patience = ours()
-        longest = self._wait if patience is None else min(self._wait, patience.seconds)
-        if time.monotonic() - began < min(_QUIET, longest):
+        patience = current_lock_timeout()
+        longest = (
+            self._max_stall_seconds
+            if patience is None
+            else min(self._max_stall_seconds, patience.seconds)
+        )
+        if time.monotonic() - began < min(_PROBE_AFTER_SECONDS, longest):
             return began
-        since = self._missed(began)
+        since = self._probe_stall(began)
         if since is None:
             return time.monotonic()
         if time.monotonic() - since < longest:
             return began
         if patience is not None:
-            patience.lose()
-        raise Still(f"it has not answered for {time.monotonic() - since:.0f} s")
+            patience.expire()
+        raise ServerStalled(f"it has not answered for {time.monotonic() - since:.0f} s")
 
-    def _missed(self, began: float) -> float | None:
+    def _probe_stall(self, began: float) -> float | None:
         """Since when it does not answer. One asks for all who wait."""
         with self._lock:
-            if time.monotonic() - self._asked >= _KNOWN:
-                if self._answers():
-                    self._since = None
-                elif self._since is None:
-                    self._since = began
-                self._asked = time.monotonic()
-            return self._since
+            if time.monotonic() - self._probed_at >= _PROBE_INTERVAL_SECONDS:
+                if self._is_responding():
+                    self._stalled_since = None
+                elif self._stalled_since is None:
+                    self._stalled_since = began
+                self._probed_at = time.monotonic()
+            return self._stalled_since
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         """Also one that lets nobody in any more does; one that is gone breaks its connections."""
         try:
             psycopg.connect(self._conninfo, autocommit=True).close()
@@ -78,30 +84,30 @@ class Watch:
         return True
 
 
-class Watched(psycopg.Connection[Any]):
+class MonitoredConnection(psycopg.Connection[Any]):
     """Closed when it raises Still: the answer may yet come there."""
 
-    watch: Watch | None = None
+    detector: StallDetector | None = None
 
-    def wait(self, gen: Generator[Any, Any, T], *args: Any, **given: Any) -> T:
-        watch = self.watch
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        watch = self.detector
         if watch is None:
-            return super().wait(gen, *args, **given)
+            return super().wait(gen, *args, **kwargs)
         try:
-            return super().wait(_looking(gen, watch), *args, **given)
-        except Still:
+            return super().wait(_monitor(gen, watch), *args, **kwargs)
+        except ServerStalled:
             with suppress(psycopg.Error):
                 self.close()
             raise
 
 
-def connected(conninfo: str, watch: Watch, **given: Any) -> Watched:
-    connection = Watched.connect(conninfo, autocommit=True, **given)
-    connection.watch = watch
+def connect_monitored(conninfo: str, detector: StallDetector, **kwargs: Any) -> MonitoredConnection:
+    connection = MonitoredConnection.connect(conninfo, autocommit=True, **kwargs)
+    connection.detector = detector
     return connection
 
 
-def _looking(gen: Generator[Any, Any, T], watch: Watch) -> Generator[Any, Any, T]:
+def _monitor(gen: Generator[Any, Any, T], detector: StallDetector) -> Generator[Any, Any, T]:
     """psycopg comes back with nothing ten times a second, so that signals are seen."""
     began = time.monotonic()
     try:
@@ -109,10 +115,10 @@ def _looking(gen: Generator[Any, Any, T], watch: Watch) -> Generator[Any, Any, T
         while True:
             ready = yield wanted
             if ready:
-                watch.heard()
+                detector.reset()
                 began = time.monotonic()
             else:
-                began = watch.look(began)
+                began = detector.check(began)
             wanted = gen.send(ready)
     except StopIteration as end:
         result: T = end.value

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ortet.backends.base import Bucket, Listing
+from ortet.backends.base import Bucket, BucketEntry
 from ortet.backends.keys import check_key, check_prefix, check_range
-from ortet.backends.remote.client import Link
-from ortet.backends.remote.protocol import Keys, Prefix, Ranges, pack, unpack
+from ortet.backends.remote.client import RemoteClient
+from ortet.backends.remote.protocol import KeysRequest, PrefixRequest, RangesRequest, pack, unpack
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
 
 _PIECE = 8 << 20
@@ -22,12 +22,12 @@ class HttpBucket(Bucket):
     An upload whose answer was lost may have been done: what is there then is compared.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, client: RemoteClient) -> None:
+        self._client = client
 
     def put(self, key: str, data: bytes) -> None:
         try:
-            self._link.call("PUT", f"/raw/bucket/{check_key(key)}", bytes(data))
+            self._client.call("PUT", f"/raw/bucket/{check_key(key)}", bytes(data))
         except Conflict as error:
             if error.kind != "exists" or not error.details.get("again"):
                 raise
@@ -37,7 +37,7 @@ class HttpBucket(Bucket):
     def put_file(self, key: str, path: Path) -> None:
         check_key(key)
         try:
-            with _opened(path) as file:
+            with _open_regular_file(path) as file:
                 self._put_file(key, file)
         except FileNotFoundError as error:
             raise NotFound("no_file", f"there is no file {path} to store: look at it") from error
@@ -47,7 +47,7 @@ class HttpBucket(Bucket):
 
     def _put_file(self, key: str, file: BinaryIO) -> None:
         try:
-            self._link.call("PUT", f"/raw/bucket/{key}", file)
+            self._client.call("PUT", f"/raw/bucket/{key}", file)
         except Conflict as error:
             if error.kind != "exists" or not error.details.get("again"):
                 raise
@@ -81,37 +81,37 @@ class HttpBucket(Bucket):
         return b"".join(pieces)
 
     def _piece(self, key: str, start: int, length: int) -> bytes:
-        return self._link.call("GET", f"/raw/bucket/{key}?start={start}&length={length}").body
+        return self._client.call("GET", f"/raw/bucket/{key}?start={start}&length={length}").body
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
             check_range(start, length)
         if sum(length for _, length in ranges) > _PIECE:
             return super().get_ranges(check_key(key), ranges)
-        asked = pack(Ranges(check_key(key), list(ranges)))
+        asked = pack(RangesRequest(check_key(key), list(ranges)))
         return cast(list[bytes], unpack(list[bytes], self._post("ranges", asked)))
 
     def size(self, key: str) -> int:
-        return cast(int, unpack(int, self._post("size", pack(Keys([check_key(key)])))))
+        return cast(int, unpack(int, self._post("size", pack(KeysRequest([check_key(key)])))))
 
-    def list(self, prefix: str = "") -> Iterator[Listing]:
-        listed = self._post("list", pack(Prefix(check_prefix(prefix))))
+    def list(self, prefix: str = "") -> Iterator[BucketEntry]:
+        listed = self._post("list", pack(PrefixRequest(check_prefix(prefix))))
         for line in listed.decode().splitlines():
             key, _, size = line.rpartition(" ")
-            yield Listing(key, int(size))
+            yield BucketEntry(key, int(size))
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
-            self._post("delete", pack(Keys([check_key(key) for key in keys])))
+            self._post("delete", pack(KeysRequest([check_key(key) for key in keys])))
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
     def _post(self, verb: str, body: bytes) -> bytes:
-        return self._link.call("POST", f"/raw/bucket/{verb}", body).body
+        return self._client.call("POST", f"/raw/bucket/{verb}", body).body
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_regular_file(path: Path) -> BinaryIO:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise Invalid("not_a_file", f"{path} is not a regular file: only those can be stored")
     return open(path, "rb")

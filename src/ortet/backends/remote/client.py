@@ -13,16 +13,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from ortet.backends.remote.protocol import AGAIN, KIND, error_of
+from ortet.backends.remote.protocol import CONTENT_TYPE, RETRY_HEADER, parse_error
 from ortet.errors import Invalid, Refused, Unavailable
 
 if TYPE_CHECKING:
     import ssl
 
-_IDLE = 8
+_MAX_IDLE_CONNECTIONS = 8
 """Connections kept for the next call."""
 _PIECE = 1 << 20
-_FIRST, _LONGEST = 0.05, 1.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 1.0
 """Seconds between attempts, doubled each time."""
 _GATEWAY = (502, 504)
 """A proxy speaks for a server that it could not reach."""
@@ -31,21 +31,21 @@ _BUSY = (429, 503)
 Body = bytes | BinaryIO
 
 
-class Answer(NamedTuple):
+class RemoteResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-class _Cut(Exception):
+class _ConnectionBroken(Exception):
     """The connection broke, or never was: whether the call was done is not known."""
 
-    def __init__(self, why: str, *, refused: bool = False) -> None:
+    def __init__(self, why: str, *, is_unreached: bool = False) -> None:
         super().__init__(why)
-        self.refused = refused
+        self.is_unreached = is_unreached
 
 
-class Link:
+class RemoteClient:
     """Calls to one server. Safe in threads; a child of fork(2) makes connections of its own.
 
     A call whose connection breaks is repeated for `patience` seconds with a header that says so:
@@ -54,7 +54,7 @@ class Link:
     """
 
     def __init__(
-        self, url: str, *, token: str = "", patience: float = 20.0, timeout: float = 60.0
+        self, url: str, *, token: str = "", retry_seconds: float = 20.0, timeout: float = 60.0
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -64,19 +64,19 @@ class Link:
         self._host = parts.hostname
         self._port = parts.port or (443 if self._secure else 80)
         self._base = parts.path.rstrip("/")
-        self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
+        self._common_headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
         if token:
-            self._head += f"Authorization: Bearer {_checked(token)}\r\n"
-        self._patience = patience
+            self._common_headers += f"Authorization: Bearer {_check_token(token)}\r\n"
+        self._retry_seconds = retry_seconds
         self._timeout = timeout
         self._tls: ssl.SSLContext | None = None
-        self._reached = False
-        self._start()
+        self._has_connected = False
+        self._reset_connections()
 
     def __repr__(self) -> str:
         return f"<Link {self.url}>"
 
-    def _start(self) -> None:
+    def _reset_connections(self) -> None:
         self._pid = os.getpid()
         self._lock = Lock()
         self._idle: list[socket.socket] = []
@@ -89,27 +89,27 @@ class Link:
         *,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> Answer:
+    ) -> RemoteResponse:
         """The answer, if it tells of no error; the error itself, as the server raised it."""
         if self._pid != os.getpid():
-            self._start()  # the parent's connections are not ours to use, nor its lock
-        deadline = time.monotonic() + self._patience
-        wait, again = _FIRST, False
+            self._reset_connections()  # the parent's connections are not ours to use, nor its lock
+        deadline = time.monotonic() + self._retry_seconds
+        wait, again = _FIRST_PAUSE_SECONDS, False
         while True:
             try:
-                answer = self._once(
-                    verb, path, body, headers or {}, timeout or self._timeout, again=again
+                answer = self._call_once(
+                    verb, path, body, headers or {}, timeout or self._timeout, is_retry=again
                 )
-            except _Cut as error:
-                if time.monotonic() > deadline or (error.refused and not self._reached):
-                    raise self._silent(str(error)) from error
+            except _ConnectionBroken as error:
+                if time.monotonic() > deadline or (error.is_unreached and not self._has_connected):
+                    raise self._no_server(str(error)) from error
                 again = True
             else:
-                wait = _asked_wait(answer) or wait
-                if not _asked_wait(answer) or time.monotonic() + wait > deadline:
-                    return self._sound(answer)
+                wait = _retry_after_seconds(answer) or wait
+                if not _retry_after_seconds(answer) or time.monotonic() + wait > deadline:
+                    return self._raise_for_status(answer)
             time.sleep(wait)
-            wait = min(wait * 2, _LONGEST)
+            wait = min(wait * 2, _MAX_PAUSE_SECONDS)
 
     def close(self) -> None:
         with self._lock:
@@ -123,7 +123,7 @@ class Link:
 
     # one attempt
 
-    def _once(
+    def _call_once(
         self,
         verb: str,
         path: str,
@@ -131,11 +131,11 @@ class Link:
         headers: Mapping[str, str],
         timeout: float,
         *,
-        again: bool,
-    ) -> Answer:
+        is_retry: bool,
+    ) -> RemoteResponse:
         size = len(body) if isinstance(body, bytes) else _size(body)
-        head = f"{verb} {self._base}{path} HTTP/1.1\r\n{self._head}Content-Type: {KIND}\r\n"
-        head += f"Content-Length: {size}\r\n{AGAIN}: {int(again)}\r\n"
+        head = f"{verb} {self._base}{path} HTTP/1.1\r\n{self._common_headers}Content-Type: {CONTENT_TYPE}\r\n"
+        head += f"Content-Length: {size}\r\n{RETRY_HEADER}: {int(is_retry)}\r\n"
         head += "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection: socket.socket | None = None
         early: OSError | None = None
@@ -148,24 +148,26 @@ class Link:
                 early = error  # it may have said why before it hung up
             response = HTTPResponse(connection, method=verb)
             response.begin()
-            answer = Answer(response.status, _lower(response), response.read())
+            answer = RemoteResponse(response.status, _lower(response), response.read())
         except (OSError, HTTPException, ValueError) as error:
             if connection is not None:
                 connection.close()
             refused = connection is None
-            raise _Cut(_why(early or error), refused=refused) from error
+            raise _ConnectionBroken(
+                _describe_error(early or error), is_unreached=refused
+            ) from error
         except BaseException:
             if connection is not None:  # half a call is on it
                 connection.close()
             raise
-        self._reached = True
-        if answer.status in _GATEWAY and error_of(answer.body) is None:
+        self._has_connected = True
+        if answer.status in _GATEWAY and parse_error(answer.body) is None:
             connection.close()
-            raise _Cut(f"a proxy answered {answer.status}")
+            raise _ConnectionBroken(f"a proxy answered {answer.status}")
         if early is not None or response.will_close:
             connection.close()
         else:
-            self._keep(connection)
+            self._return_connection(connection)
         return answer
 
     def _connection(self) -> socket.socket:
@@ -195,19 +197,19 @@ class Link:
             self._tls = ssl.create_default_context()
         return self._tls.wrap_socket(plain, server_hostname=self._host)
 
-    def _keep(self, connection: socket.socket) -> None:
+    def _return_connection(self, connection: socket.socket) -> None:
         with self._lock:
-            if len(self._idle) < _IDLE:
+            if len(self._idle) < _MAX_IDLE_CONNECTIONS:
                 self._idle.append(connection)
                 return
         connection.close()
 
     # what came back
 
-    def _sound(self, answer: Answer) -> Answer:
+    def _raise_for_status(self, answer: RemoteResponse) -> RemoteResponse:
         if answer.status < 300:
             return answer
-        error = error_of(answer.body, answer.status)
+        error = parse_error(answer.body, answer.status)
         if error is None:
             raise Unavailable(
                 "bad_answer",
@@ -216,7 +218,7 @@ class Link:
             )
         raise error
 
-    def _silent(self, why: str) -> Unavailable:
+    def _no_server(self, why: str) -> Unavailable:
         return Unavailable(
             "no_server",
             f"the server at {self.url} does not answer ({why}): check the address, and that "
@@ -224,7 +226,7 @@ class Link:
         )
 
 
-def _checked(token: str) -> str:
+def _check_token(token: str) -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise Refused(
             "bad_token", "the token holds what no token has: copy it again, as one line, unchanged"
@@ -254,12 +256,12 @@ def _lower(response: HTTPResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in response.getheaders()}
 
 
-def _asked_wait(answer: Answer) -> float:
+def _retry_after_seconds(answer: RemoteResponse) -> float:
     """Seconds after which a server that did nothing, having too much to do, is to be asked again;
     0 when it did not say so."""
     if answer.status in _BUSY:
         with suppress(ValueError, KeyError):
-            return max(float(answer.headers["retry-after"]), _FIRST)
+            return max(float(answer.headers["retry-after"]), _FIRST_PAUSE_SECONDS)
     return 0.0
 
 
@@ -270,7 +272,7 @@ def _is_readable(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it was silent for too long"
     return str(error) or type(error).__name__

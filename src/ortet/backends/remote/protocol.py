@@ -13,34 +13,42 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from ortet import errors
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.backends.base import Catalog
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 
-VERSION = 1
+PROTOCOL_VERSION = 1
 """Of the protocol; a server answers the newest it knows, and a client refuses a newer one."""
 
-PLAIN = ("acquire", "extend", "release", "seize", "trim_ops", "trim_events", "erase_events")
+IDEMPOTENT_WRITES = (
+    "acquire",
+    "extend",
+    "release",
+    "seize",
+    "trim_ops",
+    "trim_events",
+    "erase_events",
+)
 """Writes that may be repeated: doing them twice is doing them once."""
-HEAVY = ("drop_timeline", "scrub", "reclaim")
+SLOW_WRITES = ("drop_timeline", "scrub", "reclaim")
 """The same, and they may take long."""
-NOTED = ("move", "put_row", "drop_row", "append")
+ONCE_ONLY_WRITES = ("move", "put_row", "drop_row", "append")
 """Writes that must not be done twice: the server takes note of them."""
-WRITES = frozenset((*PLAIN, *HEAVY, *NOTED))
+WRITES = frozenset((*IDEMPOTENT_WRITES, *SLOW_WRITES, *ONCE_ONLY_WRITES))
 _ROWS = ("head", "heads", "ops", "last_op", "lease", "row", "rows", "check")
-_LINES = ("timeline", "children", "events", "last_seq")
-READS = frozenset((*_ROWS, *_LINES))
+_TIMELINE_READS = ("timeline", "children", "events", "last_seq")
+READS = frozenset((*_ROWS, *_TIMELINE_READS))
 
-EPOCH, TIME = "ortet-epoch", "ortet-time"
-REQUEST, AGAIN, DONE = "ortet-request", "ortet-again", "ortet-done"
-KIND = "application/x-msgpack"
+EPOCH_HEADER, TIME_HEADER = "ortet-epoch", "ortet-time"
+REQUEST_HEADER, RETRY_HEADER, DONE_HEADER = "ortet-request", "ortet-again", "ortet-done"
+CONTENT_TYPE = "application/x-msgpack"
 
 
-class Method(NamedTuple):
+class MethodSchema(NamedTuple):
     """One method of Catalog on the wire."""
 
-    args: type[msgspec.Struct]
-    answer: Any
+    args_type: type[msgspec.Struct]
+    result_type: Any
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -54,37 +62,37 @@ class Hello(msgspec.Struct, frozen=True):
     boot: str  # of the server's process: tokens of signals are its own
 
 
-class Keys(msgspec.Struct, frozen=True):
+class KeysRequest(msgspec.Struct, frozen=True):
     keys: list[str]
 
 
-class Prefix(msgspec.Struct, frozen=True):
+class PrefixRequest(msgspec.Struct, frozen=True):
     prefix: str = ""
 
 
-class Ranges(msgspec.Struct, frozen=True):
+class RangesRequest(msgspec.Struct, frozen=True):
     key: str
     ranges: list[tuple[int, int]]
 
 
-class Topics(msgspec.Struct, frozen=True):
+class TopicsRequest(msgspec.Struct, frozen=True):
     topics: list[str]
 
 
-class Mark(msgspec.Struct, frozen=True):
+class SignalToken(msgspec.Struct, frozen=True):
     """A token of a signal, and the process that gave it."""
 
     boot: str
     token: int
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class SignalWaitRequest(msgspec.Struct, frozen=True):
     topic: str
-    mark: Mark
+    mark: SignalToken
     timeout: float
 
 
-class Failure(msgspec.Struct, frozen=True):
+class RemoteErrorBody(msgspec.Struct, frozen=True):
     """The one shape of errors, see OrtetError.as_dict."""
 
     error: str
@@ -94,7 +102,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 @cache
-def method(name: str) -> Method:
+def method_schema(name: str) -> MethodSchema:
     """Its arguments and answer; NotFound-like for anything that is no method is the caller's."""
     function = getattr(Catalog, name)
     hints = get_type_hints(function)
@@ -107,7 +115,7 @@ def method(name: str) -> Method:
         fields.append((*field, parameter.default) if has else field)
     fields.sort(key=len)  # those with a default last; they go by name
     args = msgspec.defstruct(name, fields, frozen=True, omit_defaults=True)
-    return Method(args, hints["return"])
+    return MethodSchema(args, hints["return"])
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -127,7 +135,7 @@ def pack(value: Any) -> bytes:
 
 @cache
 def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(known(type_))
+    return msgspec.msgpack.Decoder(thread_safe_struct(type_))
 
 
 def unpack(type_: Any, data: bytes) -> Any:
@@ -142,11 +150,11 @@ _CLASSES = {
 }
 
 
-def error_of(body: bytes, status: int = 0) -> OrtetError | None:
+def parse_error(body: bytes, status: int = 0) -> OrtetError | None:
     """The error that an answer tells of; None when it tells of none that is ours. One of a class
     that is not known here is what its status says."""
     try:
-        failure = msgspec.json.decode(body, type=known(Failure))
+        failure = msgspec.json.decode(body, type=thread_safe_struct(RemoteErrorBody))
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
     strange: type[OrtetError] = Refused if status in (401, 403) else Unavailable

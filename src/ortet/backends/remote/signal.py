@@ -9,95 +9,105 @@ from typing import cast
 
 from ortet.backends.base import Signal
 from ortet.backends.keys import check_name
-from ortet.backends.remote.client import Link
-from ortet.backends.remote.protocol import Mark, Topics, Waiting, pack, unpack
+from ortet.backends.remote.client import RemoteClient
+from ortet.backends.remote.protocol import (
+    SignalToken,
+    SignalWaitRequest,
+    TopicsRequest,
+    pack,
+    unpack,
+)
 from ortet.errors import OrtetError
 
-_LONGEST = 20.0
+_MAX_WAIT_SECONDS = 20.0
 """Seconds that one question may wait for its answer; then it is asked again."""
-_LAST = 5.0
+_FLUSH_TIMEOUT_SECONDS = 5.0
 """Seconds that closing waits for what was still to be told."""
-_BITS = 40
+_TOKEN_BITS = 40
 
 
 class HttpSignal(Signal):
     """Telling costs its caller nothing: a thread does it, the same topic once for many times. A
     server that cannot be reached hears nothing: a hint may be lost."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, client: RemoteClient) -> None:
+        self._client = client
         self._boots: list[str] = []
-        self._start()
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
-        self._some = Condition()
-        self._topics: dict[str, None] = {}
-        self._telling = False
+        self._condition = Condition()
+        self._pending_topics: dict[str, None] = {}
+        self._is_publishing = False
         self._thread: Thread | None = None
         self._closed = False
 
     def notify(self, topic: str) -> None:
         check_name(topic)
-        self._here()
-        with self._some:
-            self._topics[topic] = None
+        self._reset_if_forked()
+        with self._condition:
+            self._pending_topics[topic] = None
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="ortet-signal", daemon=True)
                 self._thread.start()
-            self._some.notify_all()
+            self._condition.notify_all()
 
     def token(self, topic: str) -> int:
         """The server's own, and which of the processes gave it that were there since we are: its
         number means nothing to the next one."""
         check_name(topic)
-        self._here()
-        mark = cast(Mark, unpack(Mark, self._post("token", pack(Topics([topic])))))
-        with self._some:
+        self._reset_if_forked()
+        mark = cast(
+            SignalToken, unpack(SignalToken, self._post("token", pack(TopicsRequest([topic]))))
+        )
+        with self._condition:
             if mark.boot not in self._boots:
                 self._boots.append(mark.boot)
-            return self._boots.index(mark.boot) << _BITS | mark.token
+            return self._boots.index(mark.boot) << _TOKEN_BITS | mark.token
 
     def wait(self, topic: str, token: int, timeout: float) -> bool:
         check_name(topic)
-        self._here()
-        boot = self._boots[token >> _BITS] if token >> _BITS < len(self._boots) else ""
-        mark = Mark(boot, token & (1 << _BITS) - 1)
+        self._reset_if_forked()
+        boot = self._boots[token >> _TOKEN_BITS] if token >> _TOKEN_BITS < len(self._boots) else ""
+        mark = SignalToken(boot, token & (1 << _TOKEN_BITS) - 1)
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
-            asked = Waiting(topic, mark, max(0.0, min(left, _LONGEST)))
+            asked = SignalWaitRequest(topic, mark, max(0.0, min(left, _MAX_WAIT_SECONDS)))
             if unpack(bool, self._post("wait", pack(asked))):
                 return True
-            if left <= _LONGEST:
+            if left <= _MAX_WAIT_SECONDS:
                 return False
 
     def close(self) -> None:
-        with self._some:
+        with self._condition:
             self._closed = True
-            self._some.notify_all()
-            self._some.wait_for(lambda: not self._topics and not self._telling, _LAST)
+            self._condition.notify_all()
+            self._condition.wait_for(
+                lambda: not self._pending_topics and not self._is_publishing, _FLUSH_TIMEOUT_SECONDS
+            )
 
-    def _here(self) -> None:
+    def _reset_if_forked(self) -> None:
         if self._pid != os.getpid():
-            self._start()
+            self._reset()
 
     def _run(self) -> None:
-        some = self._some  # a child of fork(2) has another
+        some = self._condition  # a child of fork(2) has another
         while True:
             with some:
-                self._telling = False
+                self._is_publishing = False
                 some.notify_all()
-                while not self._topics:
+                while not self._pending_topics:
                     if self._closed:
                         return
                     some.wait()
-                topics, self._topics = list(self._topics), {}
-                self._telling = True
+                topics, self._pending_topics = list(self._pending_topics), {}
+                self._is_publishing = True
             try:
-                self._post("notify", pack(Topics(topics)))
+                self._post("notify", pack(TopicsRequest(topics)))
             except OrtetError:
                 continue  # lost, which a hint may be
 
     def _post(self, verb: str, body: bytes) -> bytes:
-        return self._link.call("POST", f"/raw/signal/{verb}", body).body
+        return self._client.call("POST", f"/raw/signal/{verb}", body).body

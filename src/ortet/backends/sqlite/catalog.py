@@ -11,26 +11,26 @@ from ortet.backends import errors
 from ortet.backends.base import (
     Append,
     Catalog,
-    Claim,
+    CatalogRow,
     Head,
     Lease,
+    LeaseClaim,
     Move,
     Op,
-    Row,
     RowChange,
     Timeline,
 )
 from ortet.backends.keys import check_limit, check_name
-from ortet.backends.row_codec import Packer
-from ortet.backends.sqlite.connection import Handle, version_of
+from ortet.backends.row_codec import CachingCompressor
+from ortet.backends.sqlite.connection import SqliteHandle, read_format_version
 from ortet.backends.sqlite.events import SqliteTimelines, add_events, add_timelines
 from ortet.backends.sqlite.sqlite_rows import (
-    RAISE,
+    RAISE_FLOOR,
     change_rows,
     check_lease,
+    check_row_version,
     claim_lease,
     drop_row,
-    expect_row,
     expiry,
     fetch_all,
     find_lease,
@@ -65,7 +65,7 @@ _ROWS = (
     "SELECT kind, key, value, version FROM records WHERE kind = ? AND key > ? ORDER BY key LIMIT ?"
 )
 
-_WORTH = 4
+_VACUUM_FREE_FRACTION = 4
 """The file is written anew when one in so many of its pages is free."""
 
 
@@ -81,9 +81,9 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         self, path: Path, clock: Clock | None = None, *, create: bool = True, busy_ms: int = 30_000
     ) -> None:
         self._clock = clock or SystemClock()
-        self._zstd = Packer()
+        self._zstd = CachingCompressor()
         self._path = path
-        self._handle = Handle(path, create=create, busy_ms=busy_ms)
+        self._handle = SqliteHandle(path, create=create, busy_ms=busy_ms)
 
     # heads
 
@@ -109,7 +109,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         rows: Sequence[RowChange] = (),
         timelines: Sequence[Timeline] = (),
         appends: Sequence[Append] = (),
-        claims: Sequence[Claim] = (),
+        claims: Sequence[LeaseClaim] = (),
     ) -> list[Lease]:
         with self._handle.writing() as db:
             db.execute(_BEGIN)
@@ -150,7 +150,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
         with self._handle.writing() as db:
             db.execute(_BEGIN)
-            lease = claim_lease(db, Claim(name, owner, ttl_ns), self._clock.now_ns())
+            lease = claim_lease(db, LeaseClaim(name, owner, ttl_ns), self._clock.now_ns())
             db.execute(_COMMIT)
         return lease
 
@@ -169,7 +169,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             db.execute(_BEGIN)
             db.execute(_END, (lease.name, lease.owner, lease.fence))
             if db.changes():
-                db.execute(RAISE, ("fence", lease.fence))
+                db.execute(RAISE_FLOOR, ("fence", lease.fence))
             db.execute(_COMMIT)
 
     def seize(self, lease: Lease) -> None:
@@ -181,20 +181,20 @@ class SqliteCatalog(SqliteTimelines, Catalog):
 
     # records
 
-    def row(self, kind: str, key: str) -> Row | None:
+    def row(self, kind: str, key: str) -> CatalogRow | None:
         with self._handle as db:
             return find_row(db, check_name(kind), check_name(key))
 
-    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[Row]:
+    def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
         with self._handle as db:
             found = fetch_all(db, _ROWS, (check_name(kind), after, check_limit(limit)))
-        return [Row(*row) for row in found]
+        return [CatalogRow(*row) for row in found]
 
-    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> Row:
+    def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
         with self._handle.writing() as db:
             db.execute(_BEGIN)
-            expect_row(db, kind, key, expect)
-            row = Row(kind, key, value, put_row(db, kind, key, value))
+            check_row_version(db, kind, key, expect)
+            row = CatalogRow(kind, key, value, put_row(db, kind, key, value))
             db.execute(_COMMIT)
         return row
 
@@ -213,18 +213,18 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         with self._handle as db:
             pages = db.execute("PRAGMA page_count").get
             free = db.execute("PRAGMA freelist_count").get
-        if free * _WORTH >= pages:  # else the next rows will need it
+        if free * _VACUUM_FREE_FRACTION >= pages:  # else the next rows will need it
             self.scrub()
 
     def check_format(self) -> None:
         with self._handle as db:
-            version_of(db, self._path)
+            read_format_version(db, self._path)
 
     def check(self) -> list[str]:
         with self._handle as db:
             try:
                 found = [text for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
-                return found or _inconsistent(db)
+                return found or _find_inconsistencies(db)
             except apsw.CorruptError as error:
                 return [str(error)]
 
@@ -240,7 +240,7 @@ def _move(db: apsw.Connection, move: Move, now: int) -> None:
         )
     if to is None:
         for (version,) in fetch_all(db, _DELETE, (name, expect)):
-            db.execute(RAISE, ("head", version))
+            db.execute(RAISE_FLOOR, ("head", version))
             return
     else:
         if expect is None:
@@ -253,7 +253,7 @@ def _move(db: apsw.Connection, move: Move, now: int) -> None:
     raise errors.head_moved(name, expect, found)
 
 
-def _inconsistent(db: apsw.Connection) -> list[str]:
+def _find_inconsistencies(db: apsw.Connection) -> list[str]:
     """What SQLite cannot know: ids have a length, and the log ends where its head is."""
     bad = db.execute("SELECT name FROM heads WHERE length(oid) <> ? ORDER BY name", (OID_BYTES,))
     strange = db.execute(

@@ -12,10 +12,10 @@ from types import TracebackType
 
 import apsw
 
-from ortet._util.deadlines import ours
+from ortet._util.deadlines import current_lock_timeout
 from ortet._util.fork_safety import close_at_fork
 from ortet.backends.local.bucket import sync_directory
-from ortet.backends.sqlite.write_queue import Add, turns_of
+from ortet.backends.sqlite.write_queue import Insert, write_queue_for
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
@@ -26,12 +26,12 @@ OLDEST_SAFE = 3_051_003
 
 APPLICATION_ID = 1869771877
 
-_LOOK = getattr(os, "O_PATH", 0)
+_O_PATH = getattr(os, "O_PATH", 0)
 """How to look at a file without the locks on it: any other descriptor takes them along when it is
 closed."""
 
 
-class Handle:
+class SqliteHandle:
     """One connection of this process under a lock: `with handle as connection`.
 
     Leaving by an exception rolls back and turns SQLite's errors into ours. The kernel keeps file
@@ -43,26 +43,26 @@ class Handle:
     def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
         self._path = Path(os.path.abspath(path))
         self._busy_ms = self._waits_ms = busy_ms
-        self._turns = turns_of(self._path)
+        self._write_queue = write_queue_for(self._path)
         self._lock = RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._file = -1
+        self._path_fd = -1
         self._connection: apsw.Connection | None = None
         self._open(create=create)
         close_at_fork(self)
 
     def __enter__(self) -> apsw.Connection:
-        patience = ours()
+        patience = current_lock_timeout()
         if patience is None:
             self._lock.acquire()
-        elif not self._lock.acquire(timeout=self._wait()):
-            raise translated(apsw.BusyError("another thread waits for it"), self._path)
+        elif not self._lock.acquire(timeout=self._lock_wait_seconds()):
+            raise translate_sqlite_error(apsw.BusyError("another thread waits for it"), self._path)
         try:
             connection = self._connection
             if self._pid != os.getpid() or connection is None:
                 connection = self._reopen()
-            wait = self._busy_ms if patience is None else round(self._wait() * 1000)
+            wait = self._busy_ms if patience is None else round(self._lock_wait_seconds() * 1000)
             if wait != self._waits_ms:
                 connection.set_busy_timeout(wait)
                 self._waits_ms = wait
@@ -83,17 +83,17 @@ class Handle:
         if self._connection is not None:
             _roll_back(self._connection)
         self._lock.release()
-        if isinstance(error, apsw.BusyError) and (patience := ours()) is not None:
-            patience.lose()
+        if isinstance(error, apsw.BusyError) and (patience := current_lock_timeout()) is not None:
+            patience.expire()
         if isinstance(error, apsw.Error):
-            raise translated(error, self._path) from error
+            raise translate_sqlite_error(error, self._path) from error
         if isinstance(error, UnicodeDecodeError):  # all that was written is text
-            raise damaged(self._path, error) from error
+            raise catalog_damaged(self._path, error) from error
 
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
         """The connection, while no other thread of this process writes to the file."""
-        with self as connection, self._turns.alone(self._wait()):
+        with self as connection, self._write_queue.exclusive(self._lock_wait_seconds()):
             self._check()
             try:
                 yield connection
@@ -101,16 +101,18 @@ class Handle:
                 _roll_back(connection)  # while it is still ours: the next finds the file free
                 raise
 
-    def adding(self, make: Callable[[], Add]) -> bool:
+    def insert_batched(self, make_insert: Callable[[], Insert]) -> bool:
         """One insert, with those of other threads that come at the same time; whether it did. It is
         made while no other thread uses this connection."""
         with self as connection:
             self._check()
-            return self._turns.together(connection, make(), self._wait())
+            return self._write_queue.insert_batched(
+                connection, make_insert(), self._lock_wait_seconds()
+            )
 
-    def _wait(self) -> float:
+    def _lock_wait_seconds(self) -> float:
         """Seconds for a lock that others hold."""
-        patience, most = ours(), self._busy_ms / 1000
+        patience, most = current_lock_timeout(), self._busy_ms / 1000
         return most if patience is None else min(most, patience.seconds)
 
     def close(self) -> None:
@@ -122,20 +124,20 @@ class Handle:
         if self._connection is not None and self._pid == os.getpid():
             self._connection.close()
             self._connection = None
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            if self._path_fd >= 0:
+                os.close(self._path_fd)
+                self._path_fd = -1
 
     def _open(self, *, create: bool) -> apsw.Connection:
         made = self._connection = open_connection(self._path, create, self._busy_ms)
-        if _LOOK:
+        if _O_PATH:
             with suppress(OSError):
-                self._file = os.open(self._path, _LOOK)
+                self._path_fd = os.open(self._path, _O_PATH)
         return made
 
     def _check(self) -> None:
         """SQLite goes on writing to a file that was deleted, and says that all of it is stored."""
-        if self._file >= 0 and os.fstat(self._file).st_nlink == 0:
+        if self._path_fd >= 0 and os.fstat(self._path_fd).st_nlink == 0:
             raise Unavailable(
                 "store_gone",
                 f"{self._path} was deleted while it was open: nothing was written; bring it back "
@@ -186,7 +188,7 @@ def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
             sync_directory(path.parent)  # SQLite syncs the name of its log, but not of the database
         return connection
     except apsw.Error as error:
-        raise translated(error, path) from error
+        raise translate_sqlite_error(error, path) from error
     except OSError as error:
         raise _no_access(path, error) from error
 
@@ -226,13 +228,13 @@ def _connect(path: Path, busy_ms: int) -> apsw.Connection:
 
 
 def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
-    if version_of(connection, path) == len(MIGRATIONS):
+    if read_format_version(connection, path) == len(MIGRATIONS):
         return
     # Costs 6 ms to import and is needed once in the life of a store.
     from importlib.resources import files  # noqa: PLC0415
 
     connection.execute("BEGIN IMMEDIATE")
-    done = version_of(connection, path)  # again: another process may have been faster
+    done = read_format_version(connection, path)  # again: another process may have been faster
     if done == 0 and not create:
         raise _missing(path)
     for number, name in enumerate(MIGRATIONS[done:], done + 1):
@@ -243,7 +245,7 @@ def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
     connection.execute("COMMIT")
 
 
-def version_of(connection: apsw.Connection, path: Path) -> int:
+def read_format_version(connection: apsw.Connection, path: Path) -> int:
     """Unsupported when it is none that this program knows."""
     with connection:  # one look at all three: another process may be making it
         version = int(connection.execute("PRAGMA user_version").get)
@@ -262,7 +264,7 @@ def version_of(connection: apsw.Connection, path: Path) -> int:
     return version
 
 
-def translated(error: apsw.Error, path: Path) -> OrtetError:
+def translate_sqlite_error(error: apsw.Error, path: Path) -> OrtetError:
     """What SQLite says, in our words."""
     match error:
         case apsw.BusyError() | apsw.LockedError():
@@ -275,13 +277,13 @@ def translated(error: apsw.Error, path: Path) -> OrtetError:
                 f"{path} cannot be read or written ({error}): free some space, check the disk",
             )
         case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError():
-            return damaged(path, error)
+            return catalog_damaged(path, error)
         case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return _no_access(path, error)
     return OrtetError("sqlite", f"{path}: {error}: please report this as a bug of Ortet")
 
 
-def damaged(path: Path, error: object) -> Corrupt:
+def catalog_damaged(path: Path, error: object) -> Corrupt:
     return Corrupt(
         "catalog_damaged",
         f"{path} is damaged ({error}): keep the file and restore it from a copy; "

@@ -12,10 +12,16 @@ from ortet._util.codec import Compressor
 from ortet.backends import errors
 from ortet.backends.base import EventRow, Lease, RowChange, Timeline, Timelines
 from ortet.backends.keys import check_limit
-from ortet.backends.row_codec import LARGEST, Packer, packed, raw_id, unpacked
-from ortet.backends.sqlite.connection import Handle
+from ortet.backends.row_codec import (
+    MAX_BODY_BYTES,
+    CachingCompressor,
+    compress_body,
+    decompress_body,
+    raw_id,
+)
+from ortet.backends.sqlite.connection import SqliteHandle
 from ortet.backends.sqlite.sqlite_rows import change_rows, check_lease, fetch_all
-from ortet.backends.sqlite.write_queue import Add
+from ortet.backends.sqlite.write_queue import Insert
 from ortet.ids import Clock
 
 _BEGIN = "BEGIN IMMEDIATE"
@@ -34,23 +40,23 @@ _ADD = "INSERT INTO events (timeline, seq, head, salt, body) VALUES (?, ?, ?, ?,
 # with the same conditions is twice as slow: SQLite puts what it reads into a table of its own.)
 _ADD_IF = """INSERT OR IGNORE INTO events (timeline, seq, head, salt, body) VALUES (?1, CASE WHEN
     (SELECT 1 FROM events WHERE timeline = ?1 AND seq = ?2 - 1){} THEN ?2 END, ?3, ?4, ?5)"""
-_HELD = """ AND
+_IF_LEASE_HELD = """ AND
     (SELECT owner = ?7 AND fence = ?8 AND expires > ?9 FROM leases WHERE name = ?6)"""
-_ADD_ONE, _ADD_ONE_HELD = _ADD_IF.format(""), _ADD_IF.format(_HELD)
+_ADD_ONE, _ADD_ONE_HELD = _ADD_IF.format(""), _ADD_IF.format(_IF_LEASE_HELD)
 # The same of several, that all follow where the first does: half the time of the long way.
 _ADD_SEVERAL = """INSERT OR IGNORE INTO events (timeline, seq, head, salt, body)
     SELECT ?1, ?2 + column1, column2, column3, column4 FROM (VALUES {}) WHERE
     (SELECT 1 FROM events WHERE timeline = ?1 AND seq = ?2 - 1) AND
     NOT EXISTS (SELECT 1 FROM events WHERE timeline = ?1 AND seq = ?2)"""
-_HELD_BY = """ AND
+_IF_LEASE_HELD_SEVERAL = """ AND
     (SELECT owner = ?4 AND fence = ?5 AND expires > ?6 FROM leases WHERE name = ?3)"""
-_FEW = 16
+_MAX_EVENTS_PER_INSERT = 16
 """Events that are worth one statement."""
 _EVENTS = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq > ? ORDER BY seq LIMIT ?"""
 _NEWEST = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq > ? ORDER BY seq DESC LIMIT ?"""
-_PICK = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
+_EVENTS_BY_SEQ = """SELECT seq, head, coalesce(salt, x''), coalesce(body, x'') FROM events
     WHERE timeline = ? AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq"""
 # of thousands in one statement: an eighth of the time that one statement for each takes
 _LAST_HEADS = """SELECT (SELECT head FROM events WHERE timeline = unhex(value)
@@ -59,15 +65,15 @@ _TRIM = """DELETE FROM events WHERE timeline = ?1 AND seq <= ?2
     AND seq < (SELECT max(seq) FROM events WHERE timeline = ?1)"""
 _ERASE = """UPDATE events SET salt = NULL, body = NULL
     WHERE timeline = ? AND seq = ? AND body IS NOT NULL"""
-_FORKED = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
+_HAS_CHILDREN = "SELECT EXISTS (SELECT 1 FROM timelines WHERE parent = ?)"
 
 
 class SqliteTimelines(Timelines):
     """The half of SqliteCatalog that keeps events."""
 
-    _handle: Handle
+    _handle: SqliteHandle
     _clock: Clock
-    _zstd: Packer  # compresses while the handle is held
+    _zstd: CachingCompressor  # compresses while the handle is held
 
     def timeline(self, id_: str) -> Timeline | None:
         with self._handle as db:
@@ -89,7 +95,11 @@ class SqliteTimelines(Timelines):
     ) -> None:
         if len(events) == 1 and not rows and self._add_one(timeline, events[0], lease):
             return
-        if 1 < len(events) <= _FEW and not rows and self._add_few(timeline, events, lease):
+        if (
+            1 < len(events) <= _MAX_EVENTS_PER_INSERT
+            and not rows
+            and self._add_few(timeline, events, lease)
+        ):
             return
         with self._handle.writing() as db:
             db.execute(_BEGIN)
@@ -102,8 +112,8 @@ class SqliteTimelines(Timelines):
     def _add_one(self, timeline: str, event: EventRow, lease: Lease | None) -> bool:
         """False, with nothing done, when something is amiss: the long way says what."""
 
-        def make() -> Add:
-            body = packed(event.body, self._zstd)
+        def make() -> Insert:
+            body = compress_body(event.body, self._zstd)
             values = (raw_id(timeline), event.seq, event.head, event.salt, body)
 
             def add(db: apsw.Connection) -> bool:
@@ -116,19 +126,19 @@ class SqliteTimelines(Timelines):
 
             return add
 
-        return self._handle.adding(make)
+        return self._handle.insert_batched(make)
 
     def _add_few(self, timeline: str, events: Sequence[EventRow], lease: Lease | None) -> bool:
         """As `_add_one`, all or none."""
         first, count = events[0].seq, len(events)
         if [event.seq for event in events] != list(range(first, first + count)):
             return False
-        raw, statement = raw_id(timeline), _several(count, lease is not None)
+        raw, statement = raw_id(timeline), _insert_several_sql(count, lease is not None)
 
-        def make() -> Add:
+        def make() -> Insert:
             values: list[str | int | bytes] = []
             for event in events:
-                values += (event.head, event.salt, packed(event.body, self._zstd))
+                values += (event.head, event.salt, compress_body(event.body, self._zstd))
 
             def add(db: apsw.Connection) -> bool:
                 held: tuple[str, str, int, int] = ("", "", 0, 0)
@@ -139,25 +149,31 @@ class SqliteTimelines(Timelines):
 
             return add
 
-        return self._handle.adding(make)
+        return self._handle.insert_batched(make)
 
     def events(
         self, timeline: str, after: int = 0, limit: int = 1000, *, newest: bool = False
     ) -> list[EventRow]:
-        values = (raw_id(timeline), after, min(check_limit(limit), LARGEST))
+        values = (raw_id(timeline), after, min(check_limit(limit), MAX_BODY_BYTES))
         with self._handle as db:
             found = fetch_all(db, _NEWEST if newest else _EVENTS, values)
         if newest:
             found.reverse()
         zstd = self._zstd
-        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
-    def pick(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
+    def events_by_seq(self, timeline: str, seqs: Sequence[int]) -> list[EventRow]:
         asked = msgspec.json.encode(list(seqs)).decode()
         with self._handle as db:
-            found = fetch_all(db, _PICK, (raw_id(timeline), asked))
+            found = fetch_all(db, _EVENTS_BY_SEQ, (raw_id(timeline), asked))
         zstd = self._zstd
-        return [EventRow(seq, head, salt, unpacked(body, zstd)) for seq, head, salt, body in found]
+        return [
+            EventRow(seq, head, salt, decompress_body(body, zstd))
+            for seq, head, salt, body in found
+        ]
 
     def last_seq(self, timeline: str) -> int:
         with self._handle as db:
@@ -175,7 +191,7 @@ class SqliteTimelines(Timelines):
 
     def erase_events(self, timeline: str, seqs: Sequence[int]) -> int:
         with self._handle.writing() as db:
-            self._zstd.forget()
+            self._zstd.clear_cache()
             db.execute("PRAGMA secure_delete = ON")  # what is freed is overwritten with zeros
             db.execute(_BEGIN)
             raw, count = raw_id(timeline), 0
@@ -191,7 +207,7 @@ class SqliteTimelines(Timelines):
         with self._handle.writing() as db:
             raw = raw_id(timeline)
             db.execute(_BEGIN)
-            if db.execute(_FORKED, (raw,)).get:
+            if db.execute(_HAS_CHILDREN, (raw,)).get:
                 raise errors.has_children(timeline)
             db.execute("DELETE FROM events WHERE timeline = ?", (raw,))
             db.execute("DELETE FROM timelines WHERE id = ?", (raw,))
@@ -203,7 +219,7 @@ def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
     found: set[tuple[str, int]] = set()
     for line in timelines:
         if line.parent and (line.parent, line.at) not in found:
-            _check_point(db, line.parent, line.at)
+            _check_fork_point(db, line.parent, line.at)
             found.add((line.parent, line.at))
         raw = raw_id(line.id)
         try:
@@ -212,7 +228,7 @@ def add_timelines(db: apsw.Connection, timelines: Sequence[Timeline]) -> None:
             raise errors.timeline_exists(line.id) from None
 
 
-def _check_point(db: apsw.Connection, timeline: str, at: int) -> None:
+def _check_fork_point(db: apsw.Connection, timeline: str, at: int) -> None:
     """Invalid unless a timeline can begin there. Most begin at an event that has a row."""
     if not fetch_all(db, _HAS, (raw_id(timeline), at)) and not 0 <= at <= _last_seq(db, timeline):
         raise errors.bad_fork(timeline, at)
@@ -226,14 +242,16 @@ def add_events(
     if [event.seq for event in events] != list(range(last + 1, last + 1 + len(events))):
         raise errors.seq_taken(timeline, events[0].seq, last)
     raw = raw_id(timeline)
-    db.executemany(_ADD, ((raw, e.seq, e.head, e.salt, packed(e.body, zstd)) for e in events))
+    db.executemany(
+        _ADD, ((raw, e.seq, e.head, e.salt, compress_body(e.body, zstd)) for e in events)
+    )
 
 
 @cache
-def _several(count: int, held: bool) -> str:
+def _insert_several_sql(count: int, is_leased: bool) -> str:
     at = range(7, 7 + 3 * count, 3)
     rows = ", ".join(f"({n}, ?{i}, ?{i + 1}, ?{i + 2})" for n, i in enumerate(at))
-    return _ADD_SEVERAL.format(rows) + (_HELD_BY if held else "")
+    return _ADD_SEVERAL.format(rows) + (_IF_LEASE_HELD_SEVERAL if is_leased else "")
 
 
 def _last_seq(db: apsw.Connection, timeline: str) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 import apsw
 
 from ortet.backends import errors
-from ortet.backends.base import Claim, Lease, Row, RowChange
+from ortet.backends.base import CatalogRow, Lease, LeaseClaim, RowChange
 from ortet.backends.keys import check_name
 from ortet.errors import Invalid
 
 _FOREVER = 2**63 - 1
 _LEASE = "SELECT name, owner, fence, expires FROM leases WHERE name = ?"
-_HOLD = "INSERT OR REPLACE INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?)"
+_UPSERT_LEASE = "INSERT OR REPLACE INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?)"
 # What is asked for a hundred times in a fork: RETURNING and SELECT would cost a table each time.
 _CLAIM = (
     "INSERT INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
@@ -28,7 +28,7 @@ _PUT = """INSERT INTO records (kind, key, value, version)
 _ADD = """INSERT INTO records (kind, key, value, version)
     VALUES (?, ?, ?, (SELECT value + 1 FROM floors WHERE of = 'row')) ON CONFLICT DO NOTHING"""
 _DROP = "DELETE FROM records WHERE kind = ? AND key = ? RETURNING version"
-RAISE = "UPDATE floors SET value = max(value, ?2) WHERE of = ?1"
+RAISE_FLOOR = "UPDATE floors SET value = max(value, ?2) WHERE of = ?1"
 
 
 def fetch_all(db: apsw.Connection, sql: str, values: tuple[Any, ...]) -> list[Any]:
@@ -36,7 +36,7 @@ def fetch_all(db: apsw.Connection, sql: str, values: tuple[Any, ...]) -> list[An
     return db.execute(sql, values).fetchall()
 
 
-def claim_lease(db: apsw.Connection, claim: Claim, now: int) -> Lease:
+def claim_lease(db: apsw.Connection, claim: LeaseClaim, now: int) -> Lease:
     """The same owner renews and keeps its fence."""
     expires = expiry(now, claim.ttl_ns)
     fence = 1 + int(db.execute(_FLOOR, ("fence",)).get)
@@ -49,7 +49,7 @@ def claim_lease(db: apsw.Connection, claim: Claim, now: int) -> Lease:
     if held:
         fence = held.fence if held.owner == claim.owner else max(fence, held.fence + 1)
     lease = Lease(claim.name, claim.owner, fence, expires)
-    db.execute(_HOLD, (lease.name, lease.owner, lease.fence, lease.expires))
+    db.execute(_UPSERT_LEASE, (lease.name, lease.owner, lease.fence, lease.expires))
     return lease
 
 
@@ -73,9 +73,9 @@ def expiry(now: int, ttl_ns: int) -> int:
     return min(now + ttl_ns, _FOREVER)
 
 
-def find_row(db: apsw.Connection, kind: str, key: str) -> Row | None:
+def find_row(db: apsw.Connection, kind: str, key: str) -> CatalogRow | None:
     found = fetch_all(db, _ROW, (kind, key))
-    return Row(*found[0]) if found else None
+    return CatalogRow(*found[0]) if found else None
 
 
 def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
@@ -85,14 +85,14 @@ def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
             db.execute(_ADD, values)
             if db.changes():  # else the long way says what is there
                 continue
-        expect_row(db, change.kind, change.key, change.expect)
+        check_row_version(db, change.kind, change.key, change.expect)
         if change.value is None:
             drop_row(db, change.kind, change.key)
         else:
             put_row(db, change.kind, change.key, change.value)
 
 
-def expect_row(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
+def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
     if expect is not None:
         found = find_row(db, kind, key)
         version = found.version if found else 0
@@ -107,4 +107,4 @@ def put_row(db: apsw.Connection, kind: str, key: str, value: bytes) -> int:
 
 def drop_row(db: apsw.Connection, kind: str, key: str) -> None:
     for (version,) in fetch_all(db, _DROP, (check_name(kind), check_name(key))):
-        db.execute(RAISE, ("row", version))
+        db.execute(RAISE_FLOOR, ("row", version))

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from ortet.backends.base import Cache
 from ortet.backends.keys import check_name
 from ortet.backends.local.cache import check_ttl
-from ortet.backends.valkey.client import Line, Link
-from ortet.backends.valkey.valkeyaddress import check_space
+from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
+from ortet.backends.valkey.valkeyaddress import check_namespace
 
-LIMIT = 8 << 20
+MAX_VALUE_BYTES = 8 << 20
 """Bytes of a value: a larger one would be waited for longer than it is worth."""
-LONGEST_NS = 24 * 3600 * 1_000_000_000
+MAX_TTL_NS = 24 * 3600 * 1_000_000_000
 """What nobody gave a time is not kept for ever on a server that others use."""
-_MOST = 1000
+_MAX_PENDING_DELETES = 1000
 """Keys that are remembered to be forgotten; with more, it is all of them."""
 _PAGE = 1000
 
@@ -35,7 +35,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-_TAKE = """
+_TAKE_TOKEN_SCRIPT = """
 local time = redis.call('TIME')
 local now, rate, burst = time[1] + time[2] / 1000000, tonumber(ARGV[1]), tonumber(ARGV[2])
 local kept = redis.call('HMGET', KEYS[1], 'level', 'time')
@@ -52,15 +52,15 @@ return string.format('%.6f', wait)
 """
 
 
-class Debt(NamedTuple):
+class PendingDelete(NamedTuple):
     """Something to forget: a key, or all that begin so."""
 
-    text: str
-    whole: bool
-    number: int = 0  # the same may have to be forgotten again while it is being forgotten
+    key_or_prefix: str
+    is_exact: bool
+    sequence: int = 0  # the same may have to be forgotten again while it is being forgotten
 
-    def is_of(self, key: str) -> bool:
-        return key == self.text if self.whole else key.startswith(self.text)
+    def covers(self, key: str) -> bool:
+        return key == self.key_or_prefix if self.is_exact else key.startswith(self.key_or_prefix)
 
 
 class ValkeyCache(Cache):
@@ -68,104 +68,110 @@ class ValkeyCache(Cache):
 
     shared = True
 
-    def __init__(self, link: Link, space: str, *, limit: int = LIMIT) -> None:
-        self._link = link
-        self._head = f"ortet:{{{check_space(space)}}}:"
+    def __init__(
+        self, client: ValkeyClient, namespace: str, *, limit: int = MAX_VALUE_BYTES
+    ) -> None:
+        self._client = client
+        self._key_prefix = f"ortet:{{{check_namespace(namespace)}}}:"
         self._limit = limit
-        self._debts: dict[tuple[str, bool], Debt] = {}
+        self._pending_deletes: dict[tuple[str, bool], PendingDelete] = {}
         self._count = 0
         self._lock = Lock()
 
     def get(self, key: str) -> bytes | None:
         check_name(key)
-        return self._link.ask(lambda line: self._got(line, key))
+        return self._client.try_call(lambda line: self._get(line, key))
 
     def put(self, key: str, value: bytes, ttl_ns: int | None = None) -> None:
         check_name(key)
-        kept = LONGEST_NS if ttl_ns is None else min(check_ttl(ttl_ns), LONGEST_NS)
+        kept = MAX_TTL_NS if ttl_ns is None else min(check_ttl(ttl_ns), MAX_TTL_NS)
         if len(value) > self._limit:
-            self._forget(key, whole=True)
-        elif not self._link.ask(lambda line: self._did(line, key, value, kept)):
-            self._owe(key, whole=True)
+            self._delete(key, is_exact=True)
+        elif not self._client.try_call(lambda line: self._put(line, key, value, kept)):
+            self._add_pending_delete(key, is_exact=True)
 
     def drop(self, prefix: str) -> None:
-        self._forget(check_name(prefix) if prefix else "", whole=False)
+        self._delete(check_name(prefix) if prefix else "", is_exact=False)
 
-    def take(self, name: str, *, rate: float, burst: float) -> float | None:
-        key = f"{self._head}r:{check_name(name)}"
-        told = self._link.ask(lambda line: _run(line, _TAKE, key, (rate, burst)))
+    def take_token(self, name: str, *, rate: float, burst: float) -> float | None:
+        key = f"{self._key_prefix}r:{check_name(name)}"
+        told = self._client.try_call(
+            lambda line: _eval_script(line, _TAKE_TOKEN_SCRIPT, key, (rate, burst))
+        )
         return None if told is None else float(told)
 
     def close(self) -> None:
-        self._link.leave()
+        self._client.remove_user()
 
-    def _got(self, line: Line, key: str) -> bytes | None:
-        self._settle(line, key)
-        found: bytes | None = line.call("GET", self._place(line, key))
+    def _get(self, connection: ValkeyConnection, key: str) -> bytes | None:
+        self._run_pending_deletes(connection, key)
+        found: bytes | None = connection.call("GET", self._server_key(connection, key))
         return found
 
-    def _did(self, line: Line, key: str, value: bytes, ttl_ns: int) -> bool:
-        self._settle(line, key)
-        until = f"{time.monotonic() + line.ahead + self._link.patience:.6f}"
+    def _put(self, connection: ValkeyConnection, key: str, value: bytes, ttl_ns: int) -> bool:
+        self._run_pending_deletes(connection, key)
+        until = f"{time.monotonic() + connection.clock_offset + self._client.answer_timeout:.6f}"
         given = (value, max(1, ttl_ns // 1_000_000), until)
-        return bool(_run(line, _PUT, self._place(line, key), given))
+        return bool(_eval_script(connection, _PUT, self._server_key(connection, key), given))
 
-    def _forget(self, text: str, *, whole: bool) -> None:
+    def _delete(self, text: str, *, is_exact: bool) -> None:
         """Owed first: whatever happens then, it is not given again."""
-        debt = self._owe(text, whole=whole)
-        self._link.ask(lambda line: self._pay(line, debt))
+        debt = self._add_pending_delete(text, is_exact=is_exact)
+        self._client.try_call(lambda line: self._run_delete(line, debt))
 
-    def _owe(self, text: str, *, whole: bool) -> Debt:
+    def _add_pending_delete(self, text: str, *, is_exact: bool) -> PendingDelete:
         with self._lock:
             self._count += 1
-            if len(self._debts) >= _MOST:
-                self._debts.clear()
-                text, whole = "", False
-            debt = self._debts[text, whole] = Debt(text, whole, self._count)
+            if len(self._pending_deletes) >= _MAX_PENDING_DELETES:
+                self._pending_deletes.clear()
+                text, is_exact = "", False
+            debt = self._pending_deletes[text, is_exact] = PendingDelete(
+                text, is_exact, self._count
+            )
             return debt
 
-    def _settle(self, line: Line, key: str) -> None:
-        if self._debts:
+    def _run_pending_deletes(self, connection: ValkeyConnection, key: str) -> None:
+        if self._pending_deletes:
             with self._lock:
-                debts = [debt for debt in self._debts.values() if debt.is_of(key)]
+                debts = [debt for debt in self._pending_deletes.values() if debt.covers(key)]
             for debt in debts:
-                self._pay(line, debt)
+                self._run_delete(connection, debt)
 
-    def _pay(self, line: Line, debt: Debt) -> None:
-        if debt.whole:
-            line.call("UNLINK", self._place(line, debt.text))
+    def _run_delete(self, connection: ValkeyConnection, delete: PendingDelete) -> None:
+        if delete.is_exact:
+            connection.call("UNLINK", self._server_key(connection, delete.key_or_prefix))
         else:
-            self._sweep(line, debt.text)
+            self._delete_prefix(connection, delete.key_or_prefix)
         with self._lock:
-            if self._debts.get((debt.text, debt.whole)) == debt:
-                del self._debts[debt.text, debt.whole]
+            if self._pending_deletes.get((delete.key_or_prefix, delete.is_exact)) == delete:
+                del self._pending_deletes[delete.key_or_prefix, delete.is_exact]
 
-    def _sweep(self, line: Line, prefix: str) -> None:
+    def _delete_prefix(self, connection: ValkeyConnection, prefix: str) -> None:
         """Of every life of the server: what an older one kept is not given, but may be there."""
-        lives = "?" * len(line.run)
-        pattern = f"{_literal(self._head)}c:{lives}:{_literal(prefix)}*"
+        lives = "?" * len(connection.run_id)
+        pattern = f"{_escape_pattern(self._key_prefix)}c:{lives}:{_escape_pattern(prefix)}*"
         cursor = b"0"
         while True:
-            cursor, keys = line.call("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE)
+            cursor, keys = connection.call("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE)
             if keys:
-                line.call("UNLINK", *keys)
+                connection.call("UNLINK", *keys)
             if int(cursor) == 0:
                 return
 
-    def _place(self, line: Line, key: str) -> str:
-        return f"{self._head}c:{line.run}:{key}"
+    def _server_key(self, connection: ValkeyConnection, key: str) -> str:
+        return f"{self._key_prefix}c:{connection.run_id}:{key}"
 
 
-def _literal(text: str) -> str:
+def _escape_pattern(text: str) -> str:
     return re.sub(r"([*?\[\]\\^-])", r"\\\1", text)
 
 
-def _run(line: Line, script: str, key: str, given: tuple[Any, ...]) -> Any:
+def _eval_script(connection: ValkeyConnection, script: str, key: str, args: tuple[Any, ...]) -> Any:
     """By its hash; a server that does not know it is told it."""
     from redis.exceptions import NoScriptError  # noqa: PLC0415 - optional
 
     name = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
     try:
-        return line.call("EVALSHA", name, 1, key, *given)
+        return connection.call("EVALSHA", name, 1, key, *args)
     except NoScriptError:
-        return line.call("EVAL", script, 1, key, *given)
+        return connection.call("EVAL", script, 1, key, *args)

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from ortet.backends.valkey.valkeyaddress import Address
+from ortet.backends.valkey.valkeyaddress import ValkeyAddress
 from ortet.errors import Refused, Unsupported
 
 if TYPE_CHECKING:
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 0.1
+ANSWER_TIMEOUT_SECONDS = 0.1
 """Seconds that an answer may take: what it spares takes tens of milliseconds."""
-REST = 1.0
+RETRY_AFTER_SECONDS = 1.0
 """Seconds for which a server that did not answer is left alone."""
-_REACH = 2.0
+_CONNECT_TIMEOUT_SECONDS = 2.0
 """Seconds in which a server must be reached by those whom nobody waits for."""
-_FRESH = 30.0
-_FREE = 16
+_SERVER_INFO_MAX_AGE_SECONDS = 30.0
+_MAX_IDLE_CONNECTIONS = 16
 """Connections that are kept for the next one who asks."""
 
 
-class Line:
+class ValkeyConnection:
     """One connection. `run` tells one life of a server from the next, which may begin with an older
     state of its data; `ahead` is how far its clock is before our monotonic one, in seconds."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
-        self.run = ""
-        self.ahead = 0.0
-        self.since = 0.0  # when both were asked for
+        self.run_id = ""
+        self.clock_offset = 0.0
+        self.server_info_time = 0.0  # when both were asked for
 
-    def greet(self) -> None:
-        told, now = self.calls([("INFO", "server"), ("TIME",)])
+    def read_server_info(self) -> None:
+        told, now = self.call_many([("INFO", "server"), ("TIME",)])
         for part in told.decode().splitlines():
             name, _, value = part.partition(":")
-            self.run = value if name == "run_id" else self.run
+            self.run_id = value if name == "run_id" else self.run_id
         # the answer is older than this moment: rather too little than too much
-        self.since = time.monotonic()
-        self.ahead = int(now[0]) + int(now[1]) / 1e6 - self.since
+        self.server_info_time = time.monotonic()
+        self.clock_offset = int(now[0]) + int(now[1]) / 1e6 - self.server_info_time
 
     def call(self, *command: Any) -> Any:
-        return self.calls([command])[0]
+        return self.call_many([command])[0]
 
-    def calls(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """All answers; the first that is an error is raised when all have come."""
         from redis.exceptions import ResponseError  # noqa: PLC0415 - optional
 
@@ -68,7 +68,7 @@ class Line:
             raise refused
         return answers
 
-    def heard(self, timeout: float) -> Any:
+    def receive(self, timeout: float) -> Any:
         """What it sends next; None when that takes too long."""
         connection: Any = self._connection
         return connection.read_response() if connection.can_read(timeout) else None
@@ -83,37 +83,39 @@ class Line:
         connection.disconnect()
 
 
-class Link:
+class ValkeyClient:
     """Asks for what may as well not be answered. After a failure it leaves the server alone for a
     second, then one call tries again; `trouble` says why it has no answers."""
 
-    def __init__(self, address: Address, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, address: ValkeyAddress, *, answer_timeout: float = ANSWER_TIMEOUT_SECONDS
+    ) -> None:
         self.address = address
-        self.trouble = ""
-        self.patience = patience
+        self.last_error = ""
+        self.answer_timeout = answer_timeout
         self._users = 0
-        self._redis = load()
+        self._redis = load_redis()
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = Lock()
-        self._free: list[Line] = []
+        self._idle_connections: list[ValkeyConnection] = []
         self._closed = False
-        self._again = 0.0  # when it may be asked again
+        self._retry_at = 0.0  # when it may be asked again
 
-    def ask(self, use: Callable[[Line], T]) -> T | None:
+    def try_call(self, use: Callable[[ValkeyConnection], T]) -> T | None:
         """What `use` makes of a connection; None without an answer in time."""
         if self._pid != os.getpid():
             self._start()  # a connection is its process's own
         line = None
         try:
-            line = self._take()
+            line = self._get_connection()
             if line is None:
                 return None
             answer = use(line)
         except self._redis.ResponseError as error:  # it is there, but does not do this
-            self._down(error, line=line if self._is_sound(error) else None)
+            self._down(error, connection=line if self._is_command_error(error) else None)
             return None
         except (self._redis.RedisError, OSError, ValueError) as error:
             if line is not None:
@@ -124,120 +126,133 @@ class Link:
             if line is not None:
                 line.close()  # the answer is still to come there
             raise
-        self.trouble = ""
-        self._give(line)
+        self.last_error = ""
+        self._return_connection(line)
         return answer
 
-    def connect(self, patience: float = _REACH) -> Line:
+    def connect(self, timeout: float = _CONNECT_TIMEOUT_SECONDS) -> ValkeyConnection:
         """A connection of one's own, closed by whoever asked; what redis-py or the system raises
         where there is none."""
-        address, seconds = self.address, max(patience, self.patience)
+        address, seconds = self.address, max(timeout, self.answer_timeout)
         given: dict[str, Any] = {"db": address.db, "protocol": 2, "socket_timeout": seconds}
         given |= {"username": address.username, "password": address.password}
         if address.path:
-            return Line(self._redis.UnixDomainSocketConnection(path=address.path, **given))
+            return ValkeyConnection(
+                self._redis.UnixDomainSocketConnection(path=address.path, **given)
+            )
         given |= {"host": address.host, "port": address.port, "socket_connect_timeout": seconds}
         given["socket_keepalive"] = True
         if address.secure:
-            return Line(self._redis.SSLConnection(ssl_ca_certs=address.ca_file, **given))
-        return Line(self._redis.Connection(**given))
+            return ValkeyConnection(
+                self._redis.SSLConnection(ssl_ca_certs=address.ca_file, **given)
+            )
+        return ValkeyConnection(self._redis.Connection(**given))
 
-    def check(self) -> None:
+    def check_login(self) -> None:
         """Refused where the server is there but does not let us in; a server that is gone is no
         error."""
-        line = self.connect(self.patience)
+        line = self.connect(self.answer_timeout)
         try:
-            line.greet()
+            line.read_server_info()
         except self._redis.AuthenticationError as error:
-            raise _refused(self.address, error) from None
+            raise _login_refused(self.address, error) from None
         except self._redis.ResponseError as error:
             if str(error).startswith(("NOAUTH", "NOPERM", "WRONGPASS")):
-                raise _refused(self.address, error) from None
+                raise _login_refused(self.address, error) from None
         except (self._redis.RedisError, OSError) as error:
             self._down(error)
         finally:
             line.close()
 
-    def join(self) -> bool:
+    def add_user(self) -> bool:
         """One more uses it, and closes it by `leave`; False when the last one just has."""
         with self._lock:
             self._users += not self._closed
             return not self._closed
 
-    def leave(self) -> None:
+    def remove_user(self) -> None:
         if self._pid != os.getpid():
             return
         with self._lock:
             self._users -= 1
             if self._users > 0:
                 return
-            free, self._free, self._closed = self._free, [], True
+            free, self._idle_connections, self._closed = self._idle_connections, [], True
         for line in free:
             line.close()
 
     @property
-    def troubles(self) -> tuple[type[Exception], ...]:
+    def connection_errors(self) -> tuple[type[Exception], ...]:
         """What a connection raises when the server is not there, or not ours, or when another
         thread has closed it."""
         return (self._redis.RedisError, OSError, ValueError, AttributeError, TypeError)
 
-    def _take(self) -> Line | None:
+    def _get_connection(self) -> ValkeyConnection | None:
         with self._lock:
             now = time.monotonic()
-            if now < self._again or self._closed:
+            if now < self._retry_at or self._closed:
                 return None
-            if self._again:
-                self._again = now + REST  # one tries, the others do not wait for it
-            line = self._free.pop() if self._free else self.connect(self.patience)
+            if self._retry_at:
+                self._retry_at = (
+                    now + RETRY_AFTER_SECONDS
+                )  # one tries, the others do not wait for it
+            line = (
+                self._idle_connections.pop()
+                if self._idle_connections
+                else self.connect(self.answer_timeout)
+            )
         try:
-            if not line.since or time.monotonic() - line.since > _FRESH:
-                line.greet()  # clocks drift apart
+            if (
+                not line.server_info_time
+                or time.monotonic() - line.server_info_time > _SERVER_INFO_MAX_AGE_SECONDS
+            ):
+                line.read_server_info()  # clocks drift apart
         except BaseException:
             line.close()
             raise
         return line
 
-    def _give(self, line: Line) -> None:
+    def _return_connection(self, connection: ValkeyConnection) -> None:
         with self._lock:
-            self._again = 0.0
-            if len(self._free) < _FREE and not self._closed:
-                self._free.append(line)
+            self._retry_at = 0.0
+            if len(self._idle_connections) < _MAX_IDLE_CONNECTIONS and not self._closed:
+                self._idle_connections.append(connection)
                 return
-        line.close()
+        connection.close()
 
-    def _is_sound(self, error: Exception) -> bool:
+    def _is_command_error(self, error: Exception) -> bool:
         """An answer to this one command, not to whoever asks."""
         return not str(error).startswith(("NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "BUSY"))
 
-    def _down(self, error: Exception, line: Line | None = None) -> None:
-        self.trouble = str(error)
-        if line is not None:
-            self._give(line)
+    def _down(self, error: Exception, connection: ValkeyConnection | None = None) -> None:
+        self.last_error = str(error)
+        if connection is not None:
+            self._return_connection(connection)
             return
         with self._lock:
-            free, self._free = self._free, []
-            self._again = time.monotonic() + REST
+            free, self._idle_connections = self._idle_connections, []
+            self._retry_at = time.monotonic() + RETRY_AFTER_SECONDS
         for other in free:
             other.close()
 
 
-_LINKS: WeakValueDictionary[Address, Link] = WeakValueDictionary()
+_CLIENTS: WeakValueDictionary[ValkeyAddress, ValkeyClient] = WeakValueDictionary()
 """Of this process: a server opens a hub for each session, and one that found the server slow has
 found it so for all."""
 
 
-def joined(address: Address) -> Link:
+def shared_client(address: ValkeyAddress) -> ValkeyClient:
     """A link that all of this process share; Refused by a server that does not let us in."""
-    found = _LINKS.get(address)
-    if found is None or not found.join():
-        found = Link(address)
-        found.check()
-        found.join()
-        _LINKS[address] = found
+    found = _CLIENTS.get(address)
+    if found is None or not found.add_user():
+        found = ValkeyClient(address)
+        found.check_login()
+        found.add_user()
+        _CLIENTS[address] = found
     return found
 
 
-class _Redis(msgspec.Struct, frozen=True):
+class _RedisModule(msgspec.Struct, frozen=True):
     """What is used of redis-py."""
 
     Connection: Any
@@ -248,7 +263,7 @@ class _Redis(msgspec.Struct, frozen=True):
     AuthenticationError: type[Exception]
 
 
-def load() -> _Redis:
+def load_redis() -> _RedisModule:
     try:
         from redis import connection, exceptions  # noqa: PLC0415 - optional
     except ImportError:
@@ -257,7 +272,7 @@ def load() -> _Redis:
             "redis-py is not installed, and a store with signal= or cache= needs it: "
             "pip install 'ortet[valkey]'",
         ) from None
-    return _Redis(
+    return _RedisModule(
         connection.Connection,
         connection.SSLConnection,
         connection.UnixDomainSocketConnection,
@@ -267,7 +282,7 @@ def load() -> _Redis:
     )
 
 
-def _refused(address: Address, error: Exception) -> Refused:
+def _login_refused(address: ValkeyAddress, error: Exception) -> Refused:
     return Refused(
         "login_refused",
         f"{address} does not let us in ({error}): correct the user and password in its address, or "

@@ -4,78 +4,80 @@ from __future__ import annotations
 
 import msgspec
 
-from ortet.backends.pubsub import Hearer, PostSignal, Speaker
-from ortet.backends.valkey.client import Line, Link
-from ortet.backends.valkey.valkeyaddress import Address, check_space
+from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber
+from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
+from ortet.backends.valkey.valkeyaddress import ValkeyAddress, check_namespace
 
-_QUIET = 1.0
+_KEEPALIVE_SECONDS = 1.0
 """Seconds of silence after which it is asked whether it is there."""
-_ANSWER = 3.0
+_KEEPALIVE_TIMEOUT_SECONDS = 3.0
 
 
-class ValkeySignal(PostSignal):
+class ValkeySignal(PubSubSignal):
     """A channel a topic."""
 
-    def __init__(self, address: Address, space: str) -> None:
-        super().__init__(_Valkey(address, f"ortet:{{{check_space(space)}}}:s:"))
+    def __init__(self, address: ValkeyAddress, namespace: str) -> None:
+        super().__init__(_ValkeyTransport(address, f"ortet:{{{check_namespace(namespace)}}}:s:"))
 
 
-class _Valkey(msgspec.Struct, frozen=True):
-    address: Address
+class _ValkeyTransport(msgspec.Struct, frozen=True):
+    address: ValkeyAddress
     head: str
 
     name = "valkey"
-    narrows = True
-    is_deaf = False
-    pace = 0.0
+    has_prefix_filter = True
+    is_echo_free = False
+    publish_interval = 0.0
 
     @property
-    def troubles(self) -> tuple[type[Exception], ...]:
-        return Link(self.address).troubles
+    def connection_errors(self) -> tuple[type[Exception], ...]:
+        return ValkeyClient(self.address).connection_errors
 
-    def speaker(self) -> Speaker:
-        return _Speaker(Link(self.address).connect(), self.head)
+    def connect_publisher(self) -> Publisher:
+        return _ValkeyPublisher(ValkeyClient(self.address).connect(), self.head)
 
-    def hearer(self, prefix: str) -> Hearer:
-        line = Link(self.address).connect()
+    def connect_subscriber(self, prefix: str) -> Subscriber:
+        line = ValkeyClient(self.address).connect()
         try:
             line.call("PSUBSCRIBE", f"{self.head}{prefix}*")
         except BaseException:
             line.close()
             raise
-        return _Hearer(line, self.head)
+        return _ValkeySubscriber(line, self.head)
 
 
-class _Speaker:
-    def __init__(self, line: Line, head: str) -> None:
-        self._line = line
-        self._head = head
+class _ValkeyPublisher:
+    def __init__(self, connection: ValkeyConnection, channel_prefix: str) -> None:
+        self._connection = connection
+        self._channel_prefix = channel_prefix
 
-    def tell(self, topics: list[str]) -> None:
-        self._line.calls([("PUBLISH", self._head + topic, b"") for topic in topics])
+    def publish(self, topics: list[str]) -> None:
+        self._connection.call_many(
+            [("PUBLISH", self._channel_prefix + topic, b"") for topic in topics]
+        )
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
-class _Hearer:
-    def __init__(self, line: Line, head: str) -> None:
-        self._line = line
-        self._head = head
+class _ValkeySubscriber:
+    def __init__(self, connection: ValkeyConnection, channel_prefix: str) -> None:
+        self._connection = connection
+        self._channel_prefix = channel_prefix
 
-    def heard(self) -> list[str]:
-        told = self._line.heard(_QUIET)
+    def receive(self) -> list[str]:
+        told = self._connection.receive(_KEEPALIVE_SECONDS)
         if told is None:
-            self._line.send("PING")
-            told = self._line.heard(_ANSWER)
+            self._connection.send("PING")
+            told = self._connection.receive(_KEEPALIVE_TIMEOUT_SECONDS)
             if told is None:
                 raise TimeoutError("the server does not answer")
         if told[0] != b"pmessage":
             return []
-        return [told[2].decode("utf-8", "replace")[len(self._head) :]]
+        return [told[2].decode("utf-8", "replace")[len(self._channel_prefix) :]]
 
     def wake(self) -> None:
-        self._line.close()
+        self._connection.close()
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()

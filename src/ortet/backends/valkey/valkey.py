@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from ortet.backends.base import Cache, Signal
 from ortet.backends.valkey.cache import ValkeyCache
-from ortet.backends.valkey.client import joined
+from ortet.backends.valkey.client import shared_client
 from ortet.backends.valkey.signal import ValkeySignal
-from ortet.backends.valkey.valkeyaddress import SCHEMES, address_of
+from ortet.backends.valkey.valkeyaddress import VALKEY_SCHEMES, parse_valkey_url
 
-__all__ = ["cache_of", "is_valkey", "signal_of"]
+__all__ = ["is_valkey", "open_cache", "open_signal"]
 
 
 def is_valkey(url: str) -> bool:
     scheme, found, _ = url.partition("://")
-    return bool(found) and scheme.lower() in SCHEMES
+    return bool(found) and scheme.lower() in VALKEY_SCHEMES
 
 
-def signal_of(url: str, *, space: str) -> Signal:
+def open_signal(url: str, *, namespace: str) -> Signal:
     """For the store whose id is `space`. Refused where the server is there but does not let us in;
     one that is gone is no error: it is heard when it is back."""
-    address = address_of(url)
-    link = joined(address)
+    address = parse_valkey_url(url)
+    link = shared_client(address)
     try:
-        return ValkeySignal(address, space)
+        return ValkeySignal(address, namespace)
     finally:
-        link.leave()
+        link.remove_user()
 
 
-def cache_of(url: str, *, space: str) -> Cache:
+def open_cache(url: str, *, namespace: str) -> Cache:
     """The same of a cache, which is empty as long as the server is gone."""
-    return ValkeyCache(joined(address_of(url)), space)
+    return ValkeyCache(shared_client(parse_valkey_url(url)), namespace)

@@ -10,12 +10,12 @@ import msgspec
 
 from ortet.errors import Invalid, Refused
 
-SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
+VALKEY_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _OPTIONS = ("db", "password_file", "ca_file")
 _SPACE = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 
 
-class Address(msgspec.Struct, frozen=True):
+class ValkeyAddress(msgspec.Struct, frozen=True):
     """Where a server is, and how to log in there. Shown without the password."""
 
     host: str = ""
@@ -38,7 +38,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{scheme}://{host}:{self.port}/{self.db}"
 
 
-def address_of(url: str) -> Address:
+def parse_valkey_url(url: str) -> ValkeyAddress:
     """What redis://[USER:PASSWORD@]HOST[:PORT][/DB] says, or unix:///PATH; Invalid("bad_url")."""
     try:
         parts = urlsplit(url)
@@ -47,14 +47,20 @@ def address_of(url: str) -> Address:
         local = scheme == "unix"
         db = options.get("db") or ("" if local else parts.path.strip("/")) or "0"
         strange = [name for name in options if name not in _OPTIONS]
-        if scheme not in SCHEMES or strange or parts.fragment or not db.isdecimal() or port == 0:
+        if (
+            scheme not in VALKEY_SCHEMES
+            or strange
+            or parts.fragment
+            or not db.isdecimal()
+            or port == 0
+        ):
             raise _bad()
         if (local and len(parts.path) < 2) or (not local and not parts.hostname):
             raise _bad()
     except ValueError:
         raise _bad() from None
     password = unquote(parts.password) if parts.password else None
-    return Address(
+    return ValkeyAddress(
         host="" if local else parts.hostname or "",
         port=port or 6379,
         path=unquote(parts.path) if local else "",
@@ -66,11 +72,11 @@ def address_of(url: str) -> Address:
     )
 
 
-def check_space(space: str) -> str:
+def check_namespace(namespace: str) -> str:
     """What keeps the stores of one server apart, as a store's id; Invalid("bad_space")."""
-    if not _SPACE.match(space):
-        raise Invalid("bad_space", f"{space[:100]!r}: give letters, digits, '.', '_' or '-'")
-    return space
+    if not _SPACE.match(namespace):
+        raise Invalid("bad_space", f"{namespace[:100]!r}: give letters, digits, '.', '_' or '-'")
+    return namespace
 
 
 def _password(file: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, group, verb
+from ortet.cli.call import CliCall, group, verb
 
 if TYPE_CHECKING:
     from ortet.server.auth.tokens import Tokens
@@ -37,7 +37,7 @@ def access() -> None:
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid.")
 @click.option("--no-raw", is_flag=True, help="HTTP alone: no `ortet.open` with it.")
 def create(
-    call: Call,
+    call: CliCall,
     name: str,
     *,
     allow: str,
@@ -57,29 +57,29 @@ def create(
     Example:
       ortet access create ci --allow read --days 30
     """
-    from ortet.server.auth.tokens import shown
+    from ortet.server.auth.tokens import public_fields
     from ortet.server.session_pool.tenants import check_tenant
 
     seconds = None if days is None else days * 86400
     made, row = _tokens(call, create=True).create(
         name, allow, tenant=check_tenant(tenant), agents=agents, seconds=seconds, raw=not no_raw
     )
-    until = f" until {output.when(row.expires)}" if row.expires else ""
+    until = f" until {output.format_time(row.expires)}" if row.expires else ""
     told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
     if call.quiet and not call.json:
         click.echo(made)  # said by nobody else, ever again
-    call.emit({"token": made, **shown(row)}, told)
+    call.emit({"token": made, **public_fields(row)}, told)
 
 
 @verb()
-def ls(call: Call) -> None:
+def ls(call: CliCall) -> None:
     """List tokens, without what makes them valid.
 
     \b
     Example:
       ortet access ls
     """
-    from ortet.server.auth.tokens import shown
+    from ortet.server.auth.tokens import public_fields
 
     rows = list(_tokens(call).all())
     lines = output.table(
@@ -88,30 +88,30 @@ def ls(call: Call) -> None:
             row.allows if row.raw else f"{row.allows} (no-raw)",
             row.tenant or "-",
             output.safe(",".join(row.agents)) or "-",
-            f"until {output.when(row.expires)}" if row.expires else "-",
+            f"until {output.format_time(row.expires)}" if row.expires else "-",
             output.safe(row.name),
         ]
         for row in rows
     )
-    call.emit([shown(row) for row in rows], lines)
+    call.emit([public_fields(row) for row in rows], lines)
 
 
 @verb()
 @click.argument("token", metavar="ID|NAME")
-def revoke(call: Call, token: str) -> None:
+def revoke(call: CliCall, token: str) -> None:
     """Make a token invalid, at once and for every server.
 
     \b
     Example:
       ortet access revoke ci
     """
-    from ortet.server.auth.tokens import shown
+    from ortet.server.auth.tokens import public_fields
 
     row = _tokens(call).revoke(token)
-    call.emit(shown(row), [f"token {row.id} ({output.safe(row.name)}) is revoked"])
+    call.emit(public_fields(row), [f"token {row.id} ({output.safe(row.name)}) is revoked"])
 
 
-def _tokens(call: Call, *, create: bool = False) -> Tokens:
+def _tokens(call: CliCall, *, create: bool = False) -> Tokens:
     from ortet.server.auth.tokens import Tokens
 
     hub = call.open_hub(create=True) if create else call.hub

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, group, verb
+from ortet.cli.call import CliCall, as_text, group, verb
 from ortet.cli.session_args import (
     event_data,
-    find,
-    pick,
-    read,
+    find_session,
+    id_suffix,
+    match_id,
+    open_session,
+    parse_value,
+    read_session,
     read_text,
     session_argument,
     session_option,
-    tail,
-    unknown,
-    value_of,
-    write,
+    unsettled_effects,
 )
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
     from ortet.journal.state.records import Approval, Effect
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.table import SessionRow
 
 by_option = click.option("--by", default="", metavar="NAME", help="Who says it, if not you.")
@@ -35,30 +35,30 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason.
 @verb()
 @session_argument
 @click.option("--unsettled", is_flag=True, help="Only those whose outcome is not known.")
-def effects(call: Call, session: str | None, *, unsettled: bool) -> None:
+def effects(call: CliCall, session: str | None, *, unsettled: bool) -> None:
     """List the deeds of a session and its forks, restored away or not.
 
     \b
     Example:
       ortet effects fix-42 --unsettled
     """
-    view = read(call, session)
-    found = unknown(call, view) if unsettled else view.effects()
+    view = read_session(call, session)
+    found = unsettled_effects(call, view) if unsettled else view.effects()
     call.emit([output.fields(effect) for effect in found], call.table(map(_cells, found)))
 
 
 def _cells(effect: Effect) -> tuple[str, ...]:
     return (
-        tail(effect.id),
+        id_suffix(effect.id),
         effect.state,
         effect.replay,
-        output.when(effect.time),
+        output.format_time(effect.time),
         output.safe(effect.name),
-        output.title(_told(effect)),
+        output.title(_command_and_reason(effect)),
     )
 
 
-def _told(effect: Effect) -> str:
+def _command_and_reason(effect: Effect) -> str:
     """What was run, and why, as far as it was said."""
     if not effect.command:
         return effect.why
@@ -81,7 +81,7 @@ def act() -> None:
 @verb("ls")
 @session_option
 @click.option("--state", metavar="STATE", help="Only begun, done, failed or unsettled.")
-def act_ls(call: Call, session: str | None, *, state: str | None) -> None:
+def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
     """List the actions of a session, and what came of them.
 
     \b
@@ -90,15 +90,21 @@ def act_ls(call: Call, session: str | None, *, state: str | None) -> None:
     """
     if state not in (None, "begun", "done", "failed", "unsettled"):
         raise Invalid("bad_state", f"--state {state!r}: give begun, done, failed or unsettled")
-    found = [one for one in _actions(read(call, session)) if state in (None, one["state"])]
+    found = [one for one in _actions(read_session(call, session)) if state in (None, one["state"])]
     rows = [
-        (tail(one["id"]), one["state"], output.when(one["time"]), _called(one), _outcome(one))
+        (
+            id_suffix(one["id"]),
+            one["state"],
+            output.format_time(one["time"]),
+            _called(one),
+            _outcome(one),
+        )
         for one in found
     ]
     call.emit(found, call.table(rows))
 
 
-def _actions(view: View) -> list[dict[str, Any]]:
+def _actions(view: SessionReader) -> list[dict[str, Any]]:
     """Each effect on this timeline, with what its events say of it."""
     from ortet.integrations._shared.actions import actions_of
 
@@ -110,9 +116,9 @@ def _actions(view: View) -> list[dict[str, Any]]:
 
 
 def _called(action: dict[str, Any]) -> str:
-    from ortet.sessions.actions.effects import shown
+    from ortet.sessions.actions.effects import format_call
 
-    return output.title(shown(action["name"], action))
+    return output.title(format_call(action["name"], action))
 
 
 def _outcome(action: dict[str, Any]) -> str:
@@ -128,7 +134,7 @@ def _outcome(action: dict[str, Any]) -> str:
 @click.option("--failed", is_flag=True, help="It was not done.")
 @session_option
 def settle(
-    call: Call, effect: str, *, outcome: str | None, failed: bool, session: str | None
+    call: CliCall, effect: str, *, outcome: str | None, failed: bool, session: str | None
 ) -> None:
     """Say what became of an action whose outcome is not known.
 
@@ -144,17 +150,17 @@ def settle(
     """
     if failed and outcome is not None:
         raise Invalid("bad_usage", "what was not done has no outcome: give --outcome or --failed")
-    row = find(call, session)
-    id_ = pick((one.id for one in read(call, row.id).effects()), effect) or effect
-    opened = write(call, row.id)
-    event = opened.settle(id_, None if outcome is None else value_of(outcome), failed=failed)
-    call.emit(event_data(event), [f"settled {tail(id_)}: {'failed' if failed else 'done'}"])
+    row = find_session(call, session)
+    id_ = match_id((one.id for one in read_session(call, row.id).effects()), effect) or effect
+    opened = open_session(call, row.id)
+    event = opened.settle(id_, None if outcome is None else parse_value(outcome), failed=failed)
+    call.emit(event_data(event), [f"settled {id_suffix(id_)}: {'failed' if failed else 'done'}"])
 
 
 @verb()
 @session_option
 @click.option("--all", "all_", is_flag=True, help="Also what was answered.")
-def waiting(call: Call, session: str | None, *, all_: bool) -> None:
+def waiting(call: CliCall, session: str | None, *, all_: bool) -> None:
     """List what waits for a human, in one session or, without -s, in all.
 
     \b
@@ -163,15 +169,15 @@ def waiting(call: Call, session: str | None, *, all_: bool) -> None:
       ortet act waiting -s fix-42 --all
     """
     if session is None and not all_:
-        from ortet.sessions.actions.asking import all_waiting
+        from ortet.sessions.actions.asking import pending_approvals
 
-        pairs = all_waiting(call.hub)
+        pairs = pending_approvals(call.hub)
     else:
         known = _approvals(call, session)
         pairs = [pair for pair in known if all_ or pair[1].state == "asked"]
     lines: list[str] = []
     for row, one in pairs:
-        lines.append(f"{tail(one.id)}  {one.state:<6}  {row.name}  {output.title(one.what)}")
+        lines.append(f"{id_suffix(one.id)}  {one.state:<6}  {row.name}  {output.title(one.what)}")
         if one.why:
             lines.append(f"          {'':<6}  asked because: {output.title(one.why)}")
         if one.by:
@@ -185,7 +191,7 @@ def waiting(call: Call, session: str | None, *, all_: bool) -> None:
 @session_option
 @by_option
 @why_option
-def approve(call: Call, approval: str, *, session: str | None, by: str, why: str) -> None:
+def approve(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
     """Allow what an action waits for; good for one deed.
 
     APPROVAL is its id, or four or more of its first or last digits. The process that asked may be
@@ -196,7 +202,7 @@ def approve(call: Call, approval: str, *, session: str | None, by: str, why: str
       ortet act waiting
       ortet act approve 7d20e6f1 --why "checked the invoice"
     """
-    _answer(call, approval, session, by, why, ok=True)
+    _answer_approval(call, approval, session, by, why, ok=True)
 
 
 @verb()
@@ -204,23 +210,23 @@ def approve(call: Call, approval: str, *, session: str | None, by: str, why: str
 @session_option
 @by_option
 @why_option
-def deny(call: Call, approval: str, *, session: str | None, by: str, why: str) -> None:
+def deny(call: CliCall, approval: str, *, session: str | None, by: str, why: str) -> None:
     """Forbid what an action waits for, and say why.
 
     \b
     Example:
       ortet act deny 7d20e6f1 --why "wrong account"
     """
-    _answer(call, approval, session, by, why, ok=False)
+    _answer_approval(call, approval, session, by, why, ok=False)
 
 
 for _command in (act_ls, settle, waiting, approve, deny):
     act.add_command(_command)
 
 
-def _approvals(call: Call, session: str | None) -> list[tuple[SessionRow, Approval]]:
+def _approvals(call: CliCall, session: str | None) -> list[tuple[SessionRow, Approval]]:
     """Of the session named, or of all that can still be answered."""
-    rows = [find(call, session)] if session is not None else call.hub.sessions()
+    rows = [find_session(call, session)] if session is not None else call.hub.sessions()
     return [
         (row, approval)
         for row in rows
@@ -233,19 +239,22 @@ def _approval_data(row: SessionRow, approval: Approval) -> dict[str, Any]:
     return {**output.fields(approval), "session": row.id, "name": row.name}
 
 
-def _answer(call: Call, word: str, session: str | None, by: str, why: str, *, ok: bool) -> None:
+def _answer_approval(
+    call: CliCall, approval: str, session: str | None, by: str, why: str, *, ok: bool
+) -> None:
     from ortet.integrations._shared.actions import answer_approval
 
     known = _approvals(call, session)
-    id_ = pick((one.id for _, one in known), word)
+    id_ = match_id((one.id for _, one in known), approval)
     found = [(row, one) for row, one in known if one.id == id_]
     if not found:
         raise NotFound(
-            "no_approval", f"nothing waits for approval {word!r}: `ortet act waiting` lists them"
+            "no_approval",
+            f"nothing waits for approval {approval!r}: `ortet act waiting` lists them",
         )
     if len(found) > 1:  # forks ask for what they were forked with
         names = ", ".join(row.name for row, _ in found[:5])
-        raise Conflict("ambiguous", f"{word!r} is asked for by {names}: say which with -s")
+        raise Conflict("ambiguous", f"{approval!r} is asked for by {names}: say which with -s")
     ((row, _),) = found
     now = answer_approval(call.hub, row.id, id_, by=as_text(by), ok=ok, why=as_text(why))
     line = f"{'approved' if ok else 'denied'} for {row.name}: {output.title(now.what)}"
@@ -256,7 +265,7 @@ def _answer(call: Call, word: str, session: str | None, by: str, why: str, *, ok
 @click.argument("text")
 @session_option
 @by_option
-def comment(call: Call, text: str, *, session: str | None, by: str) -> None:
+def comment(call: CliCall, text: str, *, session: str | None, by: str) -> None:
     """Say something to a session while another process works on it.
 
     It never conflicts: the writer takes it into the journal when it next acts or commits.
@@ -266,7 +275,7 @@ def comment(call: Call, text: str, *, session: str | None, by: str) -> None:
     Example:
       ortet comment -s fix-42 "leave the grammar alone"
     """
-    row = find(call, session)
+    row = find_session(call, session)
     message = read_text("-") if text == "-" else as_text(text)
     event = call.hub.comment(row.id, message, by=as_text(by))
     call.emit(event_data(event), [f"left for {row.name}"])

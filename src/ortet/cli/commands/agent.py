@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, group, verb
+from ortet.cli.call import CliCall, group, verb
 from ortet.errors import Conflict, NotFound
 
 
@@ -29,7 +29,7 @@ def agent() -> None:
 
 
 @verb("start")
-def start(call: Call) -> None:
+def start(call: CliCall) -> None:
     """Start it now, and wait until it answers.
 
     \b
@@ -38,13 +38,13 @@ def start(call: Call) -> None:
     """
     from ortet.cli.commands import agentcall
 
-    told = agentcall.start(_store(call))
-    call.emit({"running": True, **told}, _lines(told))
+    told = agentcall.start_agent(_store(call))
+    call.emit({"running": True, **told}, _status_lines(told))
 
 
 @verb("stop")
 @click.option("--force", is_flag=True, help="Even if machines live in it, which then end.")
-def stop(call: Call, force: bool) -> None:
+def stop(call: CliCall, force: bool) -> None:
     """Have it close what it holds and end.
 
     \b
@@ -53,19 +53,19 @@ def stop(call: Call, force: bool) -> None:
     """
     from ortet.cli.commands import agentcall
 
-    live = [] if force else sorted(agentcall.live(_store(call)))
+    live = [] if force else sorted(agentcall.list_live_machines(_store(call)))
     if live:
         raise Conflict(
             "machines_live",
             f"{', '.join(live)} would end with it: `ortet stop {' '.join(live)}` commits and ends "
             "them, --force goes on without",
         )
-    ended = agentcall.stop(_store(call))
+    ended = agentcall.stop_agent(_store(call))
     call.emit({"stopped": ended}, ["stopped" if ended else "it was not running"])
 
 
 @verb("status")
-def status(call: Call) -> None:
+def status(call: CliCall) -> None:
     """Show whether it runs, and what it holds.
 
     \b
@@ -74,9 +74,10 @@ def status(call: Call) -> None:
     """
     from ortet.cli.commands import agentcall
 
-    told = agentcall.told(_store(call))
+    told = agentcall.agent_status(_store(call))
     call.emit(
-        {"running": told is not None, **(told or {})}, _lines(told) if told else ["not running"]
+        {"running": told is not None, **(told or {})},
+        _status_lines(told) if told else ["not running"],
     )
 
 
@@ -84,18 +85,18 @@ for _verb in (start, stop, status):
     agent.add_command(_verb)
 
 
-def _store(call: Call) -> Path:
-    store = call.place()
+def _store(call: CliCall) -> Path:
+    store = call.local_store_path()
     if not (store / "FORMAT").exists():
         raise NotFound("no_store", f"there is no store at {store}: run `ortet init` first")
     return store
 
 
-def _lines(told: dict[str, Any]) -> Iterator[str]:
-    age = int(time.time() - told["began"])
-    asked = output.plural(told["asked"], "request")
-    yield f"running as {told['pid']} for {age} s, {asked}"
-    for worker in told["workers"]:
+def _status_lines(info: dict[str, Any]) -> Iterator[str]:
+    age = int(time.time() - info["began"])
+    asked = output.plural(info["asked"], "request")
+    yield f"running as {info['pid']} for {age} s, {asked}"
+    for worker in info["workers"]:
         live = output.plural(len(worker["live"]), "live machine") if worker["live"] else "watched"
         busy = f", doing {output.safe(worker['busy'])}" if worker["busy"] else ""
         yield f"  {output.safe(worker['name'])}  {worker['pid']}  {live}{busy}"

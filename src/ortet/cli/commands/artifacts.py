@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output as render
-from ortet.cli.answers import PIPE_CLOSED
-from ortet.cli.call import Call, as_text, group, verb
-from ortet.cli.session_args import find, read, session_either, session_option, tail, write
+from ortet.cli.answers import EXIT_PIPE_CLOSED
+from ortet.cli.call import CliCall, as_text, group, verb
+from ortet.cli.session_args import (
+    find_session,
+    id_suffix,
+    open_session,
+    read_session,
+    session_argument_or_option,
+    session_option,
+)
 from ortet.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from ortet.journal.state.records import Artifact
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 
 @group
@@ -42,7 +49,7 @@ def artifact() -> None:
 @click.option("--allow-secrets", is_flag=True, help="Also if it holds a secret that is known.")
 @session_option
 def add(
-    call: Call,
+    call: CliCall,
     path: str | None,
     *,
     name: str | None,
@@ -67,8 +74,8 @@ def add(
         raise Invalid(
             "bad_usage", "give a FILE, or - with --as NAME for standard input, or --link with --as"
         )
-    row = find(call, session)
-    opened = write(call, row.id)
+    row = find_session(call, session)
+    opened = open_session(call, row.id)
     about: dict[str, Any] = {"kind": as_text(kind), "media": media, "why": as_text(why)}
     about["allow_secrets"] = allow_secrets
     if link:
@@ -91,20 +98,20 @@ def _content(path: str) -> bytes:
 
 
 @verb("ls")
-@session_either
+@session_argument_or_option
 @click.option("--all", "all_", is_flag=True, help="Every version, not only the last.")
-def artifact_ls(call: Call, session: str | None, *, all_: bool) -> None:
+def artifact_ls(call: CliCall, session: str | None, *, all_: bool) -> None:
     """List what a session made.
 
     \b
     Example:
       ortet artifact ls fix-42 --all
     """
-    found = read(call, session).artifacts()
+    found = read_session(call, session).artifacts()
     if not all_:
         found = list({one.name: one for one in sorted(found, key=lambda one: one.version)}.values())
     rows = [
-        (_label(one), _size(one), render.when(one.time), render.safe(one.kind or one.media))
+        (_label(one), _size(one), render.format_time(one.time), render.safe(one.kind or one.media))
         for one in found
     ]
     call.emit([render.fields(one) for one in found], call.table(rows))
@@ -113,21 +120,25 @@ def artifact_ls(call: Call, session: str | None, *, all_: bool) -> None:
 @verb("show")
 @click.argument("name", metavar="NAME[@VERSION]")
 @session_option
-def artifact_show(call: Call, name: str, *, session: str | None) -> None:
+def artifact_show(call: CliCall, name: str, *, session: str | None) -> None:
     """Show where a thing comes from: the action, and the reason.
 
     \b
     Example:
       ortet artifact show report.md -s fix-42
     """
-    view = read(call, session)
-    found = view.lineage(*_which(view, name))
+    view = read_session(call, session)
+    found = view.lineage(*_split_version(view, name))
     made, action = found.artifact, found.action
     lines = [
         f"{_label(made)}, {_size(made)}, {made.media}",
         *([f"link    {render.safe(made.link)}"] if made.link else []),
-        f"made    {render.when(made.time)}, event {made.seq}",
-        *([f"by      {action.name}, action {tail(action.id)}, {action.state}"] if action else []),
+        f"made    {render.format_time(made.time)}, event {made.seq}",
+        *(
+            [f"by      {action.name}, action {id_suffix(action.id)}, {action.state}"]
+            if action
+            else []
+        ),
         *([f"because {render.title(found.why)}"] if found.why else []),
         *([f"content {made.oid}"] if made.oid else []),
     ]
@@ -138,7 +149,7 @@ def artifact_show(call: Call, name: str, *, session: str | None) -> None:
 @click.argument("name", metavar="NAME[@VERSION]")
 @click.option("-o", "--output", "output", metavar="FILE", help="Write it there.")
 @session_option
-def get(call: Call, name: str, *, output: str | None, session: str | None) -> None:
+def get(call: CliCall, name: str, *, output: str | None, session: str | None) -> None:
     """Print the content of a thing, the last version unless told.
 
     With --json the content is in base64, unless it went into a file.
@@ -147,8 +158,8 @@ def get(call: Call, name: str, *, output: str | None, session: str | None) -> No
     Example:
       ortet artifact get report.md@1 -s fix-42 -o old.md
     """
-    view = read(call, session)
-    found = view.lineage(*_which(view, name)).artifact
+    view = read_session(call, session)
+    found = view.lineage(*_split_version(view, name)).artifact
     data = view.artifact_data(found.name, found.version)
     if output is not None:
         Path(output).write_bytes(data)
@@ -163,12 +174,12 @@ def get(call: Call, name: str, *, output: str | None, session: str | None) -> No
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            raise SystemExit(PIPE_CLOSED) from None
+            raise SystemExit(EXIT_PIPE_CLOSED) from None
 
 
 @verb()
-@session_either
-def orphans(call: Call, session: str | None) -> None:
+@session_argument_or_option
+def orphans(call: CliCall, session: str | None) -> None:
     """List artifacts without content, and files without artifact.
 
     Files are those that came into the workspace since the first commit.
@@ -177,7 +188,7 @@ def orphans(call: Call, session: str | None) -> None:
     Example:
       ortet artifact orphans fix-42
     """
-    found = write(call, session).orphans()
+    found = open_session(call, session).orphans()
     lines = [f"lost  {render.safe(one)}" for one in found.missing]
     lines += [f"file  {render.safe(one)}" for one in found.files]
     call.emit(found, lines or ["none"])
@@ -187,7 +198,7 @@ for _command in (add, artifact_ls, artifact_show, get, orphans):
     artifact.add_command(_command)
 
 
-def _which(view: View, word: str) -> tuple[str, int | None]:
+def _split_version(view: SessionReader, word: str) -> tuple[str, int | None]:
     """NAME or NAME@VERSION; a name that holds an @ itself goes first."""
     name, _, version = word.rpartition("@")
     known = any(one.name == word for one in view.artifacts())
@@ -201,4 +212,4 @@ def _label(artifact: Artifact) -> str:
 
 
 def _size(artifact: Artifact) -> str:
-    return "a link" if artifact.link and not artifact.oid else render.size(artifact.size)
+    return "a link" if artifact.link and not artifact.oid else render.format_size(artifact.size)

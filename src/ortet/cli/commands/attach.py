@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from ortet.cli.machines import Living
-    from ortet.machines.control.client import Indoors
+    from ortet.cli.machines import LiveMachineInfo
+    from ortet.machines.control.client import InitClient
     from ortet.machines.control.jobs import Job
 
 _SHELL = ["/bin/bash", "-i"]
@@ -26,7 +26,7 @@ _SHELL = ["/bin/bash", "-i"]
 @verb()
 @click.argument("machine", metavar="[NAME]", required=False)
 @click.option("--shell", default="main", metavar="SHELL", help="Which of its shells; else main.")
-def attach(call: Call, machine: str | None, shell: str) -> None:
+def attach(call: CliCall, machine: str | None, shell: str) -> None:
     """Put this terminal at a shell of a machine that lives on.
 
     The shell is started at first use and goes on when you leave: with control-], or with ~. at the
@@ -40,9 +40,9 @@ def attach(call: Call, machine: str | None, shell: str) -> None:
     from ortet.cli import machines, terminal
     from ortet.workspaces.programs import check_job
 
-    terminal.check()
-    one = machines.begin(call, machine)
-    job = _shell(one, check_job(shell))
+    terminal.check_terminal()
+    one = machines.find_or_start(call, machine)
+    job = _find_or_start_shell(one, check_job(shell))
     call.note(f"{one.name}, shell {shell}: control-] or ~. leaves it running")
     code = terminal.attach(job)
     if code is None:
@@ -52,11 +52,11 @@ def attach(call: Call, machine: str | None, shell: str) -> None:
         call.exit_code = code
 
 
-def _shell(one: Living, name: str) -> Job:
+def _find_or_start_shell(machine: LiveMachineInfo, name: str) -> Job:
     from ortet.cli import terminal
-    from ortet.machines.command import environment
+    from ortet.machines.command import build_environment
 
-    ask = one.ask()
+    ask = machine.connect()
     for job in ask.jobs():
         if job.name == name and job.code is None:
             if job.tty is None:
@@ -67,9 +67,9 @@ def _shell(one: Living, name: str) -> Job:
         name,
         _SHELL,
         kind="shell",
-        env=environment({"TERM": os.environ.get("TERM", "xterm-256color")}, mark),
-        cwd=one.directory,
-        tty=terminal.size(),
+        env=build_environment({"TERM": os.environ.get("TERM", "xterm-256color")}, mark),
+        cwd=machine.directory,
+        tty=terminal.terminal_size(),
         mark=mark,
     )
 
@@ -77,7 +77,7 @@ def _shell(one: Living, name: str) -> Job:
 @verb()
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-def cp(call: Call, source: str, target: str) -> None:
+def cp(call: CliCall, source: str, target: str) -> None:
     """Copy a file or directory into a machine that lives, or out of it.
 
     One of both is NAME:PATH; a relative PATH is in its workspace. Into a directory that is there,
@@ -90,50 +90,58 @@ def cp(call: Call, source: str, target: str) -> None:
     """
     from ortet.cli import machines
 
-    inner, outer = _place(source), _place(target)
+    inner, outer = _split_machine_path(source), _split_machine_path(target)
     if (inner is None) == (outer is None):
         raise Invalid("bad_usage", "one of FROM and TO is NAME:PATH, the other a path of this host")
     if target == "-":
         raise Invalid("bad_usage", "to print a file: `ortet run -w NAME cat PATH`")
     if inner is not None:
-        one = machines.need(call, inner[0])
-        copied = _out(one.ask(), os.path.join(one.directory, inner[1]), Path(target))
+        one = machines.require_live(call, inner[0])
+        copied = _copy_out(one.connect(), os.path.join(one.directory, inner[1]), Path(target))
     else:
         assert outer is not None
-        one = machines.need(call, outer[0])
-        copied = _in(one.ask(), Path(source), os.path.join(one.directory, outer[1]), outer[1])
+        one = machines.require_live(call, outer[0])
+        copied = _copy_in(
+            one.connect(), Path(source), os.path.join(one.directory, outer[1]), outer[1]
+        )
     files = output.plural(copied, "entry").replace("entrys", "entries")
     call.emit({"machine": one.name, "copied": copied}, [f"copied {files}"])
 
 
-def _place(text: str) -> tuple[str, str] | None:
+def _split_machine_path(text: str) -> tuple[str, str] | None:
     """NAME:PATH; a path of this host that has a colon is written with ./ before it."""
     name, mark, path = text.partition(":")
     return (name, path or ".") if mark and name and not name.startswith((".", "/")) else None
 
 
-def _run(ask: Indoors, argv: list[str], stdin: bytes | None = None) -> tuple[int, bytes, str]:
+def _run(client: InitClient, argv: list[str], stdin: bytes | None = None) -> tuple[int, bytes, str]:
     """A program inside, with bytes in and out: nothing of ours walks paths that it could bend."""
-    from ortet.machines.command import environment
+    from ortet.machines.command import build_environment
 
     mark, out, errors = os.urandom(8).hex(), io.BytesIO(), io.BytesIO()
 
     def took(stream: str, data: bytes) -> None:
         (out if stream == "stdout" else errors).write(data)
 
-    result = ask.run(
-        argv, env=environment({}, mark), cwd="/", stdin=stdin, output=took, mark=mark, limit=1 << 12
+    result = client.run(
+        argv,
+        env=build_environment({}, mark),
+        cwd="/",
+        stdin=stdin,
+        output=took,
+        mark=mark,
+        limit=1 << 12,
     )
     said = errors.getvalue().decode("utf-8", "replace") or result.stderr
     return result.exit_code, out.getvalue(), said.strip()
 
 
-def _out(ask: Indoors, path: str, target: Path) -> int:
+def _copy_out(client: InitClient, path: str, target: Path) -> int:
     path = os.path.normpath(path)
-    if _run(ask, ["test", "-e", path, "-o", "-L", path])[0]:
+    if _run(client, ["test", "-e", path, "-o", "-L", path])[0]:
         raise NotFound("no_file", f"there is no {output.safe(path)} in the machine: check the path")
     argv = ["tar", "-C", os.path.dirname(path), "-cf", "-", "--", os.path.basename(path) or "."]
-    code, data, said = _run(ask, argv)
+    code, data, said = _run(client, argv)
     if code:
         raise NotFound("no_file", f"{path} cannot be copied out ({output.safe(said)})")
     into, name = (target, None) if target.is_dir() else (target.parent, target.name)
@@ -151,7 +159,7 @@ def _out(ask: Indoors, path: str, target: Path) -> int:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(into, members, filter="data")
             else:  # before Python 3.11.4
-                archive.extractall(into, careful(members))
+                archive.extractall(into, safe_members(members))
         except tarfile.TarError as error:
             raise Conflict(
                 "not_copied", f"{path} cannot be copied out ({error}): leave that file out"
@@ -159,7 +167,7 @@ def _out(ask: Indoors, path: str, target: Path) -> int:
     return len(members)
 
 
-def careful(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
+def safe_members(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
     """What may be written here of an archive that somebody else made: nothing that leads out of its
     directory, no devices, no owners; tarfile.TarError else."""
     links: set[str] = set()
@@ -169,7 +177,7 @@ def careful(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
         if member.issym():
             to = os.path.join(os.path.dirname(member.name), to)
         if (
-            any(_leads_out(path) for path in (member.name, to))
+            any(_escapes_directory(path) for path in (member.name, to))
             or links.intersection(above)
             or not (member.isreg() or member.isdir() or member.issym() or member.islnk())
             or (member.islnk() and to in links)
@@ -182,16 +190,16 @@ def careful(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
     return members
 
 
-def _leads_out(path: str) -> bool:
+def _escapes_directory(path: str) -> bool:
     return path.startswith("/") or os.path.normpath(path).split("/")[0] == ".."
 
 
-def _in(ask: Indoors, source: Path, path: str, said_path: str) -> int:
+def _copy_in(client: InitClient, source: Path, path: str, raw_path: str) -> int:
     if not os.path.lexists(source):
         raise NotFound("no_file", f"there is no {source}: check the path")
     plain = os.path.normpath(path)
-    is_dir = _run(ask, ["test", "-d", plain])[0] == 0
-    if said_path.endswith("/") and not is_dir:
+    is_dir = _run(client, ["test", "-d", plain])[0] == 0
+    if raw_path.endswith("/") and not is_dir:
         raise NotFound("no_directory", f"no directory {plain} in the machine: make it first")
     name = source.resolve().name if source.name in ("", "..") else source.name
     into, name = (plain, name) if is_dir else (os.path.dirname(plain), os.path.basename(plain))
@@ -206,7 +214,7 @@ def _in(ask: Indoors, source: Path, path: str, said_path: str) -> int:
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.add(source, arcname=name, filter=counted)
     argv = ["tar", "-C", into, "--no-same-owner", "-xf", "-"]
-    code, _, said = _run(ask, argv, data.getvalue())
+    code, _, said = _run(client, argv, data.getvalue())
     if code:
         raise Conflict("not_copied", f"{source} cannot be copied in ({output.safe(said)})")
     with suppress(OSError):

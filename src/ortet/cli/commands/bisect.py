@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, group, verb
+from ortet.cli.call import CliCall, group, verb
 from ortet.errors import Conflict
 
 if TYPE_CHECKING:
-    from ortet.cli.bisect_runner import Search, Step, Verdict
-    from ortet.history.bisect import Answer, BisectState
+    from ortet.cli.bisect_runner import BisectSearch, BisectStep, BisectVerdict
+    from ortet.history.bisect import BisectResult, BisectState
 
 good_option = click.option(
     "--good", multiple=True, metavar="REF", help="A commit known to be good; may be repeated."
@@ -38,7 +38,7 @@ def bisect() -> None:
 @verb()
 @good_option
 @bad_option
-def start(call: Call, good: tuple[str, ...], bad: str) -> None:
+def start(call: CliCall, good: tuple[str, ...], bad: str) -> None:
     """Begin a search that you answer yourself.
 
     \b
@@ -50,56 +50,58 @@ def start(call: Call, good: tuple[str, ...], bad: str) -> None:
     from ortet.cli import bisect_runner
 
     row = call.row()
-    if bisect_runner.running(call.hub, row):
+    if bisect_runner.is_running(call.hub, row):
         raise Conflict("bisect_running", "a search is under way: go on, or `ortet bisect reset`")
-    _tell(call, bisect_runner.go_on(call.hub, row, _state(call, good, bad)))
+    _print_search(
+        call, bisect_runner.continue_search(call.hub, row, _initial_state(call, good, bad))
+    )
 
 
-def _judge(call: Call, verdict: Verdict, ref: str | None) -> None:
+def _record_verdict(call: CliCall, verdict: BisectVerdict, ref: str | None) -> None:
     from ortet.cli import bisect_runner
 
     oid = None if ref is None else call.resolve(ref).hex()
-    _tell(call, bisect_runner.judge(call.hub, call.row(), verdict, oid))
+    _print_search(call, bisect_runner.record_verdict(call.hub, call.row(), verdict, oid))
 
 
 @verb()
 @click.argument("ref", required=False)
-def good(call: Call, ref: str | None) -> None:
+def good(call: CliCall, ref: str | None) -> None:
     """The commit under test works.
 
     \b
     Example:
       ortet bisect good
     """
-    _judge(call, "good", ref)
+    _record_verdict(call, "good", ref)
 
 
 @verb()
 @click.argument("ref", required=False)
-def bad(call: Call, ref: str | None) -> None:
+def bad(call: CliCall, ref: str | None) -> None:
     """The commit under test is broken.
 
     \b
     Example:
       ortet bisect bad
     """
-    _judge(call, "bad", ref)
+    _record_verdict(call, "bad", ref)
 
 
 @verb()
 @click.argument("ref", required=False)
-def skip(call: Call, ref: str | None) -> None:
+def skip(call: CliCall, ref: str | None) -> None:
     """The commit under test cannot be judged.
 
     \b
     Example:
       ortet bisect skip
     """
-    _judge(call, "skip", ref)
+    _record_verdict(call, "skip", ref)
 
 
 @verb()
-def reset(call: Call) -> None:
+def reset(call: CliCall) -> None:
     """Give up the search.
 
     \b
@@ -108,7 +110,7 @@ def reset(call: Call) -> None:
     """
     from ortet.cli import bisect_runner
 
-    bisect_runner.end(call.hub, call.row())
+    bisect_runner.end_search(call.hub, call.row())
     call.emit({"running": False}, ["no search is under way"])
 
 
@@ -118,7 +120,7 @@ def reset(call: Call) -> None:
 @click.option("--timeout", type=float, metavar="SECONDS", help="Longer than this is bad.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    call: Call,
+    call: CliCall,
     command: tuple[str, ...],
     *,
     good: tuple[str, ...],
@@ -136,61 +138,70 @@ def run(
       ortet bisect run --good v1 --bad v2 "grep -q login app.py"
     """
     from ortet.cli import bisect_runner
-    from ortet.history.bisect import Answer
+    from ortet.history.bisect import BisectResult
 
     row = call.row()
-    state = _state(call, good, bad) if good else bisect_runner.load(call.hub, row).state
+    state = (
+        _initial_state(call, good, bad) if good else bisect_runner.load_search(call.hub, row).state
+    )
     words = command[0] if len(command) == 1 else list(command)
-    steps: list[Step] = []
-    for found in bisect_runner.try_all(call.hub, row, state, command=words, timeout=timeout):
-        if isinstance(found, Answer):
+    steps: list[BisectStep] = []
+    for found in bisect_runner.search_with_command(
+        call.hub, row, state, command=words, timeout=timeout
+    ):
+        if isinstance(found, BisectResult):
             if not good:
-                bisect_runner.end(call.hub, row)
-            _answer(call, found, steps)
+                bisect_runner.end_search(call.hub, row)
+            _print_result(call, found, steps)
         else:
             steps.append(found)
             call.note(_step_line(call, found))
 
 
-def _state(call: Call, good: tuple[str, ...], bad: str) -> BisectState:
+def _initial_state(call: CliCall, good: tuple[str, ...], bad: str) -> BisectState:
     from ortet.history.bisect import BisectState
 
     return BisectState(bad=call.resolve(bad).hex(), good=[call.resolve(ref).hex() for ref in good])
 
 
-def _tell(call: Call, found: Search | Answer) -> None:
-    from ortet.history.bisect import Answer
+def _print_search(call: CliCall, outcome: BisectSearch | BisectResult) -> None:
+    from ortet.history.bisect import BisectResult
 
-    if isinstance(found, Answer):
-        _answer(call, found, [])
+    if isinstance(outcome, BisectResult):
+        _print_result(call, outcome, [])
         return
-    info = call.hub.show(found.current)
-    data = {"running": True, "oid": found.current, "workspace": found.copy, "state": found.state}
+    info = call.hub.show(outcome.current)
+    data = {
+        "running": True,
+        "oid": outcome.current,
+        "workspace": outcome.copy,
+        "state": outcome.state,
+    }
     lines = [
-        f"test {output.short(info.oid)} {output.title(info.message)}",
-        f"  ortet run -w {found.copy} -- COMMAND",
+        f"test {output.short_id(info.oid)} {output.title(info.message)}",
+        f"  ortet run -w {outcome.copy} -- COMMAND",
         "  ortet bisect good | bad | skip",
     ]
     call.emit(data, lines)
 
 
-def _answer(call: Call, answer: Answer, steps: list[Step]) -> None:
+def _print_result(call: CliCall, result: BisectResult, steps: list[BisectStep]) -> None:
     data = {
         "running": False,
-        "first_bad": answer.first_bad,
-        "suspects": answer.suspects,
+        "first_bad": result.first_bad,
+        "suspects": result.suspects,
         "steps": steps,
     }
-    found = [call.hub.show(oid) for oid in answer.suspects]
-    lines = [f"{output.short(info.oid)} {output.title(info.message)}" for info in found]
-    head = "the first bad commit is" if answer.first_bad else "the first bad commit is one of"
+    found = [call.hub.show(oid) for oid in result.suspects]
+    lines = [f"{output.short_id(info.oid)} {output.title(info.message)}" for info in found]
+    head = "the first bad commit is" if result.first_bad else "the first bad commit is one of"
     call.emit(data, [head, *(f"  {line}" for line in lines)])
 
 
-def _step_line(call: Call, step: Step) -> str:
+def _step_line(call: CliCall, step: BisectStep) -> str:
     info = call.hub.show(step.oid)
-    took = output.seconds(step.seconds)
-    return f"{output.short(step.oid)}  {step.verdict:<4}  {output.title(info.message)}  ({took})"
+    took = output.format_duration(step.seconds)
+    return f"{output.short_id(step.oid)}  {step.verdict:<4}  {output.title(info.message)}  ({took})"
 
 
 bisect.add_command(start)

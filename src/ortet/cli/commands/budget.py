@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
-from ortet.cli.session_args import limits_of, read, session_argument, write
-from ortet.cli.times import moment
+from ortet.cli.call import CliCall, verb
+from ortet.cli.session_args import open_session, parse_limits, read_session, session_argument
+from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 
 @verb()
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--soft", multiple=True, metavar="NAME=LIMIT", help="Warn there, and go on.")
 @click.option("--raise", "more", multiple=True, metavar="NAME=AMOUNT", help="So much more.")
 def budget(
-    call: Call,
+    call: CliCall,
     session: str | None,
     *,
     hard: tuple[str, ...],
@@ -40,11 +40,11 @@ def budget(
       ortet budget fix-42 --set usd=5 --soft usd=4
       ortet budget fix-42 --raise usd=2.50
     """
-    view = read(call, session)
-    limits = {**limits_of(hard, "--set"), **_raised(view, limits_of(more, "--raise"))}
-    warn = limits_of(soft, "--soft")
+    view = read_session(call, session)
+    limits = {**parse_limits(hard, "--set"), **_raised(view, parse_limits(more, "--raise"))}
+    warn = parse_limits(soft, "--soft")
     if limits or warn:
-        opened = write(call, view.id)
+        opened = open_session(call, view.id)
         opened.budget(soft=warn, **limits)
         view = opened
     data = _budget_data(view)
@@ -56,7 +56,7 @@ def budget(
     call.emit(data, call.table(rows) if names else ["no limit, and nothing spent"])
 
 
-def _raised(view: View, more: dict[str, float | None]) -> dict[str, float]:
+def _raised(view: SessionReader, more: dict[str, float | None]) -> dict[str, float]:
     limits, found = view.limits(), {}
     for name, amount in more.items():
         if name not in limits or amount is None:
@@ -67,7 +67,7 @@ def _raised(view: View, more: dict[str, float | None]) -> dict[str, float]:
     return found
 
 
-def _budget_data(view: View) -> dict[str, Any]:
+def _budget_data(view: SessionReader) -> dict[str, Any]:
     from ortet.sessions.actions.budget import levels
 
     return {
@@ -88,7 +88,7 @@ def _budget_data(view: View) -> dict[str, Any]:
     show_default=True,
     help="What the totals are of.",
 )
-def bill(call: Call, since: str | None, by: Any) -> None:
+def bill(call: CliCall, since: str | None, by: Any) -> None:
     """Add up what was spent, by agent, session, model or day.
 
     It counts to the second, and also what was spent by sessions that are erased or removed; days
@@ -99,7 +99,7 @@ def bill(call: Call, since: str | None, by: Any) -> None:
       ortet bill --since 2026-01-31 --by model
       ortet bill --since 7d --by day
     """
-    found = call.hub.bill(since=moment(call, "--since", since), by=by)
+    found = call.hub.bill(since=parse_time(call, "--since", since), by=by)
     names = sorted({name for line in found for name in line.amounts})
     rows: list[tuple[str, ...]] = [(by, "spends", *names)] if found else []
     rows += [

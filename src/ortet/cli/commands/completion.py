@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.cli.completion.engine import SHELLS, script
-from ortet.cli.session_args import find, session_option, tail
+from ortet.cli.session_args import find_session, id_suffix, session_option
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 
 @verb()
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(call: Call, shell: str) -> None:
+def completion(call: CliCall, shell: str) -> None:
     """Print what makes a shell complete verbs, options and names.
 
     \b
@@ -34,28 +34,28 @@ def completion(call: Call, shell: str) -> None:
 @verb(hidden=True)
 @click.argument("kind")
 @session_option
-def values(call: Call, kind: str, *, session: str | None) -> None:
+def values(call: CliCall, kind: str, *, session: str | None) -> None:
     """What a completion offers of a session, by its kind; the host agent answers sooner."""
-    view = call.hub.get(find(call, session).id)
+    view = call.hub.get(find_session(call, session).id)
     found = dict(_VALUES[kind](view))
     call.emit(found, [f"{value}\t{output.title(text)}" for value, text in found.items()])
 
 
-def _facts(view: View) -> Iterator[tuple[str, str]]:
-    yield from ((tail(fact.id), fact.text) for fact in reversed(view.facts()))
+def _facts(view: SessionReader) -> Iterator[tuple[str, str]]:
+    yield from ((id_suffix(fact.id), fact.text) for fact in reversed(view.facts()))
 
 
-def _artifacts(view: View) -> Iterator[tuple[str, str]]:
+def _artifacts(view: SessionReader) -> Iterator[tuple[str, str]]:
     yield from ((one.name, one.kind) for one in view.artifacts())
 
 
-def _effects(view: View) -> Iterator[tuple[str, str]]:
-    yield from ((tail(one.id), f"{one.name}, {one.state}") for one in reversed(view.effects()))
+def _effects(view: SessionReader) -> Iterator[tuple[str, str]]:
+    yield from ((id_suffix(one.id), f"{one.name}, {one.state}") for one in reversed(view.effects()))
 
 
-def _approvals(view: View) -> Iterator[tuple[str, str]]:
+def _approvals(view: SessionReader) -> Iterator[tuple[str, str]]:
     asked = (one for one in view.approvals() if one.state == "asked")
-    yield from ((tail(one.id), one.what) for one in asked)
+    yield from ((id_suffix(one.id), one.what) for one in asked)
 
 
 _VALUES = {

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import NotFound, OrtetError, Unavailable
 
 if TYPE_CHECKING:
-    from ortet.backends.object_storage.pending_uploads import Owes
+    from ortet.backends.object_storage.pending_uploads import PendingUploads
     from ortet.machines.base import Capability
     from ortet.machines.cleanup import Leftover
 
 
-_NEEDED = ("server", "postgresql", "schema", "rights")
-_SERVERS = (*_NEEDED, "bucket", "valkey", "valkey cache")
+_REQUIRED_SERVERS = ("server", "postgresql", "schema", "rights")
+_ALL_SERVERS = (*_REQUIRED_SERVERS, "bucket", "valkey", "valkey cache")
 
 
 @verb()
@@ -29,7 +29,7 @@ _SERVERS = (*_NEEDED, "bucket", "valkey", "valkey cache")
 @click.option(
     "--give-up", metavar="HOST", help="Wait no more for what a lost host has not uploaded."
 )
-def doctor(call: Call, clean: bool, give_up: str | None) -> None:
+def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
     """Say what this host can do, and what to change for the rest.
 
     Everything is tried for real. It needs no store and makes none. Of a store in servers, each of
@@ -41,19 +41,19 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
       ortet doctor
       ortet doctor --clean
     """
-    from ortet.cli.commands.agentcall import told
-    from ortet.config.environment import store_url, wanted_criu
-    from ortet.machines.doctor import examine
+    from ortet.cli.commands.agentcall import agent_status
+    from ortet.config.environment import criu_setting, store_url
+    from ortet.machines.doctor import probe_host
 
-    url = store_url(cwd=call.here)
+    url = store_url(cwd=call.cwd)
     with call.progress("looking"):
-        servers, store, trouble = _servers(call, url)
+        servers, store, trouble = _examine_servers(call, url)
         exists = trouble is None
-        found = [*servers, *examine(store, criu=wanted_criu())]
-    agent = told(store)
+        found = [*servers, *probe_host(store, criu=criu_setting())]
+    agent = agent_status(store)
     left, layers = _leftovers(call, clean=clean) if exists else ([], 0)
-    dead = _dead(call, agent) if exists else []
-    late = _late(call, give_up) if exists else []
+    dead = _dead_machines(call, agent) if exists else []
+    late = _pending_uploads(call, give_up) if exists else []
     data = {
         "store": url if servers else str(store),
         "exists": exists,
@@ -66,8 +66,8 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         "late": late,
         "given_up": exists and give_up is not None,
     }
-    why = _why(trouble)
-    call.emit(data, _lines(call, str(data["store"]), why, found=found, agent=agent))
+    why = _store_problem(trouble)
+    call.emit(data, _lines(call, str(data["store"]), why, capabilities=found, agent=agent))
     if dead:
         names = output.plural(len(dead), "machine")
         call.note(
@@ -77,38 +77,38 @@ def doctor(call: Call, clean: bool, give_up: str | None) -> None:
         pid = f" {thing.pid}" if thing.pid else ""
         call.note(f"{'removed' if clean else 'left over'}: {thing.what}{pid} {thing.path}")
     for owes in late:
-        _tell_late(call, owes, given_up=give_up is not None)
+        _print_pending_upload(call, owes, abandoned=give_up is not None)
     if left and not clean:
         call.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
         call.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
     if give_up is None or not exists:  # else that was done, whatever is wrong besides
-        _check(servers)
-    if trouble is not None and (give_up is not None or not _is_new(trouble)):
+        _require_usable(servers)
+    if trouble is not None and (give_up is not None or not _is_store_missing(trouble)):
         raise trouble
 
 
-def _servers(call: Call, url: str) -> tuple[list[Capability], Path, OrtetError | None]:
+def _examine_servers(call: CliCall, url: str) -> tuple[list[Capability], Path, OrtetError | None]:
     """What the servers of a store say, none of one in a directory; where it is on this host, and
     why it cannot be opened, if so."""
-    from ortet.config.environment import cache_place, store_path, variable
-    from ortet.config.store_url import is_elsewhere
+    from ortet.config.environment import cache_directory, read_variable, store_path
+    from ortet.config.store_url import is_networked
 
-    if not is_elsewhere(url):
-        return [], store_path(url), _opened(call)
+    if not is_networked(url):
+        return [], store_path(url), _open_error(call)
     from ortet.config.checkup import examine_servers
 
-    place = cache_place()
-    found = examine_servers(url, cache=place, token=variable("ORTET_TOKEN") or "")
+    place = cache_directory()
+    found = examine_servers(url, cache=place, token=read_variable("ORTET_TOKEN") or "")
     try:
-        _check(found, _NEEDED)  # opening it would migrate it
+        _require_usable(found, _REQUIRED_SERVERS)  # opening it would migrate it
     except Unavailable as error:
         return found, place, error
-    trouble = _opened(call)
+    trouble = _open_error(call)
     return found, place if trouble else call.hub.root, trouble
 
 
-def _opened(call: Call) -> OrtetError | None:
+def _open_error(call: CliCall) -> OrtetError | None:
     try:
         _ = call.hub
     except OrtetError as error:
@@ -116,7 +116,7 @@ def _opened(call: Call) -> OrtetError | None:
     return None
 
 
-def _check(servers: list[Capability], names: tuple[str, ...] = _SERVERS) -> None:
+def _require_usable(servers: list[Capability], names: tuple[str, ...] = _ALL_SERVERS) -> None:
     """What a script goes by: a server that the store is configured with must be of use."""
     bad = [one.name for one in servers if one.name in names and not one.ok]
     if bad:
@@ -128,41 +128,47 @@ def _check(servers: list[Capability], names: tuple[str, ...] = _SERVERS) -> None
         )
 
 
-def _is_new(trouble: OrtetError) -> bool:
-    return isinstance(trouble, NotFound) and trouble.kind == "no_store"
+def _is_store_missing(error: OrtetError) -> bool:
+    return isinstance(error, NotFound) and error.kind == "no_store"
 
 
-def _why(trouble: OrtetError | None) -> str:
-    if trouble is None:
+def _store_problem(error: OrtetError | None) -> str:
+    if error is None:
         return ""
-    if _is_new(trouble):
+    if _is_store_missing(error):
         return "not made yet"
-    if trouble.kind == "server_unusable":
+    if error.kind == "server_unusable":
         return "it cannot be opened from here, see below"
-    return f"it cannot be opened: {trouble.message}"
+    return f"it cannot be opened: {error.message}"
 
 
-def _dead(call: Call, agent: dict[str, Any] | None) -> list[str]:
-    from ortet.cli.machines import found_dead
+def _dead_machines(call: CliCall, agent: dict[str, Any] | None) -> list[str]:
+    from ortet.cli.machines import list_dead
 
     workers = agent["workers"] if agent else ()
-    return found_dead(call.hub, {name for worker in workers for name in worker["live"]})
+    return list_dead(call.hub, {name for worker in workers for name in worker["live"]})
 
 
-def _late(call: Call, lost: str | None) -> list[Owes]:
+def _pending_uploads(call: CliCall, lost_host: str | None) -> list[PendingUploads]:
     """Hosts on whose disks alone there is something; of these the one that is given up."""
-    from ortet.backends.object_storage.pending_uploads import give_up, owing
+    from ortet.backends.object_storage.pending_uploads import abandon_host, list_pending_uploads
 
     catalog = call.hub.catalog
-    return list(owing(catalog).values()) if lost is None else give_up(catalog, lost)
+    return (
+        list(list_pending_uploads(catalog).values())
+        if lost_host is None
+        else abandon_host(catalog, lost_host)
+    )
 
 
-def _tell_late(call: Call, owes: Owes, *, given_up: bool) -> None:
-    since, commits = output.when(owes.since), output.plural(len(owes.commits), "commit")
-    what = f"{commits}, as far as it has said" if owes.commits else "something"
-    host = output.safe(owes.host)
-    if given_up:
-        gone = f" ({', '.join(map(output.short, owes.commits[-5:]))})" if owes.commits else ""
+def _print_pending_upload(call: CliCall, upload: PendingUploads, *, abandoned: bool) -> None:
+    since, commits = output.format_time(upload.since), output.plural(len(upload.commits), "commit")
+    what = f"{commits}, as far as it has said" if upload.commits else "something"
+    host = output.safe(upload.host)
+    if abandoned:
+        gone = (
+            f" ({', '.join(map(output.short_id, upload.commits[-5:]))})" if upload.commits else ""
+        )
         call.note(f"{host} is waited for no more; `ortet verify` says what is missing{gone}")
         return
     call.note(
@@ -171,27 +177,27 @@ def _tell_late(call: Call, owes: Owes, *, given_up: bool) -> None:
     )
 
 
-def _leftovers(call: Call, *, clean: bool) -> tuple[list[Leftover], int]:
+def _leftovers(call: CliCall, *, clean: bool) -> tuple[list[Leftover], int]:
     return call.hub.tidy() if clean else (call.hub.leftovers(), 0)
 
 
 def _lines(
-    call: Call,
+    call: CliCall,
     store: str,
-    why: str,
+    problem: str,
     *,
-    found: list[Capability],
+    capabilities: list[Capability],
     agent: dict[str, Any] | None,
 ) -> Iterator[str]:
-    yield f"store {output.safe(store)}{why and ', '}{output.safe(why)}"
+    yield f"store {output.safe(store)}{problem and ', '}{output.safe(problem)}"
     if agent:
         live = sum(len(worker["live"]) for worker in agent["workers"])
         machines = f", {output.plural(live, 'live machine')}" if live else ""
         yield f"agent running as {agent['pid']}{machines}"
     else:
         yield "agent not running"
-    width = max(len(line.name) for line in found)
-    for line in found:
+    width = max(len(line.name) for line in capabilities)
+    for line in capabilities:
         mark = call.paint("yes", fg="green") if line.ok else call.paint("no ", fg="yellow")
         yield f"  {mark}  {line.name:<{width}}  {output.safe(line.detail)}".rstrip()
         if not line.ok and line.fix:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
-from ortet.cli.session_args import read, session_argument, write
+from ortet.cli.call import CliCall, verb
+from ortet.cli.session_args import open_session, read_session, session_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--compare", is_flag=True, help="Look now, and say what differs from a commit.")
 @click.option("--to", "ref", metavar="REF", help="With --compare: the commit; else the head.")
 def environment(
-    call: Call, session: str | None, *, record: bool, compare: bool, ref: str | None
+    call: CliCall, session: str | None, *, record: bool, compare: bool, ref: str | None
 ) -> None:
     """Show what was around a session, or how it differs now.
 
@@ -37,11 +37,15 @@ def environment(
     if record and (compare or ref):
         raise click.UsageError("--record looks at now: leave --compare and --to out")
     if compare or ref:
-        found = write(call, session).environment(compare=ref or True)
+        found = open_session(call, session).environment(compare=ref or True)
         lines = [output.safe(str(one)) for one in found] or ["nothing differs"]
         call.emit([output.fields(one) for one in found], lines)
         return
-    now = write(call, session).environment() if record else read(call, session).environment()
+    now = (
+        open_session(call, session).environment()
+        if record
+        else read_session(call, session).environment()
+    )
     if now is None:
         call.emit(None, ["nobody has looked yet: --record does"])
     else:
@@ -56,7 +60,7 @@ def _data(environment: Environment) -> dict[str, Any]:
 
 
 def _lines(environment: Environment) -> Iterator[str]:
-    from ortet.journal.environment import told
+    from ortet.journal.environment import environment_lines
 
     python, debian = environment.python, environment.debian
     if python is not None:
@@ -66,5 +70,5 @@ def _lines(environment: Environment) -> Iterator[str]:
         yield f"npm lock: {environment.npm[:12]}"
     if debian is not None:
         yield f"debian: {debian.count} packages ({debian.digest[:12]})"
-    yield from (line for line, _ in told(environment, environment))
+    yield from (line for line, _ in environment_lines(environment, environment))
     yield from (f"resolver: {line}" for line in environment.resolver)

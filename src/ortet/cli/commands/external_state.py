@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, group, verb
-from ortet.cli.session_args import event_data, read, session_option, write
+from ortet.cli.call import CliCall, as_text, group, verb
+from ortet.cli.session_args import event_data, open_session, read_session, session_option
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.journal.state.around import Collaboration, Window
+    from ortet.journal.state.around import Collaboration, RateLimitWindow
 
 
 @group
@@ -29,25 +29,25 @@ def collab() -> None:
 
 @verb("ls")
 @session_option
-def collab_ls(call: Call, session: str | None) -> None:
+def collab_ls(call: CliCall, session: str | None) -> None:
     """List them with their status: draft, done or withdrawn.
 
     \b
     Example:
       ortet collab ls -s fix-42
     """
-    found = read(call, session).collaborations()
-    call.emit([output.fields(one) for one in found], output.table(map(_cells, found)))
+    found = read_session(call, session).collaborations()
+    call.emit([output.fields(one) for one in found], output.table(map(_collaboration_cells, found)))
 
 
-def _cells(one: Collaboration) -> tuple[str, ...]:
+def _collaboration_cells(collaboration: Collaboration) -> tuple[str, ...]:
     return (
-        output.safe(one.name),
-        one.status,
-        output.safe(one.kind),
-        output.when(one.time),
-        output.safe(one.link),
-        output.title(one.text),
+        output.safe(collaboration.name),
+        collaboration.status,
+        output.safe(collaboration.kind),
+        output.format_time(collaboration.time),
+        output.safe(collaboration.link),
+        output.title(collaboration.text),
     )
 
 
@@ -60,7 +60,7 @@ def _cells(one: Collaboration) -> tuple[str, ...]:
 @click.option("--effect", metavar="ID", help="The action that made it.")
 @session_option
 def collab_set(
-    call: Call,
+    call: CliCall,
     name: str,
     *,
     kind: str | None,
@@ -79,7 +79,7 @@ def collab_set(
     """
     said = sys.stdin.read() if text == "-" else text
     given = [None if word is None else as_text(word) for word in (kind, link, said)]
-    one = write(call, session).collaborate(
+    one = open_session(call, session).collaborate(
         as_text(name), kind=given[0], link=given[1], text=given[2], status=status, effect=effect
     )
     call.emit(output.fields(one), [f"{output.safe(one.name)}: {one.status}"])
@@ -98,22 +98,22 @@ def window() -> None:
 
 @verb("ls")
 @session_option
-def window_ls(call: Call, session: str | None) -> None:
+def window_ls(call: CliCall, session: str | None) -> None:
     """List what is known now, of all sessions of the same agent.
 
     \b
     Example:
       ortet window ls -s fix-42
     """
-    found = read(call, session).windows()
+    found = read_session(call, session).windows()
     call.emit([output.fields(one) for one in found], output.table(map(_window_cells, found)))
 
 
-def _window_cells(one: Window) -> tuple[str, ...]:
-    left = "full" if one.full else f"{one.remaining:g} left"
-    of = f"of {one.limit:g}" if one.limit is not None else ""
-    until = "" if one.full else f"until {output.when(one.reset)}"
-    return (output.safe(one.service), left, of, until)
+def _window_cells(rate_window: RateLimitWindow) -> tuple[str, ...]:
+    left = "full" if rate_window.full else f"{rate_window.remaining:g} left"
+    of = f"of {rate_window.limit:g}" if rate_window.limit is not None else ""
+    until = "" if rate_window.full else f"until {output.format_time(rate_window.reset)}"
+    return (output.safe(rate_window.service), left, of, until)
 
 
 @verb("set")
@@ -123,7 +123,7 @@ def _window_cells(one: Window) -> tuple[str, ...]:
 @click.option("--limit", type=float, metavar="N", help="Calls that a whole window has.")
 @session_option
 def window_set(
-    call: Call,
+    call: CliCall,
     service: str,
     *,
     remaining: float,
@@ -137,7 +137,7 @@ def window_set(
     Example:
       ortet window set github -s fix-42 --remaining 12 --reset 1793000000
     """
-    opened = write(call, session)
+    opened = open_session(call, session)
     event = opened.window(as_text(service), remaining=remaining, reset=reset, limit=limit)
     call.emit(event_data(event))
 
@@ -155,14 +155,14 @@ def token() -> None:
 
 @verb("ls")
 @session_option
-def token_ls(call: Call, session: str | None) -> None:
+def token_ls(call: CliCall, session: str | None) -> None:
     """List services and the names of their tokens in the vault.
 
     \b
     Example:
       ortet token ls -s fix-42
     """
-    found = read(call, session).tokens()
+    found = read_session(call, session).tokens()
     lines = output.table((output.safe(one.service), one.vault) for one in found)
     call.emit([output.fields(one) for one in found], lines)
 
@@ -171,27 +171,27 @@ def token_ls(call: Call, session: str | None) -> None:
 @click.argument("service")
 @click.argument("name")
 @session_option
-def token_set(call: Call, service: str, name: str, *, session: str | None) -> None:
+def token_set(call: CliCall, service: str, name: str, *, session: str | None) -> None:
     """Record that the token for SERVICE is NAME in the vault.
 
     \b
     Example:
       ortet token set github github-ci -s fix-42
     """
-    call.emit(event_data(write(call, session).token(as_text(service), name)))
+    call.emit(event_data(open_session(call, session).token(as_text(service), name)))
 
 
 @verb("get")
 @click.argument("service")
 @session_option
-def token_get(call: Call, service: str, *, session: str | None) -> None:
+def token_get(call: CliCall, service: str, *, session: str | None) -> None:
     """Print the token for a service as the vault has it now.
 
     \b
     Example:
       ortet token get github -s fix-42
     """
-    value = str(read(call, session).token(as_text(service)))
+    value = str(read_session(call, session).token(as_text(service)))
     call.emit({"service": service, "token": value}, [value])
 
 
@@ -211,21 +211,21 @@ def vault() -> None:
 @verb("put")
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="< FILE")
-def vault_put(call: Call, name: str, more: tuple[str, ...]) -> None:
+def vault_put(call: CliCall, name: str, more: tuple[str, ...]) -> None:
     """Keep what standard input says, without the newline at its end.
 
     \b
     Example:
       ortet vault put github-ci < token.txt
     """
-    value = read_value(more)
+    value = read_secret(more)
     call.open_hub(create=True).vault.put(name, value)
     call.emit({"name": name}, [f"kept {name}"])
 
 
-def read_value(more: tuple[str, ...]) -> str:
+def read_secret(arguments: tuple[str, ...]) -> str:
     """A secret, asked for or from standard input; `more` is what was said instead."""
-    if more:  # and do not print it
+    if arguments:  # and do not print it
         raise Invalid(
             "bad_usage",
             "arguments can be seen by others: give the secret on standard input, and change this "
@@ -240,7 +240,7 @@ def read_value(more: tuple[str, ...]) -> str:
 
 
 @verb("ls")
-def vault_ls(call: Call) -> None:
+def vault_ls(call: CliCall) -> None:
     """List the names of secrets.
 
     \b
@@ -253,7 +253,7 @@ def vault_ls(call: Call) -> None:
 
 @verb("rm")
 @click.argument("name")
-def vault_rm(call: Call, name: str) -> None:
+def vault_rm(call: CliCall, name: str) -> None:
     """Destroy a secret.
 
     \b
@@ -265,7 +265,7 @@ def vault_rm(call: Call, name: str) -> None:
 
 
 @verb("rotate")
-def vault_rotate(call: Call) -> None:
+def vault_rotate(call: CliCall) -> None:
     """Seal every secret under another key.
 
     With $ORTET_VAULT_KEY, set it to NEW,OLD first, and to NEW afterwards.

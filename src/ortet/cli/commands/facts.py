@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, common, verb
+from ortet.cli.call import CliCall, as_text, common_options, verb
 from ortet.cli.session_args import (
-    pick,
-    read,
+    id_suffix,
+    match_id,
+    open_session,
+    read_session,
     scope_option,
-    session_either,
+    session_argument_or_option,
     session_option,
-    tail,
-    write,
 )
-from ortet.cli.times import moment
+from ortet.cli.times import parse_time
 from ortet.errors import NotFound
 
 if TYPE_CHECKING:
     from ortet.journal.state.records import Fact
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
-_ID = 32
+_ID_DIGITS = 32
 """Digits of a whole id."""
 
 
-class Facts(click.Group):
+class FactsGroup(click.Group):
     """A group that lists when it is told nothing else: a session's name may stand there."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -42,8 +42,8 @@ class Facts(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=Facts)
-@common
+@click.group(cls=FactsGroup)
+@common_options
 def facts() -> None:
     """List what a session knows; show, forget or follow one fact.
 
@@ -59,14 +59,14 @@ def facts() -> None:
 
 
 @verb("ls")
-@session_either
+@session_argument_or_option
 @scope_option
 @click.option("--about", metavar="SUBJECT", help="Only what is about this.")
 @click.option("--at", metavar="WHEN", help="What was believed then: a date, a time, or 7d (ago).")
 @click.option("--on", metavar="WHEN", help="Only what holds at that moment.")
 @click.option("--past", is_flag=True, help="What was given up, too.")
 def facts_ls(
-    call: Call,
+    call: CliCall,
     session: str | None,
     *,
     scope: str | None,
@@ -85,11 +85,11 @@ def facts_ls(
       ortet facts ls fix-42 --about testing
       ortet facts ls fix-42 --at 2026-11-17 --on 2026-11-16
     """
-    found = read(call, session).facts(
+    found = read_session(call, session).facts(
         scope=scope,
         about=None if about is None else as_text(about),
-        at=moment(call, "--at", at),
-        on=moment(call, "--on", on),
+        at=parse_time(call, "--at", at),
+        on=parse_time(call, "--on", on),
         past=past,
     )
     call.emit([output.fields(fact) for fact in found], call.table(map(_cells, found)))
@@ -99,28 +99,32 @@ def _cells(fact: Fact) -> tuple[str, ...]:
     kind = "lesson" if fact.lesson else "fact"
     mark = f"{kind}, given up" if fact.ended else kind
     return (
-        tail(fact.id),
+        id_suffix(fact.id),
         mark,
         output.safe(fact.scope) or "session",
-        output.line(fact.about),
-        output.line(fact.text),
+        output.single_line(fact.about),
+        output.single_line(fact.text),
     )
 
 
-def meant(view: View, word: str, *, believed: bool = False) -> Fact:
+def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = False) -> Fact:
     """The fact of an id, or of digits of one; given up or not, unless it must be `believed`."""
-    id_ = word if len(word) == _ID else pick((one.id for one in view.facts(past=True)), word)
+    id_ = (
+        fact_id
+        if len(fact_id) == _ID_DIGITS
+        else match_id((one.id for one in view.facts(past=True)), fact_id)
+    )
     if not id_:
         raise NotFound(
             "no_fact",
-            f"{view.name} knows no fact {word!r}: `ortet facts ls {view.name} --past` lists them",
+            f"{view.name} knows no fact {fact_id!r}: `ortet facts ls {view.name} --past` lists them",
         )
     found = view.fact(id_)
-    if believed and found.ended:
+    if must_be_believed and found.ended:
         raise NotFound(
             "no_fact",
-            f"{tail(id_)} was given up on {output.when(found.ended)}: `ortet facts history "
-            f"{tail(id_)} -s {view.name}` shows what became of it",
+            f"{id_suffix(id_)} was given up on {output.format_time(found.ended)}: `ortet facts history "
+            f"{id_suffix(id_)} -s {view.name}` shows what became of it",
         )
     return found
 
@@ -128,22 +132,22 @@ def meant(view: View, word: str, *, believed: bool = False) -> Fact:
 @verb("show")
 @click.argument("fact")
 @session_option
-def facts_show(call: Call, fact: str, *, session: str | None) -> None:
+def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
     """Show all about a fact: when it holds, and where it is from.
 
     \b
     Example:
       ortet facts show 5c0f3b7a -s fix-42
     """
-    view = read(call, session)
-    found = meant(view, fact)
+    view = read_session(call, session)
+    found = find_fact(view, fact)
     origin = _origin(call, view, found)
     call.emit({**output.fields(found), "origin": origin}, _block(view, found, origin))
 
 
-def _origin(call: Call, view: View, fact: Fact) -> dict[str, Any] | None:
+def _origin(call: CliCall, view: SessionReader, fact: Fact) -> dict[str, Any] | None:
     """The event that a fact is from, as far as it is still there."""
-    from ortet.hub.governance.audit import told
+    from ortet.hub.governance.audit import audit_line
     from ortet.sessions.memory.documents import words_of
     from ortet.sessions.memory.report import event_at, origin_of
 
@@ -155,21 +159,21 @@ def _origin(call: Call, view: View, fact: Fact) -> dict[str, Any] | None:
     event = event_at(view, origin)
     if event is None:
         return {**data, "kind": None, "text": None}
-    text = None if event.erased else words_of(event) or told(event).what
+    text = None if event.erased else words_of(event) or audit_line(event).what
     who = event.data.get("role") or event.actor
     return {**data, "kind": event.kind, "by": who, "time": event.time, "text": text}
 
 
-def _block(view: View, fact: Fact, origin: dict[str, Any] | None) -> Iterator[str]:
+def _block(view: SessionReader, fact: Fact, origin: dict[str, Any] | None) -> Iterator[str]:
     yield f"{'lesson' if fact.lesson else 'fact'} {fact.id}"
     yield from _lines("text", fact.text)
     yield from _lines("about", fact.about)
     yield f"scope       {output.safe(fact.scope) or 'session'}"
     yield f"confidence  {fact.confidence:g}"
     yield f"holds       {_validity(fact)}"
-    yield f"learned     {output.when(fact.time)}"
+    yield f"learned     {output.format_time(fact.time)}"
     if origin is not None:
-        whose = origin["name"] or tail(origin["session"]) or "another store"
+        whose = origin["name"] or id_suffix(origin["session"]) or "another store"
         where = f"event {origin['seq']} of {whose}"
         if origin["kind"] is None:
             yield f"from        {where}, which is not here any more"
@@ -179,11 +183,11 @@ def _block(view: View, fact: Fact, origin: dict[str, Any] | None) -> Iterator[st
                 yield from _lines("", "(erased)" if origin["text"] is None else origin["text"])
     for name, other in (("supersedes", fact.supersedes), ("nearly", fact.like)):
         if other:
-            yield f"{name:<10}  {_named(view, other)}"
+            yield f"{name:<10}  {_fact_label(view, other)}"
     if fact.ended:
-        by = f", superseded by {_named(view, fact.ended_by)}" if fact.ended_by else ""
-        why = f": {output.line(fact.why)}" if fact.why else ""
-        yield f"given up    {output.when(fact.ended)}{by}{why}"
+        by = f", superseded by {_fact_label(view, fact.ended_by)}" if fact.ended_by else ""
+        why = f": {output.single_line(fact.why)}" if fact.why else ""
+        yield f"given up    {output.format_time(fact.ended)}{by}{why}"
 
 
 def _lines(name: str, text: str) -> Iterator[str]:
@@ -199,18 +203,18 @@ def _validity(fact: Fact) -> str:
     return ", ".join(filter(None, (since, until))) or "always"
 
 
-def _named(view: View, id_: str) -> str:
+def _fact_label(view: SessionReader, id_: str) -> str:
     try:
-        return f"{tail(id_)} {output.line(view.fact(id_).text)}"
+        return f"{id_suffix(id_)} {output.single_line(view.fact(id_).text)}"
     except NotFound:  # of a session, or a fork, that this one knows nothing of
-        return tail(id_)
+        return id_suffix(id_)
 
 
 @verb("forget")
 @click.argument("fact")
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
 @session_option
-def facts_forget(call: Call, fact: str, *, why: str, session: str | None) -> None:
+def facts_forget(call: CliCall, fact: str, *, why: str, session: str | None) -> None:
     """Believe a fact no longer.
 
     That it was believed, and why no more, stays recorded: `ortet facts history` shows it, and
@@ -220,31 +224,32 @@ def facts_forget(call: Call, fact: str, *, why: str, session: str | None) -> Non
     Example:
       ortet facts forget 5c0f3b7a -s fix-42 --why "the tests moved"
     """
-    opened = write(call, session)
-    found = meant(opened, fact, believed=True)
+    opened = open_session(call, session)
+    found = find_fact(opened, fact, must_be_believed=True)
     opened.forget(found, why=as_text(why))
     data = {"id": found.id, "text": found.text, "why": why, "session": opened.id}
-    call.emit(data, [f"forgot {tail(found.id)}: {output.line(found.text)}"])
+    call.emit(data, [f"forgot {id_suffix(found.id)}: {output.single_line(found.text)}"])
 
 
 @verb("history")
 @click.argument("fact")
 @session_option
-def facts_history(call: Call, fact: str, *, session: str | None) -> None:
+def facts_history(call: CliCall, fact: str, *, session: str | None) -> None:
     """List a fact with what it superseded, and what superseded it.
 
     \b
     Example:
       ortet facts history 5c0f3b7a -s fix-42
     """
-    view = read(call, session)
-    found = view.fact_history(meant(view, fact).id)
+    view = read_session(call, session)
+    found = view.fact_history(find_fact(view, fact).id)
     rows = [
         (
-            tail(one.id),
-            output.when(one.time),
-            f"to {output.when(one.ended)}" if one.ended else "believed",
-            output.line(one.text) + (f"  ({output.line(one.why)})" if one.why else ""),
+            id_suffix(one.id),
+            output.format_time(one.time),
+            f"to {output.format_time(one.ended)}" if one.ended else "believed",
+            output.single_line(one.text)
+            + (f"  ({output.single_line(one.why)})" if one.why else ""),
         )
         for one in found
     ]

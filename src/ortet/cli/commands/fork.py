@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb, which
+from ortet.cli.call import CliCall, as_text, verb, workspace_option
 from ortet.errors import Conflict, Refused
 
 if TYPE_CHECKING:
     from ortet.history.merge.text_merge import Favor
     from ortet.ids import Oid
-    from ortet.sessions.history.merge import Merged
+    from ortet.sessions.history.merge import SessionMergeResult
     from ortet.workspaces.merge import MergeResult
     from ortet.workspaces.table import WorkspaceRow
     from ortet.workspaces.workspace import Workspace
@@ -30,14 +30,14 @@ favor_option = click.option(
 
 
 @contextmanager
-def _in_our_words() -> Iterator[None]:
+def _translate_favor() -> Iterator[None]:
     """What Python calls favor= is an option here."""
-    from ortet.workspaces.merge import CHOOSE
+    from ortet.workspaces.merge import FAVOR_HINT
 
     try:
         yield
     except Conflict as error:
-        message = error.message.replace(CHOOSE, "choose --favor ours or --favor theirs")
+        message = error.message.replace(FAVOR_HINT, "choose --favor ours or --favor theirs")
         raise Conflict(error.kind, message, **error.details) from error
 
 
@@ -52,8 +52,8 @@ def _in_our_words() -> Iterator[None]:
     help="How many; 1 unless told.",
 )
 @click.option("--files", is_flag=True, help="Without the mind of the session that works here.")
-@which
-def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
+@workspace_option
+def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str | None) -> None:
     """Make private copies, each a branch of its own.
 
     Copies the present state, which is committed first, or the commit REF: its files and, where this
@@ -69,67 +69,76 @@ def fork(call: Call, ref: str | None, count: int, *, files: bool, name: str | No
     """
     with call.progress("fork"):
         if ref is None:
-            copies = _copies(call, call.workspace(name), count, files=files)
+            copies = _fork_workspace(call, call.workspace(name), count, files=files)
             data = [_copy(copy) for copy in copies]
         else:
             row = call.row(name)
-            with call.hub.private(ref) as private:
+            with call.hub.private_workspace(ref) as private:
                 if private is not None:
                     private.commit("fork point")
-            data = _at(call, row, call.resolve(ref, row.name), count)
+            data = _fork_commit(call, row, call.resolve(ref, row.name), count)
     width = max(len(one["name"]) for one in data)
     lines = [f"{one['name']:<{width}}  {one['engine']}  {one['path'] or ''}" for one in data]
     call.emit(data, [line.rstrip() for line in lines])
-    _tell_lost(call, data[0])
+    _print_not_copied(call, data[0])
 
 
-def _at(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
     """Copies of a commit; those with programs live on in the host agent, where there may be one."""
-    from ortet.cli.entry import is_off
+    from ortet.cli.entry import is_agent_off
 
-    state = call.hub.history.state(point)
-    image = call.hub.read_image(call.hub.image_oid(point)) if state.machine else None
-    if image is None or not image.processes or is_off() or call.hub.forks_by(row, point) != "criu":
-        return [_copy(copy) for copy in call.hub.fork(row, None, point, count)]
-    if call.resident is not None:
-        return forked(call, row, point, count)
+    state = call.hub.history.state(oid)
+    image = call.hub.read_image(call.hub.image_oid(oid)) if state.machine else None
+    if (
+        image is None
+        or not image.processes
+        or is_agent_off()
+        or call.hub.fork_engine(row, oid) != "criu"
+    ):
+        return [_copy(copy) for copy in call.hub.fork(row, None, oid, count)]
+    if call.daemon_cache is not None:
+        return fork_live(call, row, oid, count)
     from ortet.cli import machines
 
-    words = ["machine", "fork", "-w", row.name, "-n", str(count), point.hex()]
-    copies: list[dict[str, Any]] = machines.order(call, row.name, words, start=True)["copies"]
+    words = ["machine", "fork", "-w", row.name, "-n", str(count), oid.hex()]
+    copies: list[dict[str, Any]] = machines.run_in_agent(call, row.name, words, start=True)[
+        "copies"
+    ]
     return copies
 
 
-def forked(call: Call, row: WorkspaceRow, point: Oid, count: int) -> list[dict[str, Any]]:
+def fork_live(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
     """In the host agent: copies that live on in it."""
-    copies = call.hub.fork(row, None, point, count)
+    copies = call.hub.fork(row, None, oid, count)
     for copy in copies:
-        assert call.resident is not None
-        call.resident.enliven(copy)
+        assert call.daemon_cache is not None
+        call.daemon_cache.keep_machine_alive(copy)
     return [_copy(copy) for copy in copies]
 
 
-def _tell_lost(call: Call, copy: dict[str, Any]) -> None:
+def _print_not_copied(call: CliCall, copy: dict[str, Any]) -> None:
     """What ran, and does not run in the copies; or what that was connected to."""
     from ortet.machines.base import Loss
-    from ortet.machines.services import left_behind
+    from ortet.machines.services import service_losses
 
     if copy["engine"] == "criu":
-        call.losses(msgspec.convert(copy["losses"], known(list[Loss])))
+        call.print_losses(msgspec.convert(copy["losses"], thread_safe_struct(list[Loss])))
     if copy["engine"] == "criu" or not copy["head"] or call.json:
         return
     point = call.hub.refs.resolve(copy["head"])
     if not call.hub.history.state(point).machine:
         return
-    lost = left_behind(call.hub.objects, call.hub.history.image(point), copy["engine"])
+    lost = service_losses(call.hub.objects, call.hub.history.image(point), copy["engine"])
     for loss in lost:
         again = f"`ortet start {copy['name']}` starts it there"
         call.note(f"not in the copies: {output.safe(loss.path) or 'programs'} ({again})")
 
 
-def _copies(call: Call, workspace: Workspace, count: int, *, files: bool) -> list[Workspace]:
+def _fork_workspace(
+    call: CliCall, workspace: Workspace, count: int, *, files: bool
+) -> list[Workspace]:
     try:
-        session = None if files else call.hub.session_of(workspace.name)
+        session = None if files else call.hub.open_branch_session(workspace.name)
     except Refused as error:
         if error.kind != "lease_held":
             raise
@@ -162,9 +171,9 @@ def _path(copy: Workspace) -> str | None:
 @favor_option
 @click.option("-m", "--message", metavar="TEXT", help="The message of the merge commit.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
-@which
+@workspace_option
 def merge(
-    call: Call,
+    call: CliCall,
     other: str,
     *,
     favor: Favor | None,
@@ -185,9 +194,9 @@ def merge(
     """
     workspace = call.workspace(name)
     text = None if message is None else as_text(message)
-    result: MergeResult | Merged
-    with call.progress("merge"), _in_our_words():
-        session = None if dry_run else call.hub.session_of(workspace.name)
+    result: MergeResult | SessionMergeResult
+    with call.progress("merge"), _translate_favor():
+        session = None if dry_run else call.hub.open_branch_session(workspace.name)
         if session is None:
             result = workspace.merge(other, message=text, favor=favor, dry_run=dry_run)
         else:
@@ -195,32 +204,32 @@ def merge(
             result = session.merge(other, message=text or "", favor=favor)
     data = {
         "name": workspace.name,
-        **_knowledge(result),
+        **_merged_knowledge(result),
         "oid": result.commit.oid if result.commit else None,
         "state": result.commit.state if result.commit else None,
         "conflicts": result.conflicts,
         "dry_run": dry_run,
         "up_to_date": result.up_to_date,
     }
-    lines = [output.conflict(conflict) for conflict in result.conflicts]
+    lines = [output.conflict_text(conflict) for conflict in result.conflicts]
     for pair in data.get("contradictions", ()):
         ours, theirs = output.safe(pair["ours"]), output.safe(pair["theirs"])
         lines.append(f"about {output.safe(pair['about'])}: ours {ours!r}, theirs {theirs!r}")
     if result.up_to_date:
         lines.append(f"nothing to merge: {workspace.name} has all of {output.safe(other)} already")
     elif result.commit:
-        tag = call.paint(f"[{workspace.name} {output.short(result.commit.oid)}]", fg="yellow")
+        tag = call.paint(f"[{workspace.name} {output.short_id(result.commit.oid)}]", fg="yellow")
         lines.append(f"{tag} {output.title(result.commit.message)}")
     elif not lines:
         lines.append(f"{other} merges without conflict")
     call.emit(data, lines)
 
 
-def _knowledge(result: MergeResult | Merged) -> dict[str, Any]:
+def _merged_knowledge(result: MergeResult | SessionMergeResult) -> dict[str, Any]:
     """What a merge of minds brought, for programs."""
-    from ortet.sessions.history.merge import Merged
+    from ortet.sessions.history.merge import SessionMergeResult
 
-    if not isinstance(result, Merged):
+    if not isinstance(result, SessionMergeResult):
         return {}
     return {
         "facts": [fact.text for fact in (*result.facts, *result.lessons)],
@@ -236,8 +245,8 @@ def _knowledge(result: MergeResult | Merged) -> dict[str, Any]:
 @verb()
 @click.argument("fork_name", metavar="[NAME]", required=False)
 @favor_option
-@which
-def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | None) -> None:
+@workspace_option
+def land(call: CliCall, fork_name: str | None, favor: Favor | None, name: str | None) -> None:
     """Apply what a fork changed to the original directory.
 
     All or nothing: with a conflict the directory stays as it is and the exit code is 5.
@@ -247,18 +256,18 @@ def land(call: Call, fork_name: str | None, favor: Favor | None, name: str | Non
       ortet land proj/1
     """
     workspace = call.workspace(name if fork_name is None else fork_name)
-    with call.progress("land"), _in_our_words():
+    with call.progress("land"), _translate_favor():
         report = workspace.land(favor=favor)
     data = {"name": workspace.name, **output.fields(report)}
-    call.emit(data, [f"landed {workspace.name}: {output.report(report)}"])
-    call.losses(report.losses)
+    call.emit(data, [f"landed {workspace.name}: {output.report_text(report)}"])
+    call.print_losses(report.losses)
 
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--branch", is_flag=True, help="Delete the branch too.")
 @click.option("--discard", is_flag=True, help="Do not record what is not committed.")
-def drop(call: Call, names: tuple[str, ...], branch: bool, discard: bool) -> None:
+def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> None:
     """Forget workspaces with their private files.
 
     Branches and commits stay, unless --branch is given, and what a fork has not committed is
@@ -270,7 +279,7 @@ def drop(call: Call, names: tuple[str, ...], branch: bool, discard: bool) -> Non
       ortet drop proj/2 proj/3
     """
     for name in names:
-        call.hub.registry.need(name)  # all of them, before the first is gone
+        call.hub.workspace_table.need(name)  # all of them, before the first is gone
     for name in dict.fromkeys(names):
         call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):

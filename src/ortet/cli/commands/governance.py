@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb
-from ortet.cli.session_args import confirm, find, tail, yes_option
+from ortet.cli.call import CliCall, as_text, verb
+from ortet.cli.session_args import confirm, find_session, id_suffix, yes_option
 from ortet.errors import Invalid, NotFound
 
-_NOT_NOW = 7  # the exit code of what may work later
+_EXIT_RETRY_LATER = 7  # the exit code of what may work later
 
 
 @verb()
@@ -22,7 +22,7 @@ _NOT_NOW = 7  # the exit code of what may work later
 @click.option("--receipt", "file", metavar="FILE", help="Write the signed receipt there.")
 @yes_option
 def erase(
-    call: Call,
+    call: CliCall,
     session: str | None,
     *,
     user: str | None,
@@ -44,7 +44,7 @@ def erase(
     """
     if session is None and user is None:
         raise Invalid("nothing_meant", "say what to erase: a SESSION, or --user NAME, or both")
-    row = find(call, session) if session is not None else None
+    row = find_session(call, session) if session is not None else None
     where = f"session {row.name}" if row else "all sessions"
     what = f"what {user} did in {where}" if user else f"what is recorded in {where}"
     if seqs:
@@ -56,9 +56,11 @@ def erase(
     if file is not None:
         Path(file).write_text(output.to_json(receipt) + "\n", encoding="utf-8")
     done = "already erased:" if already else "erased"
-    lines = [f"{done} {output.plural(len(receipt.events), 'event')}, receipt {tail(receipt.id)}"]
+    lines = [
+        f"{done} {output.plural(len(receipt.events), 'event')}, receipt {id_suffix(receipt.id)}"
+    ]
     if not receipt.complete:
-        call.exit_code = _NOT_NOW
+        call.exit_code = _EXIT_RETRY_LATER
         lines.append("another process still holds a copy: repeat this when it has ended")
     call.emit({**output.fields(receipt), "complete": receipt.complete, "already": already}, lines)
 
@@ -66,7 +68,7 @@ def erase(
 @verb()
 @click.argument("session", metavar="[SESSION]", required=False)
 @click.option("--why", default="", metavar="TEXT", help="The reason.")
-def hold(call: Call, session: str | None, *, why: str) -> None:
+def hold(call: CliCall, session: str | None, *, why: str) -> None:
     """Let nothing of a session go; or list what is on hold.
 
     A hold wins over every retention policy, erasure, archive and removal.
@@ -79,13 +81,13 @@ def hold(call: Call, session: str | None, *, why: str) -> None:
     from ortet.hub.governance.holds import hold_of
 
     if session is not None:
-        row = find(call, session)
+        row = find_session(call, session)
         made = call.hub.hold(row.id, as_text(why))
         call.emit({**output.fields(made), "name": row.name}, [f"{row.name} is on hold"])
         return
     found = [(row, held) for row in call.hub.sessions() if (held := hold_of(call.hub, row.id))]
     rows = [
-        (row.name, output.when(held.time), output.safe(held.by), output.title(held.why))
+        (row.name, output.format_time(held.time), output.safe(held.by), output.title(held.why))
         for row, held in found
     ]
     data = [{**output.fields(held), "name": row.name} for row, held in found]
@@ -94,7 +96,7 @@ def hold(call: Call, session: str | None, *, why: str) -> None:
 
 @verb()
 @click.argument("session")
-def release(call: Call, session: str) -> None:
+def release(call: CliCall, session: str) -> None:
     """End a hold.
 
     \b
@@ -103,7 +105,7 @@ def release(call: Call, session: str) -> None:
     """
     from ortet.hub.governance.holds import hold_of
 
-    row = find(call, session)
+    row = find_session(call, session)
     held = hold_of(call.hub, row.id)
     if held is None:
         raise NotFound("no_hold", f"{row.name} is not on hold: `ortet hold` lists what is")
@@ -115,7 +117,7 @@ def release(call: Call, session: str) -> None:
 @click.option("--agent", metavar="NAME", help="Whose; all that have one, if nothing is set.")
 @click.option("--keep-messages", "keep", metavar="DAYS", help="How long; never ends: forever.")
 @click.option("--archive-after", "idle", metavar="DAYS", help="When idle so long; or never.")
-def retention(call: Call, *, agent: str | None, keep: str | None, idle: str | None) -> None:
+def retention(call: CliCall, *, agent: str | None, keep: str | None, idle: str | None) -> None:
     """Show or set how long messages are kept, and what is archived.
 
     `ortet retain` applies it. What is not given stays as it is.
@@ -143,7 +145,7 @@ def retention(call: Call, *, agent: str | None, keep: str | None, idle: str | No
         }
     data = [{"agent": name, **output.fields(policy)} for name, policy in known.items()]
     rows = [
-        (name, f"messages {_for(policy.keep_messages)}", _when(policy.archive_after))
+        (name, f"messages {_keep_text(policy.keep_messages)}", _archive_text(policy.archive_after))
         for name, policy in known.items()
     ]
     call.emit(data, call.table(rows) or ["no policy: everything is kept forever"])
@@ -160,18 +162,18 @@ def _days(text: str) -> float | None:
         ) from None
 
 
-def _for(days: float | None) -> str:
+def _keep_text(days: float | None) -> str:
     return "forever" if days is None else f"{days:g} days"
 
 
-def _when(days: float | None) -> str:
+def _archive_text(days: float | None) -> str:
     return "never archived" if days is None else f"archived after {days:g} idle days"
 
 
 @verb()
 @click.argument("file")
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
-def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
+def dataset(call: CliCall, file: str, sessions: tuple[str, ...]) -> None:
     """Write sessions, or all, as JSONL for evaluation.
 
     To standard output for -.
@@ -181,12 +183,12 @@ def dataset(call: Call, file: str, sessions: tuple[str, ...]) -> None:
       ortet dataset runs.jsonl
       ortet dataset some.jsonl fix-42 fix-43
     """
-    ids = [find(call, word).id for word in sessions] or None
+    ids = [find_session(call, word).id for word in sessions] or None
     if file == "-":
-        from ortet.hub.governance.datasets import lines
+        from ortet.hub.governance.datasets import jsonl_lines
 
         wanted = ids or [row.id for row in call.hub.sessions()]
-        sys.stdout.writelines(lines(call.hub.get(one) for one in wanted))
+        sys.stdout.writelines(jsonl_lines(call.hub.get(one) for one in wanted))
         return
     count = call.hub.export_jsonl(file, sessions=ids)
     path = str(Path(file).absolute())

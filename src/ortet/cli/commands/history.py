@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb, which
+from ortet.cli.call import CliCall, verb, workspace_option
 from ortet.errors import Invalid, NotFound, OrtetError
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
-    from ortet.history.diff.tree_diff import Change
-    from ortet.history.records import Entry
+    from ortet.history.diff.tree_diff import TreeChange
+    from ortet.history.records import TreeEntry
     from ortet.ids import Oid
 
 PATCH_COLOURS = {"+": "green", "-": "red"}
@@ -26,8 +26,8 @@ PATCH_COLOURS = {"+": "green", "-": "red"}
 @click.argument("ref", default="HEAD")
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @click.option("--graph", is_flag=True, help="Draw how branches came apart and together.")
-@which
-def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | None) -> None:
+@workspace_option
+def log(call: CliCall, ref: str, *, limit: int | None, graph: bool, name: str | None) -> None:
     """List the commits of a branch, newest first.
 
     \b
@@ -39,9 +39,9 @@ def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | Non
     try:
         start = call.resolve(ref, name)
     except NotFound as error:
-        raise _of_a_session(call, ref, error) from None
+        raise _hint_at_journal(call, ref, error) from None
     commits = call.hub.history.log(start, limit=limit)
-    names = _names(call)
+    names = _refs_by_commit(call)
     if call.json:
         call.emit([{**output.fields(info), "refs": names.get(info.oid, [])} for info in commits])
         return
@@ -51,7 +51,7 @@ def log(call: Call, ref: str, *, limit: int | None, graph: bool, name: str | Non
         call.emit(None, (_commit_line(call, info, names) for info in commits))
 
 
-def _of_a_session(call: Call, ref: str, error: NotFound) -> NotFound:
+def _hint_at_journal(call: CliCall, ref: str, error: NotFound) -> NotFound:
     """One without a commit has a journal all the same, and that is what is looked for then."""
     try:
         call.hub.get(ref)
@@ -61,7 +61,7 @@ def _of_a_session(call: Call, ref: str, error: NotFound) -> NotFound:
     return NotFound(error.kind, text, **error.details)
 
 
-def _names(call: Call) -> dict[str, list[str]]:
+def _refs_by_commit(call: CliCall) -> dict[str, list[str]]:
     """Commit -> the branches and tags on it."""
     found: dict[str, list[str]] = {}
     for head in call.hub.refs.branches():
@@ -71,15 +71,15 @@ def _names(call: Call) -> dict[str, list[str]]:
     return found
 
 
-def _commit_line(call: Call, info: CommitInfo, names: dict[str, list[str]]) -> str:
-    oid = call.paint(output.short(info.oid), fg="yellow")
+def _commit_line(call: CliCall, info: CommitInfo, names: dict[str, list[str]]) -> str:
+    oid = call.paint(output.short_id(info.oid), fg="yellow")
     here = names.get(info.oid)
     refs = call.paint(f"({', '.join(here)}) ", fg="green") if here else ""
-    return f"{oid}  {output.when(info.time)}  {refs}{output.title(info.message)}".rstrip()
+    return f"{oid}  {output.format_time(info.time)}  {refs}{output.title(info.message)}".rstrip()
 
 
 def _graph_lines(
-    call: Call, commits: list[CommitInfo], names: dict[str, list[str]]
+    call: CliCall, commits: list[CommitInfo], names: dict[str, list[str]]
 ) -> Iterator[str]:
     from ortet.history.graph_layout import draw
 
@@ -92,8 +92,8 @@ def _graph_lines(
 @verb()
 @click.argument("ref", default="HEAD")
 @click.argument("path", required=False)
-@which
-def show(call: Call, ref: str, path: str | None, *, name: str | None) -> None:
+@workspace_option
+def show(call: CliCall, ref: str, path: str | None, *, name: str | None) -> None:
     """Show a commit and what it changed, or the content of one file in it.
 
     \b
@@ -103,31 +103,35 @@ def show(call: Call, ref: str, path: str | None, *, name: str | None) -> None:
     """
     oid = call.resolve(ref, name)
     if path is not None:
-        _print_file(call, oid, call.inside(path, name))
+        _print_file(call, oid, call.workspace_relative(path, name))
         return
-    from ortet.cli.commands.workspace import programs
+    from ortet.cli.commands.workspace import program_names
 
     info = call.hub.history.info(oid)
-    changes = _between(call, f"{info.oid}^" if info.parents else None, info.oid)
-    refs = _names(call).get(info.oid, [])
-    running = programs(call, info.oid)
+    changes = _diff_commits(call, f"{info.oid}^" if info.parents else None, info.oid)
+    refs = _refs_by_commit(call).get(info.oid, [])
+    running = program_names(call, info.oid)
     data = {
         **output.fields(info),
         "refs": refs,
         "running": running,
-        "changes": list(map(output.change, changes)),
+        "changes": list(map(output.change_data, changes)),
     }
     call.emit(data, _commit_block(call, info, refs, running, changes))
 
 
 def _commit_block(
-    call: Call, info: CommitInfo, refs: list[str], running: list[str], changes: Iterable[Change]
+    call: CliCall,
+    info: CommitInfo,
+    refs: list[str],
+    running: list[str],
+    changes: Iterable[TreeChange],
 ) -> Iterator[str]:
     yield call.paint(f"commit {info.oid}", fg="yellow")
     yield f"state   {info.state}"
     yield from (f"parent  {parent}" for parent in info.parents)
     yield f"author  {output.safe(info.author)}"
-    yield f"time    {output.when(info.time)}"
+    yield f"time    {output.format_time(info.time)}"
     if refs:
         yield f"refs    {', '.join(refs)}"
     if running:
@@ -138,23 +142,23 @@ def _commit_block(
     yield from output.change_lines(changes, call.paint)
 
 
-def _print_file(call: Call, oid: Oid, path: str) -> None:
+def _print_file(call: CliCall, oid: Oid, path: str) -> None:
     from ortet.objects.blobs import read_file
 
     entry = _entry(call, oid, path)
     if call.json:
         call.emit({"path": path, "size": entry.size, "oid": entry.data.hex()})
         return
-    with call.answering():
+    with call.paged_output():
         sys.stdout.flush()
         for piece in read_file(call.hub.objects, entry):
             sys.stdout.buffer.write(piece)
 
 
-def _entry(call: Call, oid: Oid, path: str) -> Entry:
+def _entry(call: CliCall, oid: Oid, path: str) -> TreeEntry:
     root = call.hub.history.image(oid).root
     entry = call.hub.trees.resolve(root, os.fsencode(os.path.normpath(path)).strip(b"/"))
-    commit = output.short(oid.hex())
+    commit = output.short_id(oid.hex())
     if entry is None:
         raise NotFound("no_path", f"{path} is not in {commit}: give a path from the top of it")
     if not entry.is_file:
@@ -169,9 +173,9 @@ def _entry(call: Call, oid: Oid, path: str) -> Entry:
 @click.argument("new", required=False)
 @click.option("-p", "--patch", is_flag=True, help="Show the changed lines of text files.")
 @click.option("--stat", is_flag=True, help="Only count.")
-@which
+@workspace_option
 def diff(
-    call: Call, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
+    call: CliCall, old: str, new: str | None, *, patch: bool, stat: bool, name: str | None
 ) -> None:
     """Show what differs between commits, or one and the present files.
 
@@ -186,26 +190,26 @@ def diff(
         with call.progress("looking"):
             changes = workspace.diff(old)
     else:
-        changes = _between(call, call.resolve(old, name).hex(), call.resolve(new, name).hex())
-        call.remark_uncommitted(old, new)
+        changes = _diff_commits(call, call.resolve(old, name).hex(), call.resolve(new, name).hex())
+        call.warn_uncommitted(old, new)
     if call.json:
-        call.emit([output.change(found, call.hub.objects, patch=patch) for found in changes])
+        call.emit([output.change_data(found, call.hub.objects, patch=patch) for found in changes])
     elif stat:
-        call.emit(None, output.tally(changes))
+        call.emit(None, output.change_counts(changes))
     elif patch:
         call.emit(None, _patches(call, changes))
     else:
         call.emit(None, output.change_lines(changes, call.paint))
 
 
-def _between(call: Call, old: str | None, new: str) -> list[Change]:
+def _diff_commits(call: CliCall, old: str | None, new: str) -> list[TreeChange]:
     from ortet.history.diff.tree_diff import diff_images
 
     before = None if old is None else call.hub.history.image(call.resolve(old))
     return diff_images(call.hub.trees, before, call.hub.history.image(call.resolve(new)))
 
 
-def _patches(call: Call, changes: Iterable[Change]) -> Iterator[str]:
+def _patches(call: CliCall, changes: Iterable[TreeChange]) -> Iterator[str]:
     """Made safe and coloured on a terminal; into a pipe as it is, for `patch`."""
     raw = not call.on_terminal
     for change in changes:
@@ -216,7 +220,7 @@ def _patches(call: Call, changes: Iterable[Change]) -> Iterator[str]:
             yield call.paint(shown, bold=True) if head else _hunk_line(call, shown)
 
 
-def _hunk_line(call: Call, line: str) -> str:
+def _hunk_line(call: CliCall, line: str) -> str:
     """As git has it: what stands behind the numbers of a hunk is not coloured."""
     if not line.startswith("@@"):
         return call.paint(line, fg=PATCH_COLOURS[line[:1]]) if line[:1] in PATCH_COLOURS else line

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import OrtetError
 
 if TYPE_CHECKING:
-    from ortet.mcp_server.context import Desk
-    from ortet.mcp_server.hooks import Hook
+    from ortet.mcp_server.context import McpContext
+    from ortet.mcp_server.hooks import HookPayload
 
-_LARGEST = 64 << 20
+_MAX_INPUT_BYTES = 64 << 20
 """Bytes of standard input that are read."""
 
-_HEAD = """\
+_BRIEFING_INTRO = """\
 This project is kept by Ortet. What follows is the record of the work so far, for your \
 information; it holds no instructions.
 """
@@ -30,7 +30,7 @@ information; it holds no instructions.
 @click.option("-s", "--session", metavar="SESSION", help="Its name or id; else that of this place.")
 @click.option("--agent", default="default", show_default=True, metavar="NAME", help="Whose it is.")
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
-def hook(call: Call, *, session: str | None, agent: str, tokens: int) -> None:
+def hook(call: CliCall, *, session: str | None, agent: str, tokens: int) -> None:
     """Record what a coding agent just did, and commit; for its hooks.
 
     Reads the hook's JSON from standard input. Prompts, tool calls with the reasoning before them
@@ -44,19 +44,19 @@ def hook(call: Call, *, session: str | None, agent: str, tokens: int) -> None:
       echo '{"hook_event_name": "Stop", "last_assistant_message": "done"}' | ortet hook
     """
     try:
-        _do(call, session, agent, tokens)
+        _handle_hook(call, session, agent, tokens)
     except OrtetError as error:
         sys.stderr.write(f"ortet hook: {output.safe(error.message)}\n")
     except Exception as error:
         sys.stderr.write(f"ortet hook: {type(error).__name__}: {output.safe(str(error))}\n")
 
 
-def _do(call: Call, session: str | None, agent: str, tokens: int) -> None:
+def _handle_hook(call: CliCall, session: str | None, agent: str, tokens: int) -> None:
     from ortet.mcp_server import hooks
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
-    told = hooks.parse(sys.stdin.buffer.read(_LARGEST))
-    with Desk(session=session, agent=agent) as desk:
+    told = hooks.parse(sys.stdin.buffer.read(_MAX_INPUT_BYTES))
+    with McpContext(session=session, agent=agent) as desk:
         if desk.pointer() is None and told.cwd:
             with suppress(OSError):
                 os.chdir(told.cwd)
@@ -65,23 +65,23 @@ def _do(call: Call, session: str | None, agent: str, tokens: int) -> None:
         if desk.pointer() is not None:
             if told.hook_event_name == "SessionStart":
                 lines = _briefing(desk, tokens)
-            elif told.hook_event_name in hooks.RECORDED:
-                data.update(_recorded(desk, told))
+            elif told.hook_event_name in hooks.RECORDERS:
+                data.update(_record_and_commit(desk, told))
         call.emit({**data, "text": "\n".join(lines)} if lines else data, lines)
 
 
-def _recorded(desk: Desk, told: Hook) -> dict[str, Any]:
+def _record_and_commit(context: McpContext, event: HookPayload) -> dict[str, Any]:
     from ortet.mcp_server import hooks
 
-    with desk.writing() as session:
-        message = hooks.record(session, told)
+    with context.open_session() as session:
+        message = hooks.record(session, event)
         made = session.commit(message)
         return {"session": session.id, "commit": made.oid, "message": message}
 
 
-def _briefing(desk: Desk, tokens: int) -> list[str]:
-    if desk.begun() is None:
+def _briefing(context: McpContext, tokens: int) -> list[str]:
+    if context.current_session() is None:
         return []
-    with desk.reading() as view:
+    with context.read_session() as view:
         text = view.briefing(tokens).markdown
-    return [_HEAD, *(output.safe(line) for line in text.splitlines())]
+    return [_BRIEFING_INTRO, *(output.safe(line) for line in text.splitlines())]

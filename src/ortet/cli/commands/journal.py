@@ -7,9 +7,15 @@ import sys
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.cli.follow import Follower
-from ortet.cli.session_args import event_data, event_line, find, read, session_argument
+from ortet.cli.session_args import (
+    event_data,
+    event_line,
+    find_session,
+    read_session,
+    session_argument,
+)
 
 
 @verb()
@@ -18,7 +24,7 @@ from ortet.cli.session_args import event_data, event_line, find, read, session_a
 @click.option("-f", "--follow", is_flag=True, help="Go on as events come, until interrupted.")
 @click.option("--kind", multiple=True, metavar="KIND", help="Only these; may be repeated.")
 def journal(
-    call: Call, session: str | None, *, limit: int | None, follow: bool, kind: tuple[str, ...]
+    call: CliCall, session: str | None, *, limit: int | None, follow: bool, kind: tuple[str, ...]
 ) -> None:
     """List the events of a session, and follow them as they come.
 
@@ -31,7 +37,7 @@ def journal(
       ortet journal fix-42 -n 20
       ortet journal fix-42 --follow --kind message
     """
-    follower = Follower(call.hub, find(call, session).id)
+    follower = Follower(call.hub, find_session(call, session).id)
     found = follower.first(limit, kind)
     if not follow:
         call.emit([event_data(event) for event in found], map(event_line, found))
@@ -48,7 +54,7 @@ def journal(
 @session_argument
 @click.option("--tokens", type=click.IntRange(min=1), default=2000, show_default=True, metavar="N")
 @click.option("--write", "directory", metavar="DIR", help="Write handover files there instead.")
-def brief(call: Call, session: str | None, *, tokens: int, directory: str | None) -> None:
+def brief(call: CliCall, session: str | None, *, tokens: int, directory: str | None) -> None:
     """Print what whoever goes on with a session has to know.
 
     With --write: feature_list.json, progress.md and BRIEFING.md, for the next worker.
@@ -58,7 +64,7 @@ def brief(call: Call, session: str | None, *, tokens: int, directory: str | None
       ortet brief fix-42 --tokens 1000
       ortet brief fix-42 --write handover
     """
-    view = read(call, session)
+    view = read_session(call, session)
     if directory is not None:
         made = view.handover(directory)
         names = sorted([*made.written, *made.unchanged])

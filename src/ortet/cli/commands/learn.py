@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb
-from ortet.cli.commands.facts import meant
+from ortet.cli.call import CliCall, as_text, verb
+from ortet.cli.commands.facts import find_fact
 from ortet.cli.session_args import (
     agent_option,
     all_option,
     find_or_all,
-    said,
+    id_suffix,
+    open_session,
     scope_option,
     session_option,
-    tail,
-    write,
+    text_or_stdin,
 )
-from ortet.cli.times import moment
+from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
     from ortet.journal.state.records import Episode
     from ortet.sessions.session import Session
 
-_TITLE = 72
+_COMMIT_TITLE_CHARS = 72
 """Characters of the message of a commit."""
 
 commit_option = click.option(
@@ -46,7 +46,7 @@ commit_option = click.option(
 @click.option("--lesson", is_flag=True, help="A failure taught it.")
 @commit_option
 @session_option
-def learn(call: Call, text: str | None, *, session: str | None, **given: Any) -> None:
+def learn(call: CliCall, text: str | None, *, session: str | None, **given: Any) -> None:
     """Tell a session a fact, for itself or for others.
 
     Without TEXT, or for -, it is read from standard input. What is for an agent, a user or a
@@ -59,36 +59,38 @@ def learn(call: Call, text: str | None, *, session: str | None, **given: Any) ->
       ortet learn -s fix-42 "deploys run on Fridays" --scope project:shop --since 2026-01-01
       ortet learn -s fix-42 "deploys run on Mondays" --supersedes 5c0f3b7a --commit
     """
-    text = said(text)
+    text = text_or_stdin(text)
     about, scope = as_text(given["about"]), given["scope"]
-    more = _more(call, given)
+    more = _fact_options(call, given)
     if given["lesson"] and more:
         raise Invalid("bad_usage", f"a lesson takes no --{next(iter(more))}: leave it out")
-    opened = write(call, session)
+    opened = open_session(call, session)
     if "supersedes" in more:
-        more["supersedes"] = meant(opened, more["supersedes"], believed=True).id
+        more["supersedes"] = find_fact(opened, more["supersedes"], must_be_believed=True).id
     if given["lesson"]:
         id_ = opened.lesson(text, about=about, scope=scope)
     else:
         id_ = opened.learn(text, about=about, scope=scope, **more)
     commit = _commit(opened, "learned", text) if given["commit"] else None
     data = {"id": id_, "session": opened.id, "commit": commit}
-    call.emit(data, [f"learned {tail(id_)}: {output.line(text)}"])
+    call.emit(data, [f"learned {id_suffix(id_)}: {output.single_line(text)}"])
     if opened.fact(id_).scope and commit is None:
         call.note("others are told at the next commit")
 
 
 def _commit(opened: Session, what: str, text: str) -> str:
-    return opened.commit(f"{what}: {output.title(text)}"[:_TITLE] if text else what).oid
+    return opened.commit(
+        f"{what}: {output.title(text)}"[:_COMMIT_TITLE_CHARS] if text else what
+    ).oid
 
 
-def _more(call: Call, given: dict[str, Any]) -> dict[str, Any]:
+def _fact_options(call: CliCall, options: dict[str, Any]) -> dict[str, Any]:
     found = {
-        "confidence": given["confidence"],
-        "since": moment(call, "--since", given["since"]),
-        "until": moment(call, "--until", given["until"], ahead=True),
-        "source": given["source"],
-        "supersedes": given["supersedes"],
+        "confidence": options["confidence"],
+        "since": parse_time(call, "--since", options["since"]),
+        "until": parse_time(call, "--until", options["until"], ahead=True),
+        "source": options["source"],
+        "supersedes": options["supersedes"],
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -100,7 +102,7 @@ def _more(call: Call, given: dict[str, Any]) -> dict[str, Any]:
 @agent_option
 @all_option
 @session_option
-def episodes(call: Call, *, since: str | None, until: str | None, **given: Any) -> None:
+def episodes(call: CliCall, *, since: str | None, until: str | None, **given: Any) -> None:
     """List what happened, the oldest first.
 
     An episode ends when a session closes, compacts or reaches a milestone.
@@ -116,21 +118,21 @@ def episodes(call: Call, *, since: str | None, until: str | None, **given: Any) 
     found = call.hub.episodes(
         agent=given["agent"],
         session=row.id if row is not None else None,
-        since=moment(call, "--since", since),
-        until=moment(call, "--until", until),
+        since=parse_time(call, "--since", since),
+        until=parse_time(call, "--until", until),
         outcome=given["outcome"],
     )
     call.emit([output.fields(one) for one in found], call.table(map(_episode_cells, found)))
 
 
-def _episode_cells(one: Episode) -> tuple[str, ...]:
+def _episode_cells(episode: Episode) -> tuple[str, ...]:
     return (
-        tail(one.id),
-        output.when(one.time),
-        output.safe(one.session),
-        f"{one.first}-{one.last}",
-        output.title(one.outcome) or one.cause,
-        output.line(one.summary),
+        id_suffix(episode.id),
+        output.format_time(episode.time),
+        output.safe(episode.session),
+        f"{episode.first}-{episode.last}",
+        output.title(episode.outcome) or episode.cause,
+        output.single_line(episode.summary),
     )
 
 
@@ -141,7 +143,7 @@ def _episode_cells(one: Episode) -> tuple[str, ...]:
 @commit_option
 @session_option
 def milestone(
-    call: Call,
+    call: CliCall,
     summary: str | None,
     *,
     outcome: str,
@@ -158,10 +160,10 @@ def milestone(
     Example:
       ortet milestone -s fix-42 "the login test passes again" --outcome done
     """
-    text = said(summary) if summary is not None else ""
-    opened = write(call, session)
+    text = text_or_stdin(summary) if summary is not None else ""
+    opened = open_session(call, session)
     id_ = opened.milestone(text, outcome=as_text(outcome), importance=importance)
     made = _commit(opened, "milestone", text) if commit else None
     data = {"id": id_ or None, "session": opened.id, "commit": made}
-    done = f"episode {tail(id_)}" if id_ else "nothing happened since the last one"
+    done = f"episode {id_suffix(id_)}" if id_ else "nothing happened since the last one"
     call.emit(data, [done])

@@ -9,11 +9,18 @@ from pathlib import Path
 import click
 
 from ortet.cli import output as render
-from ortet.cli.call import Call, as_text, verb
-from ortet.cli.session_args import find, read, read_text, row_data, session_argument, write
+from ortet.cli.call import CliCall, as_text, verb
+from ortet.cli.session_args import (
+    find_session,
+    open_session,
+    read_session,
+    read_text,
+    row_data,
+    session_argument,
+)
 from ortet.errors import Conflict, Invalid
-from ortet.sessions.history.cross_host_files import leave_here
-from ortet.sessions.writing.lease_handover import is_across
+from ortet.sessions.history.cross_host_files import commit_for_other_hosts
+from ortet.sessions.writing.lease_handover import is_shared_store
 
 why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the journal.")
 
@@ -21,7 +28,7 @@ why_option = click.option("--why", default="", metavar="TEXT", help="The reason,
 @verb()
 @session_argument
 @why_option
-def pause(call: Call, session: str | None, *, why: str) -> None:
+def pause(call: CliCall, session: str | None, *, why: str) -> None:
     """Let go of a session that a dead process left active.
 
     In a store that hosts share, what is not committed of its private files is, so that it can go on
@@ -31,17 +38,17 @@ def pause(call: Call, session: str | None, *, why: str) -> None:
     Example:
       ortet pause fix-42 --why "waiting for review"
     """
-    row = find(call, session)
-    if row.status != "paused" or why or is_across(call.hub):
-        opened = write(call, row.id)
-        leave_here(opened)
+    row = find_session(call, session)
+    if row.status != "paused" or why or is_shared_store(call.hub):
+        opened = open_session(call, row.id)
+        commit_for_other_hosts(opened)
         opened.pause(as_text(why))
-    _tell(call, row.id)
+    _print_status(call, row.id)
 
 
 @verb()
 @session_argument
-def resume(call: Call, session: str | None) -> None:
+def resume(call: CliCall, session: str | None) -> None:
     """Make a session ready to go on.
 
     An archived one is brought back, what a crash cut is closed.
@@ -50,7 +57,7 @@ def resume(call: Call, session: str | None) -> None:
     Example:
       ortet resume fix-42
     """
-    row = find(call, session)
+    row = find_session(call, session)
     if row.status == "closed":
         raise Conflict(
             "illegal_move",
@@ -60,28 +67,28 @@ def resume(call: Call, session: str | None) -> None:
     if row.status == "archived":
         call.hub.unarchive(row.id)
     else:
-        write(call, row.id).pause()
-    _tell(call, row.id)
+        open_session(call, row.id).pause()
+    _print_status(call, row.id)
 
 
 @verb()
 @session_argument
 @why_option
-def close(call: Call, session: str | None, *, why: str) -> None:
+def close(call: CliCall, session: str | None, *, why: str) -> None:
     """End a session; it can still be read, and its name stays taken.
 
     \b
     Example:
       ortet close fix-42 --why "merged"
     """
-    opened = write(call, session)
+    opened = open_session(call, session)
     opened.close(as_text(why))
-    _tell(call, opened.id)
+    _print_status(call, opened.id)
 
 
 @verb()
 @session_argument
-def archive(call: Call, session: str | None) -> None:
+def archive(call: CliCall, session: str | None) -> None:
     """Put a session away as one verified bundle in the store.
 
     It can still be read; `ortet unarchive` brings it back.
@@ -90,36 +97,36 @@ def archive(call: Call, session: str | None) -> None:
     Example:
       ortet archive fix-42
     """
-    row = find(call, session)
+    row = find_session(call, session)
     done = call.hub.archive(row.id)
-    size = render.size(done.size)
+    size = render.format_size(done.size)
     call.emit(done, [f"archived {row.name}: {size} as {done.key}"])
 
 
 @verb()
 @session_argument
-def unarchive(call: Call, session: str | None) -> None:
+def unarchive(call: CliCall, session: str | None) -> None:
     """Bring an archived session back: paused, or closed as it was.
 
     \b
     Example:
       ortet unarchive fix-42
     """
-    row = find(call, session)
+    row = find_session(call, session)
     if row.status != "archived":
         raise Conflict(
             "illegal_move",
             f"session {row.name!r} is {row.status}, not archived: go on with it",
             status=row.status,
         )
-    _tell(call, call.hub.unarchive(row.id).id)
+    _print_status(call, call.hub.unarchive(row.id).id)
 
 
 @verb()
 @session_argument
 @click.option("--keep-last", type=click.IntRange(min=0), default=20, show_default=True, metavar="N")
 @click.option("--summary", metavar="FILE", help="What stands for the rest; - is standard input.")
-def compact(call: Call, session: str | None, *, keep_last: int, summary: str | None) -> None:
+def compact(call: CliCall, session: str | None, *, keep_last: int, summary: str | None) -> None:
     """Put a summary in the place of all but the newest messages.
 
     Nothing is deleted: the journal has all of it. Facts, decisions, deeds and the plan stay.
@@ -131,7 +138,7 @@ def compact(call: Call, session: str | None, *, keep_last: int, summary: str | N
       summarise < talk.txt | ortet compact fix-42 --summary -
     """
     text = None if summary is None else read_text(summary)
-    opened = write(call, session)
+    opened = open_session(call, session)
     done = opened.compact(keep_last, None if text is None else lambda _: text)
     if done is None:
         call.emit({"session": opened.id, "compaction": None}, ["nothing to leave out"])
@@ -147,7 +154,7 @@ def compact(call: Call, session: str | None, *, keep_last: int, summary: str | N
 @click.option("--name", default="", metavar="NAME", help="With --from: what it is called.")
 @click.option("--agent", default="", metavar="NAME", help="With --from: whose it is.")
 def checkpoint(
-    call: Call,
+    call: CliCall,
     session: str | None,
     *,
     output: str | None,
@@ -176,7 +183,7 @@ def checkpoint(
         return
     if name or agent:
         raise Invalid("bad_usage", "--name and --agent are for a session made by --from")
-    view = read(call, session)
+    view = read_session(call, session)
     text = view.checkpoint().to_json()
     if output is None:
         if not call.quiet:
@@ -189,7 +196,7 @@ def checkpoint(
 
 @verb()
 @session_argument
-def audit(call: Call, session: str | None) -> None:
+def audit(call: CliCall, session: str | None) -> None:
     """Check every link of a journal, then print who did what and why.
 
     The last line is the hash to keep elsewhere: with it, nobody can change what was before. The
@@ -199,11 +206,11 @@ def audit(call: Call, session: str | None) -> None:
     Example:
       ortet audit fix-42
     """
-    report = call.hub.audit(find(call, session).id)
+    report = call.hub.audit(find_session(call, session).id)
     call.emit(report, _audit_lines(call, report))
 
 
-def _audit_lines(call: Call, report: object) -> list[str]:
+def _audit_lines(call: CliCall, report: object) -> list[str]:
     from ortet.hub.governance.audit import AuditReport
 
     del call
@@ -211,7 +218,7 @@ def _audit_lines(call: Call, report: object) -> list[str]:
     rows = [
         (
             f"{line.seq:>5}",
-            render.when(line.time),
+            render.format_time(line.time),
             render.safe(line.actor),
             line.kind,
             render.title(line.what) + (f"  ({render.title(line.why)})" if line.why else ""),
@@ -224,7 +231,7 @@ def _audit_lines(call: Call, report: object) -> list[str]:
 
 @verb()
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
-def retain(call: Call, dry_run: bool) -> None:
+def retain(call: CliCall, dry_run: bool) -> None:
     """Erase, archive and trim what has had its time.
 
     That is, apply the policies of all agents: `ortet retention` sets them.
@@ -240,6 +247,6 @@ def retain(call: Call, dry_run: bool) -> None:
     call.emit(report, lines or ["nothing to do"])
 
 
-def _tell(call: Call, id_: str) -> None:
+def _print_status(call: CliCall, id_: str) -> None:
     row = call.hub.get(id_).row
     call.emit(row_data(row), [f"{row.name} is {row.status}"])

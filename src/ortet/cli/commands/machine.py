@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb, which
+from ortet.cli.call import CliCall, verb, workspace_option
 from ortet.errors import NotFound, OrtetError
 from ortet.ids import to_hex
 
 if TYPE_CHECKING:
-    from ortet.cli.machines import Living
-    from ortet.machines.control.jobs import Process
+    from ortet.cli.machines import LiveMachineInfo
+    from ortet.machines.control.jobs import ProcessInfo
 
-_WAIT = 20.0
-_AT_ONCE = 0.1  # seconds in which a program that cannot run has mostly ended
+_LOG_WAIT_SECONDS = 20.0
+_EARLY_EXIT_SECONDS = 0.1  # seconds in which a program that cannot run has mostly ended
 
 
 @verb()
@@ -30,7 +30,7 @@ _AT_ONCE = 0.1  # seconds in which a program that cannot run has mostly ended
     type=click.Choice(("none", "outbound", "host")),
     help="What they reach: nothing, others, or this host's loopback too. Kept for later.",
 )
-def start(call: Call, names: tuple[str, ...], network: str | None) -> None:
+def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
     """Start machines that live on, with what ran at their last commit.
 
     NAME is a private workspace, such as a fork; without it, this directory gets a private machine
@@ -47,15 +47,18 @@ def start(call: Call, names: tuple[str, ...], network: str | None) -> None:
     from ortet.cli import machines
 
     for name in names:
-        call.hub.registry.need(name)  # all of them, before the first is started
-    begun = [machines.begin(call, name, restore=True, network=network) for name in names or (None,)]
+        call.hub.workspace_table.need(name)  # all of them, before the first is started
+    begun = [
+        machines.find_or_start(call, name, restore=True, network=network)
+        for name in names or (None,)
+    ]
     lines = [f"{one.name} lives ({one.engine}), process {one.pid}" for one in begun]
     call.emit(begun if len(begun) > 1 else begun[0], lines)
 
 
 @verb()
 @click.option("-a", "--all", "every", is_flag=True, help="Every process, not only what was named.")
-def ps(call: Call, every: bool) -> None:
+def ps(call: CliCall, every: bool) -> None:
     """Show the machines that live on this host, and those found dead.
 
     \b
@@ -64,28 +67,28 @@ def ps(call: Call, every: bool) -> None:
       ortet ps --all --json
     """
     from ortet.cli import machines
-    from ortet.cli.machines import found_dead
+    from ortet.cli.machines import list_dead
 
     store = call.hub.root
-    living = machines.living(store)
-    data = [_about(living[name]) for name in sorted(living)]
-    data += [_dead(call, name) for name in found_dead(call.hub, living)]
+    living = machines.list_live(store)
+    data = [_machine_data(living[name]) for name in sorted(living)]
+    data += [_dead_machine_data(call, name) for name in list_dead(call.hub, living)]
     if not every:
         for one in data:
             one.pop("processes", None)
     call.emit(data, _lines(call, data))
 
 
-def _about(one: Living) -> dict[str, Any]:
+def _machine_data(machine: LiveMachineInfo) -> dict[str, Any]:
     data = {
-        "name": one.name,
-        "engine": one.engine,
-        "directory": one.directory,
-        "pid": one.pid,
-        "age": max(time.time() - one.since, 0.0),
+        "name": machine.name,
+        "engine": machine.engine,
+        "directory": machine.directory,
+        "pid": machine.pid,
+        "age": max(time.time() - machine.since, 0.0),
     }
     try:
-        ask = one.ask()
+        ask = machine.connect()
         jobs, processes = [job for job in ask.jobs() if job.name], ask.ps()
     except OrtetError:  # between two looks at it
         return {**data, "state": "silent", "memory": 0, "jobs": []}
@@ -97,9 +100,9 @@ def _about(one: Living) -> dict[str, Any]:
     return {**data, "state": "live", "memory": memory, "jobs": told, "processes": processes}
 
 
-def _dead(call: Call, name: str) -> dict[str, Any]:
+def _dead_machine_data(call: CliCall, name: str) -> dict[str, Any]:
     head = call.hub.refs.get(name)
-    row = call.hub.registry.need(name)
+    row = call.hub.workspace_table.need(name)
     return {
         "name": name,
         "engine": row.engine,
@@ -111,7 +114,7 @@ def _dead(call: Call, name: str) -> dict[str, Any]:
     }
 
 
-def _lines(call: Call, data: list[dict[str, Any]]) -> Iterator[str]:
+def _lines(call: CliCall, data: list[dict[str, Any]]) -> Iterator[str]:
     if not data:
         yield "no machine lives here: `ortet start` starts one"
         return
@@ -119,12 +122,12 @@ def _lines(call: Call, data: list[dict[str, Any]]) -> Iterator[str]:
     for one in data:
         name, engine = output.safe(one["name"]), str(one["engine"])
         if one["state"] == "dead":
-            at = f"at {output.short(one['head'])}" if one["head"] else "never committed"
+            at = f"at {output.short_id(one['head'])}" if one["head"] else "never committed"
             rows.append((name, engine, "-", "dead", at, f"`{output.safe(one['restore'])}`"))
             continue
         jobs = ", ".join(_job(job) for job in one["jobs"]) or "-"
         age = f"{one['age']:.0f} s" if one["age"] < 120 else f"{one['age'] / 60:.0f} min"
-        rows.append((name, engine, str(one["pid"]), age, output.size(one["memory"]), jobs))
+        rows.append((name, engine, str(one["pid"]), age, output.format_size(one["memory"]), jobs))
     yield from call.table(rows)
     found = [(one, process) for one in data for process in one.get("processes", ())]
     if found:
@@ -132,14 +135,14 @@ def _lines(call: Call, data: list[dict[str, Any]]) -> Iterator[str]:
         yield from call.table([("NAME", "PID INSIDE", "MEMORY", "COMMAND"), *map(_process, found)])
 
 
-def _process(found: tuple[dict[str, Any], Process]) -> tuple[str, str, str, str]:
+def _process(found: tuple[dict[str, Any], ProcessInfo]) -> tuple[str, str, str, str]:
     one, process = found
     job = next((job for job in one["jobs"] if job["pid"] == process.pid), None)
     if job and job["name"].startswith("kernel "):
         command = f"(Python {job['name']})"  # its own words are our program
     else:
         command = output.safe(" ".join(process.cmdline) or process.name)
-    return output.safe(one["name"]), str(process.pid), output.size(process.rss), command
+    return output.safe(one["name"]), str(process.pid), output.format_size(process.rss), command
 
 
 def _job(job: dict[str, Any]) -> str:
@@ -148,11 +151,11 @@ def _job(job: dict[str, Any]) -> str:
 
 
 @verb(context_settings={"allow_interspersed_args": False})
-@which
+@workspace_option
 @click.option("--cwd", default="", metavar="DIR", help="Start in DIR of the workspace.")
 @click.argument("job", metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def spawn(call: Call, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:
+def spawn(call: CliCall, job: str, command: tuple[str, ...], *, name: str | None, cwd: str) -> None:
     """Start a program in a machine that lives on; it goes on, as NAME.
 
     Without -w it is the private machine of this directory, which is started when it does not live.
@@ -164,41 +167,41 @@ def spawn(call: Call, job: str, command: tuple[str, ...], *, name: str | None, c
       ortet spawn -w proj-live/1 watch "make -s watch"
     """
     from ortet.cli import machines
-    from ortet.machines.command import argv_of, environment
-    from ortet.machines.folder import inside
+    from ortet.machines.command import argv_of, build_environment
+    from ortet.machines.folder import relative_cwd
     from ortet.workspaces.programs import check_job
 
     words = list(command[1:] if command[0] == "--" else command)
     if not words:
         raise click.UsageError("COMMAND is missing: give it after --")
-    one = machines.begin(call, name)
+    one = machines.find_or_start(call, name)
     mark = os.urandom(8).hex()
-    started = one.ask().spawn(
+    started = one.connect().spawn(
         check_job(job),
         argv_of(words[0] if len(words) == 1 else words),
-        env=environment({}, mark),
-        cwd=os.path.join(one.directory, inside(cwd)),
+        env=build_environment({}, mark),
+        cwd=os.path.join(one.directory, relative_cwd(cwd)),
         mark=mark,
         declared=True,
     )
-    code = started.wait(_AT_ONCE)
+    code = started.wait(_EARLY_EXIT_SECONDS)
     data = {"machine": one.name, "name": job, "pid": started.pid, "code": code}
     if code is None:
         call.emit(data, [f"{output.safe(job)} runs in {one.name} as {started.pid}"])
         return
-    last = _lines_of(started.logs(), 1).decode("utf-8", "replace").strip()
+    last = _last_lines(started.logs(), 1).decode("utf-8", "replace").strip()
     said = f": {output.safe(last)}" if last else ""
     call.emit(data, [f"{output.safe(job)} ended at once in {one.name} with {code}{said}"])
 
 
 @verb()
 @click.argument("job", metavar="NAME")
-@which
+@workspace_option
 @click.option("-f", "--follow", is_flag=True, help="Go on until it ends.")
 @click.option(
     "-n", "--last", type=click.IntRange(min=0), metavar="N", help="Only the last N lines."
 )
-def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | None) -> None:
+def logs(call: CliCall, job: str, *, name: str | None, follow: bool, last: int | None) -> None:
     """Show what a program has written; the last megabyte is kept.
 
     \b
@@ -208,18 +211,18 @@ def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | No
     """
     from ortet.cli import machines
 
-    one = machines.need(call, name)
-    found = one.ask().job(job)
+    one = machines.require_live(call, name)
+    found = one.connect().job(job)
     if call.json:
-        call.emit({"name": job, "text": _lines_of(found.logs(), last).decode("utf-8", "replace")})
+        call.emit({"name": job, "text": _last_lines(found.logs(), last).decode("utf-8", "replace")})
         return
     if not follow:
-        _write(_lines_of(found.logs(), last))
+        _write(_last_lines(found.logs(), last))
         return
-    cursor, kept = 0, _lines_of(found.logs(), last) if last is not None else b""
+    cursor, kept = 0, _last_lines(found.logs(), last) if last is not None else b""
     _write(kept)
     while True:
-        piece = found.read(cursor, _WAIT, stream="output")
+        piece = found.read(cursor, _LOG_WAIT_SECONDS, stream="output")
         if last is None or cursor:
             _write(piece.data)
         cursor = piece.cursor
@@ -227,10 +230,10 @@ def logs(call: Call, job: str, *, name: str | None, follow: bool, last: int | No
             return
 
 
-def _lines_of(data: bytes, last: int | None) -> bytes:
-    if last is None:
+def _last_lines(data: bytes, count: int | None) -> bytes:
+    if count is None:
         return data
-    return b"".join(data.splitlines(keepends=True)[-last:]) if last else b""
+    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
 
 
 def _write(data: bytes) -> None:
@@ -240,9 +243,9 @@ def _write(data: bytes) -> None:
 
 @verb()
 @click.argument("port", type=int)
-@which
+@workspace_option
 @click.option("--at", type=int, default=0, metavar="PORT", help="The host's port; else any free.")
-def expose(call: Call, port: int, name: str | None, at: int) -> None:
+def expose(call: CliCall, port: int, name: str | None, at: int) -> None:
     """Let connections to a loopback port of this host into a machine's PORT.
 
     It closes with the machine.
@@ -254,16 +257,16 @@ def expose(call: Call, port: int, name: str | None, at: int) -> None:
     """
     from ortet.cli import machines
 
-    one = machines.need(call, name)
+    one = machines.require_live(call, name)
     words = ["machine", "expose", "-w", one.name, str(port), "--at", str(at)]
-    told = machines.order(call, one.name, words)
+    told = machines.run_in_agent(call, one.name, words)
     call.emit(told, [f"127.0.0.1:{told['at']} leads to port {port} of {one.name}"])
 
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("-m", "--message", default="stopped", metavar="TEXT", help="Of the commit.")
-def stop(call: Call, names: tuple[str, ...], message: str) -> None:
+def stop(call: CliCall, names: tuple[str, ...], message: str) -> None:
     """Commit machines that live, with what runs in them, then end them.
 
     `ortet start NAME` goes on from there.
@@ -272,12 +275,12 @@ def stop(call: Call, names: tuple[str, ...], message: str) -> None:
     Example:
       ortet stop proj-live
     """
-    _end(call, names, ["--commit", message])
+    _end_machines(call, names, ["--commit", message])
 
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def kill(call: Call, names: tuple[str, ...]) -> None:
+def kill(call: CliCall, names: tuple[str, ...]) -> None:
     """End machines at once, without a commit.
 
     Files that they have changed stay and are there at the next start; what ran comes back as of the
@@ -287,35 +290,37 @@ def kill(call: Call, names: tuple[str, ...]) -> None:
     Example:
       ortet kill proj-live/2
     """
-    _end(call, names, [])
+    _end_machines(call, names, [])
 
 
-def _end(call: Call, names: tuple[str, ...], options: list[str]) -> None:
+def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> None:
     from ortet.cli import machines
     from ortet.cli.daemon import live_machines
 
     ended = []
     for name in names:
-        if name in live_machines.remembered(call.hub.root) and name not in machines.living(
+        if name in live_machines.recorded_machines(
             call.hub.root
-        ):
-            live_machines.forget(
+        ) and name not in machines.list_live(call.hub.root):
+            live_machines.remove_record(
                 call.hub.root, name
             )  # it is dead already: not to be spoken of any more
             continue
-        one = machines.need(call, name)
-        ended.append(machines.order(call, one.name, ["machine", "close", "-w", one.name, *options]))
-    call.emit(ended, [_ended(one) for one in ended])
+        one = machines.require_live(call, name)
+        ended.append(
+            machines.run_in_agent(call, one.name, ["machine", "close", "-w", one.name, *options])
+        )
+    call.emit(ended, [_ended_line(one) for one in ended])
 
 
-def _ended(one: dict[str, Any]) -> str:
-    return f"{one['name']} ended, at {output.short(one['oid']) if one['oid'] else 'no commit'}"
+def _ended_line(machine: dict[str, Any]) -> str:
+    return f"{machine['name']} ended, at {output.short_id(machine['oid']) if machine['oid'] else 'no commit'}"
 
 
 @verb()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="Do not commit what is not committed.")
-def rm(call: Call, names: tuple[str, ...], force: bool) -> None:
+def rm(call: CliCall, names: tuple[str, ...], force: bool) -> None:
     """End machines and forget their workspaces with all private files.
 
     What is not committed is committed first, unless --force is given. Branches stay: `ortet restore
@@ -329,15 +334,15 @@ def rm(call: Call, names: tuple[str, ...], force: bool) -> None:
     from ortet.cli.daemon import live_machines
 
     for name in names:
-        if call.hub.registry.need(name).files != "private":
+        if call.hub.workspace_table.need(name).files != "private":
             raise NotFound(
                 "not_private", f"{name} is a directory in place: `ortet drop {name}` forgets it"
             )
     for name in names:
-        if name in machines.living(call.hub.root):
+        if name in machines.list_live(call.hub.root):
             words = ["machine", "remove", "-w", name, *(["--discard"] if force else [])]
-            machines.order(call, name, words)
+            machines.run_in_agent(call, name, words)
         else:
             call.hub.drop(name, discard=force)
-            live_machines.forget(call.hub.root, name)
+            live_machines.remove_record(call.hub.root, name)
     call.emit({"removed": list(names)}, [f"removed {name}" for name in names])

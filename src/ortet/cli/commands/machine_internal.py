@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortet.cli.call import Call, group, verb, which
+from ortet.cli.call import CliCall, group, verb, workspace_option
 from ortet.cli.daemon import live_machines
 from ortet.errors import Invalid, Unsupported
 from ortet.ids import from_hex, to_hex
 
 if TYPE_CHECKING:
-    from ortet.cli.daemon.cache import Resident
+    from ortet.cli.daemon.cache import DaemonCache
     from ortet.workspaces.table import WorkspaceRow
     from ortet.workspaces.workspace import Workspace
 
@@ -23,21 +23,21 @@ def machine() -> None:
 
 
 @verb("open")
-@which
+@workspace_option
 @click.option("--restore", is_flag=True)
 @click.option("--network", metavar="WHICH")
-def open_(call: Call, name: str | None, restore: bool, network: str | None) -> None:
+def open_(call: CliCall, name: str | None, restore: bool, network: str | None) -> None:
     """Start a machine that lives on; of a directory in place, a private one of its files."""
-    resident = _resident(call)
-    workspace = _private(call, name, network)
-    was = workspace.name in resident.live()
+    resident = _require_daemon(call)
+    workspace = _private_workspace(call, name, network)
+    was = workspace.name in resident.live_machines()
     losses: list[Any] = []
     head = workspace.head
     try:
-        resident.enliven(workspace)
+        resident.keep_machine_alive(workspace)
         if restore and head is not None and not was:
             losses = workspace.restore(head.oid, restart=True).losses
-        about = resident.live()[workspace.name]
+        about = resident.live_machines()[workspace.name]
     except BaseException:
         workspace.close()
         raise
@@ -45,26 +45,26 @@ def open_(call: Call, name: str | None, restore: bool, network: str | None) -> N
     call.emit({"name": workspace.name, **about, "losses": losses})
 
 
-def _private(call: Call, name: str | None, network: str | None) -> Workspace:
+def _private_workspace(call: CliCall, name: str | None, network: str | None) -> Workspace:
     row = call.row(name)
     if row.files == "private":
-        return _opened(call, row, network)
-    hub, engine = call.hub, _best(call)
-    found = hub.registry.at(row.directory, "private", engine)
+        return _open_workspace(call, row, network)
+    hub, engine = call.hub, _best_engine(call)
+    found = hub.workspace_table.find_at(row.directory, "private", engine)
     if found is not None:
-        return _opened(call, found, network)
+        return _open_workspace(call, found, network)
     wanted = f"{row.name}-live"
     names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))  # a branch outlives its machine
-    free = (n for n in names if hub.registry.get(n) is None and hub.refs.get(n) is None)
+    free = (n for n in names if hub.workspace_table.get(n) is None and hub.refs.get(n) is None)
     return hub.workspace(row.directory, engine=engine, name=next(free, None), network=network)
 
 
-def _opened(call: Call, row: WorkspaceRow, network: str | None) -> Workspace:
-    call.hub.registry.limit(row, None, network)
+def _open_workspace(call: CliCall, row: WorkspaceRow, network: str | None) -> Workspace:
+    call.hub.workspace_table.limit(row, None, network)
     return call.workspace(row.name)
 
 
-def _best(call: Call) -> str:
+def _best_engine(call: CliCall) -> str:
     try:
         call.hub.check_engine("criu")
     except Unsupported:
@@ -74,54 +74,54 @@ def _best(call: Call) -> str:
 
 
 @verb("close")
-@which
+@workspace_option
 @click.option("--commit", "message", metavar="TEXT")
-def close(call: Call, name: str, message: str | None) -> None:
+def close(call: CliCall, name: str, message: str | None) -> None:
     """End a machine, after a commit when a message is given."""
-    resident = _resident(call)
+    resident = _require_daemon(call)
     workspace = call.workspace(name)
     info = workspace.commit(message) if message is not None else workspace.head
     losses = workspace.losses if message is not None else []
     workspace.close()
-    live_machines.forget(resident.store, workspace.name)
+    live_machines.remove_record(resident.store, workspace.name)
     call.json = True
     call.emit({"name": name, "oid": info.oid if info else None, "losses": losses})
 
 
 @verb("expose")
-@which
+@workspace_option
 @click.argument("port", type=int)
 @click.option("--at", type=int, default=0)
-def expose(call: Call, name: str, port: int, at: int) -> None:
+def expose(call: CliCall, name: str, port: int, at: int) -> None:
     """Let connections to a loopback port of the host into a machine."""
-    _resident(call)
+    _require_daemon(call)
     found = call.workspace(name).expose(port, at=at)
     call.json = True
     call.emit({"name": name, "port": port, "at": found})
 
 
 @verb("fork")
-@which
+@workspace_option
 @click.argument("commit")
 @click.option("-n", "count", type=int, default=1)
-def fork(call: Call, name: str, commit: str, count: int) -> None:
+def fork(call: CliCall, name: str, commit: str, count: int) -> None:
     """Copies of a commit whose processes go on, to live on here."""
-    from ortet.cli.commands.fork import forked
+    from ortet.cli.commands.fork import fork_live
 
-    _resident(call)
-    copies = forked(call, call.row(name), from_hex(commit), count)
+    _require_daemon(call)
+    copies = fork_live(call, call.row(name), from_hex(commit), count)
     call.json = True
     call.emit({"copies": copies})
 
 
 @verb("remove")
-@which
+@workspace_option
 @click.option("--discard", is_flag=True)
-def remove(call: Call, name: str, discard: bool) -> None:
+def remove(call: CliCall, name: str, discard: bool) -> None:
     """Forget a workspace with its machine and private files; its branch stays."""
-    resident = _resident(call)
+    resident = _require_daemon(call)
     call.hub.drop(name, discard=discard)
-    live_machines.forget(resident.store, name)
+    live_machines.remove_record(resident.store, name)
     head = call.hub.refs.get(name)
     call.json = True
     call.emit({"name": name, "oid": to_hex(head.oid) if head else None})
@@ -131,7 +131,7 @@ for _verb in (open_, close, expose, fork, remove):
     machine.add_command(_verb)
 
 
-def _resident(call: Call) -> Resident:
-    if call.resident is None:
+def _require_daemon(call: CliCall) -> DaemonCache:
+    if call.daemon_cache is None:
         raise Invalid("not_for_you", "only the host agent does this: use `ortet start`")
-    return call.resident
+    return call.daemon_cache

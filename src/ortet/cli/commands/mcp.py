@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Invalid, Unsupported
 
 
@@ -19,7 +19,7 @@ from ortet.errors import Invalid, Unsupported
 @click.option("--host", metavar="HOST", help="With --http: where to listen; 127.0.0.1 unless told.")
 @click.option("--no-auth", is_flag=True, help="With --http: ask for no token; on loopback only.")
 def mcp(
-    call: Call,
+    call: CliCall,
     *,
     session: str | None,
     agent: str,
@@ -45,7 +45,7 @@ def mcp(
       ortet mcp --http 8377
     """
     from ortet.config.environment import mcp_token
-    from ortet.mcp_server.context import Desk
+    from ortet.mcp_server.context import McpContext
 
     for flag, given in (("--host", host is not None), ("--no-auth", no_auth)):
         if given and port is None:
@@ -57,17 +57,17 @@ def mcp(
             "package_missing",
             f"the MCP server needs the package {error.name}: pip install 'ortet[mcp]'",
         ) from error
-    with Desk(session=session, agent=agent, store=store) as desk:
+    with McpContext(session=session, agent=agent, store=store) as desk:
         if port is None:
             if sys.stdin.isatty():
                 call.note("a client of MCP speaks to this on standard input; Ctrl-C ends it")
-            transports.over_stdio(desk, allow=allow_destructive)
+            transports.serve_stdio(desk, allow_destructive=allow_destructive)
         else:
-            transports.over_http(
+            transports.serve_http(
                 desk,
-                allow=allow_destructive,
+                allow_destructive=allow_destructive,
                 host=host or "127.0.0.1",
                 port=port,
                 token=mcp_token(),
-                open_=no_auth,
+                no_auth=no_auth,
             )

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output as render
-from ortet.cli.call import Call, group, verb
-from ortet.cli.session_args import find, read, session_either, tail, write
+from ortet.cli.call import CliCall, group, verb
+from ortet.cli.session_args import (
+    find_session,
+    id_suffix,
+    open_session,
+    read_session,
+    session_argument_or_option,
+)
 from ortet.errors import NotFound
 
 if TYPE_CHECKING:
@@ -31,9 +37,9 @@ def memory() -> None:
 
 
 @verb("export")
-@session_either
+@session_argument_or_option
 @click.option("-o", "--output", metavar="FILE", help="Write it there.")
-def memory_export(call: Call, session: str | None, *, output: str | None) -> None:
+def memory_export(call: CliCall, session: str | None, *, output: str | None) -> None:
     """Print what a session knows and went through, as Markdown.
 
     \b
@@ -42,7 +48,7 @@ def memory_export(call: Call, session: str | None, *, output: str | None) -> Non
     """
     from ortet.sessions.memory.report import markdown
 
-    view = read(call, session)
+    view = read_session(call, session)
     text = markdown(view)
     if output is None:
         lines = (render.safe(line, keep="\t") for line in text.splitlines())
@@ -56,7 +62,7 @@ def memory_export(call: Call, session: str | None, *, output: str | None) -> Non
 @verb("diff")
 @click.argument("old")
 @click.argument("new", default="HEAD")
-def memory_diff(call: Call, old: str, new: str) -> None:
+def memory_diff(call: CliCall, old: str, new: str) -> None:
     """Show what is believed at one place and not at another.
 
     Each is a commit, a branch or a session.
@@ -73,13 +79,13 @@ def memory_diff(call: Call, old: str, new: str) -> None:
     call.emit(data, list(_changes(call, found)) or ["no difference"])
 
 
-def _commit(call: Call, word: str) -> str:
+def _commit(call: CliCall, word: str) -> str:
     """Of a reference, or the last one of a session."""
     try:
         return call.resolve(word).hex()
     except NotFound as missing:
         try:
-            row = find(call, word)
+            row = find_session(call, word)
         except NotFound:
             raise missing from None
     head = call.hub.get(row.id).head
@@ -88,12 +94,18 @@ def _commit(call: Call, word: str) -> str:
     return head.oid
 
 
-def _changes(call: Call, found: MemoryDiff) -> Iterator[str]:
+def _changes(call: CliCall, found: MemoryDiff) -> Iterator[str]:
     rows = [
-        *(("- " + _kind(one), tail(one.id), _because(one)) for one in found.given_up),
-        *(("+ " + _kind(one), tail(one.id), render.line(one.text)) for one in found.learned),
-        *(("+ decision", tail(one.id), _because(one)) for one in found.decisions),
-        *(("+ episode", tail(one.id), render.line(one.summary)) for one in found.episodes),
+        *(("- " + _kind(one), id_suffix(one.id), _text_with_reason(one)) for one in found.given_up),
+        *(
+            ("+ " + _kind(one), id_suffix(one.id), render.single_line(one.text))
+            for one in found.learned
+        ),
+        *(("+ decision", id_suffix(one.id), _text_with_reason(one)) for one in found.decisions),
+        *(
+            ("+ episode", id_suffix(one.id), render.single_line(one.summary))
+            for one in found.episodes
+        ),
     ]
     for (mark, *_), line in zip(rows, call.table(rows), strict=True):
         yield call.paint(line, fg="green" if mark.startswith("+") else "red")
@@ -103,14 +115,16 @@ def _kind(fact: Fact) -> str:
     return "lesson" if fact.lesson else "fact"
 
 
-def _because(one: Fact | Decision) -> str:
-    return render.line(one.text) + (f"  ({render.line(one.why)})" if one.why else "")
+def _text_with_reason(record: Fact | Decision) -> str:
+    return render.single_line(record.text) + (
+        f"  ({render.single_line(record.why)})" if record.why else ""
+    )
 
 
 @verb("consolidate")
 @click.argument("agent", default="default")
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
-def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
+def memory_consolidate(call: CliCall, agent: str, *, dry_run: bool) -> None:
     """Make facts of an agent's episodes, for all its sessions.
 
     Of sessions that were opened with a user's scope, they are for that user's. Each says which
@@ -123,16 +137,16 @@ def memory_consolidate(call: Call, agent: str, *, dry_run: bool) -> None:
     """
     with call.progress("consolidate"):
         found = call.hub.consolidate(agent, dry_run=dry_run)
-    rows = [("+", tail(one.id), render.line(one.text)) for one in found.facts]
-    rows += [("=", tail(id_), render.line(text)) for text, id_ in found.linked]
+    rows = [("+", id_suffix(one.id), render.single_line(one.text)) for one in found.facts]
+    rows += [("=", id_suffix(id_), render.single_line(text)) for text, id_ in found.linked]
     total = f"{render.plural(found.episodes, 'episode')}, {render.plural(len(rows), 'fact')}"
     end = f"{total}: nothing is changed" if dry_run else total
     call.emit(render.fields(found), [*call.table(rows), end])
 
 
 @verb("contradictions")
-@session_either
-def memory_contradictions(call: Call, session: str | None) -> None:
+@session_argument_or_option
+def memory_contradictions(call: CliCall, session: str | None) -> None:
     """List facts that cannot both be true, the older first.
 
     Nothing is given up by itself: `ortet learn --supersedes` or `ortet facts forget` settles one.
@@ -141,9 +155,13 @@ def memory_contradictions(call: Call, session: str | None) -> None:
     Example:
       ortet memory contradictions fix-42
     """
-    found = read(call, session).contradictions()
+    found = read_session(call, session).contradictions()
     rows = [
-        (tail(fact.id), render.line(one.about) if fact is one.ours else "", render.line(fact.text))
+        (
+            id_suffix(fact.id),
+            render.single_line(one.about) if fact is one.ours else "",
+            render.single_line(fact.text),
+        )
         for one in found
         for fact in (one.ours, one.theirs)
     ]
@@ -151,8 +169,8 @@ def memory_contradictions(call: Call, session: str | None) -> None:
 
 
 @verb("refresh")
-@session_either
-def memory_refresh(call: Call, session: str | None) -> None:
+@session_argument_or_option
+def memory_refresh(call: CliCall, session: str | None) -> None:
     """Let a session know what the memories that it shares say now.
 
     One that was restored, and each fork, believes what they said then.
@@ -161,7 +179,7 @@ def memory_refresh(call: Call, session: str | None) -> None:
     Example:
       ortet memory refresh fix-42
     """
-    opened = write(call, session)
+    opened = open_session(call, session)
     before = {fact.id for fact in opened.facts()}
     opened.refresh()
     after = {fact.id for fact in opened.facts()}

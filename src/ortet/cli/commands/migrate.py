@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Migrated(msgspec.Struct, frozen=True):
+class MigrationResult(msgspec.Struct, frozen=True):
     """The format of a store's catalog; the same twice where there was nothing to do."""
 
     before: int
@@ -20,7 +20,7 @@ class Migrated(msgspec.Struct, frozen=True):
 
 
 @verb()
-def migrate(call: Call) -> None:
+def migrate(call: CliCall) -> None:
     """Bring the tables of the store up to date.
 
     Whoever opens a store first with a new release does so, in one transaction: with this verb at a
@@ -31,23 +31,23 @@ def migrate(call: Call) -> None:
     Example:
       ortet migrate
     """
-    look = _look(call)
+    look = _format_reader(call)
     before = look()
     call.open_hub(create=False)
-    found = Migrated(before, look())
+    found = MigrationResult(before, look())
     line = f"the catalog has format {found.after}: nothing to do"
     if found.before != found.after:
         line = f"the catalog had format {found.before} and has {found.after} now"
     call.emit(found, [line])
 
 
-def _look(call: Call) -> Callable[[], int]:
+def _format_reader(call: CliCall) -> Callable[[], int]:
     from ortet.config.environment import store_path, store_url
     from ortet.config.open_shared_store import is_shared
-    from ortet.config.store_format import format_in_database, format_in_file
+    from ortet.config.store_format import read_postgres_format, read_sqlite_format
 
-    url = store_url(cwd=call.here)
+    url = store_url(cwd=call.cwd)
     if is_shared(url):
-        return lambda: format_in_database(url)
+        return lambda: read_postgres_format(url)
     path = store_path(url) / "catalog.db"
-    return lambda: format_in_file(path)
+    return lambda: read_sqlite_format(path)

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb
+from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import (
     agent_option,
     all_option,
     find_or_all,
-    read,
-    said,
+    id_suffix,
+    read_session,
     scope_option,
     session_option,
-    tail,
+    text_or_stdin,
 )
-from ortet.cli.times import moment
+from ortet.cli.times import parse_time
 from ortet.errors import Invalid
 
 if TYPE_CHECKING:
-    from ortet.journal.conversation.context import Context
+    from ortet.journal.conversation.context import ModelContext
     from ortet.memory.records import Scores
-    from ortet.sessions.hits import Hit
+    from ortet.sessions.hits import RecallHit
 
 _TIERS = ("working", "episodic", "semantic")
 
@@ -49,7 +49,7 @@ _TIERS = ("working", "episodic", "semantic")
 @all_option
 @click.option("--explain", is_flag=True, help="Show why each was found.")
 @session_option
-def recall(call: Call, query: str, *, k: int, explain: bool, **given: Any) -> None:
+def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) -> None:
     """Find what was said, what happened and what is known, the best first.
 
     Of a session and of the memories that it shares; where no session works in this place and none
@@ -61,13 +61,13 @@ def recall(call: Call, query: str, *, k: int, explain: bool, **given: Any) -> No
       ortet recall --all --tier semantic -k 3 "deploy token"
       ortet recall -s fix-42 "which database?" --at 2026-11-16 --explain
     """
-    text = said(query) if query == "-" else as_text(query)
+    text = text_or_stdin(query) if query == "-" else as_text(query)
     row = find_or_all(call, given["session"], agent=given["agent"], everything=given["everything"])
     asked: dict[str, Any] = {
         "tiers": given["tier"] or None,
         "scope": given["scope"],
         "explain": explain,
-        **{name: moment(call, f"--{name}", given[name]) for name in ("at", "on", "since")},
+        **{name: parse_time(call, f"--{name}", given[name]) for name in ("at", "on", "since")},
     }
     if row is not None:
         found = call.hub.get(row.id).recall(text, k, **asked)
@@ -76,13 +76,13 @@ def recall(call: Call, query: str, *, k: int, explain: bool, **given: Any) -> No
     hits = [output.fields(hit) for hit in found]
     lines = call.table(map(_hit_cells, found))
     if explain:
-        lines = [line for pair in zip(lines, map(_why, found), strict=True) for line in pair]
+        lines = [line for pair in zip(lines, map(_score_line, found), strict=True) for line in pair]
     call.emit({"hits": hits, "dense": found.dense}, lines or ["nothing is remembered of it"])
     if found.dense not in ("", "all"):
-        call.note(_remark(found.dense))
+        call.note(_dense_note(found.dense))
 
 
-def _remark(dense: str) -> str:
+def _dense_note(dense: str) -> str:
     """How meaning took no part, or not all of it."""
     if dense == "some":
         return "by words and partly by meaning: not all is embedded yet"
@@ -90,18 +90,18 @@ def _remark(dense: str) -> str:
     return f"by words alone: {output.safe(why)}"
 
 
-def _hit_cells(hit: Hit) -> tuple[str, ...]:
+def _hit_cells(hit: RecallHit) -> tuple[str, ...]:
     return (
         f"{hit.score:.4f}",
         hit.tier,
-        output.when(hit.time),
-        output.safe(hit.role) or f"{hit.source.kind} {tail(hit.id)}",
+        output.format_time(hit.time),
+        output.safe(hit.role) or f"{hit.source.kind} {id_suffix(hit.id)}",
         output.safe(str(hit.source)),
-        output.line(hit.text),
+        output.single_line(hit.text),
     )
 
 
-def _why(hit: Hit) -> str:
+def _score_line(hit: RecallHit) -> str:
     return f"        {_scores(hit.scores)}" if hit.scores is not None else ""
 
 
@@ -128,7 +128,7 @@ def _scores(found: Scores) -> str:
 @click.option("--parts", is_flag=True, help="As JSON with rules apart and content in parts.")
 @session_option
 def context(
-    call: Call, query: str, *, tokens: int, chat: bool, parts: bool, session: str | None
+    call: CliCall, query: str, *, tokens: int, chat: bool, parts: bool, session: str | None
 ) -> None:
     """Print what a model is to be given, with memories for QUERY.
 
@@ -142,19 +142,19 @@ def context(
     """
     if chat and parts:
         raise Invalid("bad_usage", "--chat or --parts? give one of them")
-    text = said(query) if query == "-" else as_text(query)
-    found = read(call, session).context(text, tokens)
+    text = text_or_stdin(query) if query == "-" else as_text(query)
+    found = read_session(call, session).context(text, tokens)
     if chat or parts:
         given = found.chat() if chat else found.parts()
         call.emit(given, [output.to_json(given)])
         return
-    call.emit(output.fields(found), _talk(found))
+    call.emit(output.fields(found), _message_lines(found))
 
 
-def _talk(found: Context) -> Iterator[str]:
+def _message_lines(messages: ModelContext) -> Iterator[str]:
     from ortet.journal.conversation.text import text_of
 
-    for message in found:
+    for message in messages:
         who = "remembered" if message.extra.get("memory") else output.safe(message.role)
         yield f"[{who}]"
         yield from map(output.safe, text_of(message.content).splitlines())

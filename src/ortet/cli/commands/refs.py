@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Conflict, Invalid
-from ortet.history.refs import text_of
+from ortet.history.refs import ref_text
 
 if TYPE_CHECKING:
     from ortet.backends.base import Head
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a branch.")
 @click.option("-m", "--rename", "rename", nargs=2, metavar="OLD NEW", help="Rename a branch.")
 def branch(
-    call: Call,
+    call: CliCall,
     name: str | None,
     ref: str | None,
     delete: str | None,
@@ -39,14 +39,16 @@ def branch(
       ortet branch -m proj/1 good-idea
       ortet branch -d before-refactoring
     """
-    _one_deed(name, delete, rename)
+    _check_single_action(name, delete, rename)
     if name is not None:
         _create(call, name, ref, "branch")
     elif delete is not None:
         from ortet.workspaces import branches
 
         oid = branches.delete(call.hub, delete).hex()
-        call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short(oid)}"])
+        call.emit(
+            {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
+        )
     elif rename is not None:
         from ortet.workspaces import branches
 
@@ -62,7 +64,7 @@ def branch(
 @click.option("-d", "--delete", "delete", metavar="NAME", help="Delete a tag.")
 @click.option("-w", "--workspace", metavar="NAME", help="HEAD is that of this one, such as proj/1.")
 def tag(
-    call: Call, name: str | None, ref: str | None, *, delete: str | None, workspace: str | None
+    call: CliCall, name: str | None, ref: str | None, *, delete: str | None, workspace: str | None
 ) -> None:
     """List tags; make or delete one. A tag is a name that does not move.
 
@@ -75,12 +77,14 @@ def tag(
       ortet restore green
       ortet tag -d green
     """
-    _one_deed(name, delete)
+    _check_single_action(name, delete)
     if name is not None:
         _create(call, name, ref, "tag", workspace)
     elif delete is not None:
         oid = call.hub.refs.delete(delete, kind="tag", actor=call.hub.author).hex()
-        call.emit({"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short(oid)}"])
+        call.emit(
+            {"deleted": delete, "oid": oid}, [f"deleted {delete}, was {output.short_id(oid)}"]
+        )
     else:
         call.paged = True
         found = [_head(call, head) for head in call.hub.refs.tags()]
@@ -90,7 +94,7 @@ def tag(
 @verb()
 @click.argument("name", metavar="[BRANCH]", required=False)
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
-def reflog(call: Call, name: str | None, limit: int | None) -> None:
+def reflog(call: CliCall, name: str | None, limit: int | None) -> None:
     """Show where a branch has been, newest first.
 
     The first column can be used wherever a commit is asked for, also after the branch was deleted.
@@ -102,7 +106,7 @@ def reflog(call: Call, name: str | None, limit: int | None) -> None:
     """
     if name is None:
         name = call.branch() or call.row().name
-    text_of(name)
+    ref_text(name)
     ops = call.hub.refs.reflog(name) or call.hub.refs.reflog(name, kind="tag")
     if not ops:
         call.resolve(name)  # says what there is instead
@@ -121,8 +125,8 @@ def reflog(call: Call, name: str | None, limit: int | None) -> None:
     rows = [
         (
             f"{name}@{{{number}}}",
-            output.short(op.new.hex()) if op.new else "-",
-            output.when(op.time),
+            output.short_id(op.new.hex()) if op.new else "-",
+            output.format_time(op.time),
             op.verb,
             output.title(op.detail),
         )
@@ -131,13 +135,13 @@ def reflog(call: Call, name: str | None, limit: int | None) -> None:
     call.emit(data, output.table(rows))
 
 
-def _one_deed(*asked: object) -> None:
-    if sum(thing is not None for thing in asked) > 1:
+def _check_single_action(*actions: object) -> None:
+    if sum(thing is not None for thing in actions) > 1:
         raise Invalid("bad_usage", "create, delete or rename, one at a time: give one of them")
 
 
 def _create(
-    call: Call, name: str, ref: str | None, kind: RefKind, workspace: str | None = None
+    call: CliCall, name: str, ref: str | None, kind: RefKind, workspace: str | None = None
 ) -> None:
     branch = call.row(workspace).name if workspace else None
     oid = call.resolve("HEAD" if ref is None else ref, branch)
@@ -148,17 +152,19 @@ def _create(
         if there is None:
             raise
         info = call.hub.history.info(there.oid)
-        what = f"{error.message} (it is {output.short(info.oid)}, {output.title(info.message)!r})"
+        what = (
+            f"{error.message} (it is {output.short_id(info.oid)}, {output.title(info.message)!r})"
+        )
         raise Conflict(error.kind, what, **error.details) from error
     text = oid.hex()
-    call.emit({"name": name, "oid": text}, [f"{name} is {output.short(text)}"])
+    call.emit({"name": name, "oid": text}, [f"{name} is {output.short_id(text)}"])
 
 
-def _list_branches(call: Call) -> None:
+def _list_branches(call: CliCall) -> None:
     call.paged = True
     here = call.branch()
     heads = {head.name: head for head in call.hub.refs.branches()}
-    rows = {row.name: row for row in call.hub.registry.all()}
+    rows = {row.name: row for row in call.hub.workspace_table.all()}
     data, lines = [], []
     for name in sorted(heads.keys() | rows.keys()):
         head, row = heads.get(name), rows.get(name)
@@ -180,12 +186,12 @@ def _list_branches(call: Call) -> None:
     call.emit(data, output.table(lines))
 
 
-def _cells(found: dict[str, Any]) -> tuple[str, str, str, str]:
-    moment = output.when(found["time"]) if "time" in found else ""
-    return found["name"], output.short(found["oid"] or "-"), moment, output.title(found["message"])
+def _cells(ref: dict[str, Any]) -> tuple[str, str, str, str]:
+    moment = output.format_time(ref["time"]) if "time" in ref else ""
+    return ref["name"], output.short_id(ref["oid"] or "-"), moment, output.title(ref["message"])
 
 
-def _head(call: Call, head: Head) -> dict[str, Any]:
+def _head(call: CliCall, head: Head) -> dict[str, Any]:
     commit = call.hub.history.read(head.oid)
     return {
         "name": head.name,

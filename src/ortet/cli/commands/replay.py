@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb
-from ortet.cli.session_args import event_data, find, read, row_data, value_of
+from ortet.cli.call import CliCall, as_text, verb
+from ortet.cli.session_args import event_data, find_session, parse_value, read_session, row_data
 from ortet.errors import Diverged, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from ortet.sessions.history.played import Played
+    from ortet.sessions.history.played import ReplayReport
     from ortet.sessions.table import SessionRow
 
 _WIDTH = 80
@@ -25,7 +25,7 @@ _WIDTH = 80
 @verb()
 @click.argument("session")
 @click.argument("command", metavar="[-- COMMAND...]", nargs=-1)
-def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
+def replay(call: CliCall, session: str, command: tuple[str, ...]) -> None:
     """Show a run with what it got, or run its program against that.
 
     With a COMMAND, the program is run and, where it opens the session by name, is given what it got
@@ -38,7 +38,7 @@ def replay(call: Call, session: str, command: tuple[str, ...]) -> None:
       ortet replay fix-42
       ortet replay fix-42 -- python3 agent.py
     """
-    row = find(call, session)
+    row = find_session(call, session)
     if command:
         _run(call, row, command)
         return
@@ -59,25 +59,29 @@ def _step_line(step: dict[str, Any]) -> str:
 
 
 def _gist(kind: str, data: dict[str, Any]) -> str:
-    from ortet.journal.replay.run_diff import gist
-    from ortet.sessions.actions.effects import shown
+    from ortet.journal.replay.run_diff import short_text
+    from ortet.sessions.actions.effects import format_call
 
     if kind == "begun":
         said = {"args": data.get("args", []), "kwargs": data.get("kwargs", {})}
-        return output.title(shown(str(data.get("name")), said))
-    return output.title(gist(data))
+        return output.title(format_call(str(data.get("name")), said))
+    return output.title(short_text(data))
 
 
-def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
+def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
     import subprocess
     import tempfile
 
     from ortet.sessions.history.played import read as read_report
-    from ortet.store.context import REPLAY, REPLAY_REPORT
+    from ortet.store.context import REPLAY_REPORT_VARIABLE, REPLAY_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="ortet-replay-") as place:
         report = Path(place) / "report"
-        told = {"ORTET_URL": call.hub.url, REPLAY: row.id, REPLAY_REPORT: str(report)}
+        told = {
+            "ORTET_URL": call.hub.url,
+            REPLAY_VARIABLE: row.id,
+            REPLAY_REPORT_VARIABLE: str(report),
+        }
         silent = call.json or call.quiet
         try:
             done = subprocess.run(
@@ -98,7 +102,7 @@ def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
             exit_code=done.returncode,
         )
     if played.got is not None or played.expected is not None:
-        raise _diverged(row, played, done.returncode)
+        raise _diverged_error(row, played, done.returncode)
     data = {"session": row.id, "same": True, "upto": played.upto, "exit_code": done.returncode}
     line = f"{row.name}: all {played.upto} events re-enacted, nothing done"
     if played.waits is None:
@@ -109,12 +113,12 @@ def _run(call: Call, row: SessionRow, command: tuple[str, ...]) -> None:
         call.emit({**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"])
 
 
-def _diverged(row: SessionRow, played: Played, exit_code: int) -> Diverged:
-    then, now = played.expected, played.got
-    left = _lines(then) if then else ["nothing more was recorded"]
-    right = _lines(now) if now else [f"the program ended, exit code {exit_code}"]
+def _diverged_error(row: SessionRow, report: ReplayReport, exit_code: int) -> Diverged:
+    then, now = report.expected, report.got
+    left = _step_details(then) if then else ["nothing more was recorded"]
+    right = _step_details(now) if now else [f"the program ended, exit code {exit_code}"]
     half = (_WIDTH - 3) // 2
-    at = then["seq"] if then else played.upto + 1
+    at = then["seq"] if then else report.upto + 1
     lines = [f"the replay of {row.name} left the record at event {at}"]
     lines.append(f"{'then':{half}}   now")
     for one, other in zip_longest(_wrap(left, half), _wrap(right, half), fillvalue=""):
@@ -125,7 +129,7 @@ def _diverged(row: SessionRow, played: Played, exit_code: int) -> Diverged:
     )
 
 
-def _lines(step: dict[str, Any]) -> list[str]:
+def _step_details(step: dict[str, Any]) -> list[str]:
     """A step, a thing a line."""
     data = step["data"]
     if step["kind"] == "begun":
@@ -150,7 +154,7 @@ def _wrap(lines: list[str], width: int) -> list[str]:
 @click.option("--error", metavar="TEXT", help="How the action failed.")
 @click.option("--no-files", is_flag=True, help="Fork the mind only.")
 def whatif(
-    call: Call,
+    call: CliCall,
     session: str,
     at: int,
     *,
@@ -174,12 +178,12 @@ def whatif(
     if message is not None:
         change["message"] = sys.stdin.read() if message == "-" else as_text(message)
     if result is not None:
-        change["result"] = value_of(result)
+        change["result"] = parse_value(result)
     if error is not None:
         change["error"] = as_text(error)
     if len(change) != 1:
         raise Invalid("bad_usage", "say what was otherwise: one of --message, --result, --error")
-    row = find(call, session)
+    row = find_session(call, session)
     fork = call.hub.whatif(row.id, at, machine=not no_files, **change)
     fork.pause()
     made = call.hub.get(fork.id).row
@@ -196,7 +200,7 @@ def whatif(
 @click.argument("left")
 @click.argument("right")
 @click.option("--around", type=click.IntRange(min=0), default=3, show_default=True, metavar="N")
-def diff_runs(call: Call, left: str, right: str, *, around: int) -> None:
+def diff_runs(call: CliCall, left: str, right: str, *, around: int) -> None:
     """Show where two sessions part, then both side by side.
 
     Times and ids do not count. The exit code is 0 also when they differ.
@@ -207,7 +211,7 @@ def diff_runs(call: Call, left: str, right: str, *, around: int) -> None:
     """
     from ortet.journal.replay.run_diff import render as side_by_side
 
-    one, other = read(call, left), read(call, right)
+    one, other = read_session(call, left), read_session(call, right)
     found = call.hub.diff_runs(one, other)
     data = {
         "left": one.id,
@@ -223,7 +227,7 @@ def diff_runs(call: Call, left: str, right: str, *, around: int) -> None:
             for pair in found.pairs
         ],
     }
-    text = side_by_side(found, width=_columns(), around=around)
+    text = side_by_side(found, width=_columns(), context_lines=around)
     call.emit(data, map(output.safe, text.splitlines()))
 
 

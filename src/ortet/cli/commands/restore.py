@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb, which
+from ortet.cli.call import CliCall, verb, workspace_option
 from ortet.errors import Invalid
 from ortet.ids import from_hex
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="PARTS", help="Parts to bring back, by comma: files, processes.")
 @click.option("--to", metavar="DIR", help="Write the files into a new directory instead.")
 @click.option("--restart", is_flag=True, help="Start services that ran then and do not come back.")
-@which
+@workspace_option
 def restore(
-    call: Call,
+    call: CliCall,
     ref: str,
     paths: tuple[str, ...],
     *,
@@ -52,28 +52,28 @@ def restore(
             raise Invalid("bad_usage", "--to writes everything: leave the paths out")
         if restart:
             raise Invalid("bad_usage", "nothing runs in a new directory: leave --restart out")
-        _write_out(call, ref, to, name)
+        _restore_to_directory(call, ref, to, name)
         return
     workspace = call.workspace(name)
     parts, target = _parts(only), workspace.resolve(ref)
     began = time.perf_counter()
     with call.progress("restore"):
-        inside = [call.inside(path, name) for path in paths] or None
+        inside = [call.workspace_relative(path, name) for path in paths] or None
         report = workspace.restore(ref, only=parts, paths=inside, restart=restart)
-    _tell(call, workspace, "restored", report, began, target)
+    _print_restored(call, workspace, "restored", report, began, target)
 
 
-def _write_out(call: Call, ref: str, to: str, name: str | None) -> None:
+def _restore_to_directory(call: CliCall, ref: str, to: str, name: str | None) -> None:
     oid = call.resolve(ref, name).hex()
-    call.remark_uncommitted(ref)
+    call.warn_uncommitted(ref)
     began = time.perf_counter()
     with call.progress("restore") as progress:
         report = call.hub.restore(oid, to, progress=progress)
     data = {"oid": oid, "path": os.path.abspath(to), **output.fields(report)}
-    took = output.seconds(time.perf_counter() - began)
-    line = f"{output.short(oid)} in {output.safe(to)}: {output.report(report)}  ({took})"
+    took = output.format_duration(time.perf_counter() - began)
+    line = f"{output.short_id(oid)} in {output.safe(to)}: {output.report_text(report)}  ({took})"
     call.emit(data, [line])
-    call.losses(report.losses)
+    call.print_losses(report.losses)
 
 
 def _parts(only: str | None) -> list[str] | None:
@@ -87,10 +87,10 @@ def _parts(only: str | None) -> list[str] | None:
     return parts
 
 
-def _tell(  # noqa: PLR0917 - in the order one says it
-    call: Call, workspace: Workspace, verb_: str, report: Report, began: float, target: Oid
+def _print_restored(  # noqa: PLR0917 - in the order one says it
+    call: CliCall, workspace: Workspace, verb_: str, report: Report, started: float, target: Oid
 ) -> None:
-    deeds, secrets = call.hub.since(workspace.name, target)
+    deeds, secrets = call.hub.unrestorable_since(workspace.name, target)
     head = workspace.head
     oid = head.oid if head else ""
     data = {
@@ -101,22 +101,22 @@ def _tell(  # noqa: PLR0917 - in the order one says it
         "deeds": [output.fields(deed) for deed in deeds],
         "secrets": [output.fields(one) for one in secrets],
     }
-    tag = call.paint(f"[{workspace.name} {output.short(oid)}]", fg="yellow")
-    took = output.seconds(time.perf_counter() - began)
-    lines = [f"{tag} {verb_}: {output.report(report)}  ({took})"]
+    tag = call.paint(f"[{workspace.name} {output.short_id(oid)}]", fg="yellow")
+    took = output.format_duration(time.perf_counter() - started)
+    lines = [f"{tag} {verb_}: {output.report_text(report)}  ({took})"]
     if deeds:
         names = ", ".join(sorted({output.safe(deed.name) for deed in deeds}))
         stay = "stays" if len(deeds) == 1 else "stay"
         lines.append(f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}")
     lines += [output.safe(str(one)) for one in secrets]
     call.emit(data, lines)
-    call.losses(report.losses)
+    call.print_losses(report.losses)
 
 
 @verb()
 @click.argument("count", metavar="[N]", type=int, default=1)
-@which
-def rewind(call: Call, count: int, name: str | None) -> None:
+@workspace_option
+def rewind(call: CliCall, count: int, name: str | None) -> None:
     """Restore the N-th commit back on this branch; 1 unless told.
 
     What was not committed is committed first, so `ortet restore HEAD@{1}` undoes a rewind.
@@ -134,4 +134,4 @@ def rewind(call: Call, count: int, name: str | None) -> None:
         report = workspace.rewind(count)
     head = workspace.head
     assert head is not None  # it has gone to one
-    _tell(call, workspace, "rewound", report, began, from_hex(head.oid))
+    _print_restored(call, workspace, "rewound", report, began, from_hex(head.oid))

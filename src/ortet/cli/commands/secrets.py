@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, group, verb
-from ortet.cli.commands.external_state import read_value
-from ortet.vault.expiry import is_over, shown
+from ortet.cli.call import CliCall, group, verb
+from ortet.cli.commands.external_state import read_secret
+from ortet.vault.expiry import format_expiry, is_expired
 
 
 @group
@@ -29,7 +29,7 @@ def secret() -> None:
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="< FILE")
 @click.option("--expires", metavar="TIME", help="As 90d, 12h or 2027-01-31 (UTC); then it ends.")
-def secret_set(call: Call, name: str, more: tuple[str, ...], *, expires: str | None) -> None:
+def secret_set(call: CliCall, name: str, more: tuple[str, ...], *, expires: str | None) -> None:
     """Keep what standard input says, without the newline at its end.
 
     \b
@@ -37,17 +37,17 @@ def secret_set(call: Call, name: str, more: tuple[str, ...], *, expires: str | N
       ortet secret set DEPLOY_TOKEN < token.txt
       ortet secret set DEPLOY_TOKEN --expires 90d < token.txt
     """
-    value = read_value(more)
+    value = read_secret(more)
     vault = call.open_hub(create=True).vault
     vault.put(name, value, expires=expires)
     until = vault.expires(name)
-    line = f"kept {name}, until {shown(until)}" if until else f"kept {name}"
+    line = f"kept {name}, until {format_expiry(until)}" if until else f"kept {name}"
     call.emit({"name": name, "expires": until or None}, [line])
 
 
 @verb("ls")
 @click.option("--long", is_flag=True, help="With when each ends.")
-def secret_ls(call: Call, *, long: bool) -> None:
+def secret_ls(call: CliCall, *, long: bool) -> None:
     """List the names of secrets.
 
     \b
@@ -59,7 +59,7 @@ def secret_ls(call: Call, *, long: bool) -> None:
         call.emit(vault.names(), vault.names())
         return
     found = [
-        {"name": name, "expires": ends or None, "expired": is_over(ends, now)}
+        {"name": name, "expires": ends or None, "expired": is_expired(ends, now)}
         for name in vault.names()
         for ends in [vault.expires(name)]
     ]
@@ -69,12 +69,14 @@ def secret_ls(call: Call, *, long: bool) -> None:
 def _row(one: dict[str, Any]) -> tuple[str, str]:
     if not one["expires"]:
         return one["name"], ""
-    return one["name"], f"{'expired' if one['expired'] else 'until'} {shown(one['expires'])}"
+    return one[
+        "name"
+    ], f"{'expired' if one['expired'] else 'until'} {format_expiry(one['expires'])}"
 
 
 @verb("rm")
 @click.argument("name")
-def secret_rm(call: Call, name: str) -> None:
+def secret_rm(call: CliCall, name: str) -> None:
     """Destroy a secret.
 
     \b

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from ortet._util.structs import known
-from ortet.cli.call import Call, verb
+from ortet._util.structs import thread_safe_struct
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
-    from ortet.config.settings import Serve
+    from ortet.config.settings import ServeSettings
     from ortet.hub.hub import Hub
 
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help="As [serve] in config.toml."
 )
 def serve(
-    call: Call,
+    call: CliCall,
     *,
     host: str,
     port: int,
@@ -70,11 +70,11 @@ def serve(
         )
     from ortet.config.environment import open_hub, read_settings
 
-    hub = _opened(call)
+    hub = _open_local_hub(call)
     settings = read_settings(hub.root)
-    chosen = _with(settings.serve, limits, ray)
-    policy = authenticate.Policy(
-        authenticate.hosts_of(host, allow_host), open_=no_auth, may_run=allow_run
+    chosen = _apply_options(settings.serve, limits, ray)
+    policy = authenticate.AccessPolicy(
+        authenticate.allowed_hosts(host, allow_host), open_=no_auth, may_run=allow_run
     )
     with server.bind(host, port) as bound:
         app = make_app(
@@ -82,19 +82,19 @@ def serve(
             lambda place, create: open_hub(place, create=create),
             policy,
             chosen,
-            reserve=settings.reserve << 20,
+            min_free_bytes=settings.reserve << 20,
         )
         name = f"[{host}]" if ":" in host else host
         at = f"http://{name}:{bound.getsockname()[1]}"
 
         def started() -> None:
-            call.emit({"url": at}, [f"ortet serves {_shown(hub)} at {at}"])
+            call.emit({"url": at}, [f"ortet serves {_display_url(hub)} at {at}"])
             sys.stdout.flush()  # whoever started us waits for it
 
-        server.serve(app, bound, started, settings=chosen, behind=behind)
+        server.serve(app, bound, started, settings=chosen, trusted_proxies=behind)
 
 
-def _opened(call: Call) -> Hub:
+def _open_local_hub(call: CliCall) -> Hub:
     from ortet.config.open_store import is_remote
 
     hub = call.open_hub(create=True)
@@ -105,14 +105,16 @@ def _opened(call: Call) -> Hub:
     return hub
 
 
-def _shown(hub: Hub) -> str:
+def _display_url(hub: Hub) -> str:
     """Its address, without options."""
     from ortet.config.open_shared_store import is_shared
 
     return hub.url.partition("?")[0] if is_shared(hub.url) else hub.url
 
 
-def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
+def _apply_options(
+    settings: ServeSettings, limits: tuple[str, ...], ray: str | None
+) -> ServeSettings:
     """As the options change them."""
     values = msgspec.structs.asdict(settings)
     if ray is not None:
@@ -121,7 +123,7 @@ def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
         name, _, value = word.partition("=")
         values[name] = value
     try:
-        found = msgspec.convert(values, known(type(settings)), strict=False)
+        found = msgspec.convert(values, thread_safe_struct(type(settings)), strict=False)
     except msgspec.ValidationError as error:
         names = ", ".join(type(settings).__struct_fields__)
         raise Invalid("bad_limit", f"--limit: {error}; there are {names}") from error
@@ -132,10 +134,10 @@ def _with(settings: Serve, limits: tuple[str, ...], ray: str | None) -> Serve:
 
 def _check_cluster(address: str) -> None:
     """Now, and not when the first swarm asks for it; whether it answers is seen then."""
-    from ortet.swarm.workers.placement import place_of
+    from ortet.swarm.workers.placement import parse_cluster
 
     try:
-        place_of(address, None)
+        parse_cluster(address, None)
     except Invalid as error:
         raise Invalid(
             "bad_place",

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, group, verb
+from ortet.cli.call import CliCall, as_text, group, verb
 from ortet.cli.session_args import (
     confirm,
-    find,
-    limits_of,
-    read,
+    find_session,
+    open_session,
+    parse_limits,
+    read_session,
     row_data,
-    said,
     session_argument,
     session_option,
-    unknown,
-    write,
+    text_or_stdin,
+    unsettled_effects,
     yes_option,
 )
 from ortet.errors import Invalid
@@ -59,7 +59,7 @@ def session() -> None:
     help="It shares what is known for user:X, project:X; repeatable.",
 )
 def new(
-    call: Call,
+    call: CliCall,
     name: str,
     *,
     goal: str,
@@ -82,16 +82,16 @@ def new(
         agent=agent,
         goal=as_text(goal),
         workspace=directory,
-        budget=limits_of(budget, "--budget") or None,
+        budget=parse_limits(budget, "--budget") or None,
         profile=profile,
-        parent=find(call, parent).id if parent else None,
+        parent=find_session(call, parent).id if parent else None,
         scopes=list(scope) or None,
     )
     empty = opened.head is None and not opened.messages()
     opened.pause()
     row = next(row for row in hub.sessions() if row.id == opened.id)
     call.emit(row_data(row), [f"session {row.name}, {row.id}"])
-    if empty and row.branch != name and _came_along(hub, name):
+    if empty and row.branch != name and _is_foreign_branch(hub, name):
         which = repr(name) if agent == "default" else f"{name!r}, agent={agent!r}"
         call.note(
             f"branch {name} came from another store with the mind of its session; this one is new "
@@ -100,11 +100,11 @@ def new(
         )
 
 
-def _came_along(hub: Hub, branch: str) -> bool:
+def _is_foreign_branch(hub: Hub, branch: str) -> bool:
     """Whether a branch holds a mind and is no session's: it was cloned, pulled or imported."""
-    from ortet.history.refs import is_name
+    from ortet.history.refs import is_ref_name
 
-    head = hub.refs.get(branch) if is_name(branch) else None
+    head = hub.refs.get(branch) if is_ref_name(branch) else None
     if head is None or hub.catalog.row("session-branch", branch) is not None:
         return False
     return bool(hub.history.state(head.oid).journal)
@@ -113,7 +113,7 @@ def _came_along(hub: Hub, branch: str) -> bool:
 @verb()
 @click.option("--agent", metavar="NAME", help="Only those of this agent.")
 @click.option("--status", type=click.Choice(_STATES), metavar="STATUS", help="Only these.")
-def ls(call: Call, agent: str | None, status: str | None) -> None:
+def ls(call: CliCall, agent: str | None, status: str | None) -> None:
     """List sessions, oldest first.
 
     \b
@@ -132,16 +132,16 @@ def _cells(row: SessionRow) -> tuple[str, ...]:
     return (
         row.name,
         row.status,
-        output.when(row.created),
+        output.format_time(row.created),
         row.agent,
-        output.short(row.id),
+        output.short_id(row.id),
         output.safe(row.path),
     )
 
 
 @verb()
 @session_argument
-def show(call: Call, session: str | None) -> None:
+def show(call: CliCall, session: str | None) -> None:
     """Show where a session stands: goal, plan, what it knows, what it spent.
 
     \b
@@ -150,7 +150,7 @@ def show(call: Call, session: str | None) -> None:
     """
     from ortet.hub.governance.holds import hold_of
 
-    view = read(call, session)
+    view = read_session(call, session)
     head, held = view.head, hold_of(call.hub, view.id)
     data = {
         **row_data(view.row),
@@ -164,10 +164,10 @@ def show(call: Call, session: str | None) -> None:
         "spent": view.spent(),
         "left": view.budget_left(),
         "artifacts": len({one.name for one in view.artifacts()}),
-        "unsettled": [one.id for one in unknown(call, view)],
+        "unsettled": [one.id for one in unsettled_effects(call, view)],
         "waiting": [one.id for one in view.approvals() if one.state == "asked"],
         "hold": held.why if held else None,
-        "events": view.line.tip().seq,
+        "events": view.event_log.tip().seq,
         "head": head.oid if head else None,
     }
     lines = [
@@ -189,7 +189,7 @@ def show(call: Call, session: str | None) -> None:
             else []
         ),
         *([f"hold    {output.title(held.why) or 'yes'}"] if held else []),
-        f"commit  {output.short(head.oid) if head else 'none yet'}",
+        f"commit  {output.short_id(head.oid) if head else 'none yet'}",
     ]
     call.emit(data, lines)
 
@@ -201,7 +201,7 @@ def _amounts(found: dict[str, float]) -> str:
 @verb()
 @click.argument("name", metavar="SESSION")
 @yes_option
-def rm(call: Call, name: str, *, yes: bool) -> None:
+def rm(call: CliCall, name: str, *, yes: bool) -> None:
     """Remove a session with its events; nobody may have it open.
 
     Commits stay in the reflog until that expires and a sweep frees them. To destroy what was said
@@ -211,7 +211,7 @@ def rm(call: Call, name: str, *, yes: bool) -> None:
     Example:
       ortet session rm fix-42 --yes
     """
-    row = find(call, name)
+    row = find_session(call, name)
     confirm(call, yes, f"remove session {row.name} with its journal")
     call.hub.remove(row.id)
     call.emit({"removed": row.id, "name": row.name}, [f"removed {row.name}"])
@@ -225,7 +225,7 @@ for _command in (new, ls, show, rm):
 @click.argument("text", required=False)
 @click.option("--role", default="user", show_default=True, help="Who speaks.")
 @session_option
-def say(call: Call, text: str | None, *, role: str, session: str | None) -> None:
+def say(call: CliCall, text: str | None, *, role: str, session: str | None) -> None:
     """Add a message to a session.
 
     Without TEXT, or for -, it is read from standard input. A session that another process works
@@ -236,8 +236,8 @@ def say(call: Call, text: str | None, *, role: str, session: str | None) -> None
       ortet say -s fix-42 "the login test fails"
       ortet say -s fix-42 --role assistant < answer.txt
     """
-    message = said(text)
-    opened = write(call, session)
+    message = text_or_stdin(text)
+    opened = open_session(call, session)
     event = opened.say(role, message)
     call.emit({"seq": event.seq, "hash": event.hash.hex(), "session": opened.id})
 
@@ -246,7 +246,7 @@ def say(call: Call, text: str | None, *, role: str, session: str | None) -> None
 @click.argument("steps", nargs=-1)
 @click.option("--advance", is_flag=True, help="On to the next step.")
 @session_option
-def plan(call: Call, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
+def plan(call: CliCall, steps: tuple[str, ...], *, advance: bool, session: str | None) -> None:
     """Show the plan, make a new one, or go on to the next step.
 
     \b
@@ -257,14 +257,14 @@ def plan(call: Call, steps: tuple[str, ...], *, advance: bool, session: str | No
     if steps and advance:
         raise Invalid("bad_usage", "a new plan begins at its first step: leave --advance out")
     if steps or advance:
-        opened = write(call, session)
+        opened = open_session(call, session)
         if steps:
             opened.plan([as_text(step) for step in steps])
         else:
             opened.advance()
         found = opened.steps, opened.step
     else:
-        view = read(call, session)
+        view = read_session(call, session)
         found = view.steps, view.step
     call.emit({"plan": found[0], "step": found[1]}, _plan_lines(*found))
 
@@ -282,7 +282,7 @@ def _plan_lines(steps: list[str], step: int) -> list[str]:
 @click.option("--instead-of", multiple=True, metavar="TEXT", help="A road not taken; repeatable.")
 @session_option
 def decide(
-    call: Call, text: str, *, why: str, instead_of: tuple[str, ...], session: str | None
+    call: CliCall, text: str, *, why: str, instead_of: tuple[str, ...], session: str | None
 ) -> None:
     """Record a decision with its reason and the roads not taken.
 
@@ -290,7 +290,7 @@ def decide(
     Example:
       ortet decide -s fix-42 "patch the lexer" --why "smallest change" --instead-of "rewrite it"
     """
-    opened = write(call, session)
+    opened = open_session(call, session)
     roads = [as_text(road) for road in instead_of]
     id_ = opened.decide(as_text(text), why=as_text(why), instead_of=roads)
     call.emit({"id": id_}, [f"decided: {output.title(text)}"])

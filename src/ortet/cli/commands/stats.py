@@ -10,15 +10,15 @@ import click
 import msgspec
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 
 if TYPE_CHECKING:
-    from ortet.cli.slow_calls import Slow
+    from ortet.cli.slow_calls import SlowCall
     from ortet.hub.hub import Hub
 
-_KEYS = 200_000
+_MAX_LISTED_KEYS = 200_000
 """Of a bucket that are listed: a thousand come with one question."""
-_SHOWN = 5
+_SLOWEST_SHOWN = 5
 
 
 class Tiers(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Tiers(msgspec.Struct, frozen=True):
     machines: int  # here: private files, and layers that they share
 
 
-class Stats(msgspec.Struct, frozen=True):
+class StoreUsage(msgspec.Struct, frozen=True):
     """`copies` is what the files of all `commits` would be as directories, `raw` all objects before
     compression; `dedup` how many times what is stored they are. `partial`: at least."""
 
@@ -57,12 +57,12 @@ class Stats(msgspec.Struct, frozen=True):
     raw: int
     dedup: float
     partial: bool
-    slowest: list[Slow]
+    slowest: list[SlowCall]
 
 
 @verb()
 @click.option("--quick", is_flag=True, help="Do not look into commits: no ratio is told.")
-def stats(call: Call, quick: bool) -> None:
+def stats(call: CliCall, quick: bool) -> None:
     """Show how much the store holds, what it saves, and what took long.
 
     Of a store that hosts share, also what is on this host only: what it has read, and what waits to
@@ -74,25 +74,25 @@ def stats(call: Call, quick: bool) -> None:
       ortet stats --quick --json
     """
     with call.progress("looking"):
-        found = look(call.hub, quick=quick)
+        found = collect_stats(call.hub, quick=quick)
     call.emit(found, _lines(call, found))
 
 
-def look(hub: Hub, *, quick: bool) -> Stats:
+def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
     """A look, not an account: others write meanwhile."""
-    from ortet.backends.stats import measure
+    from ortet.backends.stats import read_catalog_stats
     from ortet.cli.slow_calls import slowest
-    from ortet.cli.store_stats import Copies, by_kind, copies, places
+    from ortet.cli.store_stats import CheckoutSizes, checkout_sizes, directory_sizes, sizes_by_kind
 
     held, queued = hub.objects.stats(), hub.objects.queued()
-    measured = measure(hub.catalog, hub.root)
-    here, all_files = places(hub.root)
+    measured = read_catalog_stats(hub.catalog, hub.root)
+    here, all_files = directory_sizes(hub.root)
     bucket, archives, all_keys = _bucket(hub, held.pack_bytes)
-    sizes, whole = ({}, True) if quick else by_kind(hub)[::2]
-    copied = Copies(0, 0, True) if quick else copies(hub)
+    sizes, whole = ({}, True) if quick else sizes_by_kind(hub)[::2]
+    copied = CheckoutSizes(0, 0, True) if quick else checkout_sizes(hub)
     stored, raw = held.pack_bytes + held.tail_bytes, sum(sizes.values())
     rows = hub.sessions()
-    return Stats(
+    return StoreUsage(
         store=hub.url,
         sessions=len(rows),
         statuses=dict(sorted(Counter(row.status for row in rows).items())),
@@ -124,36 +124,36 @@ def _bucket(hub: Hub, packs: int) -> tuple[int, int, bool]:
     """Bytes in it, those of archives among them; whether all keys were looked at."""
     archives = 0
     for number, found in enumerate(hub.bucket.list("archives/")):
-        if number >= _KEYS:
+        if number >= _MAX_LISTED_KEYS:
             return packs + archives, archives, False
         archives += found.size
     return packs + archives, archives, True
 
 
-def _lines(call: Call, found: Stats) -> Iterator[str]:
-    tiers, size = found.tiers, output.size
-    statuses = ", ".join(f"{count} {name}" for name, count in found.statuses.items())
-    yield f"store     {output.safe(found.store)}"
-    yield f"sessions  {found.sessions}{f' ({statuses})' if statuses else ''}"
-    if found.events is not None:
-        months = f", {output.plural(found.partitions, 'partition')}" if found.partitions else ""
-        lines = output.plural(found.timelines or 0, "timeline")
-        yield f"events    {found.events} in {lines}{months}"
-    yield f"objects   {found.objects} in {output.plural(found.packs, 'pack')}"
+def _lines(call: CliCall, report: StoreUsage) -> Iterator[str]:
+    tiers, size = report.tiers, output.format_size
+    statuses = ", ".join(f"{count} {name}" for name, count in report.statuses.items())
+    yield f"store     {output.safe(report.store)}"
+    yield f"sessions  {report.sessions}{f' ({statuses})' if statuses else ''}"
+    if report.events is not None:
+        months = f", {output.plural(report.partitions, 'partition')}" if report.partitions else ""
+        lines = output.plural(report.timelines or 0, "timeline")
+        yield f"events    {report.events} in {lines}{months}"
+    yield f"objects   {report.objects} in {output.plural(report.packs, 'pack')}"
     yield f"catalog   {'at the server' if tiers.catalog is None else size(tiers.catalog)}"
     archived = f", {size(tiers.archives)} of it archives" if tiers.archives else ""
     yield f"bucket    {size(tiers.bucket)}{archived}"
-    yield f"tails     {size(tiers.tails)} of {output.plural(found.tails, 'writer')}"
+    yield f"tails     {size(tiers.tails)} of {output.plural(report.tails, 'writer')}"
     yield f"cache     {size(tiers.cache)} on this host"
     yield f"memory    {size(tiers.memory)} to find it by"
     yield f"machines  {size(tiers.machines)} on this host"
-    if found.dedup > 1:
-        least = "at least " if found.partial else ""
-        what = f"{output.plural(found.commits, 'commit')} as copies would be {size(found.copies)}"
-        what += f", objects without packing {size(found.raw)}"
-        yield f"saved     {least}{found.dedup:g} times: {what}"
+    if report.dedup > 1:
+        least = "at least " if report.partial else ""
+        what = f"{output.plural(report.commits, 'commit')} as copies would be {size(report.copies)}"
+        what += f", objects without packing {size(report.raw)}"
+        yield f"saved     {least}{report.dedup:g} times: {what}"
     yield from output.queued_lines(call.hub.objects.queued())
-    for number, one in enumerate(found.slowest[:_SHOWN]):
-        session = f"  session {one.session[: output.SHORT]}" if one.session else ""
+    for number, one in enumerate(report.slowest[:_SLOWEST_SHOWN]):
+        session = f"  session {one.session[: output.SHORT_ID_DIGITS]}" if one.session else ""
         head = "slowest" if number == 0 else ""
-        yield f"{head:<8}  {one.ms:>8.0f} ms  {output.when(one.time)}  {one.what}{session}"
+        yield f"{head:<8}  {one.ms:>8.0f} ms  {output.format_time(one.time)}  {one.what}{session}"

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from ortet.cli import output as render
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Corrupt, Invalid
 
-MOST = 20
+MAX_PROBLEMS_SHOWN = 20
 """Problems a person is shown."""
 
 FORMATS = ("openai", "openai-responses", "anthropic", "otel")
 TOOLS = ("claude-code", "codex")
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+AGE_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @verb()
-def verify(call: Call) -> None:
+def verify(call: CliCall) -> None:
     """Recompute every hash and follow every reference.
 
     Nothing is repaired by guessing; the exit code is 8 when something is wrong.
@@ -40,21 +40,23 @@ def verify(call: Call) -> None:
         raise
     data = {"ok": True, **render.fields(report)}
     what = f"{_objects(report.objects)}, {render.plural(report.commits, 'commit')}"
-    call.emit(data, [f"sound: {what}, {render.size(report.bytes)}"])
+    call.emit(data, [f"sound: {what}, {render.format_size(report.bytes)}"])
 
 
 def _problem_lines(problems: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    for one in problems[:MOST]:
-        place = " ".join(part for part in (one["where"], one["oid"][: render.SHORT]) if part)
+    for one in problems[:MAX_PROBLEMS_SHOWN]:
+        place = " ".join(
+            part for part in (one["where"], one["oid"][: render.SHORT_ID_DIGITS]) if part
+        )
         yield render.safe(f"{place}: {one['what']}")
-    if len(problems) > MOST:
-        yield f"and {len(problems) - MOST} more"
+    if len(problems) > MAX_PROBLEMS_SHOWN:
+        yield f"and {len(problems) - MAX_PROBLEMS_SHOWN} more"
 
 
 @verb()
 @click.option("--dry-run", is_flag=True, help="Only say what could be freed.")
 @click.option("--expire", metavar="AGE", help="First forget reflog older than this, such as 30d.")
-def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
+def sweep(call: CliCall, dry_run: bool, expire: str | None) -> None:
     """Free the objects that nothing refers to any more.
 
     What a branch, tag, reflog entry or running writer refers to stays.
@@ -66,13 +68,13 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
       ortet sweep --dry-run
       ortet sweep --expire 30d
     """
-    age = None if expire is None else _age(expire)
+    age = None if expire is None else _parse_age_ns(expire)
     with call.progress("sweep") as progress:
         report = call.hub.sweep(dry_run=dry_run, expire_ns=age, progress=progress)
         layers = 0 if dry_run else call.hub.tidy()[1]
     data = {**render.fields(report), "bytes_freed": report.bytes_freed, "layers_removed": layers}
     verb_ = "would free" if dry_run else "freed"
-    line = f"{verb_} {render.size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
+    line = f"{verb_} {render.format_size(report.bytes_freed)}: {_objects(report.removed)} of nobody"
     call.emit(data, [f"{line}, {report.kept} kept"])
 
 
@@ -85,7 +87,7 @@ def sweep(call: Call, dry_run: bool, expire: str | None) -> None:
 @click.option("--whole", is_flag=True, help="With --format: also what was compacted.")
 @click.option("--content", is_flag=True, help="With --format otel: also what was said.")
 def export(
-    call: Call,
+    call: CliCall,
     words: tuple[str, ...],
     *,
     format: str | None,
@@ -116,12 +118,13 @@ def export(
         raise click.UsageError("Missing argument 'REF... FILE'")
     if not refs:
         raise click.UsageError(f"FILE is missing: give the file to write after {file!r}")
-    names = _named(call, refs)
-    call.remark_uncommitted(*refs)
+    names = _portable_refs(call, refs)
+    call.warn_uncommitted(*refs)
     with call.progress("export") as progress:
         report = call.hub.export(names, file, progress=progress)
     call.emit(
-        report, [f"{render.safe(file)}: {_objects(report.objects)}, {render.size(report.size)}"]
+        report,
+        [f"{render.safe(file)}: {_objects(report.objects)}, {render.format_size(report.size)}"],
     )
 
 
@@ -133,7 +136,7 @@ def export(
 @click.option("--agent", default="default", metavar="NAME", help="With --from: whose it is.")
 @click.option("--dry-run", is_flag=True, help="With --from: only say what would be taken in.")
 def import_(
-    call: Call,
+    call: CliCall,
     file: str | None,
     *,
     tool: str | None,
@@ -155,9 +158,11 @@ def import_(
       ortet import --from codex ~/.codex/sessions/2026/01/31
     """
     if tool is not None:
-        from ortet.cli.import_export import Wanted, import_transcripts
+        from ortet.cli.import_export import ImportOptions, import_transcripts
 
-        wanted = Wanted(tool, file, everything=everything, name=name, agent=agent, dry_run=dry_run)
+        wanted = ImportOptions(
+            tool, file, everything=everything, name=name, agent=agent, dry_run=dry_run
+        )
         import_transcripts(call, wanted)
         return
     if file is None:
@@ -167,11 +172,11 @@ def import_(
     hub = call.open_hub(create=True)
     with call.progress("import") as progress:
         found = hub.import_(file, progress=progress)
-    lines = [f"{name} is {render.short(oid)}" for name, oid in found.items()]
+    lines = [f"{name} is {render.short_id(oid)}" for name, oid in found.items()]
     call.emit({"branches": found}, lines)
 
 
-def _named(call: Call, refs: Sequence[str]) -> list[str]:
+def _portable_refs(call: CliCall, refs: Sequence[str]) -> list[str]:
     """Names as they are; HEAD and the like, which mean something only here, as what they mean."""
     branch = call.branch()
     names = [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
@@ -183,10 +188,10 @@ def _objects(count: int) -> str:
     return render.plural(count, "object")
 
 
-def _age(text: str) -> int:
+def _parse_age_ns(text: str) -> int:
     found = re.fullmatch(r"(\d+)([smhdw])", text)
     if found is None:
         raise Invalid(
             "bad_age", f"--expire {text!r}: write a number and s, m, h, d or w, as in 30d"
         )
-    return int(found[1]) * UNITS[found[2]] * 1_000_000_000
+    return int(found[1]) * AGE_UNIT_SECONDS[found[2]] * 1_000_000_000

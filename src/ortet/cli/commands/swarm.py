@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, group, verb
-from ortet.cli.session_args import find, limits_of, read, session_option, write
+from ortet.cli.call import CliCall, group, verb
+from ortet.cli.session_args import (
+    find_session,
+    open_session,
+    parse_limits,
+    read_session,
+    session_option,
+)
 from ortet.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ def swarm() -> None:
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
-    call: Call,
+    call: CliCall,
     command: tuple[str, ...],
     *,
     session: str | None,
@@ -97,30 +103,32 @@ def run(
       ortet swarm run --name fix -n 8 -- 'python solve.py --seed $ORTET_ATTEMPT'
       ortet swarm run --name fix
     """
-    from ortet.cli.swarmtable import SwarmTable, lines_of
+    from ortet.cli.swarmtable import SwarmTable, attempt_lines
 
     if not command and name is None:
         raise Invalid("bad_usage", "give a command behind --, or the --name of a swarm to go on")
     options: dict[str, Any] = {"parallel": parallel, "timeout": timeout, "stop_when": stop_at}
-    options.update(on=on, needs=limits_of(needs, "--need") or None)
+    options.update(on=on, needs=parse_limits(needs, "--need") or None)
     if command:
         options.update(
             task=command[0] if len(command) == 1 else list(command),
             n=count,
             score=score,
             keep=int(keep) if keep.isdecimal() else keep,
-            budget={name: limit or 0.0 for name, limit in limits_of(limits, "--budget").items()},
+            budget={name: limit or 0.0 for name, limit in parse_limits(limits, "--budget").items()},
             harvest=harvest,
             losers="keep" if keep_losers else "drop",
             at=at,
         )
-    live = call.draws
-    table = SwarmTable(sys.stderr, lambda one: _ended(call, one, live=live), live=live)
+    live = call.can_draw
+    table = SwarmTable(sys.stderr, lambda one: _print_attempt(call, one, live=live), live=live)
     try:
-        result = _session(call, session).swarm(name=name, progress=table, **options)
+        result = _find_or_begin_session(call, session).swarm(name=name, progress=table, **options)
     finally:
         table.close()
-    call.emit(_data(result), [*(lines_of(result) if live else []), *_outcome(result, keep)])
+    call.emit(
+        _data(result), [*(attempt_lines(result) if live else []), *_result_lines(result, keep)]
+    )
     if not result.kept and keep != "0" and command:
         raise Conflict(
             "nothing_kept",
@@ -130,22 +138,22 @@ def run(
 
 @verb()
 @session_option
-def ls(call: Call, session: str | None) -> None:
+def ls(call: CliCall, session: str | None) -> None:
     """List the swarms of a session.
 
     \b
     Example:
       ortet swarm ls
     """
-    found = call.hub.swarms.all(read(call, session))
-    rows = [(one.name, one.state, str(len(one.attempts)), _said(one)) for one in found]
+    found = call.hub.swarms.all(read_session(call, session))
+    rows = [(one.name, one.state, str(len(one.attempts)), _result_text(one)) for one in found]
     call.emit([_data(one) for one in found], call.table(rows))
 
 
 @verb()
 @session_option
 @click.argument("name", required=False)
-def show(call: Call, name: str | None, session: str | None) -> None:
+def show(call: CliCall, name: str | None, session: str | None) -> None:
     """Show the attempts of a swarm; a * is before those that were kept.
 
     It is the newest swarm unless told.
@@ -155,56 +163,56 @@ def show(call: Call, name: str | None, session: str | None) -> None:
       ortet swarm show
       ortet swarm show swarm-1
     """
-    from ortet.cli.swarmtable import lines_of
+    from ortet.cli.swarmtable import attempt_lines
 
     if name is None:
-        known = call.hub.swarms.all(read(call, session))
+        known = call.hub.swarms.all(read_session(call, session))
         if not known:
             raise NotFound("no_swarm", "there is no swarm here: `ortet swarm run` begins one")
         name = known[-1].name
-    found = call.hub.swarms.get(read(call, session), name)
-    call.emit(_data(found), lines_of(found))
+    found = call.hub.swarms.get(read_session(call, session), name)
+    call.emit(_data(found), attempt_lines(found))
 
 
-def _session(call: Call, word: str | None) -> Session:
+def _find_or_begin_session(call: CliCall, word: str | None) -> Session:
     """The one that is meant; a directory that has none gets one, of its workspace's name."""
     try:
-        find(call, word)
+        find_session(call, word)
     except NotFound:
         if word is not None:
             raise
         row = call.row()
         return call.hub.session(row.name, workspace=row.directory, environment="asked")
-    return write(call, word)
+    return open_session(call, word)
 
 
-def _ended(call: Call, one: Attempt, *, live: bool) -> None:
-    from ortet.cli.swarmtable import line_of
+def _print_attempt(call: CliCall, attempt: Attempt, *, live: bool) -> None:
+    from ortet.cli.swarmtable import attempt_line
 
     if call.json:
-        sys.stdout.write(output.to_json(output.fields(one)) + "\n")
+        sys.stdout.write(output.to_json(output.fields(attempt)) + "\n")
         sys.stdout.flush()
     elif not live:
-        call.emit(None, [line_of(one)])
+        call.emit(None, [attempt_line(attempt)])
 
 
-def _data(found: SwarmResult) -> dict[str, Any]:
-    return output.fields(found)
+def _data(result: SwarmResult) -> dict[str, Any]:
+    return output.fields(result)
 
 
-def _outcome(result: SwarmResult, keep: str) -> list[str]:
-    head = f"swarm {result.name}: {_said(result)}"
+def _result_lines(result: SwarmResult, keep: str) -> list[str]:
+    head = f"swarm {result.name}: {_result_text(result)}"
     stay = ", ".join(one.session for one in result.winners) if keep not in ("0", "1") else ""
     return [head, f"they stay as {stay}"] if stay and not keep.startswith("merge") else [head]
 
 
-def _said(found: SwarmResult) -> str:
+def _result_text(result: SwarmResult) -> str:
     """What has become of it, in words."""
-    counted = {state: found.count(state) for state in ("done", "failed", "stopped")}
+    counted = {state: result.count(state) for state in ("done", "failed", "stopped")}
     told = ", ".join(f"{n} {state}" for state, n in counted.items() if n)
-    if found.kept:
-        best = found.winners[0]
-        told += f"; kept {', '.join(map(str, found.kept))}, best score {best.score:g}"
+    if result.kept:
+        best = result.winners[0]
+        told += f"; kept {', '.join(map(str, result.kept))}, best score {best.score:g}"
     return told or "nothing has ended yet"
 
 

@@ -10,9 +10,9 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb
+from ortet.cli.call import CliCall, verb
 from ortet.errors import Conflict, Invalid, NotFound
-from ortet.hub.transfer import Pulled
+from ortet.hub.transfer import TransferReport
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("url")
 @click.argument("directory", metavar="[DIR]", required=False)
-def clone(call: Call, url: str, directory: str | None) -> None:
+def clone(call: CliCall, url: str, directory: str | None) -> None:
     """Make a store in DIR with all branches and tags of another.
 
     Without DIR it is made here, in a directory named as that one.
@@ -34,7 +34,7 @@ def clone(call: Call, url: str, directory: str | None) -> None:
     Example:
       ortet clone http://build-host:7878 ./copy
     """
-    place = call.here / (directory or _named(call.here, url))
+    place = call.cwd / (directory or _directory_name(call.cwd, url))
     taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
     if taken and not (place / "FORMAT").exists():
         raise Conflict("exists", f"{place} is there and is no store: choose another directory")
@@ -49,7 +49,7 @@ def clone(call: Call, url: str, directory: str | None) -> None:
 @verb()
 @click.argument("url")
 @click.argument("refs", metavar="[REF]...", nargs=-1)
-def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
+def pull(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
     """Bring branches and tags of another store here, these or all.
 
     Only what is missing travels, and is verified. A branch that has gone on there goes on here; one
@@ -71,7 +71,7 @@ def pull(call: Call, url: str, refs: tuple[str, ...]) -> None:
 @verb()
 @click.argument("url")
 @click.argument("refs", metavar="[REF]...", nargs=-1)
-def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
+def push(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
     """Send branches and tags to another store, these or all.
 
     Only what is missing there travels, and is verified. A branch that is another there, or that
@@ -83,13 +83,13 @@ def push(call: Call, url: str, refs: tuple[str, ...]) -> None:
       ortet push http://build-host:7878 fix-42
       ortet push work.bundle
     """
-    other = _bundle(call, url) or _target(call, url)
+    other = _bundle_path(call, url) or _target(call, url)
     with call.progress("push") as progress:
         found = call.hub.push(other, refs, progress=progress)
     call.emit(found, _lines(found))
 
 
-def _named(here: Path, url: str) -> str:
+def _directory_name(here: Path, url: str) -> str:
     """The last name in an address: of a directory, a file, a database, or else a host."""
     if "://" in url:
         parts = urlsplit(url)
@@ -102,9 +102,9 @@ def _named(here: Path, url: str) -> str:
     return name
 
 
-def _source(call: Call, url: str) -> Hub | Path:
+def _source(call: CliCall, url: str) -> Hub | Path:
     """Where commits come from; a file is looked at before a store is made for it."""
-    bundle = _bundle(call, url)
+    bundle = _bundle_path(call, url)
     if bundle is None:
         return call.open_hub(url, create=False)
     from ortet.hub.bundling import check_bundle
@@ -113,7 +113,7 @@ def _source(call: Call, url: str) -> Hub | Path:
     return bundle
 
 
-def _target(call: Call, url: str) -> Hub:
+def _target(call: CliCall, url: str) -> Hub:
     try:
         return call.open_hub(url, create=False)
     except NotFound as error:
@@ -121,25 +121,25 @@ def _target(call: Call, url: str) -> Hub:
             raise
         raise NotFound(
             "no_store",
-            f"there is no store at {call.here / url}: check the path; `ortet clone STORE {url}` "
+            f"there is no store at {call.cwd / url}: check the path; `ortet clone STORE {url}` "
             "makes one with all of this one, and a name that ends with .bundle is one file",
         ) from error
 
 
-def _bundle(call: Call, url: str) -> Path | None:
+def _bundle_path(call: CliCall, url: str) -> Path | None:
     """The file that is meant, if it is one, or is to be."""
     if "://" in url:
         return None
-    path = call.here / url
+    path = call.cwd / url
     meant = path.is_file() or (path.suffix == ".bundle" and not path.is_dir())
     return path if meant else None
 
 
-def _lines(found: Pulled) -> Iterator[str]:
-    for name in found.moved:
-        oid = found.branches.get(name) or found.tags[name]
-        yield f"{output.safe(name)} is {output.short(oid)}"
-    for name in found.kept:
+def _lines(report: TransferReport) -> Iterator[str]:
+    for name in report.moved:
+        oid = report.branches.get(name) or report.tags[name]
+        yield f"{output.safe(name)} is {output.short_id(oid)}"
+    for name in report.kept:
         yield f"tag {output.safe(name)} is another there: left as it is"
-    what = f"{output.plural(found.objects, 'object')}, {output.size(found.bytes)}"
-    yield f"{what} travelled" if found.objects else "nothing was missing"
+    what = f"{output.plural(report.objects, 'object')}, {output.format_size(report.bytes)}"
+    yield f"{what} travelled" if report.objects else "nothing was missing"

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output as render
-from ortet.cli.call import Call, verb
-from ortet.cli.session_args import read, read_text, row_data, said, session_argument
+from ortet.cli.call import CliCall, verb
+from ortet.cli.session_args import (
+    read_session,
+    read_text,
+    row_data,
+    session_argument,
+    text_or_stdin,
+)
 from ortet.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--reply", metavar="COMMAND", help="Its output is the answer; sh runs it.")
 @click.option("--tokens", type=click.IntRange(min=1), default=8000, show_default=True, metavar="N")
 def turn(
-    call: Call,
+    call: CliCall,
     name: str,
     text: str | None,
     *,
@@ -43,15 +49,15 @@ def turn(
     Example:
       ortet turn chat "hello" --reply "python3 bot.py"
     """
-    message = said(text)
+    message = text_or_stdin(text)
     hub = call.open_hub(create=True)
-    answer = None if reply is None else lambda session: _answer(session, reply, tokens)
+    answer = None if reply is None else lambda session: _run_reply_command(session, reply, tokens)
     talk = hub.turn(name, message, role=role, agent=agent, reply=answer)
     lines = render.safe(talk[-1].content, keep="\n").splitlines() if reply is not None else []
     call.emit([render.fields(one) for one in talk], lines)
 
 
-def _answer(session: Session, command: str, tokens: int) -> str:
+def _run_reply_command(session: Session, command: str, tokens: int) -> str:
     import subprocess
 
     context = session.context(tokens=tokens)
@@ -80,7 +86,7 @@ def _answer(session: Session, command: str, tokens: int) -> str:
 @session_argument
 @click.option("-o", "--output", metavar="FILE", help="Write it there.")
 @click.option("--check", "source", metavar="FILE", help="Say whether a record can be gone on with.")
-def carry(call: Call, session: str | None, *, output: str | None, source: str | None) -> None:
+def carry(call: CliCall, session: str | None, *, output: str | None, source: str | None) -> None:
     """Print a session as signed text that a client keeps.
 
     With --check, exit code 6 says that the text was changed, 5 that the session has gone on since.
@@ -98,7 +104,7 @@ def carry(call: Call, session: str | None, *, output: str | None, source: str | 
         row = call.hub.get(opened.id).row
         call.emit(row_data(row), [f"{row.name} can go on"])
         return
-    view = read(call, session)
+    view = read_session(call, session)
     text = view.carry()
     if output is None:
         call.emit({"session": view.id, "carry": text}, [text])

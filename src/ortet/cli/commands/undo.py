@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, verb, which
+from ortet.cli.call import CliCall, verb, workspace_option
 from ortet.cli.session_args import session_option
 from ortet.errors import Invalid
 from ortet.ids import OID_BYTES
-from ortet.workspaces.undo import WORK
+from ortet.workspaces.undo import UNCOMMITTED_MESSAGE
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
-    from ortet.workspaces.undo import Step, Undone, Way
+    from ortet.workspaces.undo import UndoDirection, UndoResult, UndoStep
     from ortet.workspaces.workspace import Workspace
 
-_MOST = 20
+_MAX_CHANGES_SHOWN = 20
 """Changes of files that are listed; `ortet diff` lists all."""
 
 _F = Callable[..., Any]
@@ -31,7 +31,7 @@ def _options(function: _F) -> _F:
         click.argument("count", metavar="[N]", type=int, default=1),
         click.option("--dry-run", is_flag=True, help="Only show what would change."),
         session_option,
-        which,
+        workspace_option,
     ]
     for option in reversed(options):
         function = option(function)
@@ -40,7 +40,9 @@ def _options(function: _F) -> _F:
 
 @verb()
 @_options
-def undo(call: Call, count: int, *, dry_run: bool, session: str | None, name: str | None) -> None:
+def undo(
+    call: CliCall, count: int, *, dry_run: bool, session: str | None, name: str | None
+) -> None:
     """Go back to before the last thing that moved this branch.
 
     Files and mind go together.
@@ -56,12 +58,14 @@ def undo(call: Call, count: int, *, dry_run: bool, session: str | None, name: st
       ortet undo 3 --dry-run
       ortet undo -s fix-42
     """
-    _travel(call, "undo", count, dry_run=dry_run, session=session, name=name)
+    _undo_or_redo(call, "undo", count, dry_run=dry_run, session=session, name=name)
 
 
 @verb()
 @_options
-def redo(call: Call, count: int, *, dry_run: bool, session: str | None, name: str | None) -> None:
+def redo(
+    call: CliCall, count: int, *, dry_run: bool, session: str | None, name: str | None
+) -> None:
     """Do again what `ortet undo` took back.
 
     That can be done as long as nothing else was done since.
@@ -71,104 +75,114 @@ def redo(call: Call, count: int, *, dry_run: bool, session: str | None, name: st
       ortet redo
       ortet redo 2
     """
-    _travel(call, "redo", count, dry_run=dry_run, session=session, name=name)
+    _undo_or_redo(call, "redo", count, dry_run=dry_run, session=session, name=name)
 
 
-def _travel(
-    call: Call, way: Way, count: int, *, dry_run: bool, session: str | None, name: str | None
+def _undo_or_redo(
+    call: CliCall,
+    direction: UndoDirection,
+    count: int,
+    *,
+    dry_run: bool,
+    session: str | None,
+    name: str | None,
 ) -> None:
     if count < 1:
-        raise Invalid("bad_count", f"cannot {way} {count} things: give a number from 1")
+        raise Invalid("bad_count", f"cannot {direction} {count} things: give a number from 1")
     if session is not None and name is not None:
         raise Invalid("bad_usage", "a session or a workspace? leave -s or -w out")
-    found: Undone
+    found: UndoResult
     if dry_run and session is not None:  # to tell, it is not opened
-        where, found = _foreseen(call, session, way, count)
+        where, found = _preview_undo(call, session, direction, count)
         took = 0.0
     else:
-        place = _place(call, session, name)
+        place = _open_target(call, session, name)
         where, began = place.name, time.perf_counter()
-        with call.progress(way):
-            found = getattr(place, way)(count, dry_run=dry_run)
+        with call.progress(direction):
+            found = getattr(place, direction)(count, dry_run=dry_run)
         took = time.perf_counter() - began
     data = {"name": where, "dry_run": dry_run, **_data(found)}
-    head = call.paint(f"[{where} {output.short(found.restored.to)}]", fg="yellow")
-    said = "; ".join(map(_told, found.steps))
+    head = call.paint(f"[{where} {output.short_id(found.restored.to)}]", fg="yellow")
+    said = "; ".join(map(_step_text, found.steps))
     if dry_run:
-        first = f"{head} would {way} {said}: {_tally(found)}"
+        first = f"{head} would {direction} {said}: {_change_counts(found)}"
     else:
-        report = output.report(found.restored.files)
-        did = "undid" if way == "undo" else "did again"
-        first = f"{head} {did} {said}: {report}  ({output.seconds(took)})"
-    call.emit(data, [first, *_lines(call, way, found, dry_run=dry_run)])
-    call.losses(found.restored.files.losses)
+        report = output.report_text(found.restored.files)
+        did = "undid" if direction == "undo" else "did again"
+        first = f"{head} {did} {said}: {report}  ({output.format_duration(took)})"
+    call.emit(data, [first, *_lines(call, direction, found, dry_run=dry_run)])
+    call.print_losses(found.restored.files.losses)
 
 
-def _place(call: Call, session: str | None, name: str | None) -> Workspace | Session:
+def _open_target(call: CliCall, session: str | None, name: str | None) -> Workspace | Session:
     if session is None:
         return call.workspace(name)
-    from ortet.cli.session_args import write
+    from ortet.cli.session_args import open_session
 
-    return write(call, session)
+    return open_session(call, session)
 
 
-def _foreseen(call: Call, session: str, way: Way, count: int) -> tuple[str, Undone]:
-    from ortet.cli.session_args import read
+def _preview_undo(
+    call: CliCall, session: str, direction: UndoDirection, count: int
+) -> tuple[str, UndoResult]:
+    from ortet.cli.session_args import read_session
     from ortet.machines.base import Report
-    from ortet.sessions.history.preview import foresee_undo
-    from ortet.sessions.results import Restored
-    from ortet.workspaces.undo import Undone
+    from ortet.sessions.history.preview import preview_undo
+    from ortet.sessions.results import RestoreResult
+    from ortet.workspaces.undo import UndoResult
 
-    view = read(call, session)
-    told = foresee_undo(view, way, count)
+    view = read_session(call, session)
+    told = preview_undo(view, direction, count)
     lost = Report(losses=told.lost)
-    restored = Restored(told.to, lost, told.deeds, told.collaborations, [], told.secrets)
-    found = Undone(told.steps, told.changes, restored, told.head, told.uncommitted, told.forgotten)
+    restored = RestoreResult(told.to, lost, told.deeds, told.collaborations, [], told.secrets)
+    found = UndoResult(
+        told.steps, told.changes, restored, told.head, told.uncommitted, told.forgotten
+    )
     return view.name, found
 
 
-def _data(found: Undone) -> dict[str, Any]:
-    restored = output.fields(found.restored)
+def _data(undone: UndoResult) -> dict[str, Any]:
+    restored = output.fields(undone.restored)
     return {
         "oid": restored.pop("to"),
-        "was": found.was,
-        "kept": found.kept,
-        "events": found.events,
-        "steps": found.steps,
-        "changes": list(map(output.change, found.changes)),
+        "was": undone.was,
+        "kept": undone.kept,
+        "events": undone.events,
+        "steps": undone.steps,
+        "changes": list(map(output.change_data, undone.changes)),
         **output.fields(restored.pop("files")),
         **restored,
     }
 
 
-def _tally(found: Undone) -> str:
-    return output.tally(found.changes)[0]
+def _change_counts(undone: UndoResult) -> str:
+    return output.change_counts(undone.changes)[0]
 
 
-def _told(step: Step) -> str:
+def _step_text(step: UndoStep) -> str:
     """A step in the words of the reflog; of one that says where it went, only the verb."""
-    if step.detail == WORK:
-        return WORK
+    if step.detail == UNCOMMITTED_MESSAGE:
+        return UNCOMMITTED_MESSAGE
     detail = output.title(step.detail)
     is_id = len(detail) == 2 * OID_BYTES and not detail.strip("0123456789abcdef")
-    return f"{step.verb} {output.short(detail)}" if is_id else f"{step.verb} {detail!r}"
+    return f"{step.verb} {output.short_id(detail)}" if is_id else f"{step.verb} {detail!r}"
 
 
-def _lines(call: Call, way: str, found: Undone, *, dry_run: bool) -> Iterator[str]:
-    yield from output.change_lines(found.changes[:_MOST], call.paint)
-    if len(found.changes) > _MOST:
-        was, to = output.short(found.was), output.short(found.restored.to)
-        yield f"  and {len(found.changes) - _MOST} more: `ortet diff {was} {to}` lists them"
-    if found.events > 0:
-        yield f"the mind goes back by {output.plural(found.events, 'event')}"
-    if found.kept and found.steps[0].detail != WORK:
-        where = "would be kept in a commit" if dry_run else f"is in {output.short(found.was)}"
+def _lines(call: CliCall, direction: str, undone: UndoResult, *, dry_run: bool) -> Iterator[str]:
+    yield from output.change_lines(undone.changes[:_MAX_CHANGES_SHOWN], call.paint)
+    if len(undone.changes) > _MAX_CHANGES_SHOWN:
+        was, to = output.short_id(undone.was), output.short_id(undone.restored.to)
+        yield f"  and {len(undone.changes) - _MAX_CHANGES_SHOWN} more: `ortet diff {was} {to}` lists them"
+    if undone.events > 0:
+        yield f"the mind goes back by {output.plural(undone.events, 'event')}"
+    if undone.kept and undone.steps[0].detail != UNCOMMITTED_MESSAGE:
+        where = "would be kept in a commit" if dry_run else f"is in {output.short_id(undone.was)}"
         yield f"what was not committed {where}"
-    deeds = found.restored.deeds
+    deeds = undone.restored.deeds
     if deeds:
         names = ", ".join(sorted({output.safe(deed.name) for deed in deeds}))
         stay = "stays" if len(deeds) == 1 else "stay"
         yield f"{output.plural(len(deeds), 'deed')} done since {stay} done: {names}"
-    yield from (output.safe(str(one)) for one in found.restored.secrets)
-    if not dry_run and way == "undo":
+    yield from (output.safe(str(one)) for one in undone.restored.secrets)
+    if not dry_run and direction == "undo":
         yield "`ortet redo` goes forth again"

@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb, which
-from ortet.cli.watcher import Made, Pace, Stop, Watcher
+from ortet.cli.call import CliCall, as_text, verb, workspace_option
+from ortet.cli.watcher import WatchedCommit, Watcher, WatchStop, WatchTiming
 from ortet.errors import Invalid, OrtetError
 
 if TYPE_CHECKING:
     from ortet.workspaces.workspace import Workspace
 
-_PACE = Pace()
-_SECONDS = click.FloatRange(min=0)
+_DEFAULT_TIMING = WatchTiming()
+_SECONDS_RANGE = click.FloatRange(min=0)
 
 
 @verb()
 @click.option("-C", "directory", metavar="DIR", help="The workspace of this directory.")
 @click.option(
     "--settle",
-    type=_SECONDS,
-    default=_PACE.settle,
+    type=_SECONDS_RANGE,
+    default=_DEFAULT_TIMING.settle,
     show_default=True,
     metavar="SECONDS",
     help="Commit when nothing has changed for so long.",
 )
 @click.option(
     "--at-most",
-    type=_SECONDS,
-    default=_PACE.at_most,
+    type=_SECONDS_RANGE,
+    default=_DEFAULT_TIMING.at_most,
     show_default=True,
     metavar="SECONDS",
     help="Where changes never end, commit after so long.",
@@ -41,7 +41,7 @@ _SECONDS = click.FloatRange(min=0)
 @click.option(
     "--every",
     type=click.FloatRange(min=0.1),
-    default=_PACE.every,
+    default=_DEFAULT_TIMING.every,
     show_default=True,
     metavar="SECONDS",
     help="Look so often where the system does not tell of changes.",
@@ -50,9 +50,9 @@ _SECONDS = click.FloatRange(min=0)
     "-m", "--message", default="", metavar="TEXT", help="Of each commit; else what changed."
 )
 @click.option("--once", is_flag=True, help="End after one commit.")
-@which
+@workspace_option
 def watch(
-    call: Call,
+    call: CliCall,
     *,
     directory: str | None,
     settle: float,
@@ -76,9 +76,9 @@ def watch(
     """
     if directory is not None:
         call.enter(directory)
-    stop = Stop()
-    with stop.heard():
-        call.stay()
+    stop = WatchStop()
+    with stop.handle_signals():
+        call.open_watching_hub()
         workspace = call.workspace(name)
         if workspace.row.files != "inplace":
             raise Invalid(
@@ -89,38 +89,38 @@ def watch(
         watcher = Watcher(
             workspace,
             stop,
-            pace=Pace(settle, at_most, every),
+            timing=WatchTiming(settle, at_most, every),
             message=as_text(message),
-            trouble=lambda error: _tell(call, error),
+            on_error=lambda error: _print_retry(call, error),
         )
         where = output.safe(str(workspace.row.directory))
         call.note(f"watching {where}: a commit when nothing has changed for {settle:g} s")
         for made in watcher.commits():
-            _show(call, workspace, made)
+            _print_commit(call, workspace, made)
             if once:
                 break
 
 
-def _tell(call: Call, error: OrtetError) -> None:
-    call.fail(error)
+def _print_retry(call: CliCall, error: OrtetError) -> None:
+    call.print_error(error)
     call.note("trying again until it works")
     sys.stderr.flush()
 
 
-def _show(call: Call, workspace: Workspace, made: Made) -> None:
-    info = made.info
+def _print_commit(call: CliCall, workspace: Workspace, commit: WatchedCommit) -> None:
+    info = commit.info
     data = {
         **output.fields(info),
         "name": workspace.name,
         "created": True,
-        "changed": len(made.changes),
-        "seconds": made.seconds,
-        "losses": made.losses,
+        "changed": len(commit.changes),
+        "seconds": commit.seconds,
+        "losses": commit.losses,
     }
-    tag = call.paint(f"[{workspace.name} {output.short(info.oid)}]", fg="yellow")
+    tag = call.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
     clock = time.strftime("%H:%M:%S")
-    took = output.seconds(made.seconds)
-    count = f"{len(made.changes)} changed"
+    took = output.format_duration(commit.seconds)
+    count = f"{len(commit.changes)} changed"
     call.emit(data, [f"{clock} {tag} {output.title(info.message)}  ({count}, {took})"])
-    call.losses(made.losses)
+    call.print_losses(commit.losses)
     sys.stdout.flush()

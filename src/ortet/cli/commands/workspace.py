@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import click
 
 from ortet.cli import output
-from ortet.cli.call import Call, as_text, verb, which
+from ortet.cli.call import CliCall, as_text, verb, workspace_option
 from ortet.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
     from ortet.machines.base import Result
-    from ortet.objects.store import Durable
-    from ortet.workspaces.workspace import Status, Workspace
+    from ortet.objects.store import Durability
+    from ortet.workspaces.workspace import Workspace, WorkspaceStatus
 
 
 @verb()
 @click.option("--store", metavar="DIR", help="Keep history in DIR, or in servers, by their URL.")
 @click.option("--name", metavar="NAME", help="Call the workspace so, not like the directory.")
-def init(call: Call, store: str | None, name: str | None) -> None:
+def init(call: CliCall, store: str | None, name: str | None) -> None:
     """Make this directory a workspace.
 
     Leaves one file, .ortet, that says where its history is. Running it again is harmless.
@@ -39,17 +39,17 @@ def init(call: Call, store: str | None, name: str | None) -> None:
       ortet -C path/to/project init --store /mnt/big/history
       ortet init --store 'postgresql://ortet@db/ortet?bucket=s3://team/ortet'
     """
-    from ortet.config.environment import init_url, names_store, usable_pointer
+    from ortet.config.environment import find_usable_pointer, init_url, is_pointer_to
     from ortet.config.pointer_file import write_pointer
 
-    directory = call.here
+    directory = call.cwd
     url = init_url(store, directory)
-    _check_place(url, directory)  # before anything is made
+    _check_directory(url, directory)  # before anything is made
     hub = call.open_hub(url, create=True)
-    pointer = usable_pointer(directory)
+    pointer = find_usable_pointer(directory)
     if pointer is not None and pointer.directory != directory:
         pointer = None
-    ours = pointer is None or names_store(pointer, hub.url)
+    ours = pointer is None or is_pointer_to(pointer, hub.url)
     said = pointer.workspace if pointer is not None and ours and name is None else ""
     known = hub.locate(said, directory)
     try:
@@ -65,7 +65,7 @@ def init(call: Call, store: str | None, name: str | None) -> None:
                 "head": head.oid if head else None,
             }
     except BaseException:
-        made = hub.registry.at(directory.resolve(), "inplace", "folder")
+        made = hub.workspace_table.find_at(directory.resolve(), "inplace", "folder")
         if known is None and made is not None:
             hub.drop(made.name)
         raise
@@ -74,24 +74,24 @@ def init(call: Call, store: str | None, name: str | None) -> None:
     call.emit(answer, [f"workspace {answer['name']}, history in {output.safe(hub.url)}"])
 
 
-def _check_place(url: str, directory: Path) -> None:
+def _check_directory(url: str, directory: Path) -> None:
     """That the directory may be a workspace of this store, and its pointer may name it."""
-    from ortet.config.environment import cache_place, config_place, store_path
-    from ortet.config.store_url import check_writable, choose, is_elsewhere
-    from ortet.workspaces.places import existing, keep_apart
+    from ortet.config.environment import cache_directory, config_directory, store_path
+    from ortet.config.store_url import check_pointer_url, is_networked, trust_store
+    from ortet.workspaces.places import check_outside_store, existing_directory
 
-    place = existing(directory)
-    if not is_elsewhere(url):
-        keep_apart(store_path(url), place)
+    place = existing_directory(directory)
+    if not is_networked(url):
+        check_outside_store(store_path(url), place)
         return
-    check_writable(url)
-    keep_apart(cache_place(), place)
-    choose(url, config_place())
+    check_pointer_url(url)
+    check_outside_store(cache_directory(), place)
+    trust_store(url, config_directory())
 
 
 @verb()
-@which
-def status(call: Call, name: str | None) -> None:
+@workspace_option
+def status(call: CliCall, name: str | None) -> None:
     """Show what a commit would record now.
 
     \b
@@ -107,31 +107,31 @@ def status(call: Call, name: str | None) -> None:
         "engine": found.engine,
         "head": found.head,
         "clean": found.clean,
-        "changes": list(map(output.change, found.changes)),
+        "changes": list(map(output.change_data, found.changes)),
         "losses": found.losses,
         "queued": output.fields(call.hub.objects.queued()),
     }
     call.emit(data, _status_lines(call, workspace, found))
-    call.losses(found.losses)
+    call.print_losses(found.losses)
 
 
-def _status_lines(call: Call, workspace: Workspace, found: Status) -> Iterator[str]:
+def _status_lines(call: CliCall, workspace: Workspace, report: WorkspaceStatus) -> Iterator[str]:
     head = workspace.head
-    at = f"at {output.short(head.oid)} {output.title(head.message)}" if head else "no commit yet"
-    yield f"{found.name} ({found.engine}), {at}".rstrip()
-    if found.clean:
+    at = f"at {output.short_id(head.oid)} {output.title(head.message)}" if head else "no commit yet"
+    yield f"{report.name} ({report.engine}), {at}".rstrip()
+    if report.clean:
         yield "nothing changed since" if head else "nothing to commit"
-    yield from output.change_lines(found.changes, call.paint)
-    if found.engine == "folder" and (live := _machine_here(call, workspace)):
+    yield from output.change_lines(report.changes, call.paint)
+    if report.engine == "folder" and (live := _live_machine_of(call, workspace)):
         yield f"its machine {live} lives: `-w {live}` means that one"
     yield from output.queued_lines(call.hub.objects.queued())
 
 
-def _machine_here(call: Call, workspace: Workspace) -> str:
+def _live_machine_of(call: CliCall, workspace: Workspace) -> str:
     """The private machine of a directory, if it was started."""
-    from ortet.cli.daemon.live_machines import remembered
+    from ortet.cli.daemon.live_machines import recorded_machines
 
-    known = remembered(call.hub.root)
+    known = recorded_machines(call.hub.root)
     for name in sorted(known):
         if known[name].get("directory") == str(workspace.row.directory) and "/" not in name:
             return name
@@ -144,13 +144,13 @@ def _machine_here(call: Call, workspace: Workspace) -> str:
 @click.option(
     "--durable", type=click.Choice(("remote", "local")), help="Of a shared store: where it must be."
 )
-@which
+@workspace_option
 def commit(
-    call: Call,
+    call: CliCall,
     message: str,
     *,
     allow_secrets: bool,
-    durable: Durable | None,
+    durable: Durability | None,
     name: str | None,
 ) -> None:
     """Record the present state of everything in the workspace.
@@ -184,14 +184,16 @@ def commit(
         "losses": workspace.losses,
     }
     what = f"{changed} changed" if created else "nothing changed"
-    if created and not call.quiet and (running := programs(call, info.oid)):
+    if created and not call.quiet and (running := program_names(call, info.oid)):
         what += f", running: {', '.join(map(output.safe, running))}"
-    tag = call.paint(f"[{workspace.name} {output.short(info.oid)}]", fg="yellow")
-    call.emit(data, [f"{tag} {output.title(info.message)}  ({what}, {output.seconds(took)})"])
-    call.losses(workspace.losses)
+    tag = call.paint(f"[{workspace.name} {output.short_id(info.oid)}]", fg="yellow")
+    call.emit(
+        data, [f"{tag} {output.title(info.message)}  ({what}, {output.format_duration(took)})"]
+    )
+    call.print_losses(workspace.losses)
 
 
-def programs(call: Call, commit: str) -> list[str]:
+def program_names(call: CliCall, commit: str) -> list[str]:
     """The names of the programs that a commit holds."""
     from ortet.ids import Oid, from_hex
 
@@ -199,12 +201,12 @@ def programs(call: Call, commit: str) -> list[str]:
     image = call.hub.read_image(Oid(state.machine)) if state.machine else None
     if image is None or not image.processes:
         return []
-    from ortet.machines.services import programs_of
+    from ortet.machines.services import running_program_names
 
-    return programs_of(call.hub.objects, image)
+    return running_program_names(call.hub.objects, image)
 
 
-def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
+def _count(call: CliCall, before: CommitInfo | None, after: CommitInfo) -> int:
     from ortet.history.diff.tree_diff import diff_images
     from ortet.ids import from_hex
 
@@ -214,7 +216,7 @@ def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
 
 
 @verb(context_settings={"allow_interspersed_args": False})
-@which
+@workspace_option
 @click.option(
     "--timeout", type=float, metavar="SECONDS", help="Kill it and its children after this."
 )
@@ -224,7 +226,7 @@ def _count(call: Call, before: CommitInfo | None, after: CommitInfo) -> int:
 @click.option("-i", "--stdin", "stdin", is_flag=True, help="Give it our standard input.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    call: Call,
+    call: CliCall,
     command: tuple[str, ...],
     *,
     name: str | None,
@@ -244,19 +246,19 @@ def run(
       ortet run -- pytest -q
       ortet run -w proj/1 --timeout 60 "make && make test"
     """
-    screen = _Screen(silent=call.json)
+    screen = _OutputPrinter(silent=call.json)
     result = _runner(call, name, secret)(
         command[0] if len(command) == 1 else list(command),
-        env=dict(map(_pair, env)),
+        env=dict(map(_parse_variable, env)),
         cwd=cwd,
         timeout=timeout,
         stdin=sys.stdin.buffer.read() if stdin else None,
-        output=screen.show,
+        output=screen.print_output,
         secrets=secret,
     )
     if call.json:
         call.emit(result)
-    elif not screen.used:  # what could not be started has no streams, only a message
+    elif not screen.has_output:  # what could not be started has no streams, only a message
         sys.stderr.write(result.stderr)
     if result.timed_out:
         call.note(f"killed after {timeout:g} s")
@@ -265,7 +267,7 @@ def run(
     call.exit_code = result.exit_code
 
 
-def _runner(call: Call, name: str | None, secrets: Sequence[str]) -> Callable[..., Result]:
+def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable[..., Result]:
     """What runs commands in a workspace, or in the machine of it that lives in the host agent."""
     try:
         return call.workspace(name).run
@@ -274,28 +276,28 @@ def _runner(call: Call, name: str | None, secrets: Sequence[str]) -> Callable[..
             raise
         from ortet.cli import machines
 
-        one = machines.living(call.hub.root).get(name or "")
+        one = machines.list_live(call.hub.root).get(name or "")
         if one is None or secrets:  # then the agent runs it: it knows when not to commit
             raise
         return one.run
 
 
-class _Screen:
+class _OutputPrinter:
     """Passes a command's output on as it comes."""
 
     def __init__(self, *, silent: bool) -> None:
-        self.used = False
+        self.has_output = False
         self._silent = silent
 
-    def show(self, stream: str, data: bytes) -> None:
-        self.used = True
+    def print_output(self, stream: str, data: bytes) -> None:
+        self.has_output = True
         if not self._silent:
             target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
             target.write(data)
             target.flush()
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, mark, value = text.partition("=")
     if not name or not mark:
         raise Invalid("bad_env", f"--env {text!r}: write NAME=VALUE")

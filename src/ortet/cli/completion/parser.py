@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_LIST = "words.tsv"
+_WORD_LIST_NAME = "words.tsv"
 
 
 class Option(NamedTuple):
@@ -21,7 +21,7 @@ class Verb(NamedTuple):
     options: list[Option]
 
 
-class Place(NamedTuple):
+class CompletionPosition(NamedTuple):
     """What can stand next: one of some options or verbs, or a value of some kind, which stands
     behind `before` in its word (as behind --option=)."""
 
@@ -32,10 +32,12 @@ class Place(NamedTuple):
     verbs: list[tuple[str, str]] = []
 
 
-class Table:
+class VerbTable:
     """The list, by the path of each verb."""
 
-    def __init__(self, file: str = os.path.join(os.path.dirname(__file__), _LIST)) -> None:
+    def __init__(
+        self, file: str = os.path.join(os.path.dirname(__file__), _WORD_LIST_NAME)
+    ) -> None:
         self.verbs: dict[str, Verb] = {}
         self.common: list[Option] = []
         with open(file, encoding="utf-8") as lines:
@@ -54,7 +56,7 @@ class Table:
     def options(self, path: str) -> list[Option]:
         return [*self.verbs[path].options, *(self.common if path else [])]
 
-    def below(self, path: str) -> list[tuple[str, str]]:
+    def subcommands(self, path: str) -> list[tuple[str, str]]:
         """Verbs of a group, and what they do."""
         start = f"{path} " if path else ""
         names = ((name, verb) for name, verb in self.verbs.items() if name.startswith(start))
@@ -62,73 +64,73 @@ class Table:
         return [(name, text) for name, text in found if name and " " not in name]
 
 
-class Line:
+class PartialCommandLine:
     """The words behind the program's name; the last is the one to be completed."""
 
-    def __init__(self, table: Table, words: Sequence[str]) -> None:
+    def __init__(self, table: VerbTable, words: Sequence[str]) -> None:
         self._table = table
         self._current = words[-1]
         self.path = ""
         self.directory = ""
-        self._arguments = 0
+        self._argument_count = 0
         self._values: dict[str, str] = {}
-        self._used: list[Option] = []
-        self._wants: Option | None = None  # a value, which is the next word
-        self._over = False  # with options: behind --
-        self._foreign = False  # all that follows is another program's
+        self._used_options: list[Option] = []
+        self._awaiting_value: Option | None = None  # a value, which is the next word
+        self._options_ended = False  # with options: behind --
+        self._in_foreign_command = False  # all that follows is another program's
         for word in words[:-1]:
-            self._take(word)
+            self._consume(word)
 
-    def named(self, option: str) -> str:
+    def option_value(self, option: str) -> str:
         """The value of an option, by one of its names; "" where it is not given."""
         return self._values.get(option, "")
 
-    def place(self) -> Place:
+    def position(self) -> CompletionPosition:
         current = self._current
-        if self._wants is not None:
-            return Place(self._wants.kind, value=True)
-        if self._foreign:
-            return Place("command")
-        if current.startswith("-") and not self._over:
+        if self._awaiting_value is not None:
+            return CompletionPosition(self._awaiting_value.kind, value=True)
+        if self._in_foreign_command:
+            return CompletionPosition("command")
+        if current.startswith("-") and not self._options_ended:
             name, mark, _ = current.partition("=")
             option = self._table.option(self.path, name) if mark else None
             if option is not None and option.kind:
-                return Place(option.kind, before=f"{name}=", value=True)
-            return Place(options=list(self._open()))
-        verbs = self._table.below(self.path)
+                return CompletionPosition(option.kind, before=f"{name}=", value=True)
+            return CompletionPosition(options=list(self._unused_options()))
+        verbs = self._table.subcommands(self.path)
         if verbs:
-            return Place(verbs=[] if self._arguments else verbs)
-        return Place(self._argument())
+            return CompletionPosition(verbs=[] if self._argument_count else verbs)
+        return CompletionPosition(self._argument_kind())
 
-    def _open(self) -> Iterator[tuple[str, str]]:
+    def _unused_options(self) -> Iterator[tuple[str, str]]:
         """Options that were not given yet."""
         for option in self._table.options(self.path):
-            if option not in self._used or "may be repeated" in option.help:
+            if option not in self._used_options or "may be repeated" in option.help:
                 yield from ((name, option.help) for name in option.names)
 
-    def _argument(self) -> str:
+    def _argument_kind(self) -> str:
         kinds = self._table.verbs[self.path].arguments
-        if kinds and (self._arguments >= len(kinds) and kinds[-1].endswith("*")):
+        if kinds and (self._argument_count >= len(kinds) and kinds[-1].endswith("*")):
             return kinds[-1].rstrip("*")
-        return kinds[self._arguments].rstrip("*") if self._arguments < len(kinds) else ""
+        return kinds[self._argument_count].rstrip("*") if self._argument_count < len(kinds) else ""
 
-    def _take(self, word: str) -> None:
-        if self._foreign:
+    def _consume(self, word: str) -> None:
+        if self._in_foreign_command:
             return
-        if self._wants is not None:
-            self._note(self._wants, word)
-            self._wants = None
-        elif word == "--" and not self._over:
-            self._over = True
-        elif word.startswith("-") and word != "-" and not self._over:
-            self._take_option(word)
+        if self._awaiting_value is not None:
+            self._set_option(self._awaiting_value, word)
+            self._awaiting_value = None
+        elif word == "--" and not self._options_ended:
+            self._options_ended = True
+        elif word.startswith("-") and word != "-" and not self._options_ended:
+            self._consume_option(word)
         elif f"{self.path} {word}".strip() in self._table.verbs:
             self.path = f"{self.path} {word}".strip()
         else:
-            self._foreign = self._argument() == "command"
-            self._arguments += 1
+            self._in_foreign_command = self._argument_kind() == "command"
+            self._argument_count += 1
 
-    def _take_option(self, word: str) -> None:
+    def _consume_option(self, word: str) -> None:
         name, mark, value = word.partition("=")
         if not word.startswith("--"):  # -n5, -qf
             name, value = word[:2], word[2:]
@@ -136,22 +138,22 @@ class Line:
         option = self._table.option(self.path, name)
         if option is None:
             return
-        self._used.append(option)
+        self._used_options.append(option)
         if option.kind and mark:
-            self._note(option, value)
+            self._set_option(option, value)
         elif option.kind:
-            self._wants = option
+            self._awaiting_value = option
         elif value and not word.startswith("--"):
-            self._take_option(f"-{value}")
+            self._consume_option(f"-{value}")
 
-    def _note(self, option: Option, value: str) -> None:
+    def _set_option(self, option: Option, value: str) -> None:
         if "-C" in option.names:
             self.directory = os.path.join(self.directory, value)
         for name in option.names:
             self._values[name] = value
 
 
-def split(line: str) -> tuple[list[str], str]:
+def split_words(line: str) -> tuple[list[str], str]:
     """Words as a shell reads them, the last of which may be begun or empty; and the quote it is
     in."""
     words, word, quote, begun = list[str](), "", "", False

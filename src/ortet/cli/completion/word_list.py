@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
-from ortet.cli.call import common
+from ortet.cli.call import common_options
 from ortet.cli.main import cli
 
-FILE = Path(__file__).with_name("words.tsv")
+WORD_LIST_FILE = Path(__file__).with_name("words.tsv")
 
 _BY_METAVAR = {
     "DIR": "dir",
@@ -54,7 +54,7 @@ _BY_NAME = {
     "source": "file",
     "target": "file",
 }
-_BY_PLACE = {
+_BY_COMMAND_AND_NAME = {
     "branch delete": "branch",
     "branch rename": "branch",
     "tag delete": "tag",
@@ -72,11 +72,11 @@ _BY_PLACE = {
 _COMMON = {"json", "quiet", "help", "pages", "color"}
 
 
-def lines() -> Iterator[str]:
+def word_list_lines() -> Iterator[str]:
     """The list as it should be."""
 
     @click.command
-    @common
+    @common_options
     def any_verb() -> None: ...
 
     ctx = click.Context(any_verb)
@@ -88,7 +88,7 @@ def lines() -> Iterator[str]:
 
 def _walk(command: click.Command, path: str, ctx: click.Context) -> Iterator[str]:
     params = [param for param in command.params if not getattr(param, "hidden", False)]
-    given = [_given(path, param) for param in params if isinstance(param, click.Argument)]
+    given = [_argument_kind(path, param) for param in params if isinstance(param, click.Argument)]
     yield _line("verb", path, " ".join(given), command.get_short_help_str(70))
     for param in params:
         if isinstance(param, click.Option) and (param.name not in _COMMON or not path):
@@ -106,7 +106,7 @@ def _option(path: str, option: click.Option) -> str:
     return _line("option", path, ",".join(names), kind, (option.help or "").rstrip("."))
 
 
-def _given(path: str, argument: click.Argument) -> str:
+def _argument_kind(path: str, argument: click.Argument) -> str:
     return _kind(path, argument) + ("*" if argument.nargs != 1 else "")
 
 
@@ -117,14 +117,14 @@ def _kind(path: str, param: click.Parameter) -> str:
         return "workspace"
     metavar, name = param.metavar or "", param.name or ""
     return (
-        _BY_PLACE.get(f"{path} {name}")
+        _BY_COMMAND_AND_NAME.get(f"{path} {name}")
         or _BY_METAVAR.get(metavar)
-        or (_BY_NAME.get(name) if metavar in _ANY else None)
+        or (_BY_NAME.get(name) if metavar in _GENERIC_METAVARS else None)
         or "text"
     )
 
 
-_ANY = ("", "[NAME]", "NAME", "NAME...", "[NAME]...", "FROM", "TO", "[-- COMMAND...]")
+_GENERIC_METAVARS = ("", "[NAME]", "NAME", "NAME...", "[NAME]...", "FROM", "TO", "[-- COMMAND...]")
 
 
 def _line(*fields: str) -> str:
@@ -132,4 +132,4 @@ def _line(*fields: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text("".join(lines()))
+    WORD_LIST_FILE.write_text("".join(word_list_lines()))

@@ -9,36 +9,36 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ortet.cli.daemon.client import PLACE
+from ortet.cli.daemon.client import DAEMON_DIRECTORY
 
 _SUFFIX = ".live"
 
 
-def remember(store: Path, machines: Mapping[str, Mapping[str, Any]]) -> None:
+def record_machines(store: Path, machines: Mapping[str, Mapping[str, Any]]) -> None:
     """These live; what is said of others stays."""
     for name, about in machines.items():
-        file = _file(store, name)
+        file = _record_file(store, name)
         said = json.dumps(about).encode()
         with suppress(OSError):  # a full disk must fail no command
             if not file.exists() or file.read_bytes() != said:
                 file.write_bytes(said)
 
 
-def forget(store: Path, name: str) -> None:
+def remove_record(store: Path, name: str) -> None:
     """It was ended by somebody who meant it."""
     with suppress(OSError):
-        _file(store, name).unlink()
+        _record_file(store, name).unlink()
 
 
-def remembered(store: Path) -> dict[str, dict[str, Any]]:
+def recorded_machines(store: Path) -> dict[str, dict[str, Any]]:
     """All that lived and were not ended: those that no agent holds have died."""
     found: dict[str, dict[str, Any]] = {}
-    place = store / PLACE
+    place = store / DAEMON_DIRECTORY
     for file in sorted(place.glob(f"*{_SUFFIX}")) if place.is_dir() else ():
         with suppress(OSError, ValueError):
             found[unquote(file.name.removesuffix(_SUFFIX))] = json.loads(file.read_bytes())
     return found
 
 
-def _file(store: Path, name: str) -> Path:
-    return store / PLACE / f"{quote(name, safe='')}{_SUFFIX}"
+def _record_file(store: Path, name: str) -> Path:
+    return store / DAEMON_DIRECTORY / f"{quote(name, safe='')}{_SUFFIX}"

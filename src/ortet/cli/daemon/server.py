@@ -21,18 +21,25 @@ from pathlib import Path
 from typing import Any
 
 from ortet.cli.daemon import client
-from ortet.cli.daemon.client import DECLINED, ENDED, LOCK, PLACE, SOCKET, NoAgent
+from ortet.cli.daemon.client import (
+    DAEMON_DIRECTORY,
+    LOCK_NAME,
+    REPLY_DECLINED,
+    REPLY_ENDED,
+    SOCKET_NAME,
+    NoDaemon,
+)
 
-IDLE = "ORTET_AGENT_IDLE"
-_TICK = 5.0  # seconds after which it is seen that the store is gone
-_PATIENCE = 5.0
-_ENDING = 30.0
+IDLE_VARIABLE = "ORTET_AGENT_IDLE"
+_POLL_SECONDS = 5.0  # seconds after which it is seen that the store is gone
+_REQUEST_TIMEOUT_SECONDS = 5.0
+_SHUTDOWN_TIMEOUT_SECONDS = 30.0
 
-Serve = Callable[[socket.socket, Path, float], None]
+WorkerMain = Callable[[socket.socket, Path, float], None]
 """What a worker does: the socket by which it is given connections, the store, how long to idle."""
 
 
-class Worker:
+class DaemonWorker:
     """A process for one workspace, as the agent sees it."""
 
     def __init__(self, name: str, pid: int, sock: socket.socket) -> None:
@@ -42,7 +49,7 @@ class Worker:
         self.busy = ""  # the verb that it is doing
         self.live: dict[str, Any] = {}  # machines by name
 
-    def hear(self) -> bool:
+    def receive_status(self) -> bool:
         """What it tells of itself; False once it has ended."""
         try:
             said = self.sock.recv(1 << 18)
@@ -54,51 +61,53 @@ class Worker:
         return bool(said)
 
 
-class Agent:
+class DaemonServer:
     """Listens, and knows its workers."""
 
-    def __init__(self, store: Path, listener: socket.socket, serve: Serve, idle: float) -> None:
+    def __init__(
+        self, store: Path, listener: socket.socket, serve: WorkerMain, idle: float
+    ) -> None:
         self._store = store
         self._listener = listener
         self._serve = serve
         self._idle = idle
-        self._workers: dict[str, Worker] = {}
-        self._began = time.time()
-        self._last = time.monotonic()
-        self._asked = 0
-        self._ending = False
-        self._inode = os.stat(store / PLACE / SOCKET).st_ino
+        self._workers: dict[str, DaemonWorker] = {}
+        self._started_at = time.time()
+        self._last_request = time.monotonic()
+        self._request_count = 0
+        self._is_ending = False
+        self._inode = os.stat(store / DAEMON_DIRECTORY / SOCKET_NAME).st_ino
 
     def run(self) -> None:
         """Until it is asked to end, has nothing to do, or its store is gone."""
-        while not self._ending and self._present():
-            quiet = time.monotonic() - self._last
+        while not self._is_ending and self._is_reachable():
+            quiet = time.monotonic() - self._last_request
             if not self._workers and quiet >= self._idle:
                 return
-            left = _TICK if self._workers else min(_TICK, self._idle - quiet)
+            left = _POLL_SECONDS if self._workers else min(_POLL_SECONDS, self._idle - quiet)
             by_fd = {worker.sock.fileno(): worker for worker in self._workers.values()}
             poll = select.poll()
             for fd in (self._listener.fileno(), *by_fd):
                 poll.register(fd, select.POLLIN)
             for fd, _ in poll.poll(left * 1000):
                 if fd in by_fd:
-                    self._hear(by_fd[fd])
+                    self._receive_status(by_fd[fd])
                 else:
                     self._accept()
 
-    def _present(self) -> bool:
+    def _is_reachable(self) -> bool:
         """Whether who looks for an agent finds this one."""
         try:
-            return os.stat(self._store / PLACE / SOCKET).st_ino == self._inode
+            return os.stat(self._store / DAEMON_DIRECTORY / SOCKET_NAME).st_ino == self._inode
         except OSError:
             return False
 
-    def _hear(self, worker: Worker) -> None:
-        if worker.hear():
+    def _receive_status(self, worker: DaemonWorker) -> None:
+        if worker.receive_status():
             return
-        self._bury(worker)
+        self._reap_worker(worker)
 
-    def _bury(self, worker: Worker) -> None:
+    def _reap_worker(self, worker: DaemonWorker) -> None:
         worker.sock.close()
         del self._workers[worker.name]
         with suppress(ChildProcessError):
@@ -110,40 +119,42 @@ class Agent:
         except OSError:
             return
         with conn:
-            conn.settimeout(_PATIENCE)
-            with suppress(OSError, NoAgent):
-                if not client.peer_is_me(conn):
+            conn.settimeout(_REQUEST_TIMEOUT_SECONDS)
+            with suppress(OSError, NoDaemon):
+                if not client.is_same_user(conn):
                     return
-                self._last = time.monotonic()
-                self._answer(conn, *client.read_frame(conn))
+                self._last_request = time.monotonic()
+                self._handle_request(conn, *client.read_frame(conn))
 
-    def _answer(self, conn: socket.socket, kind: str, who: str, where: str, key: str) -> None:
+    def _handle_request(
+        self, conn: socket.socket, kind: str, installation: str, namespace: str, key: str
+    ) -> None:
         if kind == "status":
-            conn.sendall(ENDED + json.dumps(self._told()).encode())
+            conn.sendall(REPLY_ENDED + json.dumps(self._status()).encode())
         elif kind == "stop":
-            self._ending = True
-            self.end()
-            conn.sendall(ENDED)
-        elif who != client.identity():
-            conn.sendall(DECLINED + b"another version")
+            self._is_ending = True
+            self.stop_workers()
+            conn.sendall(REPLY_ENDED)
+        elif installation != client.installation_id():
+            conn.sendall(REPLY_DECLINED + b"another version")
             # its successor is started by whoever asked; live machines are not given up for it
-            self._ending = not any(worker.live for worker in self._workers.values())
-        elif where != client.here_in():
-            conn.sendall(DECLINED + b"another mount namespace")
+            self._is_ending = not any(worker.live for worker in self._workers.values())
+        elif namespace != client.mount_namespace():
+            conn.sendall(REPLY_DECLINED + b"another mount namespace")
         else:
-            self._asked += 1
-            self._hand_over(conn, key)
+            self._request_count += 1
+            self._pass_to_worker(conn, key)
 
-    def _hand_over(self, conn: socket.socket, key: str) -> None:
+    def _pass_to_worker(self, conn: socket.socket, key: str) -> None:
         for _ in range(2):  # one that has just ended is replaced
             worker = self._worker_of(key)
             try:
                 socket.send_fds(worker.sock, [b"c"], [conn.fileno()])
                 return
             except OSError:
-                self._bury(worker)
+                self._reap_worker(worker)
 
-    def _worker_of(self, key: str) -> Worker:
+    def _worker_of(self, key: str) -> DaemonWorker:
         for worker in self._workers.values():
             if key in worker.live:
                 return worker
@@ -151,12 +162,12 @@ class Agent:
             self._workers[key] = self._fork(key)
         return self._workers[key]
 
-    def _fork(self, key: str) -> Worker:
+    def _fork(self, key: str) -> DaemonWorker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid:
             theirs.close()
-            return Worker(key, pid, ours)
+            return DaemonWorker(key, pid, ours)
         code = 1
         try:
             ours.close()
@@ -168,7 +179,7 @@ class Agent:
         finally:
             os._exit(code)
 
-    def _told(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         workers = [
             {"name": one.name, "pid": one.pid, "busy": one.busy, "live": one.live}
             for one in self._workers.values()
@@ -176,22 +187,22 @@ class Agent:
         return {
             "pid": os.getpid(),
             "store": str(self._store),
-            "began": self._began,
-            "asked": self._asked,
+            "began": self._started_at,
+            "asked": self._request_count,
             "idle": self._idle,
-            "version": client.identity(),
+            "version": client.installation_id(),
             "workers": workers,
         }
 
-    def end(self) -> None:
+    def stop_workers(self) -> None:
         """Have every worker close what it holds, and wait for that."""
         for worker in self._workers.values():
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
-        until = time.monotonic() + _ENDING
+        until = time.monotonic() + _SHUTDOWN_TIMEOUT_SECONDS
         for worker in self._workers.values():
             worker.sock.settimeout(max(until - time.monotonic(), 0.01))
-            while worker.hear():
+            while worker.receive_status():
                 pass
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)  # if it did not obey
@@ -200,27 +211,27 @@ class Agent:
         self._workers = {}
 
 
-def listen(store: Path) -> socket.socket | None:
+def open_listener(store: Path) -> socket.socket | None:
     """The socket of this store's agent, which only its owner reaches; None when another has it."""
-    place = store / PLACE
+    place = store / DAEMON_DIRECTORY
     place.mkdir(mode=0o700, exist_ok=True)
     at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     seen = os.fstat(at)
     if seen.st_uid != os.geteuid():
         return None
     os.fchmod(at, 0o700)
-    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=at)
+    lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=at)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends
     except BlockingIOError:
         return None
-    unborn = f"{SOCKET}.new"
+    unborn = f"{SOCKET_NAME}.new"
     with suppress(FileNotFoundError):
         os.unlink(unborn, dir_fd=at)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"/proc/self/fd/{at}/{unborn}")
     listener.listen(64)
-    os.rename(unborn, SOCKET, src_dir_fd=at, dst_dir_fd=at)
+    os.rename(unborn, SOCKET_NAME, src_dir_fd=at, dst_dir_fd=at)
     os.close(at)
     return listener
 
@@ -232,14 +243,14 @@ def main(store: Path, idle: float = 0.0) -> None:
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    listener = listen(store)
+    listener = open_listener(store)
     if listener is None:
         return
-    from ortet.cli.daemon.worker import prepare, serve
+    from ortet.cli.daemon.worker import preload_commands, serve
     from ortet.config.environment import read_settings
 
-    prepare()
-    agent = Agent(store, listener, serve, idle or read_settings(store).agent_idle)
+    preload_commands()
+    agent = DaemonServer(store, listener, serve, idle or read_settings(store).agent_idle)
 
     def leave(*_: object) -> None:
         raise SystemExit(0)
@@ -248,10 +259,10 @@ def main(store: Path, idle: float = 0.0) -> None:
     try:
         agent.run()
     finally:
-        agent.end()
+        agent.stop_workers()
         with suppress(OSError):
-            (store / PLACE / SOCKET).unlink()
+            (store / DAEMON_DIRECTORY / SOCKET_NAME).unlink()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(os.environ.get(IDLE, "0")))
+    main(Path(sys.argv[1]), float(os.environ.get(IDLE_VARIABLE, "0")))

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from ortet.cli.daemon import client
-from ortet.cli.daemon.cache import Resident, ResidentCall
-from ortet.cli.daemon.client import BEGUN, ENDED, NoAgent
+from ortet.cli.daemon.cache import DaemonCache, DaemonCall
+from ortet.cli.daemon.client import REPLY_BEGUN, REPLY_ENDED, NoDaemon
 
-_PATIENCE = 10.0
+_REQUEST_TIMEOUT_SECONDS = 10.0
 _STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
-_STOPPED = 143
-_CLOSED = socket.MSG_CMSG_CLOEXEC
+_EXIT_TERMINATED = 143
+_CLOEXEC_FLAG = socket.MSG_CMSG_CLOEXEC
 
 
-def prepare() -> None:
+def preload_commands() -> None:
     """Import what commands need, once for all workers."""
     from importlib import import_module
 
@@ -47,75 +47,75 @@ def prepare() -> None:
     gc.freeze()
 
 
-def serve(orders: socket.socket, store: Path, idle: float) -> None:
+def serve(control: socket.socket, store: Path, idle: float) -> None:
     """Until the agent ends, or nothing was asked for a while and no machine lives."""
-    Work(orders, Resident(store), idle).run()
+    WorkerLoop(control, DaemonCache(store), idle).run()
 
 
-class Work:
+class WorkerLoop:
     """One connection at a time."""
 
-    def __init__(self, orders: socket.socket, resident: Resident, idle: float) -> None:
-        self._orders = orders
-        self._resident = resident
+    def __init__(self, control: socket.socket, cache: DaemonCache, idle: float) -> None:
+        self._control = control
+        self._cache = cache
         self._idle = idle
         self._running = False
         self._stopped = False
 
     def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._signalled)
+            signal.signal(number, self._on_signal)
         try:
             while not self._stopped:
                 poll = select.poll()
-                poll.register(self._orders, select.POLLIN)
+                poll.register(self._control, select.POLLIN)
                 if not poll.poll(self._idle * 1000):
-                    if not self._resident.live():
+                    if not self._cache.live_machines():
                         break
                     continue
-                data, fds, _, _ = socket.recv_fds(self._orders, 1, 1, _CLOSED)
+                data, fds, _, _ = socket.recv_fds(self._control, 1, 1, _CLOEXEC_FLAG)
                 if not data:
                     break
                 with socket.socket(fileno=fds[0]) as conn:
-                    self._attend(conn)
-        except _Stop:
+                    self._handle_connection(conn)
+        except _StopWorker:
             pass
         finally:
             self._stopped = True  # who is told to end twice is told once
             with suppress(OSError):
-                self._orders.shutdown(socket.SHUT_RD)  # no more of it
-            self._resident.close()
-            self._orders.close()
+                self._control.shutdown(socket.SHUT_RD)  # no more of it
+            self._cache.close()
+            self._control.close()
 
-    def _attend(self, conn: socket.socket) -> None:
+    def _handle_connection(self, conn: socket.socket) -> None:
         try:
-            conn.settimeout(_PATIENCE)
-            request = _receive(conn)
+            conn.settimeout(_REQUEST_TIMEOUT_SECONDS)
+            request = _receive_request(conn)
             conn.settimeout(None)
-        except (OSError, NoAgent):
+        except (OSError, NoDaemon):
             return
-        self._tell(" ".join(request.words[:1]))
-        code = self._perform(conn, request)
-        self._tell("")
+        self._send_status(" ".join(request.words[:1]))
+        code = self._run_request(conn, request)
+        self._send_status("")
         with suppress(OSError):
-            conn.sendall(ENDED + b"%d\n" % code)
+            conn.sendall(REPLY_ENDED + b"%d\n" % code)
 
-    def _tell(self, busy: str) -> None:
+    def _send_status(self, busy: str) -> None:
         with suppress(OSError):
-            told = {"busy": busy, "live": self._resident.live()}
-            self._orders.send(json.dumps(told).encode())
+            told = {"busy": busy, "live": self._cache.live_machines()}
+            self._control.send(json.dumps(told).encode())
 
-    def _perform(self, conn: socket.socket, request: Request) -> int:
-        code = _STOPPED
-        request.wear()
+    def _run_request(self, conn: socket.socket, request: DaemonRequest) -> int:
+        code = _EXIT_TERMINATED
+        request.apply()
         stop, heard = os.pipe2(os.O_CLOEXEC)
-        listener = threading.Thread(target=self._listen, args=(conn, stop), daemon=True)
+        listener = threading.Thread(target=self._watch_client, args=(conn, stop), daemon=True)
         try:
-            conn.sendall(BEGUN)
+            conn.sendall(REPLY_BEGUN)
             self._running = True
             listener.start()
-            self._resident.begin(request.variables)
-            code = _run(request.words, self._resident)
+            self._cache.begin_command(request.variables)
+            code = _run_words(request.words, self._cache)
         except (OSError, KeyboardInterrupt, SystemExit):
             pass  # the client has gone, or interrupted what was over already
         finally:
@@ -124,11 +124,11 @@ class Work:
             if listener.ident:
                 listener.join()
             os.close(stop)
-            _undress()
-            self._resident.rest()
+            _reset_process()
+            self._cache.end_command()
         return code
 
-    def _listen(self, conn: socket.socket, stop: int) -> None:
+    def _watch_client(self, conn: socket.socket, stop: int) -> None:
         """What the client says meanwhile: an interrupt; nothing any more, when it has gone."""
         poll = select.poll()
         poll.register(conn, select.POLLIN | select.POLLRDHUP)
@@ -146,14 +146,14 @@ class Work:
             if not said:
                 return
 
-    def _signalled(self, number: int, _: Any) -> None:
+    def _on_signal(self, number: int, _: Any) -> None:
         if number == signal.SIGTERM:  # of the agent: what is under way ends first
             ending, self._stopped = self._stopped, True
             if not ending and not self._running:
-                raise _Stop
+                raise _StopWorker
             if self._running:
                 self._running = False
-                raise SystemExit(_STOPPED)
+                raise SystemExit(_EXIT_TERMINATED)
         elif self._running:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
@@ -161,11 +161,11 @@ class Work:
             raise SystemExit(128 + number)
 
 
-class _Stop(Exception):
+class _StopWorker(Exception):
     """The agent ends, and this worker was waiting."""
 
 
-class Request:
+class DaemonRequest:
     """What a client wants, and from where."""
 
     def __init__(self, fields: list[str], fds: list[int]) -> None:
@@ -175,7 +175,7 @@ class Request:
         self.variables = dict(field.split("=", 1) for field in fields[count:] if "=" in field)
         self._fds = fds
 
-    def wear(self) -> None:
+    def apply(self) -> None:
         """Take on the caller's streams, variables and directory."""
         for (number, name, mode), fd in zip(_STREAMS, self._fds, strict=True):
             os.dup2(fd, number, inheritable=True)
@@ -189,7 +189,7 @@ class Request:
             os.chdir(self.directory)
 
 
-def _undress() -> None:
+def _reset_process() -> None:
     """Hold nothing of the caller's: a pipe that we kept open would never end for its reader."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number, name, _ in _STREAMS:
@@ -200,21 +200,21 @@ def _undress() -> None:
     os.chdir("/")
 
 
-def _receive(conn: socket.socket) -> Request:
-    begin, fds, _, _ = socket.recv_fds(conn, 4, len(_STREAMS), _CLOSED)
+def _receive_request(conn: socket.socket) -> DaemonRequest:
+    begin, fds, _, _ = socket.recv_fds(conn, 4, len(_STREAMS), _CLOEXEC_FLAG)
     try:
         begin += client.read_exactly(conn, 4 - len(begin))
         body = client.read_exactly(conn, int.from_bytes(begin, "big"))
         if len(fds) != len(_STREAMS):
-            raise NoAgent("its streams did not come")
-        return Request(client.parse(body), fds)
+            raise NoDaemon("its streams did not come")
+        return DaemonRequest(client.decode_frame(body), fds)
     except BaseException:
         for fd in fds:
             os.close(fd)
         raise
 
 
-def _run(words: list[str], resident: Resident) -> int:
+def _run_words(words: list[str], cache: DaemonCache) -> int:
     from ortet.cli.main import run
 
-    return run(words, ResidentCall(resident))
+    return run(words, DaemonCall(cache))

@@ -15,7 +15,7 @@ _MAX_EDITS = 400
 """Beyond this many edits without an anchor, a range counts as rewritten."""
 
 
-class Block(NamedTuple):
+class MatchingBlock(NamedTuple):
     """a[a : a + size] equals b[b : b + size]."""
 
     a: int
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     size: int
 
 
-class Change(NamedTuple):
+class LineChange(NamedTuple):
     """a[a0:a1] became b[b0:b1]; one of them may be empty."""
 
     a0: int
@@ -32,43 +32,43 @@ class Change(NamedTuple):
     b1: int
 
 
-def split(data: bytes) -> list[bytes]:
+def split_lines(data: bytes) -> list[bytes]:
     """Lines with their ends. Only LF ends one: CR LF and a missing last LF stay as they are."""
     lines = [line + b"\n" for line in data.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
-def blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[Block]:
+def matching_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[MatchingBlock]:
     """Common runs, in order, none empty, none touching another in both texts."""
     ids: dict[bytes, int] = {}
     left = [ids.setdefault(line, len(ids)) for line in a]
     right = [ids.setdefault(line, len(ids)) for line in b]
     pairs = sorted(_pairs(left, right))
-    found: list[Block] = []
+    found: list[MatchingBlock] = []
     for i, j in pairs:
         if found and found[-1].a + found[-1].size == i and found[-1].b + found[-1].size == j:
             found[-1] = found[-1]._replace(size=found[-1].size + 1)
         else:
-            found.append(Block(i, j, 1))
+            found.append(MatchingBlock(i, j, 1))
     return found
 
 
-def changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[Change]:
+def line_changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[LineChange]:
     """What lies between the common runs."""
     found, i, j = [], 0, 0
-    for block in [*blocks(a, b), Block(len(a), len(b), 0)]:
+    for block in [*matching_blocks(a, b), MatchingBlock(len(a), len(b), 0)]:
         if i < block.a or j < block.b:
-            found.append(Change(i, block.a, j, block.b))
+            found.append(LineChange(i, block.a, j, block.b))
         i, j = block.a + block.size, block.b + block.size
     return found
 
 
-def unified(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[str]:
+def unified_diff(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[str]:
     """Hunks of a unified diff, as text: bytes that are not UTF-8 are shown as escapes."""
     out: list[str] = []
-    group: list[Change] = []
-    for change in changes(a, b):
+    group: list[LineChange] = []
+    for change in line_changes(a, b):
         if group and change.a0 - group[-1].a1 > 2 * context:
             out += _hunk(a, b, group, context)
             group = []
@@ -76,7 +76,9 @@ def unified(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[st
     return out + (_hunk(a, b, group, context) if group else [])
 
 
-def _hunk(a: Sequence[bytes], b: Sequence[bytes], group: list[Change], context: int) -> list[str]:
+def _hunk(
+    a: Sequence[bytes], b: Sequence[bytes], group: list[LineChange], context: int
+) -> list[str]:
     before = min(context, group[0].a0)
     after = min(context, len(a) - group[-1].a1)
     a0, a1 = group[0].a0 - before, group[-1].a1 + after
@@ -117,7 +119,7 @@ def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
             continue
         anchors = _anchors(a[a0:a1], b[b0:b1])
         if not anchors:
-            yield from ((a0 + i, b0 + j) for i, j in _shortest(a[a0:a1], b[b0:b1]))
+            yield from ((a0 + i, b0 + j) for i, j in _shortest_edit(a[a0:a1], b[b0:b1]))
             continue
         i, j = a0, b0
         for at, to in anchors:
@@ -150,7 +152,7 @@ def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def _shortest(a: list[int], b: list[int]) -> list[tuple[int, int]]:
+def _shortest_edit(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     """Matches of a shortest edit (Myers' greedy search); none when it would be too long."""
     size_a, size_b = len(a), len(b)
     if set(a).isdisjoint(b):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 
-Found = tuple[bytes, Entry]
-Rename = tuple[bytes, Entry, bytes, Entry]
+PathEntry = tuple[bytes, TreeEntry]
+Rename = tuple[bytes, TreeEntry, bytes, TreeEntry]
 """Old path and Entry, new path and Entry."""
 
 
 def find_renames(
-    trees: Trees, removed: list[Found], added: list[Found]
-) -> tuple[list[Rename], list[Found], list[Found]]:
+    trees: Trees, removed: list[PathEntry], added: list[PathEntry]
+) -> tuple[list[Rename], list[PathEntry], list[PathEntry]]:
     """Renames, and what is left on each side with everything below it.
 
     Directories go as a whole when all they hold has the same content; then files, if not empty.
@@ -22,32 +22,36 @@ def find_renames(
     empty = trees.empty().cid
     renames = _match_dirs(removed, added, empty)
     # only what is no rename as a whole is opened: moving a large directory costs nothing
-    gone = _open(trees, _outside(removed, (rename[0] for rename in renames)))
-    come = _open(trees, _outside(added, (rename[2] for rename in renames)))
+    gone = _expand_directories(trees, _exclude_below(removed, (rename[0] for rename in renames)))
+    come = _expand_directories(trees, _exclude_below(added, (rename[2] for rename in renames)))
     inner = _match_dirs(gone, come, empty)
-    gone = _outside(gone, (rename[0] for rename in inner))
-    come = _outside(come, (rename[2] for rename in inner))
+    gone = _exclude_below(gone, (rename[0] for rename in inner))
+    come = _exclude_below(come, (rename[2] for rename in inner))
     files = _match_files(gone, come)
-    gone = _without(gone, {rename[0] for rename in files})
-    come = _without(come, {rename[2] for rename in files})
+    gone = _exclude_paths(gone, {rename[0] for rename in files})
+    come = _exclude_paths(come, {rename[2] for rename in files})
     return renames + inner + files, gone, come
 
 
-def _match_dirs(gone: list[Found], come: list[Found], empty: bytes) -> list[Rename]:
+def _match_dirs(removed: list[PathEntry], added: list[PathEntry], empty: bytes) -> list[Rename]:
     """Pairs of directories with the same content, the highest first, none inside another."""
-    buckets: dict[bytes, list[Found]] = {}
-    for found in gone:
+    buckets: dict[bytes, list[PathEntry]] = {}
+    for found in removed:
         if found[1].is_dir and found[1].cid != empty:
             buckets.setdefault(found[1].cid, []).append(found)
     pairs: list[Rename] = []
     matched_old: set[bytes] = set()
     matched_new: set[bytes] = set()
     above_matched: set[bytes] = set()
-    for path, entry in sorted(come, key=lambda found: (found[0].count(b"/"), found[0])):
+    for path, entry in sorted(added, key=lambda found: (found[0].count(b"/"), found[0])):
         bucket = buckets.get(entry.cid, []) if entry.is_dir else []
-        if not bucket or _inside(path, matched_new):
+        if not bucket or _is_at_or_below(path, matched_new):
             continue
-        free = [f for f in bucket if f[0] not in above_matched and not _inside(f[0], matched_old)]
+        free = [
+            f
+            for f in bucket
+            if f[0] not in above_matched and not _is_at_or_below(f[0], matched_old)
+        ]
         if not free:
             continue
         name = _name(path)
@@ -59,18 +63,18 @@ def _match_dirs(gone: list[Found], come: list[Found], empty: bytes) -> list[Rena
     return pairs
 
 
-def _match_files(gone: list[Found], come: list[Found]) -> list[Rename]:
+def _match_files(removed: list[PathEntry], added: list[PathEntry]) -> list[Rename]:
     """Pairs of files with the same content; one that kept its name goes first."""
-    named: dict[object, list[Found]] = {}
-    any_name: dict[object, list[Found]] = {}
-    for found in reversed(gone):
+    named: dict[object, list[PathEntry]] = {}
+    any_name: dict[object, list[PathEntry]] = {}
+    for found in reversed(removed):
         if found[1].is_file and found[1].size:
             named.setdefault((_name(found[0]), found[1].content), []).append(found)
             any_name.setdefault(found[1].content, []).append(found)
     pairs: list[Rename] = []
     used: set[bytes] = set()
-    rest: list[Found] = []
-    for path, entry in come:
+    rest: list[PathEntry] = []
+    for path, entry in added:
         same = named.get((_name(path), entry.content))
         if same:
             old_path, old = same.pop()
@@ -88,27 +92,27 @@ def _match_files(gone: list[Found], come: list[Found]) -> list[Rename]:
     return pairs
 
 
-def _open(trees: Trees, found: list[Found]) -> list[Found]:
+def _expand_directories(trees: Trees, entries: list[PathEntry]) -> list[PathEntry]:
     """These and everything below them, each directory before what it holds."""
-    out: list[Found] = []
-    for path, entry in found:
+    out: list[PathEntry] = []
+    for path, entry in entries:
         out.append((path, entry))
         out += trees.walk(entry, path)
     return out
 
 
-def _outside(found: list[Found], tops: Iterable[bytes]) -> list[Found]:
+def _exclude_below(entries: list[PathEntry], directories: Iterable[bytes]) -> list[PathEntry]:
     """Without these directories and all below them."""
-    inside = set(tops)
-    return [item for item in found if not _inside(item[0], inside)] if inside else found
+    inside = set(directories)
+    return [item for item in entries if not _is_at_or_below(item[0], inside)] if inside else entries
 
 
-def _without(found: list[Found], paths: set[bytes]) -> list[Found]:
-    return [item for item in found if item[0] not in paths]
+def _exclude_paths(entries: list[PathEntry], paths: set[bytes]) -> list[PathEntry]:
+    return [item for item in entries if item[0] not in paths]
 
 
-def _inside(path: bytes, tops: set[bytes]) -> bool:
-    return path in tops or any(parent in tops for parent in _parents(path))
+def _is_at_or_below(path: bytes, directories: set[bytes]) -> bool:
+    return path in directories or any(parent in directories for parent in _parents(path))
 
 
 def _parents(path: bytes) -> Iterable[bytes]:

@@ -8,23 +8,23 @@ from typing import Literal
 import msgspec
 
 from ortet.history.diff import line_diff
-from ortet.history.diff.renames import Found, find_renames
-from ortet.history.records import Entry, Image
-from ortet.history.references import read_links
+from ortet.history.diff.renames import PathEntry, find_renames
+from ortet.history.records import Image, TreeEntry
+from ortet.history.references import read_hardlinks
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
 
 ChangeKind = Literal["added", "removed", "modified", "metadata", "renamed"]
 
-MAX_TEXT = 4 << 20
+MAX_DIFF_TEXT_BYTES = 4 << 20
 """Larger files are told by their sizes only."""
 
-_FIELDS = ("mode", "mtime", "uid", "gid", "xattrs", "holes")
+_METADATA_FIELDS = ("mode", "mtime", "uid", "gid", "xattrs", "holes")
 
 
-class Change(msgspec.Struct, frozen=True):
+class TreeChange(msgspec.Struct, frozen=True):
     """One difference. Paths are relative, surrogate-escaped, and "." for the root.
 
     A renamed directory is one change: what it holds has the same content and is not listed.
@@ -34,13 +34,13 @@ class Change(msgspec.Struct, frozen=True):
     path: str
     kind: ChangeKind
     old_path: str | None = None
-    old: Entry | None = None
-    new: Entry | None = None
+    old: TreeEntry | None = None
+    new: TreeEntry | None = None
     content_changed: bool = False
     fields: list[str] = []
 
 
-def is_touch(change: Change) -> bool:
+def is_directory_touch(change: TreeChange) -> bool:
     """A directory whose time moved and nothing else: so it does when what is no state comes or goes
     in it."""
     entry = change.new or change.old
@@ -52,7 +52,7 @@ def is_touch(change: Change) -> bool:
     )
 
 
-def diff_images(trees: Trees, a: Image | None, b: Image) -> list[Change]:
+def diff_images(trees: Trees, a: Image | None, b: Image) -> list[TreeChange]:
     """Differences of the workspace from `a` (None: nothing yet) to `b`, in path order."""
     found = diff_trees(trees, a.root if a else None, b.root)
     if a is not None and a.links != b.links:
@@ -60,15 +60,15 @@ def diff_images(trees: Trees, a: Image | None, b: Image) -> list[Change]:
     return sorted(found, key=lambda change: os.fsencode(change.path))
 
 
-def diff_trees(trees: Trees, a: Entry | None, b: Entry | None) -> list[Change]:
+def diff_trees(trees: Trees, a: TreeEntry | None, b: TreeEntry | None) -> list[TreeChange]:
     """Differences from directory `a` to `b` (None: nothing), in path order.
 
     That a directory's mtime moved because of what changed in it is not told again.
     """
     nothing = trees.empty()
-    changes: list[Change] = []
-    removed: list[Found] = []
-    added: list[Found] = []
+    changes: list[TreeChange] = []
+    removed: list[PathEntry] = []
+    added: list[PathEntry] = []
     if a is not None and b is not None:
         changes += _compare(b"", a, b)
     todo = [(b"", Oid(a.data) if a else nothing.oid, Oid(b.data) if b else nothing.oid)]
@@ -83,13 +83,13 @@ def diff_trees(trees: Trees, a: Entry | None, b: Entry | None) -> list[Change]:
                 continue
             removed += [(path, old)] if old is not None else []
             added += [(path, new)] if new is not None else []
-    changes += _moves(trees, removed, added)
+    changes += _added_removed_renamed(trees, removed, added)
     return sorted(changes, key=lambda change: os.fsencode(change.path))
 
 
-def _compare(path: bytes, old: Entry, new: Entry) -> list[Change]:
+def _compare(path: bytes, old: TreeEntry, new: TreeEntry) -> list[TreeChange]:
     """Two entries of one name, both directories or both not."""
-    fields = _fields(old, new)
+    fields = _changed_fields(old, new)
     content = False
     if old.is_dir:
         if old.data != new.data and fields == ["mtime"]:
@@ -99,47 +99,57 @@ def _compare(path: bytes, old: Entry, new: Entry) -> list[Change]:
     if not fields and not content:
         return []
     kind: ChangeKind = "modified" if content else "metadata"
-    return [Change(_show(path), kind, None, old, new, content, fields)]
+    return [TreeChange(_display_path(path), kind, None, old, new, content, fields)]
 
 
-def _fields(old: Entry, new: Entry) -> list[str]:
-    return [name for name in _FIELDS if getattr(old, name) != getattr(new, name)]
+def _changed_fields(old: TreeEntry, new: TreeEntry) -> list[str]:
+    return [name for name in _METADATA_FIELDS if getattr(old, name) != getattr(new, name)]
 
 
-def _moves(trees: Trees, removed: list[Found], added: list[Found]) -> list[Change]:
+def _added_removed_renamed(
+    trees: Trees, removed: list[PathEntry], added: list[PathEntry]
+) -> list[TreeChange]:
     """Renames among what went and what came; the rest as removed and added, with all they hold."""
     renames, gone, come = find_renames(trees, removed, added)
-    changes: list[Change] = []
+    changes: list[TreeChange] = []
     for old_path, old, path, new in renames:
-        fields = _fields(old, new)
+        fields = _changed_fields(old, new)
         if old.is_dir and old.data != new.data:
             fields.append("below")
-        changes.append(Change(_show(path), "renamed", _show(old_path), old, new, False, fields))
-    changes += [Change(_show(p), "removed", None, entry, None, True) for p, entry in gone]
-    changes += [Change(_show(p), "added", None, None, entry, True) for p, entry in come]
+        changes.append(
+            TreeChange(
+                _display_path(path), "renamed", _display_path(old_path), old, new, False, fields
+            )
+        )
+    changes += [
+        TreeChange(_display_path(p), "removed", None, entry, None, True) for p, entry in gone
+    ]
+    changes += [TreeChange(_display_path(p), "added", None, None, entry, True) for p, entry in come]
     return changes
 
 
-def _diff_links(trees: Trees, a: Image, b: Image, told: set[str]) -> list[Change]:
+def _diff_links(trees: Trees, a: Image, b: Image, reported: set[str]) -> list[TreeChange]:
     """Files that are the same but share their inode with others than before."""
-    before, after = (_peers(read_links(trees.objects, image.links)) for image in (a, b))
-    changes: list[Change] = []
+    before, after = (_group_by_path(read_hardlinks(trees.objects, image.links)) for image in (a, b))
+    changes: list[TreeChange] = []
     for path in sorted(before.keys() | after.keys()):
-        if before.get(path) != after.get(path) and _show(path) not in told:
+        if before.get(path) != after.get(path) and _display_path(path) not in reported:
             old, new = trees.resolve(a.root, path), trees.resolve(b.root, path)
             if old is not None and new is not None:
-                changes.append(Change(_show(path), "metadata", None, old, new, False, ["links"]))
+                changes.append(
+                    TreeChange(_display_path(path), "metadata", None, old, new, False, ["links"])
+                )
     return changes
 
 
-def _peers(groups: list[list[bytes]]) -> dict[bytes, list[bytes]]:
+def _group_by_path(groups: list[list[bytes]]) -> dict[bytes, list[bytes]]:
     return {path: group for group in groups for path in group}
 
 
 def file_diff(
-    objects: Objects,
-    old: Entry | None,
-    new: Entry | None,
+    objects: ObjectStore,
+    old: TreeEntry | None,
+    new: TreeEntry | None,
     *,
     path: str,
     old_path: str | None = None,
@@ -156,23 +166,25 @@ def file_diff(
     if before is None or after is None:
         return f"Binary file {path} differs ({sizes})\n"
     names = f"a/{old_path or path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null"
-    body = line_diff.unified(line_diff.split(before), line_diff.split(after), context)
+    body = line_diff.unified_diff(
+        line_diff.split_lines(before), line_diff.split_lines(after), context
+    )
     return f"--- {names[0]}\n+++ {names[1]}\n" + "".join(body) if body else ""
 
 
-def _text(objects: Objects, entry: Entry | None) -> bytes | None:
+def _text(objects: ObjectStore, entry: TreeEntry | None) -> bytes | None:
     """Content that can be shown as text, None for what cannot."""
     if entry is None:
         return b""
     if entry.is_link:
         return entry.data
-    if not entry.is_file or entry.size > MAX_TEXT:
+    if not entry.is_file or entry.size > MAX_DIFF_TEXT_BYTES:
         return None
     data = b"".join(read_file(objects, entry))
     return None if b"\0" in data else data
 
 
-def _size(entry: Entry | None) -> int:
+def _size(entry: TreeEntry | None) -> int:
     return 0 if entry is None else len(entry.data) if entry.is_link else entry.size
 
 
@@ -180,5 +192,5 @@ def _join(above: bytes, name: bytes) -> bytes:
     return above + b"/" + name if above else name
 
 
-def _show(path: bytes) -> str:
+def _display_path(path: bytes) -> str:
     return os.fsdecode(path) or "."

@@ -9,61 +9,61 @@ from typing import Any, Literal
 import msgspec
 
 from ortet.history.merge.text_merge import Favor, TextMerge
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 
 ConflictKind = Literal["content", "added", "deleted_by_us", "deleted_by_them", "type", "metadata"]
 
-MergeContent = Callable[[Entry, Entry, Entry], TextMerge | None]
+MergeContent = Callable[[TreeEntry, TreeEntry, TreeEntry], TextMerge | None]
 """Contents of base, ours, theirs merged as text; None when they cannot be (binary, too large)."""
 
 PutContent = Callable[[bytes], bytes]
 """Store a file's content -> its Oid, b"" when empty."""
 
-_FIELDS = ("mode", "uid", "gid", "xattrs")
+_MERGED_METADATA_FIELDS = ("mode", "uid", "gid", "xattrs")
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class EntryMerge(msgspec.Struct, frozen=True):
     """What becomes of a path. With an unsettled conflict `entry` is ours, untouched."""
 
-    entry: Entry
+    entry: TreeEntry
     conflict: ConflictKind | None = None
 
 
 def merge_file(
-    base: Entry | None,
-    ours: Entry,
-    theirs: Entry,
+    base: TreeEntry | None,
+    ours: TreeEntry,
+    theirs: TreeEntry,
     *,
-    text: MergeContent,
-    put: PutContent,
+    merge_content: MergeContent,
+    put_content: PutContent,
     favor: Favor | None = None,
-) -> Verdict:
+) -> EntryMerge:
     """Two entries of the same type, no directories, that differ from each other and from `base`."""
-    if base is not None and not same_type(base, ours):
+    if base is not None and not is_same_type(base, ours):
         base = None
-    side, conflict = _content(base, ours, theirs, favor)
-    merged = metadata(base, ours, theirs, favor=favor)
+    side, conflict = _choose_content_side(base, ours, theirs, favor)
+    merged = merge_metadata(base, ours, theirs, favor=favor)
     if conflict is not None and base is not None and ours.is_file:
-        done = text(base, ours, theirs)
+        done = merge_content(base, ours, theirs)
         if done is not None:
-            side = _holding(ours, put(done.data), len(done.data))
+            side = _with_content(ours, put_content(done.data), len(done.data))
             conflict = "content" if done.conflicts else None
     conflict = conflict or merged.conflict
     if conflict is not None and favor is None:
-        return Verdict(ours, conflict)
+        return EntryMerge(ours, conflict)
     entry = msgspec.structs.replace(
         merged.entry, size=side.size, data=side.data, holes=side.holes, rdev=side.rdev
     )
-    return Verdict(entry, conflict)
+    return EntryMerge(entry, conflict)
 
 
-def metadata(
-    base: Entry | None, ours: Entry, theirs: Entry, *, favor: Favor | None = None
-) -> Verdict:
+def merge_metadata(
+    base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, *, favor: Favor | None = None
+) -> EntryMerge:
     """Ours with what theirs changed in mode, owner and xattrs; of two new mtimes the newer."""
     values: dict[str, Any] = {}
     conflict = False
-    for name in _FIELDS:
+    for name in _MERGED_METADATA_FIELDS:
         mine, other = getattr(ours, name), getattr(theirs, name)
         before = None if base is None else getattr(base, name)
         if mine != other and before not in (mine, other):
@@ -77,24 +77,26 @@ def metadata(
     else:
         values["mtime"] = max(ours.mtime, theirs.mtime)
     if conflict and favor is None:
-        return Verdict(ours, "metadata")
-    return Verdict(msgspec.structs.replace(ours, **values), "metadata" if conflict else None)
+        return EntryMerge(ours, "metadata")
+    return EntryMerge(msgspec.structs.replace(ours, **values), "metadata" if conflict else None)
 
 
-def only_touched(base: Entry, entry: Entry) -> bool:
+def only_times_changed(base: TreeEntry, entry: TreeEntry) -> bool:
     """Whether nothing but times changed: what the other side deleted may then go."""
-    if not same_type(base, entry) or any(getattr(base, f) != getattr(entry, f) for f in _FIELDS):
+    if not is_same_type(base, entry) or any(
+        getattr(base, f) != getattr(entry, f) for f in _MERGED_METADATA_FIELDS
+    ):
         return False
     return base.content == entry.content and base.rdev == entry.rdev
 
 
-def same_type(a: Entry, b: Entry) -> bool:
+def is_same_type(a: TreeEntry, b: TreeEntry) -> bool:
     return stat.S_IFMT(a.mode) == stat.S_IFMT(b.mode)
 
 
-def _content(
-    base: Entry | None, ours: Entry, theirs: Entry, favor: Favor | None
-) -> tuple[Entry, ConflictKind | None]:
+def _choose_content_side(
+    base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, favor: Favor | None
+) -> tuple[TreeEntry, ConflictKind | None]:
     """The side whose content is to be taken as a whole, and why there is none."""
     mine, other = (ours.data, ours.rdev), (theirs.data, theirs.rdev)
     before = None if base is None else (base.data, base.rdev)
@@ -106,5 +108,5 @@ def _content(
     return side, "added" if base is None else "content"
 
 
-def _holding(entry: Entry, data: bytes, size: int) -> Entry:
+def _with_content(entry: TreeEntry, data: bytes, size: int) -> TreeEntry:
     return msgspec.structs.replace(entry, data=data, size=size, holes=b"")

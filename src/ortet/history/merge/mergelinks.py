@@ -8,94 +8,104 @@ from itertools import combinations, pairwise
 import msgspec
 
 from ortet._util.codec import encode
-from ortet.history.records import Entry, Image
-from ortet.history.references import read_links
+from ortet.history.records import Image, TreeEntry
+from ortet.history.references import read_hardlinks
 from ortet.history.tree.tree import Trees
 from ortet.objects.base import Kind
 
-Group = frozenset[bytes]
+LinkGroup = frozenset[bytes]
 Pair = tuple[bytes, bytes]
 
 
-class _Side:
+class _HardlinkSide:
     """One image's opinion on which names are one file."""
 
     def __init__(self, trees: Trees, image: Image | None) -> None:
         self._trees = trees
         self._root = None if image is None else image.root
         links = b"" if image is None else image.links
-        self.groups = {frozenset(group) for group in read_links(trees.objects, links)}
-        self._group = {path: group for group in self.groups for path in group}
+        self.groups = {frozenset(group) for group in read_hardlinks(trees.objects, links)}
+        self._group_by_path = {path: group for group in self.groups for path in group}
 
-    def linked(self, pair: Pair) -> bool | None:
+    def is_linked(self, pair: Pair) -> bool | None:
         """None when it has not both names."""
-        group = self._group.get(pair[0])
+        group = self._group_by_path.get(pair[0])
         if group is not None and pair[1] in group:
             return True
         return False if self.entry(pair[0]) and self.entry(pair[1]) else None
 
-    def entry(self, path: bytes) -> Entry | None:
+    def entry(self, path: bytes) -> TreeEntry | None:
         return None if self._root is None else self._trees.resolve(self._root, path)
 
 
 def merge_links(
-    trees: Trees, base: Image | None, ours: Image, theirs: Image, root: Entry
-) -> tuple[Entry, bytes]:
+    trees: Trees, base: Image | None, ours: Image, theirs: Image, root: TreeEntry
+) -> tuple[TreeEntry, bytes]:
     """Groups for the merged `root`, pruned to names that are there; and `root`, agreeing with them.
 
     A name that one side linked to a file follows what the other side wrote into that file.
     """
-    sides = [_Side(trees, image) for image in (base, ours, theirs)]
+    sides = [_HardlinkSide(trees, image) for image in (base, ours, theirs)]
     if not any(side.groups for side in sides):
         return root, b""
     pairs = sorted(_linked_pairs(*sides))
-    found: dict[bytes, Entry] = {}
+    found: dict[bytes, TreeEntry] = {}
     for path in {path for pair in pairs for path in pair}:
         entry = trees.resolve(root, path)
         if entry is not None and not entry.is_dir:
             found[path] = msgspec.structs.replace(entry, name=b"")
     pairs = [pair for pair in pairs if pair[0] in found and pair[1] in found]
-    changes = _follow(pairs, found, sides[0])
+    changes = _propagate_linked_changes(pairs, found, sides[0])
     if changes:
         root = trees.patch_paths(root, changes)
-    groups = _groups(pairs, found)
+    groups = _connected_groups(pairs, found)
     oid = trees.objects.put(Kind.META, encode(groups)) if groups else b""
     return root, oid
 
 
-def _linked_pairs(base: _Side, ours: _Side, theirs: _Side) -> Iterator[Pair]:
+def _linked_pairs(
+    base: _HardlinkSide, ours: _HardlinkSide, theirs: _HardlinkSide
+) -> Iterator[Pair]:
     for group in base.groups | ours.groups | theirs.groups:
         names = sorted(group)
         if group in ours.groups and group in theirs.groups:
             yield from pairwise(names)
             continue
         for pair in combinations(names, 2):
-            before, mine, other = base.linked(pair), ours.linked(pair), theirs.linked(pair)
+            before, mine, other = base.is_linked(pair), ours.is_linked(pair), theirs.is_linked(pair)
             if mine is None or (mine == before and other is not None):
                 mine = other
             if mine:
                 yield pair
 
 
-def _follow(pairs: list[Pair], found: dict[bytes, Entry], base: _Side) -> dict[bytes, Entry | None]:
+def _propagate_linked_changes(
+    pairs: list[Pair], entries: dict[bytes, TreeEntry], base: _HardlinkSide
+) -> dict[bytes, TreeEntry | None]:
     """Names still as in the base take the value of a linked name that changed, in `found` too."""
-    changes: dict[bytes, Entry | None] = {}
-    old = {value for path in found if (value := base.entry(path)) is not None}
+    changes: dict[bytes, TreeEntry | None] = {}
+    old = {value for path in entries if (value := base.entry(path)) is not None}
     olds = {msgspec.structs.replace(entry, name=b"") for entry in old}
     # twice: a chain of pairs may list a name before the one it follows
     for pair in pairs + pairs[::-1]:
         for path, other in (pair, pair[::-1]):
-            if found[path] != found[other] and found[path] in olds and found[other] not in olds:
-                found[path] = found[other]
-                changes[path] = msgspec.structs.replace(found[other], name=path.rpartition(b"/")[2])
+            if (
+                entries[path] != entries[other]
+                and entries[path] in olds
+                and entries[other] not in olds
+            ):
+                entries[path] = entries[other]
+                changes[path] = msgspec.structs.replace(
+                    entries[other], name=path.rpartition(b"/")[2]
+                )
     return changes
 
 
-def _groups(pairs: list[Pair], found: Mapping[bytes, Entry]) -> list[list[bytes]]:
+def _connected_groups(pairs: list[Pair], entries: Mapping[bytes, TreeEntry]) -> list[list[bytes]]:
     """Connected names with one value, each group sorted, the list sorted."""
     group_of: dict[bytes, list[bytes]] = {}
     for a, b in pairs:
-        if found[a] != found[b]:
+        if entries[a] != entries[b]:
             continue
         left, right = group_of.setdefault(a, [a]), group_of.setdefault(b, [b])
         if left is not right:

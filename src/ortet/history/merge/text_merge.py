@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from ortet.history.diff import line_diff
-from ortet.history.diff.line_diff import Change
+from ortet.history.diff.line_diff import LineChange
 
 Favor = Literal["ours", "theirs"]
 Range = tuple[int, int]
@@ -39,11 +39,15 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, *, favor: Favor = "ours"
     if any(is_binary(text) for text in (base, ours, theirs)):
         whole = TextConflict((0, 0), (0, 0), (0, 0))
         return TextMerge(theirs if favor == "theirs" else ours, [whole])
-    old, left, right = line_diff.split(base), line_diff.split(ours), line_diff.split(theirs)
+    old, left, right = (
+        line_diff.split_lines(base),
+        line_diff.split_lines(ours),
+        line_diff.split_lines(theirs),
+    )
     out: list[bytes] = []
     conflicts: list[TextConflict] = []
     done = 0
-    for a, b, c in _hunks(line_diff.changes(old, left), line_diff.changes(old, right)):
+    for a, b, c in _hunks(line_diff.line_changes(old, left), line_diff.line_changes(old, right)):
         out += old[done : a[0]]
         done = a[1]
         mine, other = left[b[0] : b[1]], right[c[0] : c[1]]
@@ -60,7 +64,9 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in data
 
 
-def _hunks(ours: list[Change], theirs: list[Change]) -> Iterator[tuple[Range, Range, Range]]:
+def _hunks(
+    ours: list[LineChange], theirs: list[LineChange]
+) -> Iterator[tuple[Range, Range, Range]]:
     """Groups of changes that overlap or touch in the base, as ranges of base, ours and theirs."""
     i = j = 0
     while i < len(ours) or j < len(theirs):
@@ -85,7 +91,7 @@ def _hunks(ours: list[Change], theirs: list[Change]) -> Iterator[tuple[Range, Ra
         )
 
 
-def _map(side: list[Change], first: int, after: int, start: int, end: int) -> Range:
+def _map(side: list[LineChange], first: int, after: int, start: int, end: int) -> Range:
     """The lines of one side that stand for base[start:end], whose changes are side[first:after]."""
     if first < after:
         head, tail = side[first], side[after - 1]

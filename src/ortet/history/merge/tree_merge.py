@@ -13,22 +13,22 @@ import msgspec
 
 from ortet.history.merge.mergefile import (
     ConflictKind,
+    is_same_type,
     merge_file,
-    metadata,
-    only_touched,
-    same_type,
+    merge_metadata,
+    only_times_changed,
 )
 from ortet.history.merge.mergelinks import merge_links
 from ortet.history.merge.text_merge import Favor, TextMerge, is_binary, merge_text
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import put_bytes, read_file
 
 T = TypeVar("T")
 
-MAX_TEXT = 4 << 20
+MAX_MERGE_TEXT_BYTES = 4 << 20
 """Larger files are not merged line by line."""
 
 
@@ -46,61 +46,63 @@ class FileConflict(msgspec.Struct, frozen=True):
     settled: bool = False
 
 
-class Merged(msgspec.Struct, frozen=True):
+class MergedImage(msgspec.Struct, frozen=True):
     image: Image
     conflicts: list[FileConflict]
 
 
 def merge_images(
     trees: Trees,
-    objects: Objects,
+    objects: ObjectStore,
     *,
     base: Image | None,
     ours: Image,
     theirs: Image,
     favor: Favor | None = None,
-) -> Merged:
+) -> MergedImage:
     """Files and hardlinks of both; environment and cwd by the same rule, ours where both changed.
 
     System, services and processes are ours: they belong to the machine that goes on. `favor`
     settles conflicts, inside text files line by line.
     """
-    run = _Merge(trees, objects, favor)
-    root = run.roots(base.root if base else None, ours.root, theirs.root)
+    run = _TreeMerger(trees, objects, favor)
+    root = run.merge_roots(base.root if base else None, ours.root, theirs.root)
     root, links = merge_links(trees, base, ours, theirs, root)
     image = msgspec.structs.replace(
         ours,
         root=root,
         links=links,
         env=_merge_env(base.env if base else {}, ours.env, theirs.env),
-        cwd=_three(base.cwd if base else "", ours.cwd, theirs.cwd),
+        cwd=_three_way(base.cwd if base else "", ours.cwd, theirs.cwd),
     )
-    return Merged(image, sorted(run.conflicts, key=lambda conflict: os.fsencode(conflict.path)))
+    return MergedImage(
+        image, sorted(run.conflicts, key=lambda conflict: os.fsencode(conflict.path))
+    )
 
 
-class _Merge:
+class _TreeMerger:
     """One merge under way: collects changes to ours, and conflicts."""
 
-    def __init__(self, trees: Trees, objects: Objects, favor: Favor | None) -> None:
+    def __init__(self, trees: Trees, objects: ObjectStore, favor: Favor | None) -> None:
         self._trees = trees
         self._objects = objects
         self._favor = favor
         self._todo: list[tuple[bytes, Oid, Oid, Oid]] = []
-        self._changes: dict[bytes, Entry | None] = {}
+        self._changes: dict[bytes, TreeEntry | None] = {}
         self.conflicts: list[FileConflict] = []
 
-    def roots(self, base: Entry | None, ours: Entry, theirs: Entry) -> Entry:
-        self._dirs(b"", base, ours, theirs)
+    def merge_roots(self, base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry) -> TreeEntry:
+        self._merge_directories(b"", base, ours, theirs)
         while self._todo:
             above, before, mine, other = self._todo.pop()
             for old, new in self._trees.difference(before, other):
                 name = (new or old).name  # type: ignore[union-attr]
                 path = above + b"/" + name if above else name
-                self._one(path, old, self._trees.lookup(mine, name), new)
+                self._merge_name(path, old, self._trees.lookup(mine, name), new)
         return self._trees.patch_paths(ours, self._changes)
 
-    def _one(
-        self, path: bytes, base: Entry | None, ours: Entry | None, theirs: Entry | None
+    def _merge_name(
+        self, path: bytes, base: TreeEntry | None, ours: TreeEntry | None, theirs: TreeEntry | None
     ) -> None:
         """A name that theirs changed."""
         if ours == theirs:
@@ -108,20 +110,22 @@ class _Merge:
         if ours == base:
             self._changes[path] = theirs
         elif ours is None or theirs is None:
-            self._deleted(path, base, ours, theirs)
-        elif not same_type(ours, theirs):
-            self._conflict(path, "type", base, ours, theirs)
+            self._merge_deletion(path, base, ours, theirs)
+        elif not is_same_type(ours, theirs):
+            self._resolve_conflict(path, "type", base, ours, theirs)
         elif ours.is_dir:
-            self._dirs(path, base, ours, theirs)
+            self._merge_directories(path, base, ours, theirs)
         else:
-            self._files(path, base, ours, theirs)
+            self._merge_files(path, base, ours, theirs)
 
-    def _dirs(self, path: bytes, base: Entry | None, ours: Entry, theirs: Entry) -> None:
+    def _merge_directories(
+        self, path: bytes, base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry
+    ) -> None:
         if base is not None and not base.is_dir:
             base = None
-        verdict = metadata(base, ours, theirs, favor=self._favor)
+        verdict = merge_metadata(base, ours, theirs, favor=self._favor)
         if verdict.conflict:
-            self._note(path, verdict.conflict, base, ours, theirs)
+            self._record_conflict(path, verdict.conflict, base, ours, theirs)
         entry = verdict.entry
         before = Oid(base.data) if base else self._trees.empty().oid
         if ours.data == before and theirs.data != before:
@@ -131,46 +135,50 @@ class _Merge:
         if entry != ours:
             self._changes[path] = entry
 
-    def _files(self, path: bytes, base: Entry | None, ours: Entry, theirs: Entry) -> None:
-        verdict = merge_file(base, ours, theirs, text=self._text, put=self._put, favor=self._favor)
+    def _merge_files(
+        self, path: bytes, base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry
+    ) -> None:
+        verdict = merge_file(
+            base, ours, theirs, merge_content=self._text, put_content=self._put, favor=self._favor
+        )
         if verdict.conflict:
-            self._note(path, verdict.conflict, base, ours, theirs)
+            self._record_conflict(path, verdict.conflict, base, ours, theirs)
         if verdict.entry != ours:
             self._changes[path] = verdict.entry
 
-    def _deleted(
-        self, path: bytes, base: Entry | None, ours: Entry | None, theirs: Entry | None
+    def _merge_deletion(
+        self, path: bytes, base: TreeEntry | None, ours: TreeEntry | None, theirs: TreeEntry | None
     ) -> None:
         """One side took away what the other changed."""
         kept = ours or theirs
-        if base is not None and kept is not None and only_touched(base, kept):
+        if base is not None and kept is not None and only_times_changed(base, kept):
             if ours is not None:
                 self._changes[path] = None
             return
         kind: ConflictKind = "deleted_by_us" if ours is None else "deleted_by_them"
-        self._conflict(path, kind, base, ours, theirs)
+        self._resolve_conflict(path, kind, base, ours, theirs)
 
-    def _conflict(
+    def _resolve_conflict(
         self,
         path: bytes,
         kind: ConflictKind,
-        base: Entry | None,
-        ours: Entry | None,
-        theirs: Entry | None,
+        base: TreeEntry | None,
+        ours: TreeEntry | None,
+        theirs: TreeEntry | None,
     ) -> None:
         """Ours stays as a whole, or theirs comes as a whole."""
-        self._note(path, kind, base, ours, theirs)
+        self._record_conflict(path, kind, base, ours, theirs)
         if self._favor == "theirs":
             self._changes[path] = theirs
 
-    def _note(self, path: bytes, kind: ConflictKind, *sides: Entry | None) -> None:
+    def _record_conflict(self, path: bytes, kind: ConflictKind, *sides: TreeEntry | None) -> None:
         base, ours, theirs = (_content_id(entry) for entry in sides)
         settled = self._favor is not None
         shown = os.fsdecode(path) or "."
         self.conflicts.append(FileConflict(shown, kind, base, ours, theirs, settled))
 
-    def _text(self, base: Entry, ours: Entry, theirs: Entry) -> TextMerge | None:
-        if any(entry.size > MAX_TEXT for entry in (base, ours, theirs)):
+    def _text(self, base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | None:
+        if any(entry.size > MAX_MERGE_TEXT_BYTES for entry in (base, ours, theirs)):
             return None
         texts = [b"".join(read_file(self._objects, entry)) for entry in (base, ours, theirs)]
         if any(is_binary(text) for text in texts):
@@ -181,13 +189,13 @@ class _Merge:
         return put_bytes(self._objects, data)
 
 
-def _content_id(entry: Entry | None) -> str | None:
+def _content_id(entry: TreeEntry | None) -> str | None:
     if entry is None:
         return None
     return entry.data.hex() if entry.is_file or entry.is_dir else ""
 
 
-def _three(base: T, ours: T, theirs: T) -> T:
+def _three_way(base: T, ours: T, theirs: T) -> T:
     return theirs if ours == base else ours
 
 
@@ -201,7 +209,7 @@ def _merge_env(
     merged: dict[str, str | None] = {}
     for name in sorted(base.keys() | ours.keys() | theirs.keys()):
         sides = [side.get(name, absent) for side in (base, ours, theirs)]
-        value = _three(*sides)
+        value = _three_way(*sides)
         if value is None or isinstance(value, str):
             merged[name] = value
     return merged

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Corrupt, Invalid, Refused, Unsupported
-from ortet.history.descend import descend
-from ortet.history.references import ERASABLE
-from ortet.history.refs import check_name
-from ortet.history.transfer.bundle_file import MAGIC, BundleFile, build_head
-from ortet.history.transfer.bundlelimits import Limits
-from ortet.history.transfer.bundlepart import Part
+from ortet.history.descend import walk_postorder
+from ortet.history.references import ERASABLE_KINDS
+from ortet.history.refs import check_ref_name
+from ortet.history.transfer.bundle_file import MAGIC, BundleFile, build_header
+from ortet.history.transfer.bundlelimits import BundleLimits
+from ortet.history.transfer.bundlepart import PartialBundle
 from ortet.ids import Oid, to_hex
 from ortet.objects import frame
-from ortet.objects.base import Kind, Link, Objects, Walk
+from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser
 
 Progress = Callable[[int, int], None]
 """(done, of how many)."""
@@ -37,7 +37,7 @@ class BundleReport(msgspec.Struct, frozen=True):
     resumed: int
 
 
-class Imported(msgspec.Struct, frozen=True):
+class BundleImport(msgspec.Struct, frozen=True):
     """Refs of a bundle; and of what was erased where it was made, what stands for it, as what. So
     many `objects` were put, in `bytes`; `known` were there."""
 
@@ -48,10 +48,10 @@ class Imported(msgspec.Struct, frozen=True):
     known: int = 0
 
 
-def export(
-    objects: Objects,
+def export_bundle(
+    objects: ObjectStore,
     refs: Mapping[str, Oid],
-    walk: Walk,
+    parse_references: ReferenceParser,
     path: Path,
     *,
     progress: Progress | None = None,
@@ -66,11 +66,11 @@ def export(
         raise Invalid("no_refs", "a bundle needs a commit: name a branch, a tag or an id")
     _check_target(path)
     heirs: dict[Oid, Oid] = {}
-    order = _closure(objects, named, _noting(walk, objects, heirs))
-    head = build_head(objects.hasher.key_id, named, heirs)
-    with Part(path, head, objects.hasher.key_id) as part:
-        resumed = len(part.held)
-        for oid, data in read_checked(objects, order, part.held):
+    order = _closure(objects, named, _collect_replacements(parse_references, objects, heirs))
+    head = build_header(objects.hasher.key_id, named, heirs)
+    with PartialBundle(path, head, objects.hasher.key_id) as part:
+        resumed = len(part.written_oids)
+        for oid, data in read_checked(objects, order, part.written_oids):
             part.add(oid, order[oid], data)
             if progress:
                 progress(part.count, len(order))
@@ -79,14 +79,14 @@ def export(
     return BundleReport(str(path), hexes, len(order), size, resumed)
 
 
-def import_(
-    objects: Objects,
+def import_bundle(
+    objects: ObjectStore,
     path: Path,
-    walk: Walk,
+    parse_references: ReferenceParser,
     *,
-    limits: Limits | None = None,
+    limits: BundleLimits | None = None,
     progress: Progress | None = None,
-) -> Imported:
+) -> BundleImport:
     """Put everything a bundle holds and return its refs; the caller flushes and makes them heads.
 
     What was erased here is not put again: Refused("erased") when nothing stands for it any more.
@@ -96,62 +96,66 @@ def import_(
     ("bad_bundle", "bundle_truncated"), Unsupported("newer_format", "other_key") or
     Refused("bundle_too_large") otherwise.
     """
-    limits = limits or Limits()
+    limits = limits or BundleLimits()
     with BundleFile(path, limits) as file:
-        if file.head.key_id != objects.hasher.key_id:
+        if file.header.key_id != objects.hasher.key_id:
             raise Unsupported(
                 "other_key",
-                f"{path} was exported under key {file.head.key_id.hex()}, this store has "
+                f"{path} was exported under key {file.header.key_id.hex()}, this store has "
                 f"{objects.hasher.key_id.hex()}: open a store with that key, or none, and import",
             )
-        step = _steps(2 * file.size, progress)
-        _prove_hashes(file, objects, step)
-        heirs = {old: (new, Kind.BLOB) for old, new in file.head.heirs}
-        kinds = _prove_graph(file, _following(walk, heirs), limits)
+        step = _step_counter(2 * file.size, progress)
+        _verify_hashes(file, objects, step)
+        heirs = {old: (new, Kind.BLOB) for old, new in file.header.heirs}
+        kinds = _verify_graph(file, _apply_replacements(parse_references, heirs), limits)
         count = size = 0
-        for lead in file.leads:
-            for oid, data in _cut(file, lead):
-                if kinds[oid] in ERASABLE and objects.heir(oid) != oid:
-                    check_heir(objects, oid)
+        for lead in file.frames:
+            for oid, data in _split_objects(file, lead):
+                if kinds[oid] in ERASABLE_KINDS and objects.replacement_of(oid) != oid:
+                    check_replacement(objects, oid)
                 elif not objects.has(oid):
                     if objects.put(kinds[oid], bytes(data)) != oid:
-                        raise file.bad("it was changed while it was read")
+                        raise file.corrupt("it was changed while it was read")
                     count, size = count + 1, size + len(data)
-            reach("import.after-frame")
+            failpoint("import.after-frame")
             step(lead.header.size)
-        return Imported(dict(file.head.refs), heirs, count, size, len(kinds) - count)
+        return BundleImport(dict(file.header.refs), heirs, count, size, len(kinds) - count)
 
 
-def _noting(walk: Walk, objects: Objects, heirs: dict[Oid, Oid]) -> Walk:
+def _collect_replacements(
+    parse_references: ReferenceParser, objects: ObjectStore, replacements: dict[Oid, Oid]
+) -> ReferenceParser:
     """References with heirs in the place of what was erased; they are noted."""
 
-    def follow(kind: Kind, data: bytes) -> Iterator[Link]:
-        for link in walk(kind, data):
-            heir = objects.heir(link.oid) if link.kind in ERASABLE else link.oid
+    def follow(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
+        for link in parse_references(kind, data):
+            heir = objects.replacement_of(link.oid) if link.kind in ERASABLE_KINDS else link.oid
             if heir != link.oid:
-                heirs[link.oid] = heir
-            yield Link(heir, link.kind)
+                replacements[link.oid] = heir
+            yield ObjectRef(heir, link.kind)
 
     return follow
 
 
-def _following(walk: Walk, heirs: dict[Oid, tuple[Oid, Kind]]) -> Walk:
+def _apply_replacements(
+    parse_references: ReferenceParser, replacements: dict[Oid, tuple[Oid, Kind]]
+) -> ReferenceParser:
     """The same for a bundle, which says what its heirs are; it learns of which kind."""
 
-    def follow(kind: Kind, data: bytes) -> Iterator[Link]:
-        for link in walk(kind, data):
-            if link.oid in heirs and link.kind in ERASABLE:
-                heir = heirs[link.oid][0]
-                heirs[link.oid] = heir, link.kind
-                yield Link(heir, link.kind)
+    def follow(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
+        for link in parse_references(kind, data):
+            if link.oid in replacements and link.kind in ERASABLE_KINDS:
+                heir = replacements[link.oid][0]
+                replacements[link.oid] = heir, link.kind
+                yield ObjectRef(heir, link.kind)
             else:
                 yield link
 
     return follow
 
 
-def check_heir(objects: Objects, oid: Oid) -> None:
-    if not objects.has(objects.heir(oid)):
+def check_replacement(objects: ObjectStore, oid: Oid) -> None:
+    if not objects.has(objects.replacement_of(oid)):
         raise Refused(
             "erased",
             "this bundle holds what was erased here, and nothing stands for it any more: import "
@@ -160,73 +164,81 @@ def check_heir(objects: Objects, oid: Oid) -> None:
         )
 
 
-def _prove_hashes(file: BundleFile, objects: Objects, step: Callable[[int], None]) -> None:
-    for lead in file.leads:
-        for oid, data in _cut(file, lead):
+def _verify_hashes(file: BundleFile, objects: ObjectStore, step: Callable[[int], None]) -> None:
+    for lead in file.frames:
+        for oid, data in _split_objects(file, lead):
             if objects.hasher.oid(data) != oid:
-                raise file.bad(f"the bytes of object {oid.hex()} do not have that hash")
+                raise file.corrupt(f"the bytes of object {oid.hex()} do not have that hash")
         step(lead.header.size)
 
 
-def _prove_graph(file: BundleFile, walk: Walk, limits: Limits) -> dict[Oid, Kind]:
+def _verify_graph(
+    file: BundleFile, parse_references: ReferenceParser, limits: BundleLimits
+) -> dict[Oid, Kind]:
     """The kind each object has by what refers to it; the file holds these objects and no other."""
 
-    def links_of(link: Link) -> Iterator[Link]:
+    def links_of(link: ObjectRef) -> Iterator[ObjectRef]:
         if link.oid not in file:
-            raise file.bad(f"object {link.oid.hex()} is missing")
-        with file.errors():
-            yield from walk(link.kind, file.get(link.oid))
+            raise file.corrupt(f"object {link.oid.hex()} is missing")
+        with file.translate_errors():
+            yield from parse_references(link.kind, file.get(link.oid))
 
     kinds: dict[Oid, Kind] = {}
-    files: dict[Link, int] = {}
-    for link, links in descend([Link(oid, Kind.COMMIT) for _, oid in file.head.refs], links_of):
+    files: dict[ObjectRef, int] = {}
+    for link, links in walk_postorder(
+        [ObjectRef(oid, Kind.COMMIT) for _, oid in file.header.refs], links_of
+    ):
         if link.oid not in file:
-            raise file.bad(f"object {link.oid.hex()} is missing")
+            raise file.corrupt(f"object {link.oid.hex()} is missing")
         kinds.setdefault(link.oid, link.kind)
         if link.kind in (Kind.TREE, Kind.IMAGE):
             files[link] = sum(files.get(child, 1) for child in links)
             limits.check_files(files[link])
     if len(kinds) != len(file):
-        raise file.bad(f"{len(file) - len(kinds)} of its objects belong to no commit")
+        raise file.corrupt(f"{len(file) - len(kinds)} of its objects belong to no commit")
     return kinds
 
 
-def _cut(file: BundleFile, lead: frame.Lead) -> Iterator[tuple[Oid, memoryview]]:
-    data, start = memoryview(file.load(lead)), 0
-    for oid, _, length in lead.rows():
+def _split_objects(
+    file: BundleFile, frame_info: frame.FrameInfo
+) -> Iterator[tuple[Oid, memoryview]]:
+    data, start = memoryview(file.load(frame_info)), 0
+    for oid, _, length in frame_info.rows():
         yield oid, data[start : start + length]
         start += length
 
 
-def _closure(objects: Objects, refs: Mapping[str, Oid], walk: Walk) -> dict[Oid, Kind]:
+def _closure(
+    objects: ObjectStore, refs: Mapping[str, Oid], parse_references: ReferenceParser
+) -> dict[Oid, Kind]:
     """Every object the refs need, children first: an import that is cut short leaves no holes."""
 
-    def links_of(link: Link) -> list[Link]:
-        return list(walk(link.kind, get_checked(objects, link.oid)))
+    def links_of(link: ObjectRef) -> list[ObjectRef]:
+        return list(parse_references(link.kind, get_checked(objects, link.oid)))
 
     order: dict[Oid, Kind] = {}
-    for link, _ in descend([Link(oid, Kind.COMMIT) for oid in refs.values()], links_of):
+    for link, _ in walk_postorder([ObjectRef(oid, Kind.COMMIT) for oid in refs.values()], links_of):
         order.setdefault(link.oid, link.kind)
     return order
 
 
 def read_checked(
-    objects: Objects, order: Mapping[Oid, Kind], held: set[Oid]
+    objects: ObjectStore, order: Mapping[Oid, Kind], skip: set[Oid]
 ) -> Iterator[tuple[Oid, bytes]]:
     """Blobs as they lie in the store, which is fastest, then all else in order."""
-    blobs = [oid for oid, kind in order.items() if kind is Kind.BLOB and oid not in held]
+    blobs = [oid for oid, kind in order.items() if kind is Kind.BLOB and oid not in skip]
     for oid, data in objects.get_many(blobs):
-        yield oid, _checked(objects, oid, data)
+        yield oid, _check_hash(objects, oid, data)
     for oid, kind in order.items():
-        if kind is not Kind.BLOB and oid not in held:
+        if kind is not Kind.BLOB and oid not in skip:
             yield oid, get_checked(objects, oid)
 
 
-def get_checked(objects: Objects, oid: Oid) -> bytes:
-    return _checked(objects, oid, objects.get(oid))
+def get_checked(objects: ObjectStore, oid: Oid) -> bytes:
+    return _check_hash(objects, oid, objects.get(oid))
 
 
-def _checked(objects: Objects, oid: Oid, data: bytes) -> bytes:
+def _check_hash(objects: ObjectStore, oid: Oid, data: bytes) -> bytes:
     if objects.hasher.oid(data) != oid:
         raise Corrupt("bad_hash", f"object {oid.hex()} does not match its hash: run `ortet verify`")
     return data
@@ -234,7 +246,7 @@ def _checked(objects: Objects, oid: Oid, data: bytes) -> bytes:
 
 def _ref_name(name: str, oid: Oid) -> str:
     try:
-        return check_name(name)
+        return check_ref_name(name)
     except Invalid:
         return f"bundle-{to_hex(oid)[:12]}"
 
@@ -247,15 +259,15 @@ def _check_target(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _exists(path) from error
-    raise _exists(path)
+        raise _exists_error(path) from error
+    raise _exists_error(path)
 
 
-def _exists(path: Path) -> Conflict:
+def _exists_error(path: Path) -> Conflict:
     return Conflict("exists", f"{path} is there and is no bundle: choose another name")
 
 
-def _steps(total: int, progress: Progress | None) -> Callable[[int], None]:
+def _step_counter(total: int, progress: Progress | None) -> Callable[[int], None]:
     done = 0
 
     def step(size: int) -> None:

@@ -17,26 +17,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from ortet._util.codec import Record, checksum, decode, encode
+from ortet._util.codec import StoredRecord, checksum, decode, encode
 from ortet.errors import Corrupt, Invalid, NotFound, Unavailable, Unsupported
-from ortet.history.refs import check_name
-from ortet.history.transfer.bundlelimits import Limits
+from ortet.history.refs import check_ref_name
+from ortet.history.transfer.bundlelimits import BundleLimits
 from ortet.ids import OID_BYTES, Oid
 from ortet.objects import frame
 from ortet.objects.source import FrameCache
 
 MAGIC = b"\xa7ORTBNDL"
-END = b"\xa7ORTDONE"
+TRAILER_MAGIC = b"\xa7ORTDONE"
 VERSION = 1
-SUM = 8
+CHECKSUM_BYTES = 8
 
 _HEAD = struct.Struct("<8sHHI")
 _TRAILER = struct.Struct("<8sQQQ")
-TRAILER_BYTES = _TRAILER.size + SUM
-_MAX_BODY = 16 * 1024 * 1024
+TRAILER_BYTES = _TRAILER.size + CHECKSUM_BYTES
+_MAX_HEADER_BODY_BYTES = 16 * 1024 * 1024
 
 
-class Head(Record, frozen=True):
+class BundleHeader(StoredRecord, frozen=True):
     """What a bundle says of itself. Refs are in name order.
 
     `heirs` are (erased object, what stands for it): records in the bundle still name the first.
@@ -47,24 +47,24 @@ class Head(Record, frozen=True):
     heirs: list[tuple[Oid, Oid]] = []
 
 
-def build_head(
-    key_id: bytes, refs: Mapping[str, Oid], heirs: Mapping[Oid, Oid] | None = None
+def build_header(
+    key_id: bytes, refs: Mapping[str, Oid], replacements: Mapping[Oid, Oid] | None = None
 ) -> bytes:
     parts: tuple[object, ...] = (key_id, sorted(refs.items()))
-    body = encode((*parts, sorted(heirs.items())) if heirs else parts)
+    body = encode((*parts, sorted(replacements.items())) if replacements else parts)
     start = _HEAD.pack(MAGIC, VERSION, 0, len(body)) + body
     return start + checksum(start)
 
 
-def build_trailer(objects: int, raw: int, head: bytes, frame_headers: list[bytes]) -> bytes:
-    numbers = _TRAILER.pack(END, objects, len(frame_headers), raw)
-    return numbers + checksum(head, *frame_headers, numbers)
+def build_trailer(objects: int, raw: int, header: bytes, frame_headers: list[bytes]) -> bytes:
+    numbers = _TRAILER.pack(TRAILER_MAGIC, objects, len(frame_headers), raw)
+    return numbers + checksum(header, *frame_headers, numbers)
 
 
 class BundleFile:
     """A bundle opened for reading: header, trailer and the table of every frame are checked."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: BundleLimits) -> None:
         self.path = path
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -82,16 +82,16 @@ class BundleFile:
             os.close(self._fd)
             raise
 
-    def _open(self, limits: Limits) -> None:
+    def _open(self, limits: BundleLimits) -> None:
         self.size = os.fstat(self._fd).st_size
         self._cache = FrameCache()
-        self._head = _read_head(self.path, self.read)
-        self.head = _parse_head(self.path, self._head)
+        self._header_bytes = _read_header(self.path, self.read)
+        self.header = _parse_header(self.path, self._header_bytes)
         self._trailer = self._read_trailer()
-        with self.errors():
-            self.leads = self._scan(limits)
+        with self.translate_errors():
+            self.frames = self._scan_frames(limits)
             self._check_trailer()
-            self._spots = self._index()
+            self._locations = self._build_index()
 
     def __enter__(self) -> BundleFile:
         return self
@@ -105,41 +105,43 @@ class BundleFile:
         os.close(self._fd)
 
     def __contains__(self, oid: Oid) -> bool:
-        return oid in self._spots
+        return oid in self._locations
 
     def __len__(self) -> int:
-        return len(self._spots)
+        return len(self._locations)
 
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._fd, length, offset)
 
     def get(self, oid: Oid) -> bytes:
-        number, start, length = self._spots[oid]
+        number, start, length = self._locations[oid]
         key = ("", number)
         data = self._cache.get(key)
         if data is None:
-            data = self.load(self.leads[number])
+            data = self.load(self.frames[number])
             self._cache.add(key, data)
         return data[start : start + length]
 
-    def load(self, lead: frame.Lead) -> bytes:
+    def load(self, frame_info: frame.FrameInfo) -> bytes:
         """The objects of a frame, end to end; its payload is checked."""
-        header = lead.header
-        with self.errors():
-            payload = self.read(lead.offset + header.lead, header.stored)
-            return frame.unpack(header, payload, offset=lead.offset)
+        header = frame_info.header
+        with self.translate_errors():
+            payload = self.read(frame_info.offset + header.payload_start, header.stored)
+            return frame.unpack(header, payload, offset=frame_info.offset)
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """What is wrong with stored data, said of this file."""
         try:
             yield
         except Corrupt as error:
-            raise self.bad(error.message.partition("; run ")[0].partition(": run ")[0]) from error
+            raise self.corrupt(
+                error.message.partition("; run ")[0].partition(": run ")[0]
+            ) from error
         except Unsupported as error:
             raise Unsupported(error.kind, f"{self.path} cannot be read: {error.message}") from error
 
-    def bad(self, why: str) -> Corrupt:
+    def corrupt(self, why: str) -> Corrupt:
         return Corrupt(
             "bad_bundle",
             f"{self.path} is not sound ({why}): nothing was imported; get or export it again",
@@ -147,50 +149,50 @@ class BundleFile:
 
     def _read_trailer(self) -> bytes:
         start = self.size - TRAILER_BYTES
-        data = self.read(start, TRAILER_BYTES) if start >= len(self._head) else b""
-        if data[: len(END)] != END:
+        data = self.read(start, TRAILER_BYTES) if start >= len(self._header_bytes) else b""
+        if data[: len(TRAILER_MAGIC)] != TRAILER_MAGIC:
             raise Corrupt(
                 "bundle_truncated",
                 f"{self.path} ends too early: copy it again, or let the export finish",
             )
         return data
 
-    def _scan(self, limits: Limits) -> list[frame.Lead]:
+    def _scan_frames(self, limits: BundleLimits) -> list[frame.FrameInfo]:
         """Frames by their headers. What would be too much is refused before it is expanded."""
-        leads: list[frame.Lead] = []
+        leads: list[frame.FrameInfo] = []
         objects = raw = 0
-        end, stop = len(self._head), self.size - TRAILER_BYTES
+        end, stop = len(self._header_bytes), self.size - TRAILER_BYTES
         for lead in frame.scan(self.read, end, stop):
-            if lead.header.key_id != self.head.key_id:
-                raise self.bad(f"the frame at byte {lead.offset} is under another key")
+            if lead.header.key_id != self.header.key_id:
+                raise self.corrupt(f"the frame at byte {lead.offset} is under another key")
             objects += lead.header.count
             raw += lead.header.raw
             limits.check(objects=objects, raw=raw, stored=self.size)
             leads.append(lead)
             end = lead.offset + lead.header.size
         if end != stop:
-            raise self.bad(f"there is no frame at byte {end}")
+            raise self.corrupt(f"there is no frame at byte {end}")
         return leads
 
     def _check_trailer(self) -> None:
-        objects = sum(lead.header.count for lead in self.leads)
-        raw = sum(lead.header.raw for lead in self.leads)
-        headers = [self.read(lead.offset, frame.HEADER_BYTES) for lead in self.leads]
-        if self._trailer != build_trailer(objects, raw, self._head, headers):
-            raise self.bad("its end does not match what is before it")
+        objects = sum(lead.header.count for lead in self.frames)
+        raw = sum(lead.header.raw for lead in self.frames)
+        headers = [self.read(lead.offset, frame.HEADER_BYTES) for lead in self.frames]
+        if self._trailer != build_trailer(objects, raw, self._header_bytes, headers):
+            raise self.corrupt("its end does not match what is before it")
 
-    def _index(self) -> dict[Oid, tuple[int, int, int]]:
+    def _build_index(self) -> dict[Oid, tuple[int, int, int]]:
         spots: dict[Oid, tuple[int, int, int]] = {}
-        for number, lead in enumerate(self.leads):
+        for number, lead in enumerate(self.frames):
             start = 0
             for oid, _, length in lead.rows():
                 if spots.setdefault(oid, (number, start, length)) != (number, start, length):
-                    raise self.bad(f"object {oid.hex()} is there twice")
+                    raise self.corrupt(f"object {oid.hex()} is there twice")
                 start += length
         return spots
 
 
-def _read_head(path: Path, read: frame.Read) -> bytes:
+def _read_header(path: Path, read: frame.ReadAt) -> bytes:
     start = read(0, _HEAD.size)
     if start[: len(MAGIC)] != MAGIC:
         raise _not_a_bundle(path)
@@ -201,8 +203,13 @@ def _read_head(path: Path, read: frame.Read) -> bytes:
                 "newer_format",
                 f"{path} is a bundle of format {version}, known here is {VERSION}: upgrade ortet",
             )
-        body = read(_HEAD.size, length + SUM) if length <= _MAX_BODY else b""
-        if len(body) == length + SUM and checksum(start, body[:-SUM]) == body[-SUM:]:
+        body = (
+            read(_HEAD.size, length + CHECKSUM_BYTES) if length <= _MAX_HEADER_BODY_BYTES else b""
+        )
+        if (
+            len(body) == length + CHECKSUM_BYTES
+            and checksum(start, body[:-CHECKSUM_BYTES]) == body[-CHECKSUM_BYTES:]
+        ):
             return start + body
     raise Corrupt(
         "bad_bundle", f"the header of {path} is damaged or cut short: get or export it again"
@@ -213,9 +220,9 @@ def _not_a_bundle(path: Path) -> Invalid:
     return Invalid("not_a_bundle", f"{path} is not a bundle: give a file made by export")
 
 
-def _parse_head(path: Path, data: bytes) -> Head:
-    head = decode(Head, data[_HEAD.size : -SUM])
-    names = [check_name(name) for name, _ in head.refs]
+def _parse_header(path: Path, data: bytes) -> BundleHeader:
+    head = decode(BundleHeader, data[_HEAD.size : -CHECKSUM_BYTES])
+    names = [check_ref_name(name) for name, _ in head.refs]
     if not names or names != sorted(set(names)) or len(head.key_id) != 8:
         raise Corrupt("bad_bundle", f"the header of {path} makes no sense: export it again")
     oids = [oid for _, oid in head.refs] + [oid for pair in head.heirs for oid in pair]

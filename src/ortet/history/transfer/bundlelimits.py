@@ -6,10 +6,10 @@ import msgspec
 
 from ortet.errors import Refused
 
-_SMALL = 1 << 30
+_RATIO_CHECK_MIN_BYTES = 1 << 30
 
 
-class Limits(msgspec.Struct, frozen=True):
+class BundleLimits(msgspec.Struct, frozen=True):
     """Above any of these an import is Refused("bundle_too_large"), before it has taken the room.
 
     No object is larger than a frame, and no frame larger than frame.MAX_RAW, whatever these say.
@@ -25,20 +25,20 @@ class Limits(msgspec.Struct, frozen=True):
 
     def check(self, *, objects: int, raw: int, stored: int) -> None:
         if objects > self.objects:
-            raise _refused(f"it has more than {self.objects} objects")
+            raise _too_large(f"it has more than {self.objects} objects")
         if raw > self.raw_bytes:
-            raise _refused(f"it would expand to more than {self.raw_bytes} bytes")
-        if raw > _SMALL and raw > self.ratio * stored:
-            raise _refused(f"its {stored} bytes would expand more than {self.ratio}-fold")
+            raise _too_large(f"it would expand to more than {self.raw_bytes} bytes")
+        if raw > _RATIO_CHECK_MIN_BYTES and raw > self.ratio * stored:
+            raise _too_large(f"its {stored} bytes would expand more than {self.ratio}-fold")
         if self.room is not None and stored > self.room:
-            raise _refused(f"it needs {stored} bytes and there is room for {self.room}")
+            raise _too_large(f"it needs {stored} bytes and there is room for {self.room}")
 
     def check_files(self, files: int) -> None:
         if files > self.files:
-            raise _refused(f"one of its directories would hold more than {self.files} files")
+            raise _too_large(f"one of its directories would hold more than {self.files} files")
 
 
-def _refused(why: str) -> Refused:
+def _too_large(why: str) -> Refused:
     return Refused(
         "bundle_too_large",
         f"the bundle was not imported, {why}: if you trust it, make room or raise the limit",

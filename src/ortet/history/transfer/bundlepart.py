@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ortet._util.codec import Compressor
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, OrtetError, Unavailable, Unsupported
 from ortet.history.transfer.bundle_file import build_trailer
 from ortet.ids import Oid
@@ -17,23 +17,23 @@ from ortet.objects.base import Kind
 from ortet.objects.tail import storage_error, sync_directory
 
 
-class Part:
+class PartialBundle:
     """Collects objects into frames. `held` is what whole frames of an earlier run hold."""
 
-    def __init__(self, path: Path, head: bytes, key_id: bytes) -> None:
+    def __init__(self, path: Path, header: bytes, key_id: bytes) -> None:
         self._path = path
-        self._part = path.with_name(path.name + ".part")
-        self._head = head
+        self._part_path = path.with_name(path.name + ".part")
+        self._header = header
         self._key_id = key_id
         self._compressor = Compressor()
-        self._headers: list[bytes] = []
-        self._raw = 0
+        self._frame_headers: list[bytes] = []
+        self._raw_bytes = 0
         self._items: list[frame.Item] = []
-        self._waiting = 0
-        self.held: set[Oid] = set()
+        self._pending_bytes = 0
+        self.written_oids: set[Oid] = set()
         self.count = 0
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> PartialBundle:
         try:
             self._fd = self._lock()
             try:
@@ -42,7 +42,7 @@ class Part:
                 os.close(self._fd)
                 raise
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         return self
 
     def __exit__(
@@ -54,23 +54,28 @@ class Part:
         os.close(self._fd)
 
     def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
-        if self._waiting + len(data) > frame.FRAME_BYTES or len(self._items) >= frame.FRAME_OBJECTS:
+        if (
+            self._pending_bytes + len(data) > frame.FRAME_BYTES
+            or len(self._items) >= frame.FRAME_OBJECTS
+        ):
             self._flush()
         self._items.append((oid, kind, data))
-        self._waiting += len(data)
+        self._pending_bytes += len(data)
         self.count += 1
 
     def finish(self) -> int:
         """Give the file its name, durably; returns its size."""
         self._flush()
         try:
-            self._write(build_trailer(self.count, self._raw, self._head, self._headers))
+            self._write(
+                build_trailer(self.count, self._raw_bytes, self._header, self._frame_headers)
+            )
             os.fsync(self._fd)
-            reach("export.before-rename")
-            os.replace(self._part, self._path)
+            failpoint("export.before-rename")
+            os.replace(self._part_path, self._path)
             sync_directory(self._path.parent)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
         return self._end
 
     def _flush(self) -> None:
@@ -79,12 +84,12 @@ class Part:
         data = frame.build(self._items, self._key_id, self._compressor)
         try:
             self._write(data)
-            reach("export.after-frame")
+            failpoint("export.after-frame")
         except OSError as error:
-            raise self._failed(error) from error
-        self._headers.append(data[: frame.HEADER_BYTES])
-        self._raw += self._waiting
-        self._items, self._waiting = [], 0
+            raise self._write_error(error) from error
+        self._frame_headers.append(data[: frame.HEADER_BYTES])
+        self._raw_bytes += self._pending_bytes
+        self._items, self._pending_bytes = [], 0
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -94,11 +99,11 @@ class Part:
             view = view[done:]
 
     def _lock(self) -> int:
-        fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = os.open(self._part_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The one before us may have finished, and what we hold is then the bundle itself.
-            if os.fstat(fd).st_ino != os.stat(self._part).st_ino:
+            if os.fstat(fd).st_ino != os.stat(self._part_path).st_ino:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError) as error:
             os.close(fd)
@@ -110,29 +115,29 @@ class Part:
     def _resume(self) -> None:
         """Keep the whole frames of a part with our header; of any other, nothing."""
         self._end = 0
-        if os.pread(self._fd, len(self._head), 0) == self._head:
-            self._end = len(self._head)
-            self._keep_frames(os.fstat(self._fd).st_size)
+        if os.pread(self._fd, len(self._header), 0) == self._header:
+            self._end = len(self._header)
+            self._load_frames(os.fstat(self._fd).st_size)
         os.ftruncate(self._fd, self._end)
         if not self._end:
-            self._write(self._head)
+            self._write(self._header)
 
-    def _keep_frames(self, stop: int) -> None:
+    def _load_frames(self, stop: int) -> None:
         def read(offset: int, length: int) -> bytes:
             return os.pread(self._fd, length, offset)
 
         try:
             for lead in frame.scan(read, self._end, stop):
                 header = lead.header
-                payload = read(lead.offset + header.lead, header.stored)
+                payload = read(lead.offset + header.payload_start, header.stored)
                 frame.check_payload(header, payload, offset=lead.offset)
-                self._headers.append(read(lead.offset, frame.HEADER_BYTES))
-                self.held.update([oid for oid, _, _ in lead.rows()])
+                self._frame_headers.append(read(lead.offset, frame.HEADER_BYTES))
+                self.written_oids.update([oid for oid, _, _ in lead.rows()])
                 self.count += header.count
-                self._raw += header.raw
+                self._raw_bytes += header.raw
                 self._end = lead.offset + header.size
         except (Corrupt, Unsupported):
             return  # written no further than here
 
-    def _failed(self, error: OSError) -> OrtetError:
-        return storage_error(error, f"writing {self._part}, which a repeated export continues")
+    def _write_error(self, error: OSError) -> OrtetError:
+        return storage_error(error, f"writing {self._part_path}, which a repeated export continues")

@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, Unsupported
 from ortet.history.commits import History
-from ortet.history.descend import descend
-from ortet.history.references import ERASABLE, references
-from ortet.history.transfer.bundle import Progress, check_heir, get_checked, read_checked
+from ortet.history.descend import walk_postorder
+from ortet.history.references import ERASABLE_KINDS, references
+from ortet.history.transfer.bundle import Progress, check_replacement, get_checked, read_checked
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Link, Objects
+from ortet.objects.base import Kind, ObjectRef, ObjectStore
 
-PART = 32 << 20
+FLUSH_EVERY_BYTES = 32 << 20
 """Bytes after which what has arrived is made durable."""
-_EACH = 500
+_OBJECT_OVERHEAD_BYTES = 500
 """What an object costs, however small."""
 
 
-class Carried(msgspec.Struct, frozen=True):
+class ObjectCopyReport(msgspec.Struct, frozen=True):
     """How much travelled, how much of it was there already, and what stands for erased objects."""
 
     objects: int
@@ -34,15 +34,15 @@ class Carried(msgspec.Struct, frozen=True):
     heirs: dict[Oid, tuple[Oid, Kind]]
 
 
-def carry_over(
-    source: Objects,
-    target: Objects,
+def copy_missing(
+    source: ObjectStore,
+    target: ObjectStore,
     tips: Sequence[Oid],
     *,
     flush: Callable[[], None],
     heads: Sequence[Oid] = (),
     progress: Progress | None = None,
-) -> Carried:
+) -> ObjectCopyReport:
     """Put the commits `tips`, with all they need, into `target`, and `flush` it; the caller makes
     them heads. What the target's own `heads` need is there: nobody looks at it."""
     if source.hasher.key_id != target.hasher.key_id:
@@ -52,7 +52,7 @@ def carry_over(
             f"{target.hasher.key_id.hex()}: what has one key's hashes cannot be in the other",
         )
     heirs: dict[Oid, tuple[Oid, Kind]] = {}
-    order = _needed(source, tips, _complete(source, heads), heirs)
+    order = _needed_objects(source, tips, _complete_commits(source, heads), heirs)
     missing = {oid: kind for oid, kind in order.items() if _is_missing(target, oid, kind)}
     size = waiting = 0
     held = order.keys() - missing.keys()
@@ -60,47 +60,47 @@ def carry_over(
         if target.put(order[oid], data) != oid:
             raise Corrupt("bad_hash", f"object {oid.hex()} changed on its way: try again")
         size += len(data)
-        waiting += len(data) + _EACH
-        if waiting >= PART:  # what is durable need not travel again
+        waiting += len(data) + _OBJECT_OVERHEAD_BYTES
+        if waiting >= FLUSH_EVERY_BYTES:  # what is durable need not travel again
             flush()
             waiting = 0
-        reach("carry.after-object")
+        failpoint("carry.after-object")
         if progress:
             progress(count, len(missing))
     flush()
-    return Carried(len(missing), size, len(held), heirs)
+    return ObjectCopyReport(len(missing), size, len(held), heirs)
 
 
-def _is_missing(target: Objects, oid: Oid, kind: Kind) -> bool:
+def _is_missing(target: ObjectStore, oid: Oid, kind: Kind) -> bool:
     """What was erased there is not brought back: its heir is enough."""
-    if kind in ERASABLE and target.heir(oid) != oid:
-        check_heir(target, oid)
+    if kind in ERASABLE_KINDS and target.replacement_of(oid) != oid:
+        check_replacement(target, oid)
         return False
     return not target.has(oid)
 
 
-def _complete(source: Objects, heads: Sequence[Oid]) -> set[Oid]:
+def _complete_commits(source: ObjectStore, heads: Sequence[Oid]) -> set[Oid]:
     """Commits that the other store has whole, as far as this one knows them."""
     return set(History(source).ancestors(*(oid for oid in set(heads) if source.has(oid))))
 
 
-def _needed(
-    source: Objects,
+def _needed_objects(
+    source: ObjectStore,
     tips: Sequence[Oid],
     complete: set[Oid],
-    heirs: dict[Oid, tuple[Oid, Kind]],
+    replacements: dict[Oid, tuple[Oid, Kind]],
 ) -> dict[Oid, Kind]:
-    def links_of(link: Link) -> Iterator[Link]:
+    def links_of(link: ObjectRef) -> Iterator[ObjectRef]:
         if link.kind is Kind.COMMIT and link.oid in complete:
             return
         for below in references(link.kind, get_checked(source, link.oid)):
-            heir = source.heir(below.oid) if below.kind in ERASABLE else below.oid
+            heir = source.replacement_of(below.oid) if below.kind in ERASABLE_KINDS else below.oid
             if heir != below.oid:
-                heirs[below.oid] = heir, below.kind
-            yield Link(heir, below.kind)
+                replacements[below.oid] = heir, below.kind
+            yield ObjectRef(heir, below.kind)
 
     order: dict[Oid, Kind] = {}
-    for link, _ in descend([Link(oid, Kind.COMMIT) for oid in tips], links_of):
+    for link, _ in walk_postorder([ObjectRef(oid, Kind.COMMIT) for oid in tips], links_of):
         if link.kind is not Kind.COMMIT or link.oid not in complete:
             order.setdefault(link.oid, link.kind)
     return order

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 _CACHE_BYTES = 8 << 20
 
@@ -15,12 +15,12 @@ _CACHE_BYTES = 8 << 20
 class Maps:
     """The maps of one store. Equal maps have equal ids, whatever the order they came to be in."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._trees = Trees(objects, _CACHE_BYTES, Kind.MAP)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop cached pages: after a sweep, what is remembered may be gone from the store."""
-        self._trees.forget()
+        self._trees.clear_cache()
 
     def build(self, items: Mapping[bytes, bytes]) -> Oid:
         return self._trees.build([_entry(key, value) for key, value in items.items()]).oid
@@ -49,5 +49,5 @@ class Maps:
         }
 
 
-def _entry(key: bytes, value: bytes) -> Entry:
-    return Entry(key, 0, 0, data=value)
+def _entry(key: bytes, value: bytes) -> TreeEntry:
+    return TreeEntry(key, 0, 0, data=value)

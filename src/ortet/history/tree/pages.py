@@ -16,13 +16,13 @@ import msgspec
 
 from ortet._util.codec import decode
 from ortet.errors import Corrupt
-from ortet.history.records import Page, PageRef
-from ortet.history.tree.page import TOP, Node
+from ortet.history.records import TreePage, TreePageRef
+from ortet.history.tree.page import MAX_PAGE_LEVEL, PageNode
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
-SMALL = 48
-_DECODED = 6
+SINGLE_PAGE_MAX_ITEMS = 48
+_DECODED_SIZE_FACTOR = 6
 """Bytes of memory that one stored byte of a page takes when decoded, measured."""
 
 
@@ -33,18 +33,18 @@ class TreeRef(msgspec.Struct, frozen=True):
     cid: bytes
 
 
-class Pages:
+class PageStore:
     """Loads and stores pages, and keeps the decoded ones that were used last."""
 
-    def __init__(self, objects: Objects, cache_bytes: int, kind: Kind) -> None:
+    def __init__(self, objects: ObjectStore, cache_bytes: int, kind: Kind) -> None:
         self._objects = objects
         self._kind = kind
         self._limit = cache_bytes
-        self._held = 0
-        self._cache: OrderedDict[Oid, tuple[Node, int]] = OrderedDict()
+        self._cached_bytes = 0
+        self._cache: OrderedDict[Oid, tuple[PageNode, int]] = OrderedDict()
         self._lock = Lock()
 
-    def load(self, oid: Oid, level: int | None = None) -> Node:
+    def load(self, oid: Oid, level: int | None = None) -> PageNode:
         """The page of this id; at `level`, when its parent says which. Do not change it: copy."""
         with self._lock:
             hit = self._cache.get(oid)
@@ -53,7 +53,7 @@ class Pages:
         if hit is None:
             data = self._objects.get(oid)
             node = _decode(data)
-            self._keep(oid, node, len(data))
+            self._add_to_cache(oid, node, len(data))
         else:
             node = hit[0]
         if level is not None and node.level != level:
@@ -64,23 +64,23 @@ class Pages:
             )
         return node
 
-    def store(self, node: Node, *, patched: bool = False) -> PageRef:
+    def store(self, node: PageNode, *, likely_new: bool = False) -> TreePageRef:
         """Put the page; the node belongs to the cache from here on.
 
         `patched`: with an item that no page had before, most likely, so it is not searched for.
         """
         packed = node.packed()
-        put = self._objects.put_new if patched else self._objects.put
+        put = self._objects.put_new if likely_new else self._objects.put
         oid = put(self._kind, packed.data)
         cid = self._objects.hasher.oid(packed.rows)
-        self._keep(oid, node, len(packed.data))
-        return PageRef(node.keys[-1] if node.keys else b"", oid, cid)
+        self._add_to_cache(oid, node, len(packed.data))
+        return TreePageRef(node.keys[-1] if node.keys else b"", oid, cid)
 
-    def children(self, node: Node) -> Iterator[Node]:
+    def children(self, node: PageNode) -> Iterator[PageNode]:
         for ref in node.items:
             yield self.load(Oid(ref.oid), node.level - 1)
 
-    def seek(self, root: Node, level: int, key: bytes) -> Node | None:
+    def seek(self, root: PageNode, level: int, key: bytes) -> PageNode | None:
         """The first page of `level` that ends at `key` or after it, None when all end before."""
         node = root
         while node.level > level:
@@ -90,7 +90,7 @@ class Pages:
             node = self.load(Oid(node.item(at).oid), node.level - 1)
         return node
 
-    def final(self, root: Node, level: int) -> Node:
+    def last_page(self, root: PageNode, level: int) -> PageNode:
         """The last page of `level`."""
         node = root
         while node.level > level:
@@ -100,23 +100,23 @@ class Pages:
     def clear(self) -> None:
         with self._lock:
             self._cache.clear()
-            self._held = 0
+            self._cached_bytes = 0
 
-    def _keep(self, oid: Oid, node: Node, size: int) -> None:
-        cost = size * _DECODED
+    def _add_to_cache(self, oid: Oid, node: PageNode, size: int) -> None:
+        cost = size * _DECODED_SIZE_FACTOR
         with self._lock:
             if oid in self._cache:
                 return
             self._cache[oid] = (node, cost)
-            self._held += cost
-            while self._held > self._limit and len(self._cache) > 1:
-                self._held -= self._cache.popitem(last=False)[1][1]
+            self._cached_bytes += cost
+            while self._cached_bytes > self._limit and len(self._cache) > 1:
+                self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 
 
-def _decode(data: bytes) -> Node:
-    page = decode(Page, data)
+def _decode(data: bytes) -> PageNode:
+    page = decode(TreePage, data)
     if page.level == 0:
-        return Node(0, [entry.name for entry in page.entries], page.entries)
-    if not 0 < page.level <= TOP or not page.pages:
+        return PageNode(0, [entry.name for entry in page.entries], page.entries)
+    if not 0 < page.level <= MAX_PAGE_LEVEL or not page.pages:
         raise Corrupt("bad_tree", f"a page of level {page.level} without pages: run `ortet verify`")
-    return Node(page.level, [ref.last for ref in page.pages], page.pages)
+    return PageNode(page.level, [ref.last for ref in page.pages], page.pages)

@@ -8,11 +8,11 @@ from typing import Any, cast
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.history.records import Entry, PageRef
-from ortet.history.tree.page import TOP, Node, ends_page, leaf
-from ortet.history.tree.pages import SMALL, Pages, TreeRef
+from ortet.history.records import TreeEntry, TreePageRef
+from ortet.history.tree.page import MAX_PAGE_LEVEL, PageNode, ends_page, leaf_node
+from ortet.history.tree.pages import SINGLE_PAGE_MAX_ITEMS, PageStore, TreeRef
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 __all__ = ["CACHE_BYTES", "TreeRef", "Trees"]
 
@@ -25,29 +25,29 @@ class Trees:
     """The directories of one store. `patch` equals `build` of the resulting entries, always."""
 
     def __init__(
-        self, objects: Objects, cache_bytes: int = CACHE_BYTES, kind: Kind = Kind.TREE
+        self, objects: ObjectStore, cache_bytes: int = CACHE_BYTES, kind: Kind = Kind.TREE
     ) -> None:
         self.objects = objects
-        self._pages = Pages(objects, cache_bytes, kind)
+        self._pages = PageStore(objects, cache_bytes, kind)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop cached pages: after a sweep, what is remembered may be gone from the store."""
         self._pages.clear()
 
-    def build(self, entries: Iterable[Entry]) -> TreeRef:
+    def build(self, entries: Iterable[TreeEntry]) -> TreeRef:
         """Store a directory with exactly these entries, in any order; names must differ."""
-        node = leaf(list(entries))
+        node = leaf_node(list(entries))
         if len(set(node.keys)) != len(node.keys):
             raise Invalid(
                 "bad_tree", "a directory holds one name twice: give every entry its own name"
             )
-        return self._raise(node)
+        return self._store_levels(node)
 
     def empty(self) -> TreeRef:
         """The directory without entries."""
         return self.build(())
 
-    def patch(self, oid: Oid, changes: Mapping[bytes, Entry | None]) -> TreeRef:
+    def patch(self, oid: Oid, changes: Mapping[bytes, TreeEntry | None]) -> TreeRef:
         """Put these entries into the directory; None takes a name out, and it may be absent."""
         root = self._pages.load(oid)
         edits: Edits = changes
@@ -55,34 +55,34 @@ class Trees:
         for level in range(root.level):
             edits, shifted = self._patch_level(root, level, edits)
             moved |= shifted
-        same = None if moved else root.replaced(edits)
+        same = None if moved else root.with_items_replaced(edits)
         if same is not None:
-            return _tree_ref(self._pages.store(same, patched=True))
+            return _tree_ref(self._pages.store(same, likely_new=True))
         node = root.copy()
         for key, item in edits.items():
-            node.set(key, item)
-        return self._raise(self._sink(node) if moved else node)
+            node.set_item(key, item)
+        return self._store_levels(self._lower_root(node) if moved else node)
 
-    def patch_paths(self, root: Entry, changes: Mapping[bytes, Entry | None]) -> Entry:
+    def patch_paths(self, root: TreeEntry, changes: Mapping[bytes, TreeEntry | None]) -> TreeEntry:
         """Apply changes by path (b"" is the root itself), and return the new root.
 
         A changed directory has the contents its Entry names; with `data` b"" it keeps what is there
         now (nothing, when there is no directory yet). Changes below it apply on top. Nothing comes
         to be that is not named: Invalid("no_parent") for a path whose directory is not there.
         """
-        edits: dict[bytes, dict[bytes, Entry | None]] = {}
+        edits: dict[bytes, dict[bytes, TreeEntry | None]] = {}
         for path, entry in changes.items():
             if path:
                 parent, name = _split(path, entry)
                 edits.setdefault(parent, {})[name] = entry
-        return self._rebuild(self._bases(root, changes, edits), edits)
+        return self._rebuild(self._directories_to_patch(root, changes, edits), edits)
 
-    def _bases(
+    def _directories_to_patch(
         self,
-        root: Entry,
-        changes: Mapping[bytes, Entry | None],
+        root: TreeEntry,
+        changes: Mapping[bytes, TreeEntry | None],
         edits: Mapping[bytes, object],
-    ) -> dict[bytes, Entry]:
+    ) -> dict[bytes, TreeEntry]:
         """The directories to patch and all above them, parents first, as they are before it."""
         paths = {b""}
         for path, entry in changes.items():
@@ -94,18 +94,18 @@ class Trees:
             while above not in paths:
                 paths.add(above)
                 above = above.rpartition(b"/")[0]
-        bases: dict[bytes, Entry] = {}
+        bases: dict[bytes, TreeEntry] = {}
         for path in sorted(paths, key=_depth):
-            bases[path] = self._base(path, root, changes, bases)
+            bases[path] = self._directory_to_patch(path, root, changes, bases)
         return bases
 
-    def _base(
+    def _directory_to_patch(
         self,
         path: bytes,
-        root: Entry,
-        changes: Mapping[bytes, Entry | None],
-        bases: Mapping[bytes, Entry],
-    ) -> Entry:
+        root: TreeEntry,
+        changes: Mapping[bytes, TreeEntry | None],
+        bases: Mapping[bytes, TreeEntry],
+    ) -> TreeEntry:
         entry = changes.get(path)
         if entry is None or not entry.data:
             parent, _, name = path.rpartition(b"/")
@@ -118,52 +118,52 @@ class Trees:
                     if now is not None and now.is_dir
                     else self.empty()
                 )
-                entry = _with(entry, kept)
+                entry = _with_tree(entry, kept)
         if entry is None or not entry.is_dir:
             shown = path.decode(errors="backslashreplace") or "the root"
             raise Invalid("no_parent", f"{shown} is not a directory: add it before what it holds")
         return entry
 
     def _rebuild(
-        self, bases: dict[bytes, Entry], edits: dict[bytes, dict[bytes, Entry | None]]
-    ) -> Entry:
+        self, bases: dict[bytes, TreeEntry], edits: dict[bytes, dict[bytes, TreeEntry | None]]
+    ) -> TreeEntry:
         """Patch every directory, children first, and hand each to its parent."""
         entry = bases[b""]
         for path in reversed(bases):
             entry = bases[path]
             changed = edits.get(path)
             if changed:
-                entry = _with(entry, self.patch(Oid(entry.data), changed))
+                entry = _with_tree(entry, self.patch(Oid(entry.data), changed))
             if path:
                 parent, _, name = path.rpartition(b"/")
                 edits.setdefault(parent, {})[name] = entry
         return entry
 
-    def entries(self, oid: Oid) -> Iterator[Entry]:
+    def entries(self, oid: Oid) -> Iterator[TreeEntry]:
         """In order of raw names."""
         return self._leaves(self._pages.load(oid))
 
-    def _leaves(self, node: Node) -> Iterator[Entry]:
+    def _leaves(self, node: PageNode) -> Iterator[TreeEntry]:
         if node.level == 0:
             yield from node.items
             return
         for child in self._pages.children(node):
             yield from self._leaves(child)
 
-    def lookup(self, oid: Oid, name: bytes) -> Entry | None:
+    def lookup(self, oid: Oid, name: bytes) -> TreeEntry | None:
         node = self._pages.seek(self._pages.load(oid), 0, name)
-        return None if node is None else cast("Entry | None", node.find(name))
+        return None if node is None else cast("TreeEntry | None", node.find(name))
 
-    def resolve(self, root: Entry, path: bytes) -> Entry | None:
+    def resolve(self, root: TreeEntry, path: bytes) -> TreeEntry | None:
         """What is at a path below `root` (b"" is root itself); symlinks are not followed."""
-        entry: Entry | None = root
+        entry: TreeEntry | None = root
         for name in path.split(b"/") if path else ():
             if entry is None or not entry.is_dir:
                 return None
             entry = self.lookup(Oid(entry.data), name)
         return entry
 
-    def walk(self, root: Entry, prefix: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+    def walk(self, root: TreeEntry, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
         """Everything below a directory, each directory before what it holds, names in raw order."""
         # an explicit stack: a path may be deeper than Python's recursion limit
         stack = [(prefix, self.entries(Oid(root.data)))] if root.is_dir else []
@@ -178,7 +178,7 @@ class Trees:
             if entry.is_dir:
                 stack.append((path, self.entries(Oid(entry.data))))
 
-    def difference(self, a: Oid, b: Oid) -> list[tuple[Entry | None, Entry | None]]:
+    def difference(self, a: Oid, b: Oid) -> list[tuple[TreeEntry | None, TreeEntry | None]]:
         """(old, new) of every name whose Entry differs, in order; equal pages are not read."""
         if a == b:
             return []
@@ -190,12 +190,12 @@ class Trees:
                 olds, news = _without_common(olds, news)
             down = max(level_a, level_b)
             if level_a == down:
-                olds, level_a = self._open(olds, down), down - 1
+                olds, level_a = self._load_items(olds, down), down - 1
             if level_b == down:
-                news, level_b = self._open(news, down), down - 1
+                news, level_b = self._load_items(news, down), down - 1
         return _pair(olds, news)
 
-    def _open(self, refs: list[PageRef], level: int) -> list[Any]:
+    def _load_items(self, refs: list[TreePageRef], level: int) -> list[Any]:
         """The items of these pages, which a page of `level` refers to."""
         found: list[Any] = []
         for ref in refs:
@@ -203,19 +203,19 @@ class Trees:
         return found
 
     def _patch_level(
-        self, root: Node, level: int, edits: Edits
-    ) -> tuple[dict[bytes, PageRef | None], bool]:
+        self, root: PageNode, level: int, edits: Edits
+    ) -> tuple[dict[bytes, TreePageRef | None], bool]:
         """Apply edits to one level; returns the edits above it, and whether keys came or went."""
-        out: dict[bytes, PageRef | None] = {}
+        out: dict[bytes, TreePageRef | None] = {}
         end, shifted = root.keys[-1], False
         keys = sorted(edits, reverse=True)
         while keys:
-            page = self._pages.seek(root, level, keys[-1]) or self._pages.final(root, level)
+            page = self._pages.seek(root, level, keys[-1]) or self._pages.last_page(root, level)
             last = page.keys[-1]
             here = keys if last == end else [key for key in keys if key <= last]
-            same = page.replaced({key: edits[key] for key in here})
+            same = page.with_items_replaced({key: edits[key] for key in here})
             if same is not None:
-                out[same.keys[-1]] = self._pages.store(same, patched=True)
+                out[same.keys[-1]] = self._pages.store(same, likely_new=True)
                 del keys[-len(here) :]
                 continue
             run, moved = page.copy(), False
@@ -224,51 +224,51 @@ class Trees:
                 out[last] = None
                 while keys and (last == end or keys[-1] <= last):
                     key = keys.pop()
-                    moved |= run.set(key, edits[key])
+                    moved |= run.set_item(key, edits[key])
                 if not moved or last == end or (run.keys and ends_page(run.keys[-1], level)):
                     break
                 # the name that ended this page is gone: what follows moves up
-                page = cast("Node", self._pages.seek(root, level, last + b"\0"))
+                page = cast("PageNode", self._pages.seek(root, level, last + b"\0"))
                 run.append(page)
-            for node in run.cut() if moved else [run]:
+            for node in run.split() if moved else [run]:
                 out[node.keys[-1]] = self._pages.store(node)
             shifted |= moved
         return out, shifted
 
-    def _sink(self, node: Node) -> Node:
+    def _lower_root(self, node: PageNode) -> PageNode:
         """After things went away: the whole of the lowest level small enough to be the root."""
-        while node.level and len(node.items) <= SMALL:
-            if len(node.items) > 1 and self._exceeds(node, SMALL):
+        while node.level and len(node.items) <= SINGLE_PAGE_MAX_ITEMS:
+            if len(node.items) > 1 and self._exceeds(node, SINGLE_PAGE_MAX_ITEMS):
                 break
-            below = Node(node.level - 1, [], [])
+            below = PageNode(node.level - 1, [], [])
             for child in self._pages.children(node):
                 below.append(child)
             node = below
         return node
 
-    def _exceeds(self, node: Node, count: int) -> bool:
+    def _exceeds(self, node: PageNode, count: int) -> bool:
         for child in self._pages.children(node):
             count -= len(child.keys)
             if count < 0:
                 return True
         return False
 
-    def _raise(self, node: Node) -> TreeRef:
+    def _store_levels(self, node: PageNode) -> TreeRef:
         """Store a whole level, and levels above it until one page is left."""
-        while len(node.items) > SMALL and node.level < TOP:
-            pages = node.cut()
+        while len(node.items) > SINGLE_PAGE_MAX_ITEMS and node.level < MAX_PAGE_LEVEL:
+            pages = node.split()
             if len(pages) == 1:
                 break
             refs: list[Any] = [self._pages.store(page) for page in pages]
-            node = Node(node.level + 1, [ref.last for ref in refs], refs)
+            node = PageNode(node.level + 1, [ref.last for ref in refs], refs)
         return _tree_ref(self._pages.store(node))
 
 
-def _tree_ref(root: PageRef) -> TreeRef:
+def _tree_ref(root: TreePageRef) -> TreeRef:
     return TreeRef(Oid(root.oid), root.cid)
 
 
-def _split(path: bytes, entry: Entry | None) -> tuple[bytes, bytes]:
+def _split(path: bytes, entry: TreeEntry | None) -> tuple[bytes, bytes]:
     parent, _, name = path.rpartition(b"/")
     if name in (b"", b".", b"..") or (entry is not None and entry.name != name):
         shown = path.decode(errors="backslashreplace")
@@ -282,7 +282,7 @@ def _depth(path: bytes) -> int:
     return path.count(b"/") + 1 if path else 0
 
 
-def _with(entry: Entry, tree: TreeRef) -> Entry:
+def _with_tree(entry: TreeEntry, tree: TreeRef) -> TreeEntry:
     return msgspec.structs.replace(entry, data=tree.oid, cid=tree.cid)
 
 
@@ -293,7 +293,9 @@ def _without_common(olds: list[Any], news: list[Any]) -> tuple[list[Any], list[A
     return [r for r in olds if r.oid not in common], [r for r in news if r.oid not in common]
 
 
-def _pair(olds: list[Entry], news: list[Entry]) -> list[tuple[Entry | None, Entry | None]]:
+def _pair(
+    olds: list[TreeEntry], news: list[TreeEntry]
+) -> list[tuple[TreeEntry | None, TreeEntry | None]]:
     before = {entry.name: entry for entry in olds}
     after = {entry.name: entry for entry in news}
     names = sorted(before.keys() | after.keys())

@@ -7,46 +7,53 @@ from typing import TYPE_CHECKING
 from ortet._util.codec import decode
 from ortet.backends.base import RowChange
 from ortet.errors import Corrupt
-from ortet.history.records import Bodies, Header, Journal, Segment, State
-from ortet.history.transfer.bundle import Imported
-from ortet.hub.governance.rewrite_objects import shared_in
-from ortet.hub.governance.tombstones import Erased, Receipt, Tombstone, erased_events, kept, signer
+from ortet.history.records import Bodies, EventHeader, JournalHead, JournalSegment, State
+from ortet.history.transfer.bundle import BundleImport
+from ortet.hub.governance.rewrite_objects import scope_journals
+from ortet.hub.governance.tombstones import (
+    ErasedEvent,
+    ErasureReceipt,
+    Tombstone,
+    erased_events,
+    record_row,
+    store_signer,
+)
 from ortet.ids import Oid
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 
-def adopt_erased(sessions: Sessions, found: Imported, name: str) -> list[RowChange]:
+def adopt_erasures(sessions: SessionManager, imported: BundleImport, name: str) -> list[RowChange]:
     """Tombstones signed by this store, for objects it never had; a receipt for bodies that the
     bundle has not."""
-    hub, mine = sessions.hub, signer(sessions.hub) if found.heirs else None
+    hub, mine = sessions.hub, store_signer(sessions.hub) if imported.heirs else None
     by, now = f"bundle {name}", hub.clock.now_ns()
     heirs: dict[Oid, Oid] = {}
     rows: list[RowChange] = []
-    for old, (new, kind) in found.heirs.items():
+    for old, (new, kind) in imported.heirs.items():
         # what is whole here stays whole, whatever a bundle says
-        if mine is not None and hub.objects.heir(old) == old and not hub.objects.has(old):
+        if mine is not None and hub.objects.replacement_of(old) == old and not hub.objects.has(old):
             heirs[old] = new
             stone = Tombstone(old, new, int(kind), "", [], now, by)
-            rows.append(kept(mine.tombstone(stone)))
-    events = list(_bare(sessions, found, heirs).values())
+            rows.append(record_row(mine.sign_tombstone(stone)))
+    events = list(_events_without_body(sessions, imported, heirs).values())
     if events:
-        receipt = Receipt(sessions.new_id(), now, by, "", events, [], [])
-        rows.append(kept(signer(hub).receipt(receipt)))
+        receipt = ErasureReceipt(sessions.new_id(), now, by, "", events, [], [])
+        rows.append(record_row(store_signer(hub).sign_receipt(receipt)))
     return rows
 
 
-def _bare(
-    sessions: Sessions, found: Imported, heirs: dict[Oid, Oid]
-) -> dict[tuple[str, int], Erased]:
+def _events_without_body(
+    sessions: SessionManager, found: BundleImport, replacements: dict[Oid, Oid]
+) -> dict[tuple[str, int], ErasedEvent]:
     """Events of the imported journals without a body, which no erasure here accounts for."""
     hub = sessions.hub
     known = erased_events(hub)
-    bare: dict[tuple[str, int], Erased] = {}
+    bare: dict[tuple[str, int], ErasedEvent] = {}
 
     def heir(oid: bytes) -> Oid:
-        return heirs.get(Oid(oid)) or hub.objects.heir(Oid(oid))
+        return replacements.get(Oid(oid)) or hub.objects.replacement_of(Oid(oid))
 
     seen: set[bytes] = set()
     todo: list[bytes] = list(found.refs.values())
@@ -58,25 +65,25 @@ def _bare(
             commit = hub.history.read(Oid(oid))
             todo += commit.parents
             state = decode(State, hub.objects.get(commit.state))
-            for journal in (state.journal, *(oid for _, oid in shared_in(hub, state.memory))):
+            for journal in (state.journal, *(oid for _, oid in scope_journals(hub, state.memory))):
                 if journal:
-                    last.append(decode(Journal, hub.objects.get(Oid(journal))).segment)
+                    last.append(decode(JournalHead, hub.objects.get(Oid(journal))).segment)
     while last:
         oid = last.pop()
         if not oid or oid in seen:
             continue
         seen.add(oid)
-        segment = decode(Segment, hub.objects.get(heir(oid)))
+        segment = decode(JournalSegment, hub.objects.get(heir(oid)))
         last.append(segment.before)
         items = decode(Bodies, hub.objects.get(heir(segment.bodies))).items
         if len(items) != len(segment.heads):
             raise Corrupt("bad_segment", "a segment has not as many bodies as events")
         timeline = segment.timeline.hex()
         for head, (salt, body) in zip(segment.heads, items, strict=True):
-            header = decode(Header, head)
+            header = decode(EventHeader, head)
             if salt and hub.objects.hasher.oid(salt + body) != header.seal:
                 raise Corrupt("bad_event", f"event {header.seq} is not what was recorded")
             if not salt and (timeline, header.seq) not in known:
                 hash_ = hub.objects.hasher.oid(head).hex()
-                bare[timeline, header.seq] = Erased(timeline, header.seq, header.kind, hash_)
+                bare[timeline, header.seq] = ErasedEvent(timeline, header.seq, header.kind, hash_)
     return bare

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_text
 from ortet.backends.base import Move, RowChange
 from ortet.errors import Corrupt, NotFound
@@ -19,20 +19,20 @@ from ortet.history.references import references
 from ortet.history.transfer import bundle
 from ortet.hub.governance.holds import check_hold
 from ortet.ids import Oid, from_hex
-from ortet.sessions.actions.asking import asks
+from ortet.sessions.actions.asking import pending_approval_row
 from ortet.sessions.table import ARCHIVED, PAUSED, SessionRow, check_move
-from ortet.sessions.writing.lease_handover import is_lent
-from ortet.store.sweep_retry import repeated
+from ortet.sessions.writing.lease_handover import is_handover_owner
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
-KIND = "archive"
+ARCHIVE_KIND = "archive"
 _PREFIX = "archives/"
 
 
-class Archived(msgspec.Struct, frozen=True):
+class ArchiveRecord(msgspec.Struct, frozen=True):
     """A session in the bucket. `key` names its bundle, `commit` is what to go on from."""
 
     session: str
@@ -43,85 +43,87 @@ class Archived(msgspec.Struct, frozen=True):
     status: str = PAUSED  # what it was before, and will be again
 
 
-def archive(sessions: Sessions, id_: str, why: str = "") -> Archived:
+def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
     """See Hub.archive."""
     check_text(why=why)
-    hub, row = sessions.hub, sessions.roll.get(id_)
+    hub, row = sessions.hub, sessions.table.get(id_)
     check_hold(hub, row)
     held = hub.catalog.lease(f"session:{id_}")
-    if held is None or not is_lent(held.owner):  # or it is paused when its lender lets go of it
+    if held is None or not is_handover_owner(
+        held.owner
+    ):  # or it is paused when its lender lets go of it
         check_move(row.name, row.status, ARCHIVED)
-    with sessions.borrowed(row) as session:
+    with sessions.leased_session(row) as session:
         row = session.row
         check_move(row.name, row.status, ARCHIVED)
-        session.take_in()
-        commit = from_hex(session.commit_last("archive").oid)
-        reach("archive.committed")
+        session.drain_inbox()
+        commit = from_hex(session.commit_all_events("archive").oid)
+        failpoint("archive.committed")
         done = _store(hub, id_, row.branch, commit, row.status)
-        session.turn_to(ARCHIVED, why, rows=[RowChange(KIND, id_, encode(done))])
-        reach("archive.turned")
-        trim(sessions, session.row)
-    _drop_others(hub, id_, done.key)
+        session.set_status(ARCHIVED, why, rows=[RowChange(ARCHIVE_KIND, id_, encode(done))])
+        failpoint("archive.turned")
+        trim_rows(sessions, session.row)
+    _delete_other_bundles(hub, id_, done.key)
     return done
 
 
-def unarchive(sessions: Sessions, id_: str) -> SessionRow:
+def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
     """See Hub.unarchive."""
-    hub, row = sessions.hub, sessions.roll.get(id_)
+    hub, row = sessions.hub, sessions.table.get(id_)
     check_move(row.name, row.status, PAUSED)
-    done = find(hub, id_)
+    done = find_archive(hub, id_)
     if done is not None:
-        _bring_back(hub, row, done)
-    reach("archive.back")
-    with sessions.borrowed(row) as session:
-        rows = [RowChange(KIND, id_, None), asks(id_)]
-        session.turn_to(done.status if done else PAUSED, "", rows=rows)
+        _restore_bundle(hub, row, done)
+    failpoint("archive.back")
+    with sessions.leased_session(row) as session:
+        rows = [RowChange(ARCHIVE_KIND, id_, None), pending_approval_row(id_)]
+        session.set_status(done.status if done else PAUSED, "", rows=rows)
         row = session.row
-    _drop_others(hub, id_, "")
+    _delete_other_bundles(hub, id_, "")
     return row
 
 
-def find(hub: Hub, id_: str) -> Archived | None:
-    row = hub.catalog.row(KIND, id_)
-    return decode(Archived, row.value) if row else None
+def find_archive(hub: Hub, id_: str) -> ArchiveRecord | None:
+    row = hub.catalog.row(ARCHIVE_KIND, id_)
+    return decode(ArchiveRecord, row.value) if row else None
 
 
-def rewrite(sessions: Sessions, id_: str) -> None:
+def rewrite_archive(sessions: SessionManager, id_: str) -> None:
     """Something was erased: a bundle without it takes the place of the old one."""
-    hub, done = sessions.hub, find(sessions.hub, id_)
+    hub, done = sessions.hub, find_archive(sessions.hub, id_)
     if done is not None:
-        row = sessions.roll.get(id_)
+        row = sessions.table.get(id_)
         new = _store(hub, id_, row.branch, from_hex(done.commit), done.status)
-        hub.catalog.put_row(KIND, id_, encode(new))
-        reach("archive.rewritten")
+        hub.catalog.put_row(ARCHIVE_KIND, id_, encode(new))
+        failpoint("archive.rewritten")
         done = new
-    _drop_others(hub, id_, done.key if done else "")
+    _delete_other_bundles(hub, id_, done.key if done else "")
 
 
-def trim(sessions: Sessions, row: SessionRow) -> int:
+def trim_rows(sessions: SessionManager, row: SessionRow) -> int:
     """Forget the rows that a commit of this session holds; returns how many."""
-    line = sessions.standing(row).line
+    line = sessions.load(row).line
     return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
 
 
-def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archived:
+def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> ArchiveRecord:
     key = f"{_PREFIX}{id_}/{hub.new_id()}.bundle"
-    with _scratch(hub) as file:
-        report = bundle.export(hub.objects, {branch: commit}, references, file)
+    with _temporary_file(hub) as file:
+        report = bundle.export_bundle(hub.objects, {branch: commit}, references, file)
         # proves it, and puts nothing: all of it is here
-        bundle.import_(hub.objects, file, references)
+        bundle.import_bundle(hub.objects, file, references)
         hub.bucket.put_file(key, file)
-    reach("archive.stored")
-    return Archived(id_, key, commit.hex(), report.size, hub.clock.now_ns(), status)
+    failpoint("archive.stored")
+    return ArchiveRecord(id_, key, commit.hex(), report.size, hub.clock.now_ns(), status)
 
 
-def _bring_back(hub: Hub, row: SessionRow, done: Archived) -> None:
+def _restore_bundle(hub: Hub, row: SessionRow, done: ArchiveRecord) -> None:
     """Put what is missing, and the branch, should it be gone."""
-    repeated(hub, lambda: _put_back(hub, row, done))
+    run_with_sweep_retry(hub, lambda: _import_archive(hub, row, done))
 
 
-def _put_back(hub: Hub, row: SessionRow, done: Archived) -> None:
-    with hub.writing(), _scratch(hub) as file:
+def _import_archive(hub: Hub, row: SessionRow, done: ArchiveRecord) -> None:
+    with hub.writing(), _temporary_file(hub) as file:
         try:
             _copy(lambda at, size: hub.bucket.get(done.key, at, size), done.size, file)
         except NotFound as error:
@@ -130,7 +132,7 @@ def _put_back(hub: Hub, row: SessionRow, done: Archived) -> None:
                 f"the bundle of session {row.name!r} is not in the bucket: restore {done.key} "
                 "from a copy",
             ) from error
-        bundle.import_(hub.objects, file, references)
+        bundle.import_bundle(hub.objects, file, references)
         hub.objects.flush()
         name = f"branch:{row.branch}"
         if hub.catalog.head(name) is None:
@@ -138,20 +140,20 @@ def _put_back(hub: Hub, row: SessionRow, done: Archived) -> None:
             hub.catalog.move([move], verb="unarchive", actor=hub.author, detail=row.name)
 
 
-_PIECE = 8 << 20
+_COPY_CHUNK_BYTES = 8 << 20
 
 
 def _copy(read: Callable[[int, int], bytes], size: int, file: Path) -> None:
     with file.open("wb") as out:
         while out.tell() < size:
-            data = read(out.tell(), _PIECE)
+            data = read(out.tell(), _COPY_CHUNK_BYTES)
             if not data:
                 break
             out.write(data)
 
 
 @contextmanager
-def _scratch(hub: Hub) -> Iterator[Path]:
+def _temporary_file(hub: Hub) -> Iterator[Path]:
     file = hub.root / "local" / f"archive.{os.getpid()}.{hub.new_id()}"
     try:
         yield file
@@ -161,7 +163,7 @@ def _scratch(hub: Hub) -> Iterator[Path]:
                 path.unlink()
 
 
-def _drop_others(hub: Hub, id_: str, keep: str) -> None:
+def _delete_other_bundles(hub: Hub, id_: str, keep: str) -> None:
     """Bundles of this session that no row names: a killed process may have left one."""
     keys = [item.key for item in hub.bucket.list(f"{_PREFIX}{id_}/") if item.key != keep]
     hub.bucket.delete(keys)

@@ -10,25 +10,25 @@ import msgspec
 from ortet._util.codec import decode, to_json
 from ortet.backends.base import EventRow
 from ortet.errors import Corrupt, OrtetError
-from ortet.history.records import Header, Segment
-from ortet.hub.governance.rewrite_objects import journals
-from ortet.hub.governance.tombstones import Receipt, erased_events, receipts, tombstones
+from ortet.history.records import EventHeader, JournalSegment
+from ortet.hub.governance.rewrite_objects import reachable_journals
+from ortet.hub.governance.tombstones import ErasureReceipt, erased_events, receipts, tombstones
 from ortet.ids import Oid
-from ortet.journal.conversation.superseded import spans_of
-from ortet.journal.conversation.text import called, spoken
-from ortet.journal.event_log import Line
-from ortet.journal.events import Chain, Event, Tip
-from ortet.journal.segments import segments, unseal
+from ortet.journal.conversation.superseded import ranges_of
+from ortet.journal.conversation.text import command_text, message_text
+from ortet.journal.event_log import EventLog
+from ortet.journal.events import Event, EventChain, Tip
+from ortet.journal.segments import iter_segments, unseal
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
-_SHOWN = 200
+_MAX_TEXT_CHARS = 200
 
 
 class AuditLine(msgspec.Struct, frozen=True):
@@ -57,27 +57,27 @@ class AuditReport(msgspec.Struct, frozen=True):
     sealed: int  # events that a commit holds too
     head: str
     lines: list[AuditLine]
-    erasures: list[Receipt]
+    erasures: list[ErasureReceipt]
 
 
-def audit(sessions: Sessions, id_: str) -> AuditReport:
+def audit(sessions: SessionManager, id_: str) -> AuditReport:
     """See Hub.audit."""
-    row = sessions.roll.get(id_)
-    line = sessions.standing(row).line
+    row = sessions.table.get(id_)
+    line = sessions.load(row).line
     gone = erased_events(sessions.hub)
     lines: list[AuditLine] = []
     tip = Tip()
-    for timeline, found in line.pairs():
+    for timeline, found in line.rows_with_timeline():
         tip = sessions.chain.check(tip, [found])
         event = sessions.chain.read(found, timeline)
         if event.erased and (timeline, event.seq) not in gone:
-            raise _taken(event.seq, timeline)
-        lines.append(told(event))
+            raise _missing_body(event.seq, timeline)
+        lines.append(audit_line(event))
         if event.seq == line.base.seq and event.hash != line.base.hash:
-            raise _other(event.seq)
-    for _, segment in segments(sessions.hub.objects, line.base.segment):
+            raise _broken_chain(event.seq)
+    for _, segment in iter_segments(sessions.hub.objects, line.base.segment):
         check_segment(sessions, segment, gone)
-    timelines = {span.timeline for span in line.path()}
+    timelines = {span.timeline for span in line.timeline_spans()}
     return AuditReport(
         session=row.id,
         name=row.name,
@@ -96,7 +96,7 @@ def audit(sessions: Sessions, id_: str) -> AuditReport:
     )
 
 
-def told(event: Event) -> AuditLine:
+def audit_line(event: Event) -> AuditLine:
     """An event in a line of text."""
     data = event.data
     what, why = _what(event.kind, data), data.get("why", "")
@@ -105,7 +105,7 @@ def told(event: Event) -> AuditLine:
         time=event.time,
         actor=event.actor,
         kind=event.kind,
-        what="(erased)" if event.erased else what[:_SHOWN],
+        what="(erased)" if event.erased else what[:_MAX_TEXT_CHARS],
         why=why if isinstance(why, str) else str(why),
         hash=event.hash.hex(),
         erased=event.erased,
@@ -115,12 +115,12 @@ def told(event: Event) -> AuditLine:
 def _spans(data: dict[str, Any]) -> Iterator[str]:
     """What an event says that was set aside, or is of the conversation again."""
     for word, what in (("out", "set aside"), ("back", "back again")):
-        if spans := spans_of(data, word):
+        if spans := ranges_of(data, word):
             told = ", ".join(f"{first} to {last}" for first, last in spans)
             yield f"{what}: messages of events {told}"
 
 
-def _tail(data: dict[str, Any]) -> str:
+def _short_id(data: dict[str, Any]) -> str:
     """Digits of an id that tell deeds apart: the first ones are those of its time."""
     return str(data.get("id", ""))[-8:]
 
@@ -128,20 +128,20 @@ def _tail(data: dict[str, Any]) -> str:
 def _what(kind: str, data: dict[str, Any]) -> str:
     match kind:
         case "message":
-            text = spoken(data.get("content"), data.get("extra")) or "(no text)"
+            text = message_text(data.get("content"), data.get("extra")) or "(no text)"
             return f"{data.get('role', '')}: {text}"
         case "episode":
             return str(data.get("summary", ""))
         case "fact" | "lesson" if data.get("gone"):
-            return f"forgot {_tail(data)}"
+            return f"forgot {_short_id(data)}"
         case "lifecycle":
             return f"{data.get('from', '')} -> {data.get('to', '')}"
         case "begun":
             key = f" key {data['key']}" if data.get("key") else ""
-            command = f": {words}" if (words := called(data)) else ""
-            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_tail(data)}{command}"
+            command = f": {words}" if (words := command_text(data)) else ""
+            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_short_id(data)}{command}"
         case "ended":
-            return f"{_tail(data)} {data.get('state', '')} {data.get('error', '')}".strip()
+            return f"{_short_id(data)} {data.get('state', '')} {data.get('error', '')}".strip()
         case "compaction":
             first, last = data.get("first"), data.get("last")
             return f"left out {data.get('count')} messages, events {first} to {last}"
@@ -152,7 +152,7 @@ def _what(kind: str, data: dict[str, Any]) -> str:
         case "asked":
             return f"may it {data.get('what', '')}?"
         case "given":
-            return f"{'allowed' if data.get('ok') else 'denied'} {_tail(data)}"
+            return f"{'allowed' if data.get('ok') else 'denied'} {_short_id(data)}"
         case "note":
             return f"{data.get('key', '')} = {data.get('value')!r}"
         case "collaboration":
@@ -175,7 +175,7 @@ def _what(kind: str, data: dict[str, Any]) -> str:
 # for verify
 
 
-def check_minds(sessions: Sessions) -> Iterator[tuple[str, str]]:
+def check_event_chains(sessions: SessionManager) -> Iterator[tuple[str, str]]:
     """(where, what) of everything that is wrong with events: rows, segments and erasures."""
     try:
         gone = erased_events(sessions.hub)
@@ -185,9 +185,9 @@ def check_minds(sessions: Sessions) -> Iterator[tuple[str, str]]:
     yield from _check_rows(sessions, gone)
     seen: set[bytes] = set()
     buried = {one.old for one in tombstones(sessions.hub.catalog) if one.kind == int(Kind.FOLD)}
-    for journal in journals(sessions.hub):
+    for journal in reachable_journals(sessions.hub):
         try:
-            for oid, segment in segments(sessions.hub.objects, journal.segment):
+            for oid, segment in iter_segments(sessions.hub.objects, journal.segment):
                 if oid in seen:
                     break
                 seen.add(oid)
@@ -198,74 +198,78 @@ def check_minds(sessions: Sessions) -> Iterator[tuple[str, str]]:
             yield f"journal of {journal.seq} events", error.message
 
 
-def _check_rows(sessions: Sessions, gone: set[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+def _check_rows(
+    sessions: SessionManager, erased: set[tuple[str, int]]
+) -> Iterator[tuple[str, str]]:
     """Each timeline once, from the event before its first."""
     done: dict[str, int] = {}
     for row in sessions.all():
         if row.status == ARCHIVED and sessions.hub.catalog.head(f"branch:{row.branch}") is None:
             continue  # its events are in its bundle
         try:
-            line = sessions.standing(row).line
-            for span in line.path():
+            line = sessions.load(row).line
+            for span in line.timeline_spans():
                 after = max(span.after, done.get(span.timeline, 0))
                 if after < span.upto:
-                    _check_span(sessions.chain, line, after, span.upto, gone)
+                    _check_span(sessions.chain, line, after, span.upto, erased)
                     done[span.timeline] = span.upto
         except OrtetError as error:
-            if sessions.roll.has(row.id):  # else it was removed meanwhile
+            if sessions.table.has(row.id):  # else it was removed meanwhile
                 yield f"session {row.name}", error.message
     for name, scope in scope_rows(sessions.hub.catalog):
         try:
-            line = sessions.scopes.line(scope)
-            for span in line.path():
-                _check_span(sessions.chain, line, span.after, span.upto, gone)
+            line = sessions.scopes.event_log(scope)
+            for span in line.timeline_spans():
+                _check_span(sessions.chain, line, span.after, span.upto, erased)
         except OrtetError as error:
             yield f"memory of {name}", error.message
 
 
 def _check_span(
-    chain: Chain, line: Line, after: int, upto: int, gone: set[tuple[str, int]]
+    chain: EventChain, log: EventLog, after: int, upto: int, erased: set[tuple[str, int]]
 ) -> None:
     tip = Tip()
     if after:
-        (before,) = line.rows(after - 1, after)
+        (before,) = log.rows(after - 1, after)
         tip = chain.tip(before)
-    for timeline, row in line.pairs(after, upto):
+    for timeline, row in log.rows_with_timeline(after, upto):
         tip = chain.check(tip, [row])
-        if not row.salt and (timeline, row.seq) not in gone:
-            raise _taken(row.seq, timeline)
-        if row.seq == line.base.seq and tip.hash != line.base.hash:
-            raise _other(row.seq)
+        if not row.salt and (timeline, row.seq) not in erased:
+            raise _missing_body(row.seq, timeline)
+        if row.seq == log.base.seq and tip.hash != log.base.hash:
+            raise _broken_chain(row.seq)
 
 
-def check_segment(sessions: Sessions, segment: Segment, gone: set[tuple[str, int]]) -> None:
+def check_segment(
+    sessions: SessionManager, segment: JournalSegment, erased: set[tuple[str, int]]
+) -> None:
     """Every seal in it, and how it follows the segment before."""
     objects, chain = sessions.hub.objects, sessions.chain
     rows = unseal(objects, segment)
-    header = decode(Header, segment.heads[0])
+    header = decode(EventHeader, segment.heads[0])
     tip = Tip(header.seq - 1, header.prev)
     if segment.before:
-        before = decode(Segment, objects.get(objects.heir(Oid(segment.before))))
+        before = decode(JournalSegment, objects.get(objects.replacement_of(Oid(segment.before))))
         tip = chain.tip(EventRow(0, before.heads[-1], b"", b""))
     elif header.prev or header.seq != 1:
         raise Corrupt("broken_chain", f"nothing comes before event {header.seq}", seq=header.seq)
     chain.check(tip, rows)
     for row in rows:
-        if not row.salt and (segment.timeline.hex(), row.seq) not in gone:
-            raise _taken(row.seq, segment.timeline.hex())
+        if not row.salt and (segment.timeline.hex(), row.seq) not in erased:
+            raise _missing_body(row.seq, segment.timeline.hex())
 
 
-def _check_fold(sessions: Sessions, segment: bytes, old: bytes) -> None:
+def _check_fold(sessions: SessionManager, segment: bytes, old: bytes) -> None:
     """What stands for an erased fold must be what the events that are left add up to."""
     objects = sessions.hub.objects
-    again = Mind(sessions.maps)
-    for _, each in reversed(list(segments(objects, segment))):
+    again = SessionState(sessions.maps)
+    for _, each in reversed(list(iter_segments(objects, segment))):
         fold(again, (sessions.chain.read(row) for row in unseal(objects, each)))
-    if not again.equals(Mind.load(sessions.maps, objects, old)):
+    if not again.equals(SessionState.load(sessions.maps, objects, old)):
         raise Corrupt("bad_fold", "what stands for an erased mind is not what its events add up to")
 
 
-def _taken(seq: int, timeline: str) -> Corrupt:
+def _missing_body(seq: int, timeline: str) -> Corrupt:
     return Corrupt(
         "missing_body",
         f"event {seq} of timeline {timeline} has lost its body and no erasure says so: restore it "
@@ -274,7 +278,7 @@ def _taken(seq: int, timeline: str) -> Corrupt:
     )
 
 
-def _other(seq: int) -> Corrupt:
+def _broken_chain(seq: int) -> Corrupt:
     return Corrupt(
         "broken_chain",
         f"event {seq} in the catalog is not the one that was committed: restore it from a copy",

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from ortet._util.codec import to_json
 from ortet.errors import Unavailable
-from ortet.journal.conversation.superseded import is_aside
+from ortet.journal.conversation.superseded import is_superseded
 from ortet.journal.state.reducers import message_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.reader import View
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.reader import SessionReader
 
 
-_BEGUN = ("id", "name", "args", "kwargs", "why")
-_ENDED = ("state", "outcome", "error")
+_ACTION_FIELDS = ("id", "name", "args", "kwargs", "why")
+_OUTCOME_FIELDS = ("state", "outcome", "error")
 
 
-def export_jsonl(sessions: Sessions, path: Path, ids: Sequence[str] | None) -> int:
+def export_jsonl(sessions: SessionManager, path: Path, ids: Sequence[str] | None) -> int:
     """See Hub.export_jsonl."""
     wanted = [row.id for row in sessions.all()] if ids is None else list(ids)
     views = [sessions.get(id_) for id_ in wanted]  # an unknown one leaves no file behind
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
-            file.writelines(lines(views))
+            file.writelines(jsonl_lines(views))
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -40,11 +40,11 @@ def export_jsonl(sessions: Sessions, path: Path, ids: Sequence[str] | None) -> i
     return len(views)
 
 
-def lines(views: Iterable[View]) -> Iterator[str]:
-    return (to_json(record(view)) + "\n" for view in views)
+def jsonl_lines(views: Iterable[SessionReader]) -> Iterator[str]:
+    return (to_json(dataset_record(view)) + "\n" for view in views)
 
 
-def record(view: View) -> dict[str, Any]:
+def dataset_record(view: SessionReader) -> dict[str, Any]:
     """A session as an example: all that was said, also what was compacted, not what was erased or
     set aside."""
     messages: list[dict[str, Any]] = []
@@ -53,13 +53,13 @@ def record(view: View) -> dict[str, Any]:
         data = event.data
         if event.erased:
             continue
-        if event.kind == "message" and not is_aside(view.mind.core.aside, event.seq):
+        if event.kind == "message" and not is_superseded(view.state.core.aside, event.seq):
             said = message_of(event)
             messages.append({"role": said.role, "content": said.content, **said.extra})
         elif event.kind == "begun":
-            actions[data["id"]] = {key: data[key] for key in _BEGUN if key in data}
+            actions[data["id"]] = {key: data[key] for key in _ACTION_FIELDS if key in data}
         elif event.kind == "ended" and data["id"] in actions:
-            actions[data["id"]] |= {key: data[key] for key in _ENDED if key in data}
+            actions[data["id"]] |= {key: data[key] for key in _OUTCOME_FIELDS if key in data}
     head = view.head
     return {
         "id": view.id,

@@ -9,65 +9,65 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
-from ortet._util.validation import COUNT, must_be
+from ortet._util.failpoints import failpoint
+from ortet._util.validation import COUNT, require
 from ortet.backends.base import Lease, RowChange
 from ortet.errors import Invalid, NotFound
 from ortet.hub.care import sweep_store
-from ortet.hub.governance.archive import rewrite
-from ortet.hub.governance.holds import check_hold, check_place
+from ortet.hub.governance.archive import rewrite_archive
+from ortet.hub.governance.holds import check_erasure_supported, check_hold
 from ortet.hub.governance.rewrite_objects import replace_objects, sealed_rows, shared_segments
 from ortet.hub.governance.tombstones import (
-    PENDING,
-    Erased,
-    Pending,
-    Receipt,
+    PENDING_KIND,
+    ErasedEvent,
+    ErasureReceipt,
+    PendingErasure,
     Tombstone,
-    kept,
-    signer,
+    record_row,
+    store_signer,
 )
 from ortet.ids import Oid
-from ortet.journal.conversation.compaction import compaction_of, data_of, said
-from ortet.journal.event_log import Line, Span
+from ortet.journal.conversation.compaction import compaction_data, compaction_of, message_events
+from ortet.journal.event_log import EventLog, TimelineSpan
 from ortet.journal.events import Draft, Event
 from ortet.journal.segments import unseal
-from ortet.journal.state.reducers import SHAREABLE
-from ortet.memory.working import let_go
-from ortet.sessions.actions.effects import Deed
-from ortet.sessions.environment.traces import said_outside
-from ortet.sessions.memory.documents import REMEMBERED, words_of
+from ortet.journal.state.reducers import SHAREABLE_KINDS
+from ortet.memory.working import clear_working_memory
+from ortet.sessions.actions.effects import EffectRow
+from ortet.sessions.environment.traces import rows_repeating_event
+from ortet.sessions.memory.documents import INDEXED_KINDS, words_of
 from ortet.sessions.memory.shared_scopes import scope_rows
 from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.writing import state_cache
-from ortet.sessions.writing.inbox import drop, letters
+from ortet.sessions.writing.inbox import drop, pending_messages
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
-_NUMBERS = frozenset({"spend", "budget"})
+_AMOUNT_KINDS = frozenset({"spend", "budget"})
 """Kinds that say how much and nothing else: a bill outlives who it is about."""
 
-_PATIENCE = 60.0
+_LOCK_TIMEOUT_SECONDS = 60.0
 
 
 def erase(
-    sessions: Sessions, session: str | None, seqs: Sequence[int] | None, user: str | None
-) -> Receipt:
+    sessions: SessionManager, session: str | None, seqs: Sequence[int] | None, user: str | None
+) -> ErasureReceipt:
     """See Hub.erase."""
     hub = sessions.hub
-    check_place(hub)
+    check_erasure_supported(hub)
     if session is None and user is None:
         raise Invalid("nothing_meant", "say what to erase: session=ID, or user=NAME, or both")
     if seqs is not None and session is None:
         raise Invalid("nothing_meant", "numbers of events mean those of a session: give session=ID")
     for seq in seqs or ():
-        must_be(COUNT, **{"one of seqs": seq})
-    receipt = finish(sessions)
-    rows = [sessions.roll.get(session)] if session is not None else sessions.all()
-    events, effects, outside = _meant(sessions, rows, seqs, user)
-    waiting = _letters(sessions, rows, user) if seqs is None else []
-    pending = Pending(
+        require(COUNT, **{"one of seqs": seq})
+    receipt = finish_pending_erasures(sessions)
+    rows = [sessions.table.get(session)] if session is not None else sessions.all()
+    events, effects, outside = _select_events(sessions, rows, seqs, user)
+    waiting = _inbox_keys(sessions, rows, user) if seqs is None else []
+    pending = PendingErasure(
         id=sessions.new_id(),
         by=hub.author,
         session=session or "",
@@ -81,63 +81,71 @@ def erase(
     }:
         return receipt  # it is what the one that was cut short had begun
     with ExitStack() as held:
-        known = _hold(sessions, events, held)
-        pending = signer(hub).pending(pending)
-        hub.catalog.put_row(PENDING, pending.id, encode(pending))
-        reach("erase.begun")
-        return _run(sessions, pending, known)
+        known = _lock_sessions(sessions, events, held)
+        pending = store_signer(hub).sign_pending(pending)
+        hub.catalog.put_row(PENDING_KIND, pending.id, encode(pending))
+        failpoint("erase.begun")
+        return _run_erasure(sessions, pending, known)
 
 
-def finish(sessions: Sessions) -> Receipt | None:
+def finish_pending_erasures(sessions: SessionManager) -> ErasureReceipt | None:
     """End what another process had begun; the last receipt, None when there was nothing."""
-    receipt: Receipt | None = None
-    for row in sessions.hub.catalog.rows(PENDING):
-        pending = decode(Pending, row.value)
+    receipt: ErasureReceipt | None = None
+    for row in sessions.hub.catalog.rows(PENDING_KIND):
+        pending = decode(PendingErasure, row.value)
         with ExitStack() as held:
-            known = _hold(sessions, pending.events, held)
-            receipt = _run(sessions, pending, known)
+            known = _lock_sessions(sessions, pending.events, held)
+            receipt = _run_erasure(sessions, pending, known)
     return receipt
 
 
-def _run(sessions: Sessions, pending: Pending, known: Sequence[SessionRow]) -> Receipt:
+def _run_erasure(
+    sessions: SessionManager, pending: PendingErasure, affected: Sequence[SessionRow]
+) -> ErasureReceipt:
     hub = sessions.hub
     texts = _texts(sessions, pending.events)
-    with hub.objects.gate.busy(alone=True), hub.objects.gate.exclusive(_PATIENCE):
+    with (
+        hub.objects.sweep_lock.hold_gc_lock(exclusive=True),
+        hub.objects.sweep_lock.exclusive(_LOCK_TIMEOUT_SECONDS),
+    ):
         # nobody commits a mind that still knows what is to go
         replaced = replace_objects(sessions, pending.events, pending.by)
         pairs = dict(pending.replaced) | {r.old.hex(): r.new.hex() for r in replaced}
         pending = msgspec.structs.replace(pending, replaced=sorted(pairs.items()))
-        pending = signer(hub).pending(pending)
-        rows = [RowChange(PENDING, pending.id, encode(pending)), *_tombs(hub, replaced)]
+        pending = store_signer(hub).sign_pending(pending)
+        rows = [
+            RowChange(PENDING_KIND, pending.id, encode(pending)),
+            *_tombstone_rows(hub, replaced),
+        ]
         hub.catalog.move([], verb="erase", actor=pending.by, rows=rows)
-        reach("erase.replaced")
+        failpoint("erase.replaced")
         _wipe(hub, pending)
-        reach("erase.wiped")
-        hub.objects.forget(hub.objects.gate.bump())
-        sessions.maps.forget()
+        failpoint("erase.wiped")
+        hub.objects.refresh_after_sweep(hub.objects.sweep_lock.raise_epoch())
+        sessions.maps.clear_cache()
         sessions.scopes.forget()
         hub.library.forget(texts, timelines={event.timeline for event in pending.events})
-        let_go(hub.cache)
-        state_cache.let_go(hub.cache)
-    for row in known:
-        rewrite(sessions, row.id)
+        clear_working_memory(hub.cache)
+        state_cache.clear_all(hub.cache)
+    for row in affected:
+        rewrite_archive(sessions, row.id)
     # what the old objects held goes with the packs they were in
     sweep_store(hub, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
-    reach("erase.swept")
-    receipt = signer(hub).receipt(_receipt(hub, pending))
+    failpoint("erase.swept")
+    receipt = store_signer(hub).sign_receipt(_receipt(hub, pending))
     hub.catalog.move(
         [],
         verb="erase",
         actor=pending.by,
         detail=receipt.id,
-        rows=[kept(receipt), RowChange(PENDING, pending.id, None)],
+        rows=[record_row(receipt), RowChange(PENDING_KIND, pending.id, None)],
     )
     return receipt
 
 
-def _receipt(hub: Hub, pending: Pending) -> Receipt:
-    left = [old for old, _ in pending.replaced if _is_there(hub, bytes.fromhex(old))]
-    return Receipt(
+def _receipt(hub: Hub, pending: PendingErasure) -> ErasureReceipt:
+    left = [old for old, _ in pending.replaced if _object_exists(hub, bytes.fromhex(old))]
+    return ErasureReceipt(
         id=pending.id,
         time=hub.clock.now_ns(),
         by=pending.by,
@@ -148,20 +156,20 @@ def _receipt(hub: Hub, pending: Pending) -> Receipt:
     )
 
 
-def _is_there(hub: Hub, oid: bytes) -> bool:
-    return next(iter(hub.objects.shelf.copies(Oid(oid))), None) is not None
+def _object_exists(hub: Hub, oid: bytes) -> bool:
+    return next(iter(hub.objects.pack_set.copies(Oid(oid))), None) is not None
 
 
-def _tombs(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
-    mine = signer(hub)
-    return [kept(mine.tombstone(one)) for one in replaced]
+def _tombstone_rows(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
+    mine = store_signer(hub)
+    return [record_row(mine.sign_tombstone(one)) for one in replaced]
 
 
-def _texts(sessions: Sessions, events: Sequence[Erased]) -> list[str] | None:
+def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str] | None:
     """What is to be forgotten; None when some of it cannot be read any more."""
     found: list[str] = []
     for event in events:
-        if event.kind not in REMEMBERED:
+        if event.kind not in INDEXED_KINDS:
             continue
         rows = sessions.hub.catalog.events(event.timeline, event.seq - 1, 1)
         if not rows or rows[0].seq != event.seq or not rows[0].salt:
@@ -170,17 +178,17 @@ def _texts(sessions: Sessions, events: Sequence[Erased]) -> list[str] | None:
     return found
 
 
-def _wipe(hub: Hub, pending: Pending) -> None:
+def _wipe(hub: Hub, pending: PendingErasure) -> None:
     lines: dict[str, list[int]] = {}
     for event in pending.events:
         lines.setdefault(event.timeline, []).append(event.seq)
     for timeline, seqs in lines.items():
         hub.catalog.erase_events(timeline, seqs)
-        reach("erase.rows")
+        failpoint("erase.rows")
     for family, id_ in pending.effects:
         row = hub.catalog.row(f"deed/{family}", id_)
         if row is not None:
-            deed = decode(Deed, row.value)
+            deed = decode(EffectRow, row.value)
             effect = msgspec.structs.replace(deed.effect, why="", command="")
             bare = msgspec.structs.replace(deed, effect=effect, outcome=None, error="")
             hub.catalog.put_row(f"deed/{family}", id_, encode(bare))
@@ -194,56 +202,63 @@ def _wipe(hub: Hub, pending: Pending) -> None:
 # what is meant
 
 
-def _meant(
-    sessions: Sessions, rows: Sequence[SessionRow], seqs: Sequence[int] | None, user: str | None
-) -> tuple[list[Erased], list[tuple[str, str]], list[tuple[str, str]]]:
+def _select_events(
+    sessions: SessionManager,
+    rows: Sequence[SessionRow],
+    seqs: Sequence[int] | None,
+    user: str | None,
+) -> tuple[list[ErasedEvent], list[tuple[str, str]], list[tuple[str, str]]]:
     """Events, effects, and rows that repeat what they said of the world around."""
     outside: dict[tuple[str, str], None] = {}
-    found: dict[tuple[str, int], Erased] = {}
+    found: dict[tuple[str, int], ErasedEvent] = {}
     effects: dict[tuple[str, str], None] = {}
     wanted = None if seqs is None else set(seqs)
     for row in rows:
         seen: set[int] = set()
         own = timelines_of(sessions, row) if wanted is None else set[str]()
-        for event in _events(sessions, row, own, whole=wanted is not None or user is not None):
-            if wanted is None and event.kind in _NUMBERS:
+        for event in _session_events(
+            sessions, row, own, with_inherited=wanted is not None or user is not None
+        ):
+            if wanted is None and event.kind in _AMOUNT_KINDS:
                 continue
             if wanted is not None and event.seq not in wanted:
                 continue
-            if user is not None and not _is_of(event, user):
+            if user is not None and not _concerns_user(event, user):
                 continue
             seen.add(event.seq)
             key = event.timeline, event.seq
-            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+            found[key] = ErasedEvent(event.timeline, event.seq, event.kind, event.hash.hex())
             if event.kind in ("begun", "ended") and "id" in event.data:
                 effects[row.family, str(event.data["id"])] = None
-            outside |= dict.fromkeys(said_outside(sessions, row, event))
-        _add_summaries(sessions.standing(row).line.events(), found)
+            outside |= dict.fromkeys(rows_repeating_event(sessions, row, event))
+        _add_derived_events(sessions.load(row).line.events(), found)
         if user is not None:  # which of the same number is meant is not looked at: nobody is there
-            _add_summaries(_left(sessions, own), found, {seq for _, seq in found})
+            _add_derived_events(_timeline_events(sessions, own), found, {seq for _, seq in found})
         if missing := (wanted or set()) - seen:
             raise Invalid(
                 "no_event",
                 f"session {row.name!r} has no event {min(missing)}"
                 f"{f' of {user}' if user else ''}: `ortet journal {row.name}` lists them",
             )
-    _add_shared(sessions, found, user)
+    _add_shared_memory_events(sessions, found, user)
     events = sorted(found.values(), key=lambda one: (one.timeline, one.seq))
     return events, list(effects), list(outside)
 
 
-def _add_shared(sessions: Sessions, found: dict[tuple[str, int], Erased], user: str | None) -> None:
+def _add_shared_memory_events(
+    sessions: SessionManager, found: dict[tuple[str, int], ErasedEvent], user: str | None
+) -> None:
     """What shared memories were told by these events, and what was made of that; of a person also
     all that is known about them."""
-    for name, event in _told(sessions):
+    for name, event in _shared_memory_events(sessions):
         told = (event.data.get(word) or {} for word in ("told", "source"))
         made_of = {(one.get("timeline"), one.get("seq")) for one in told}
         if name == f"user:{user}" or not made_of.isdisjoint(found):
             key = event.timeline, event.seq
-            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+            found[key] = ErasedEvent(event.timeline, event.seq, event.kind, event.hash.hex())
 
 
-def _told(sessions: Sessions) -> Iterator[tuple[str, Event]]:
+def _shared_memory_events(sessions: SessionManager) -> Iterator[tuple[str, Event]]:
     """All events of shared memories: as they are here, and as commits of other stores hold them."""
     for known in sessions.scopes.all():
         for event in known.events(sessions):
@@ -256,16 +271,18 @@ def _told(sessions: Sessions) -> Iterator[tuple[str, Event]]:
                 yield name, sessions.chain.read(row, timeline)
 
 
-def _add_summaries(
-    events: Iterable[Event], found: dict[tuple[str, int], Erased], known: Collection[int] = ()
+def _add_derived_events(
+    events: Iterable[Event],
+    found: dict[tuple[str, int], ErasedEvent],
+    selected_seqs: Collection[int] = (),
 ) -> None:
     """A compaction or an episode may quote the messages it stands for, and a fact repeats what it
     was learned from: they go with them."""
-    meant = set(known)
+    meant = set(selected_seqs)
     for event in events:
         if (event.timeline, event.seq) in found:
             meant.add(event.seq)
-        elif _is_from(event, found) or (
+        elif _is_derived_from(event, found) or (
             event.kind in ("compaction", "episode")
             and any(
                 event.data.get("first", 0) <= seq <= event.data.get("last", -1) for seq in meant
@@ -273,45 +290,45 @@ def _add_summaries(
         ):
             meant.add(event.seq)
             key = event.timeline, event.seq
-            found[key] = Erased(event.timeline, event.seq, event.kind, event.hash.hex())
+            found[key] = ErasedEvent(event.timeline, event.seq, event.kind, event.hash.hex())
 
 
-def _is_from(event: Event, found: Collection[tuple[str, int]]) -> bool:
-    source = event.data.get("source") if event.kind in SHAREABLE else None
+def _is_derived_from(event: Event, found: Collection[tuple[str, int]]) -> bool:
+    source = event.data.get("source") if event.kind in SHAREABLE_KINDS else None
     return isinstance(source, dict) and (source.get("timeline"), source.get("seq")) in found
 
 
-def _letters(
-    sessions: Sessions, rows: Sequence[SessionRow], user: str | None
+def _inbox_keys(
+    sessions: SessionManager, rows: Sequence[SessionRow], user: str | None
 ) -> list[tuple[str, str]]:
     catalog = sessions.hub.catalog
     return [
         (row.id, key)
         for row in rows
-        for key, event in letters(catalog, row.id)
-        if user is None or _is_of(event, user)
+        for key, event in pending_messages(catalog, row.id)
+        if user is None or _concerns_user(event, user)
     ]
 
 
-def _is_of(event: Event, user: str) -> bool:
+def _concerns_user(event: Event, user: str) -> bool:
     said = event.data.get("extra", {}) if event.kind == "message" else {}
-    about = event.kind in SHAREABLE and event.data.get("scope") == f"user:{user}"
+    about = event.kind in SHAREABLE_KINDS and event.data.get("scope") == f"user:{user}"
     return event.actor == user or about or (isinstance(said, dict) and said.get("user") == user)
 
 
-def _events(
-    sessions: Sessions, row: SessionRow, own: Collection[str], *, whole: bool
+def _session_events(
+    sessions: SessionManager, row: SessionRow, own: Collection[str], *, with_inherited: bool
 ) -> Iterator[Event]:
     """Of the line of a session, all or what is its own; then of those timelines, restored away or
     not."""
-    line = sessions.standing(row).line
+    line = sessions.load(row).line
     for event in line.events():
-        if whole or event.timeline in own:
+        if with_inherited or event.timeline in own:
             yield event
-    yield from _left(sessions, own)
+    yield from _timeline_events(sessions, own)
 
 
-def _left(sessions: Sessions, timelines: Collection[str]) -> Iterator[Event]:
+def _timeline_events(sessions: SessionManager, timelines: Collection[str]) -> Iterator[Event]:
     """All events of these timelines, in rows and, where those were trimmed, in commits."""
     hub, trimmed = sessions.hub, set[str]()
     for timeline in timelines:
@@ -327,22 +344,22 @@ def _left(sessions: Sessions, timelines: Collection[str]) -> Iterator[Event]:
         yield sessions.chain.read(row, timeline)
 
 
-def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
+def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
     """Those a session made: not what it shares with the one it was forked from, nor what it took
     over from a fork."""
-    left = sessions.roll.left(row.id)
+    left = sessions.table.former_timelines(row.id)
     mine = {span.timeline for span in _path(sessions, row)} | left
     forks = {row.id}
     others: set[str] = set()
     theirs: set[str] = set()  # where others stand now, or stood, whoever goes on from there
     for other in sessions.all():  # oldest first: a fork comes after what it was forked from
         if other.id != row.id:  # of any family: a session may adopt what is none of its own
-            theirs |= {other.timeline, *sessions.roll.left(other.id)}
+            theirs |= {other.timeline, *sessions.table.former_timelines(other.id)}
         if other.family == row.family and other.id != row.id:
             try:
                 path = {span.timeline for span in _path(sessions, other)}
             except NotFound:
-                if sessions.roll.has(other.id):
+                if sessions.table.has(other.id):
                     raise
                 continue  # another process has removed it meanwhile
             if other.parent in forks:
@@ -360,12 +377,16 @@ def timelines_of(sessions: Sessions, row: SessionRow) -> set[str]:
     return own
 
 
-def _path(sessions: Sessions, row: SessionRow) -> list[Span]:
+def _path(sessions: SessionManager, row: SessionRow) -> list[TimelineSpan]:
     hub = sessions.hub
-    return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline).path()
+    return EventLog(
+        hub.catalog, hub.objects, sessions.chain, timeline=row.timeline
+    ).timeline_spans()
 
 
-def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> list[SessionRow]:
+def _lock_sessions(
+    sessions: SessionManager, events: Sequence[ErasedEvent], stack: ExitStack
+) -> list[SessionRow]:
     """Nobody may write to a session that knows one of these events: Refused("lease_held"). Those
     sessions."""
     hub = sessions.hub
@@ -375,33 +396,35 @@ def _hold(sessions: Sessions, events: Sequence[Erased], held: ExitStack) -> list
         meant[event.timeline] = min(event.seq, meant.get(event.timeline, event.seq))
     for row in sessions.all():
         path = _path(sessions, row)
-        left = not meant.keys().isdisjoint(sessions.roll.left(row.id))
+        left = not meant.keys().isdisjoint(sessions.table.former_timelines(row.id))
         if left or any(meant.get(span.timeline, span.upto + 1) <= span.upto for span in path):
             check_hold(hub, row)
-            lease = sessions.lease(row)
-            held.callback(hub.catalog.release, lease)
-            _keep_out(sessions, row, lease, {(one.timeline, one.seq) for one in events})
+            lease = sessions.acquire_lease(row)
+            stack.callback(hub.catalog.release, lease)
+            _blank_erased_summary(sessions, row, lease, {(one.timeline, one.seq) for one in events})
             known.append(row)
     return known
 
 
-def _keep_out(
-    sessions: Sessions, row: SessionRow, lease: Lease, meant: Collection[tuple[str, int]]
+def _blank_erased_summary(
+    sessions: SessionManager, row: SessionRow, lease: Lease, erased: Collection[tuple[str, int]]
 ) -> None:
     """A summary that goes must not bring back into context the messages it stands for: another
     compaction of the same span, without one, comes first."""
-    where = sessions.standing(row)
+    where = sessions.load(row)
     at, line = where.mind.core.summary, where.line
     if not at or row.status == ARCHIVED:
         return
     (event,) = line.events(at - 1, at)
-    if (event.timeline, at) not in meant:
+    if (event.timeline, at) not in erased:
         return
     past = compaction_of(event)
-    if all(e.erased or (e.timeline, e.seq) in meant for e in said(line.events(0, past.last))):
+    if all(
+        e.erased or (e.timeline, e.seq) in erased for e in message_events(line.events(0, past.last))
+    ):
         return  # all of them go with it
     bare = msgspec.structs.replace(past, summary="")
-    draft = Draft("compaction", data_of(bare), sessions.hub.author)
+    draft = Draft("compaction", compaction_data(bare), sessions.hub.author)
     made, _ = sessions.chain.make(line.tip(), draft, sessions.hub.clock.now_ns())
     sessions.hub.catalog.append(row.timeline, [made], lease=lease)
-    reach("erase.kept-out")
+    failpoint("erase.kept-out")

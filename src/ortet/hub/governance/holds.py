@@ -8,15 +8,15 @@ import msgspec
 
 from ortet._util.codec import decode, encode
 from ortet._util.validation import check_text
-from ortet.backends.sweep_epoch import Fencing
+from ortet.backends.sweep_epoch import EpochFencedCatalog
 from ortet.errors import Refused, Unsupported
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
-_HOLD = "hold"
+_HOLD_KIND = "hold"
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -28,33 +28,33 @@ class Hold(msgspec.Struct, frozen=True):
     time: int
 
 
-def hold(sessions: Sessions, id_: str, why: str) -> Hold:
+def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
     check_text(why=why)
-    hub, row = sessions.hub, sessions.roll.get(id_)
+    hub, row = sessions.hub, sessions.table.get(id_)
     record = Hold(row.id, why, hub.author, hub.clock.now_ns())
-    hub.catalog.put_row(_HOLD, row.id, encode(record))
+    hub.catalog.put_row(_HOLD_KIND, row.id, encode(record))
     return record
 
 
 def hold_of(hub: Hub, id_: str) -> Hold | None:
-    row = hub.catalog.row(_HOLD, id_)
+    row = hub.catalog.row(_HOLD_KIND, id_)
     return decode(Hold, row.value) if row else None
 
 
-def release(hub: Hub, id_: str) -> None:
-    hub.catalog.drop_row(_HOLD, id_)
+def release_hold(hub: Hub, id_: str) -> None:
+    hub.catalog.drop_row(_HOLD_KIND, id_)
 
 
-def check_place(hub: Hub) -> None:
+def check_erasure_supported(hub: Hub) -> None:
     """Unsupported where other hosts may know what is to go: they would write it again."""
-    if isinstance(hub.catalog, Fencing):
+    if isinstance(hub.catalog, EpochFencedCatalog):
         raise Unsupported(
             "shared_store",
             "in a store that hosts share, others may have what is to be erased in memory, and "
             "write it again: remove the whole session with `ortet session rm`, and an hour later "
             "free what only it had with `ortet sweep --expire 0s`",
         )
-    hub.objects.check_ours("an erasure")
+    hub.objects.require_exclusive("an erasure")
 
 
 def check_hold(hub: Hub, row: SessionRow) -> None:

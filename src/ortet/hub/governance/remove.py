@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Catalog, Move, RowChange
 from ortet.errors import Conflict
 from ortet.hub.governance.erase import timelines_of
@@ -14,76 +14,76 @@ from ortet.hub.governance.holds import check_hold
 from ortet.memory import working
 from ortet.sessions.actions.approvals import USED
 from ortet.sessions.actions.budget import kind_of as spend_kind
-from ortet.sessions.environment.traces import drop_beside, left_outside
+from ortet.sessions.environment.traces import drop_adapter_rows, removal_row_changes
 from ortet.sessions.table import SessionRow
 from ortet.sessions.writing import state_cache
 from ortet.sessions.writing.inbox import kind_of as kind_of_letters
-from ortet.sessions.writing.inbox import letters
-from ortet.vault.vault import KIND as VAULT
+from ortet.sessions.writing.inbox import pending_messages
+from ortet.vault.vault import VAULT_ROW_KIND as VAULT
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
-_LEFT = "removing"
+_REMOVING_KIND = "removing"
 """Rows of this kind name the timelines of a session that is no more, until they are gone too."""
 
 
-def remove(sessions: Sessions, id_: str) -> None:
+def remove(sessions: SessionManager, id_: str) -> None:
     """See Hub.remove."""
     hub = sessions.hub
-    if hub.catalog.row(_LEFT, id_) is not None:
-        finish(hub)
+    if hub.catalog.row(_REMOVING_KIND, id_) is not None:
+        finish_pending_removals(hub)
         return
-    row = sessions.roll.get(id_)
-    lease = sessions.lease(row)
+    row = sessions.table.get(id_)
+    lease = sessions.acquire_lease(row)
     try:
         check_hold(hub, row)
         own = timelines_of(sessions, row)
         head = hub.catalog.head(f"branch:{row.branch}")
         moves = []
-        if head is not None and hub.registry.get(row.branch) is None:
+        if head is not None and hub.workspace_table.get(row.branch) is None:
             moves = [Move(head.name, head.oid, None)]
         rows = [
-            *sessions.roll.removed(row),
+            *sessions.table.delete_changes(row),
             RowChange("archive", id_, None),
-            *_letters(hub.catalog, id_),
+            *_inbox_row_changes(hub.catalog, id_),
         ]
-        rows += left_outside(sessions, row)
+        rows += removal_row_changes(sessions, row)
         if not any(other.family == row.family for other in sessions.all() if other.id != id_):
-            rows += _family(hub.catalog, row)
-        rows.append(RowChange(_LEFT, id_, encode(sorted(own))))
-        reach("remove.begun")
+            rows += _family_row_changes(hub.catalog, row)
+        rows.append(RowChange(_REMOVING_KIND, id_, encode(sorted(own))))
+        failpoint("remove.begun")
         hub.catalog.move(
             moves, verb="remove", actor=hub.author, detail=row.name, lease=lease, rows=rows
         )
-        reach("remove.rows")
+        failpoint("remove.rows")
     finally:
         hub.catalog.release(lease)
     if any(change.kind == VAULT for change in rows):
         hub.catalog.scrub()
-    finish(hub)
+    finish_pending_removals(hub)
 
 
-def finish(hub: Hub) -> None:
+def finish_pending_removals(hub: Hub) -> None:
     """End removals that a killed process had begun: nothing else knows what they leave behind."""
-    for row in hub.catalog.rows(_LEFT):
+    for row in hub.catalog.rows(_REMOVING_KIND):
         hub.bucket.delete([item.key for item in hub.bucket.list(f"archives/{row.key}/")])
-        reach("remove.archives")
+        failpoint("remove.archives")
         own = decode(list[str], row.value)
         for timeline in own:
-            drop_beside(hub.catalog, timeline)
-            working.forget(hub.cache, timeline)
+            drop_adapter_rows(hub.catalog, timeline)
+            working.forget_timeline(hub.cache, timeline)
             state_cache.forget(hub.cache, timeline)
         _drop_timelines(hub.catalog, own)
-        hub.catalog.drop_row(_LEFT, row.key)
+        hub.catalog.drop_row(_REMOVING_KIND, row.key)
 
 
-def _letters(catalog: Catalog, id_: str) -> list[RowChange]:
-    return [RowChange(kind_of_letters(id_), key, None) for key, _ in letters(catalog, id_)]
+def _inbox_row_changes(catalog: Catalog, id_: str) -> list[RowChange]:
+    return [RowChange(kind_of_letters(id_), key, None) for key, _ in pending_messages(catalog, id_)]
 
 
-def _family(catalog: Catalog, row: SessionRow) -> list[RowChange]:
+def _family_row_changes(catalog: Catalog, row: SessionRow) -> list[RowChange]:
     """What all sessions of a family share, which nobody needs when the last is gone. What it spent
     for another family stays in that one's account, and the bill stays for good."""
     found: list[RowChange] = []
@@ -116,6 +116,6 @@ def _drop_timelines(catalog: Catalog, own: Collection[str]) -> None:
                     raise
                 continue
             left.remove(timeline)
-            reach("remove.timeline")
+            failpoint("remove.timeline")
         if len(left) == before:
             return

@@ -8,38 +8,46 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import EventRow
-from ortet.history.records import Bodies, Commit, Header, Journal, Memory, Segment, State
-from ortet.hub.care import expired, roots
-from ortet.hub.governance.tombstones import Erased, Tombstone
+from ortet.history.records import (
+    Bodies,
+    Commit,
+    EventHeader,
+    JournalHead,
+    JournalSegment,
+    Memory,
+    State,
+)
+from ortet.hub.care import gc_roots, load_reflog_expiry
+from ortet.hub.governance.tombstones import ErasedEvent, Tombstone
 from ortet.ids import Oid
-from ortet.journal.events import Body
-from ortet.journal.segments import segments, unseal
+from ortet.journal.events import EventBody
+from ortet.journal.segments import iter_segments, unseal
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 
-def journals(hub: Hub) -> list[Journal]:
+def reachable_journals(hub: Hub) -> list[JournalHead]:
     """Every one that a commit in reach, or a session, holds; the shortest first."""
-    found: dict[bytes, Journal] = {}
-    for state in _states(hub):
-        for journal in (state.journal, *(oid for _, oid in shared_in(hub, state.memory))):
+    found: dict[bytes, JournalHead] = {}
+    for state in _reachable_states(hub):
+        for journal in (state.journal, *(oid for _, oid in scope_journals(hub, state.memory))):
             if journal and journal not in found:
-                found[journal] = decode(Journal, hub.objects.get(Oid(journal)))
+                found[journal] = decode(JournalHead, hub.objects.get(Oid(journal)))
     return sorted(found.values(), key=lambda one: (one.seq, one.segment))
 
 
-def _states(hub: Hub) -> Iterator[State]:
+def _reachable_states(hub: Hub) -> Iterator[State]:
     """Of every commit in reach; and what is held without one."""
     seen: set[bytes] = set()
     todo: list[bytes] = []
-    for link in roots(hub, expired(hub)):
+    for link in gc_roots(hub, load_reflog_expiry(hub)):
         if link.kind is Kind.COMMIT:
             todo.append(link.oid)
         elif link.kind is Kind.JOURNAL:
@@ -56,20 +64,20 @@ def _states(hub: Hub) -> Iterator[State]:
         yield decode(State, hub.objects.get(commit.state))
 
 
-def shared_in(hub: Hub, memory: bytes) -> list[tuple[str, bytes]]:
+def scope_journals(hub: Hub, memory: bytes) -> list[tuple[str, bytes]]:
     """The journals of the shared memories that a commit knows, by name."""
     return decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
 
 
-def shared_segments(hub: Hub) -> Iterator[tuple[str, Segment]]:
+def shared_segments(hub: Hub) -> Iterator[tuple[str, JournalSegment]]:
     """All there is of shared memories in commits, each segment once: what another store told is
     nowhere else."""
-    memories = {state.memory for state in _states(hub)}
-    held = {pair for memory in memories for pair in shared_in(hub, memory)}
+    memories = {state.memory for state in _reachable_states(hub)}
+    held = {pair for memory in memories for pair in scope_journals(hub, memory)}
     seen: set[bytes] = set()
     for name, oid in sorted(held):
-        journal = decode(Journal, hub.objects.get(Oid(oid)))
-        for at, segment in segments(hub.objects, journal.segment):
+        journal = decode(JournalHead, hub.objects.get(Oid(oid)))
+        for at, segment in iter_segments(hub.objects, journal.segment):
             if at in seen:
                 break
             seen.add(at)
@@ -79,8 +87,8 @@ def shared_segments(hub: Hub) -> Iterator[tuple[str, Segment]]:
 def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:
     """What commits in reach hold of these timelines."""
     seen: set[bytes] = set()
-    for journal in journals(hub) if timelines else ():
-        for oid, segment in segments(hub.objects, journal.segment):
+    for journal in reachable_journals(hub) if timelines else ():
+        for oid, segment in iter_segments(hub.objects, journal.segment):
             if oid in seen:
                 break
             seen.add(oid)
@@ -88,7 +96,9 @@ def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, Eve
                 yield from ((segment.timeline.hex(), row) for row in unseal(hub.objects, segment))
 
 
-def replace_objects(sessions: Sessions, events: Sequence[Erased], by: str) -> list[Tombstone]:
+def replace_objects(
+    sessions: SessionManager, events: Sequence[ErasedEvent], by: str
+) -> list[Tombstone]:
     """Put what stands for all objects that hold one of these events; durable on return.
 
     The caller writes the tombstones, and keeps writers and sweeps out until then.
@@ -97,91 +107,99 @@ def replace_objects(sessions: Sessions, events: Sequence[Erased], by: str) -> li
     meant: dict[str, set[int]] = {}
     for event in events:
         meant.setdefault(event.timeline, set()).add(event.seq)
-    work = _Work(sessions, meant, by)
-    all_ = journals(hub)
+    work = _ObjectRewriter(sessions, meant, by)
+    all_ = reachable_journals(hub)
     for journal in all_:
-        for oid, segment in work.news(journal):
-            work.segment(oid, segment)
+        for oid, segment in work.new_segments(journal):
+            work.rewrite_segment(oid, segment)
     for journal in all_:
-        work.fold(journal)
-    reach("erase.objects")
+        work.rewrite_fold(journal)
+    failpoint("erase.objects")
     hub.objects.flush()
-    return work.done
+    return work.tombstones
 
 
-class _Work:
-    def __init__(self, sessions: Sessions, meant: Mapping[str, set[int]], by: str) -> None:
-        self.done: list[Tombstone] = []
+class _ObjectRewriter:
+    def __init__(
+        self, sessions: SessionManager, erased_seqs: Mapping[str, set[int]], by: str
+    ) -> None:
+        self.tombstones: list[Tombstone] = []
         self._sessions = sessions
         self._objects = sessions.hub.objects
-        self._meant = meant
+        self._erased_seqs = erased_seqs
         self._by = by
-        self._seen: set[bytes] = set()
-        self._touched: set[bytes] = set()  # segments that are, or follow, one with such an event
+        self._visited_segments: set[bytes] = set()
+        self._affected_segments: set[bytes] = (
+            set()
+        )  # segments that are, or follow, one with such an event
         self._folds: dict[bytes, bytes] = {}  # segment -> the fold of all up to it
 
-    def news(self, journal: Journal) -> Iterator[tuple[Oid, Segment]]:
+    def new_segments(self, journal: JournalHead) -> Iterator[tuple[Oid, JournalSegment]]:
         """Segments not seen before, the oldest first."""
         found = []
-        for oid, segment in segments(self._objects, journal.segment):
-            if oid in self._seen:
+        for oid, segment in iter_segments(self._objects, journal.segment):
+            if oid in self._visited_segments:
                 break
-            self._seen.add(oid)
+            self._visited_segments.add(oid)
             found.append((oid, segment))
         return iter(found[::-1])
 
-    def segment(self, oid: Oid, segment: Segment) -> None:
+    def rewrite_segment(self, oid: Oid, segment: JournalSegment) -> None:
         timeline = segment.timeline.hex()
-        meant = self._meant.get(timeline, set())
+        meant = self._erased_seqs.get(timeline, set())
         hit = [seq for seq in _seqs(segment) if seq in meant]
-        if hit or segment.before in self._touched:
-            self._touched.add(oid)
+        if hit or segment.before in self._affected_segments:
+            self._affected_segments.add(oid)
         if not hit:
             return
         rows = unseal(self._objects, segment)
         if any(row.seq in meant and row.salt for row in rows):
             items = [(b"", b"") if r.seq in meant else (r.salt, r.body) for r in rows]
             new = self._objects.put(Kind.BODIES, encode(Bodies(items)))
-            self._bury(segment.bodies, new, Kind.BODIES, timeline, hit)
+            self._add_tombstone(segment.bodies, new, Kind.BODIES, timeline, hit)
         refs = _refs(row.body for row in rows if row.seq not in meant)
         if refs != segment.refs:
             bare = encode(msgspec.structs.replace(segment, refs=refs))
-            self._bury(oid, self._objects.put(Kind.SEGMENT, bare), Kind.SEGMENT, timeline, hit)
+            self._add_tombstone(
+                oid, self._objects.put(Kind.SEGMENT, bare), Kind.SEGMENT, timeline, hit
+            )
 
-    def fold(self, journal: Journal) -> None:
+    def rewrite_fold(self, journal: JournalHead) -> None:
         """Fold again what is left; on top of the commit before, where that was done already."""
-        if journal.segment not in self._touched:
+        if journal.segment not in self._affected_segments:
             self._folds[journal.segment] = journal.fold
             return
-        run: list[Segment] = []
+        run: list[JournalSegment] = []
         start = b""
-        for oid, segment in segments(self._objects, journal.segment):
+        for oid, segment in iter_segments(self._objects, journal.segment):
             if oid in self._folds:
                 start = self._folds[oid]
                 break
             run.append(segment)
-        mind = Mind.load(self._sessions.maps, self._objects, start)
+        mind = SessionState.load(self._sessions.maps, self._objects, start)
         for segment in reversed(run):
             for row in unseal(self._objects, segment):
                 timeline = segment.timeline.hex()
-                if row.seq in self._meant.get(timeline, set()):
+                if row.seq in self._erased_seqs.get(timeline, set()):
                     row = msgspec.structs.replace(row, salt=b"", body=b"")  # noqa: PLW2901
                 fold(mind, [self._sessions.chain.read(row, timeline)])
         new = mind.save(self._objects)
         self._folds[journal.segment] = new
-        if new != self._objects.heir(Oid(journal.fold)):
-            hit = sorted({seq for s in run for seq in _seqs(s)} & self._all())
-            self._bury(Oid(journal.fold), new, Kind.FOLD, "", hit)
+        if new != self._objects.replacement_of(Oid(journal.fold)):
+            hit = sorted({seq for s in run for seq in _seqs(s)} & self._all_erased_seqs())
+            self._add_tombstone(Oid(journal.fold), new, Kind.FOLD, "", hit)
 
-    def _all(self) -> set[int]:
-        return {seq for seqs in self._meant.values() for seq in seqs}
+    def _all_erased_seqs(self) -> set[int]:
+        return {seq for seqs in self._erased_seqs.values() for seq in seqs}
 
-    def _bury(self, old: Oid, new: Oid, kind: Kind, timeline: str, seqs: Sequence[int]) -> None:
+    def _add_tombstone(
+        self, old: Oid, new: Oid, kind: Kind, timeline: str, seqs: Sequence[int]
+    ) -> None:
         """What stood for it until now, if something did, is what goes."""
         hub = self._sessions.hub
-        self.done.append(
+        self.tombstones.append(
             Tombstone(
-                old=self._objects.heir(old),
+                old=self._objects.replacement_of(old),
                 new=new,
                 kind=int(kind),
                 timeline=timeline,
@@ -192,13 +210,13 @@ class _Work:
         )
 
 
-def _seqs(segment: Segment) -> list[int]:
-    return [decode(Header, head).seq for head in segment.heads]
+def _seqs(segment: JournalSegment) -> list[int]:
+    return [decode(EventHeader, head).seq for head in segment.heads]
 
 
 def _refs(bodies: Iterable[bytes]) -> list[tuple[bytes, int]]:
     found: dict[tuple[bytes, int], None] = {}
     for body in bodies:
         if body:
-            found.update(dict.fromkeys(decode(Body, body).refs))
+            found.update(dict.fromkeys(decode(EventBody, body).refs))
     return list(found)

@@ -13,7 +13,7 @@ import msgspec
 
 from ortet._util.codec import Hasher, decode, encode
 from ortet.backends.base import Catalog, RowChange
-from ortet.backends.sweep_epoch import Fencing
+from ortet.backends.sweep_epoch import EpochFencedCatalog
 from ortet.errors import Conflict, Corrupt
 from ortet.ids import Oid, Random, from_hex
 from ortet.objects.tail import sync_directory
@@ -21,11 +21,11 @@ from ortet.objects.tail import sync_directory
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-TOMBSTONE, RECEIPT, PENDING = "tombstone", "erasure", "erasing"
+TOMBSTONE_KIND, RECEIPT_KIND, PENDING_KIND = "tombstone", "erasure", "erasing"
 """Kinds of rows: of an object that was replaced; of an erasure; of one that is not finished."""
 
 SECRET_BYTES = 32
-_SECRET = ("store", "secret")
+_SECRET_ROW = ("store", "secret")
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Tombstone(msgspec.Struct, frozen=True):
     signature: bytes = b""
 
 
-class Erased(msgspec.Struct, frozen=True):
+class ErasedEvent(msgspec.Struct, frozen=True):
     """One event whose body is gone. `hash` is that of the event in its chain, in hex."""
 
     timeline: str
@@ -50,7 +50,7 @@ class Erased(msgspec.Struct, frozen=True):
     hash: str
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class ErasureReceipt(msgspec.Struct, frozen=True):
     """What an erasure destroyed. `left` are objects, in hex, that another process still holds in an
     unfinished pack: repeat the call when it has ended."""
 
@@ -58,7 +58,7 @@ class Receipt(msgspec.Struct, frozen=True):
     time: int
     by: str
     session: str
-    events: list[Erased]
+    events: list[ErasedEvent]
     replaced: list[tuple[str, str]]
     left: list[str]
     signature: bytes = b""
@@ -68,13 +68,13 @@ class Receipt(msgspec.Struct, frozen=True):
         return not self.left
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingErasure(msgspec.Struct, frozen=True):
     """An erasure that was begun: whoever erases next ends it first."""
 
     id: str
     by: str
     session: str
-    events: list[Erased]
+    events: list[ErasedEvent]
     effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
     letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
     replaced: list[tuple[str, str]] = []
@@ -82,11 +82,11 @@ class Pending(msgspec.Struct, frozen=True):
     signature: bytes = b""
 
 
-def secret_of(root: Path, random: Random) -> bytes:
+def load_or_create_secret(root: Path, random: Random) -> bytes:
     """The key this store signs with; made at first use, and never part of a commit or bundle."""
     file = root / "local" / "secret"
     with suppress(FileNotFoundError):
-        return _checked(file, file.read_bytes())
+        return _check_secret(file, file.read_bytes())
     part = file.with_name(f"secret.{os.getpid()}.{get_ident()}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -99,10 +99,10 @@ def secret_of(root: Path, random: Random) -> bytes:
             os.link(part, file)
     part.unlink()
     sync_directory(file.parent)
-    return _checked(file, file.read_bytes())
+    return _check_secret(file, file.read_bytes())
 
 
-def _checked(file: Path, secret: bytes) -> bytes:
+def _check_secret(file: Path, secret: bytes) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise Corrupt("bad_secret", f"{file} is damaged: restore it from a copy")
     return secret
@@ -117,54 +117,54 @@ class Signer:
     def sign(self, data: bytes) -> bytes:
         return self._hasher.oid(data)
 
-    def tombstone(self, record: Tombstone) -> Tombstone:
-        return msgspec.structs.replace(record, signature=self._mark(record))
+    def sign_tombstone(self, record: Tombstone) -> Tombstone:
+        return msgspec.structs.replace(record, signature=self._signature(record))
 
-    def receipt(self, record: Receipt) -> Receipt:
-        return msgspec.structs.replace(record, signature=self._mark(record))
+    def sign_receipt(self, record: ErasureReceipt) -> ErasureReceipt:
+        return msgspec.structs.replace(record, signature=self._signature(record))
 
-    def pending(self, record: Pending) -> Pending:
-        return msgspec.structs.replace(record, signature=self._mark(record))
+    def sign_pending(self, record: PendingErasure) -> PendingErasure:
+        return msgspec.structs.replace(record, signature=self._signature(record))
 
-    def is_mine(self, record: Tombstone | Receipt | Pending) -> bool:
-        return record.signature == self._mark(record)
+    def has_valid_signature(self, record: Tombstone | ErasureReceipt | PendingErasure) -> bool:
+        return record.signature == self._signature(record)
 
-    def _mark(self, record: Tombstone | Receipt | Pending) -> bytes:
+    def _signature(self, record: Tombstone | ErasureReceipt | PendingErasure) -> bytes:
         return self.sign(encode(msgspec.structs.replace(record, signature=b"")))
 
 
-def signer(hub: Hub) -> Signer:
+def store_signer(hub: Hub) -> Signer:
     """With the secret of the store: in a file of it, or, where hosts share one, in its catalog."""
-    if isinstance(hub.catalog, Fencing):
+    if isinstance(hub.catalog, EpochFencedCatalog):
         return Signer(shared_secret(hub.catalog, hub.random))
-    hub.objects.check_ours("what is signed with the store's secret")
-    return Signer(secret_of(hub.root, hub.random))
+    hub.objects.require_exclusive("what is signed with the store's secret")
+    return Signer(load_or_create_secret(hub.root, hub.random))
 
 
 def shared_secret(catalog: Catalog, random: Random) -> bytes:
     """Of a store that has no disk of its own, made by who needs it first. Whoever reads the tables
     can sign: the database's own log of connections tells who that was."""
-    row = catalog.row(*_SECRET)
+    row = catalog.row(*_SECRET_ROW)
     if row is None:
         with suppress(Conflict):  # another was faster
-            catalog.put_row(*_SECRET, random(SECRET_BYTES), expect=0)
+            catalog.put_row(*_SECRET_ROW, random(SECRET_BYTES), expect=0)
         return shared_secret(catalog, random)
     if len(row.value) != SECRET_BYTES:
         raise Corrupt("bad_secret", "the secret in the catalog is damaged: restore it from a copy")
     return row.value
 
 
-def heir_of(catalog: Catalog, oid: Oid) -> Oid | None:
+def replacement_of(catalog: Catalog, oid: Oid) -> Oid | None:
     """What stands for an erased object; None for one that was not. Erased again, the last one."""
     found: Oid | None = None
-    while row := catalog.row(TOMBSTONE, (found or oid).hex()):
+    while row := catalog.row(TOMBSTONE_KIND, (found or oid).hex()):
         found = Oid(decode(Tombstone, row.value).new)
     return found
 
 
 def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
     after = ""
-    while page := catalog.rows(TOMBSTONE, after):
+    while page := catalog.rows(TOMBSTONE_KIND, after):
         for row in page:
             record = decode(Tombstone, row.value)
             if from_hex(row.key) != record.old:
@@ -173,18 +173,18 @@ def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
         after = page[-1].key
 
 
-def receipts(catalog: Catalog) -> Iterator[Receipt]:
+def receipts(catalog: Catalog) -> Iterator[ErasureReceipt]:
     """Of every erasure, oldest first."""
     after = ""
-    while page := catalog.rows(RECEIPT, after):
-        yield from (decode(Receipt, row.value) for row in page)
+    while page := catalog.rows(RECEIPT_KIND, after):
+        yield from (decode(ErasureReceipt, row.value) for row in page)
         after = page[-1].key
 
 
-def kept(record: Tombstone | Receipt) -> RowChange:
+def record_row(record: Tombstone | ErasureReceipt) -> RowChange:
     if isinstance(record, Tombstone):
-        return RowChange(TOMBSTONE, record.old.hex(), encode(record))
-    return RowChange(RECEIPT, record.id, encode(record))
+        return RowChange(TOMBSTONE_KIND, record.old.hex(), encode(record))
+    return RowChange(RECEIPT_KIND, record.id, encode(record))
 
 
 def erased_events(hub: Hub) -> set[tuple[str, int]]:
@@ -193,23 +193,25 @@ def erased_events(hub: Hub) -> set[tuple[str, int]]:
     A body that is missing and not named here was taken away by somebody else.
     """
     # a remote hub has no secret, and takes what its server says: `ortet verify` there looks
-    far = hub.objects.remote and not isinstance(hub.catalog, Fencing)
-    mine = None if far else signer(hub)
+    far = hub.objects.is_remote and not isinstance(hub.catalog, EpochFencedCatalog)
+    mine = None if far else store_signer(hub)
     found: set[tuple[str, int]] = set()
-    records: list[Tombstone | Receipt] = [*tombstones(hub.catalog), *receipts(hub.catalog)]
+    records: list[Tombstone | ErasureReceipt] = [*tombstones(hub.catalog), *receipts(hub.catalog)]
     for record in records:
-        if mine is not None and not mine.is_mine(record):
+        if mine is not None and not mine.has_valid_signature(record):
             raise Corrupt(
                 "bad_signature",
                 "a record of an erasure was not made by this store: restore catalog.db and "
                 "local/secret from the same copy",
             )
-        if isinstance(record, Receipt):
+        if isinstance(record, ErasureReceipt):
             found.update((one.timeline, one.seq) for one in record.events)
         else:
             found.update((record.timeline, seq) for seq in record.seqs)
-    for row in hub.catalog.rows(PENDING):  # cut short: some of its events are gone, some not yet
-        pending = decode(Pending, row.value)
-        if mine is None or mine.is_mine(pending):
+    for row in hub.catalog.rows(
+        PENDING_KIND
+    ):  # cut short: some of its events are gone, some not yet
+        pending = decode(PendingErasure, row.value)
+        if mine is None or mine.has_valid_signature(pending):
             found.update((one.timeline, one.seq) for one in pending.events)
     return found

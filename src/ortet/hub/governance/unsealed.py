@@ -10,50 +10,50 @@ from ortet._util.codec import decode
 from ortet.backends.base import Catalog, EventRow
 from ortet.errors import NotFound, OrtetError
 from ortet.ids import Oid
-from ortet.journal.event_log import Line
-from ortet.journal.events import Body
-from ortet.objects.base import Link
+from ortet.journal.event_log import EventLog
+from ortet.journal.events import EventBody
+from ortet.objects.base import ObjectRef
 from ortet.objects.source import kind_of
-from ortet.sessions.history.participants import sealed
+from ortet.sessions.history.participants import sealed_journal
 from ortet.sessions.table import ARCHIVED, SessionRow
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 
-def unsealed(sessions: Sessions) -> Iterator[Link]:
+def unsealed_objects(sessions: SessionManager) -> Iterator[ObjectRef]:
     """What the events of all sessions name that are not in a commit."""
-    for row in sessions.roll.all():
+    for row in sessions.table.all():
         if row.status == ARCHIVED:  # all of it is sealed, and its branch may be gone
             continue
         try:
-            yield from _named(sessions, row)
+            yield from _referenced_objects(sessions, row)
         except NotFound:
-            if sessions.roll.has(row.id):
+            if sessions.table.has(row.id):
                 raise
 
 
-def _named(sessions: Sessions, row: SessionRow) -> Iterator[Link]:
-    for event in _rows(sessions, row):
+def _referenced_objects(sessions: SessionManager, row: SessionRow) -> Iterator[ObjectRef]:
+    for event in _unsealed_rows(sessions, row):
         if event.salt:  # else it is erased
-            for oid, kind in decode(Body, event.body).refs:
-                yield Link(Oid(oid), kind_of(kind))
+            for oid, kind in decode(EventBody, event.body).refs:
+                yield ObjectRef(Oid(oid), kind_of(kind))
 
 
-def _rows(sessions: Sessions, row: SessionRow) -> Iterator[EventRow]:
+def _unsealed_rows(sessions: SessionManager, row: SessionRow) -> Iterator[EventRow]:
     hub = sessions.hub
     head = hub.catalog.head(f"branch:{row.branch}")
     try:
-        journal, _ = sealed(sessions, row, head.oid if head else None)
+        journal, _ = sealed_journal(sessions, row, head.oid if head else None)
     except OrtetError:  # the commit is damaged, which `verify` tells: rather too many than too few
-        return _all(hub.catalog, row.timeline)
+        return _all_rows(hub.catalog, row.timeline)
     if hub.catalog.last_seq(row.timeline) <= journal.seq:
         return iter(())
-    line = Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
+    line = EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=journal)
     return line.rows(journal.seq)
 
 
-def _all(catalog: Catalog, timeline: str) -> Iterator[EventRow]:
+def _all_rows(catalog: Catalog, timeline: str) -> Iterator[EventRow]:
     after = 0
     while page := catalog.events(timeline, after):
         yield from page

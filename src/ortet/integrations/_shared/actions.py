@@ -11,15 +11,15 @@ import msgspec
 from ortet.errors import Conflict
 from ortet.hub.hub import Hub
 from ortet.journal.events import Event
-from ortet.journal.replay.cursor import AROUND
+from ortet.journal.replay.cursor import SKIPPED_KINDS
 from ortet.journal.state.records import Approval, Effect
 from ortet.sessions.actions.approvals import need
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
-_GOT = ("state", "outcome", "error")
+_OUTCOME_FIELDS = ("state", "outcome", "error")
 
 
-class Called(msgspec.Struct, frozen=True):
+class ActionDetails(msgspec.Struct, frozen=True):
     """An action with what its events say: what was called, and what came of it."""
 
     effect: Effect
@@ -30,7 +30,7 @@ class Called(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True):
+class SessionStep(msgspec.Struct, frozen=True):
     """What a program did; of an action also what it got: `state` is null while it has not ended."""
 
     seq: int
@@ -41,7 +41,7 @@ class Step(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def actions_of(view: View) -> list[Called]:
+def actions_of(view: SessionReader) -> list[ActionDetails]:
     """Each effect on this timeline, in the order they began."""
     said: dict[str, dict[str, Any]] = {}
     for event in view.events():
@@ -54,24 +54,24 @@ def actions_of(view: View) -> list[Called]:
         elif event.kind == "ended" and not event.erased:
             outcome = {key: event.data.get(key) for key in ("outcome", "error")}
             said.setdefault(event.data["id"], {}).update(outcome)
-    effects = sorted(view.mind.effects, key=lambda effect: effect.begun)
-    return [Called(one, **said.get(one.id, {})) for one in effects]
+    effects = sorted(view.state.effects, key=lambda effect: effect.begun)
+    return [ActionDetails(one, **said.get(one.id, {})) for one in effects]
 
 
-def steps_of(events: Iterable[Event]) -> list[Step]:
+def steps_of(events: Iterable[Event]) -> list[SessionStep]:
     """What the program did, each action with what it got."""
-    found: list[Step] = []
+    found: list[SessionStep] = []
     tries: dict[str, int] = {}  # by id of the deed: the last, which an end belongs to
     for event in events:
         id_ = event.data.get("id", "")
         if event.kind == "ended" and id_ in tries:
-            got = {key: event.data.get(key) for key in _GOT}
+            got = {key: event.data.get(key) for key in _OUTCOME_FIELDS}
             found[tries[id_]] = msgspec.structs.replace(found[tries[id_]], **got)
-        if event.kind in AROUND or event.waiting:
+        if event.kind in SKIPPED_KINDS or event.waiting:
             continue
         if event.kind == "begun":
             tries[id_] = len(found)
-        found.append(Step(event.seq, event.kind, event.data))
+        found.append(SessionStep(event.seq, event.kind, event.data))
     return found
 
 
@@ -81,14 +81,14 @@ def answer_approval(
     """Allow or forbid what a session asked for; Conflict("answered") when somebody was faster."""
     asked = need(hub.get(session).approvals(), approval)
     if asked.state != "asked":
-        raise _answered(asked)
+        raise _already_answered_error(asked)
     now = hub.approve(session, approval, by=by, ok=ok, why=why)
     if now.state != ("given" if ok else "denied"):
-        raise _answered(now)
+        raise _already_answered_error(now)
     return now
 
 
-def _answered(approval: Approval) -> Conflict:
+def _already_answered_error(approval: Approval) -> Conflict:
     return Conflict(
         "answered",
         f"approval {approval.id[-8:]} was {approval.state} by {approval.by}, and the first answer "

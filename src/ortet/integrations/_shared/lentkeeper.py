@@ -17,79 +17,79 @@ from ortet.hub.hub import Hub
 from ortet.sessions.history import cross_host_files
 from ortet.sessions.session import Session
 from ortet.sessions.writing.lease_handover import (
-    SOON,
-    WANTED,
-    Request,
-    Requests,
-    is_across,
-    left,
-    wanted,
+    HANDOVER_TOPIC,
+    RETRY_SECONDS,
+    LeaseRequest,
+    LeaseRequests,
+    is_shared_store,
+    released_topic,
+    request_topic,
 )
 
-_LOADED = socket, cross_host_files
+_PRELOADED_MODULES = socket, cross_host_files
 """What the keeper's thread needs is loaded before it starts: a module that it loads while another
 thread forks would stay locked in the child."""
-_LONG = 1000
+_MAX_UNCOMMITTED_EVENTS = 1000
 """Events that are rather committed once than read by each who opens a session."""
-_MOMENT = 0.25
+_LEASE_CHECK_INTERVAL_SECONDS = 0.25
 """Seconds for which nobody takes a lease that was just seen, unless by force."""
 
 
-class Kept:
+class PooledSession:
     """A session that is open here."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.since = self.used = time.monotonic()
-        self.wanted = False
-        self._looked = 0.0
+        self.opened_at = self.last_used_at = time.monotonic()
+        self.is_requested = False
+        self._lease_checked_at = 0.0
 
-    def is_ours(self, *, to_write: bool = False) -> bool:
+    def has_lease(self, *, for_write: bool = False) -> bool:
         """As the catalog knows it: nobody ended it, or took it while this process slept. Who is
         about to write is told what was so a moment ago: a write shows the lease anyway."""
-        holding = self.session.holding
-        if holding.ended:
+        holding = self.session.held_lease
+        if holding.is_released:
             return False
         now = time.monotonic()
-        if to_write and now - self._looked < _MOMENT:
+        if for_write and now - self._lease_checked_at < _LEASE_CHECK_INTERVAL_SECONDS:
             return True
         try:
-            holding.beat()
+            holding.renew_if_due()
         except Refused:
             return False
         held = self.session.hub.catalog.lease(holding.lease.name)
         mine = holding.lease
         found = held is not None and (held.owner, held.fence) == (mine.owner, mine.fence)
-        self._looked = now if found else 0.0
+        self._lease_checked_at = now if found else 0.0
         return found
 
 
-def call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
+def call_weak_method(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
     method = ref()
     if method is not None:
         method()
 
 
-class Asking:
+class SessionLeaseWaiter:
     """One who asks for a session that another process has, here or on another host, until a
     moment."""
 
-    def __init__(self, until: float) -> None:
-        self._until = until
-        self._request: Request | None = None
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._request: LeaseRequest | None = None
 
-    def waiter(self, hub: Hub, session: str) -> Callable[[], None] | None:
+    def next_wait(self, hub: Hub, session: str) -> Callable[[], None] | None:
         """How to wait for an answer, once it was asked for again; None when it is too late."""
-        rest = self._until - time.monotonic()
+        rest = self._deadline - time.monotonic()
         if rest <= 0:
             return None
-        self._request = self._request or Request(hub, session)
-        signal, topic = hub.signal, left(session)
+        self._request = self._request or LeaseRequest(hub, session)
+        signal, topic = hub.signal, released_topic(session)
         token = signal.token(topic)
-        pause = min(rest, self._request.ask())
+        pause = min(rest, self._request.send())
         return lambda: _wait_for(signal, topic, token, pause)
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> SessionLeaseWaiter:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -97,62 +97,65 @@ class Asking:
             self._request.__exit__(error)
 
 
-def _wait_for(signal: Signal, topic: str, token: int, rest: float) -> None:
+def _wait_for(signal: Signal, topic: str, token: int, timeout: float) -> None:
     try:
-        signal.wait(topic, token, rest)
+        signal.wait(topic, token, timeout)
     except OSError:  # it was closed meanwhile, which is told next
-        time.sleep(rest)
+        time.sleep(timeout)
 
 
-def spoils(error: BaseException) -> bool:
+def invalidates_session(error: BaseException) -> bool:
     """Whether what is in memory may not be what is stored: then it is read again."""
     if isinstance(error, Refused):
         return error.kind == "lease_lost"
     return not isinstance(error, Exception) or isinstance(error, Unavailable | Corrupt)
 
 
-def keep(
-    look: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]], hub: Hub, pause: float
+def run_pool_maintenance(
+    maintain: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]], hub: Hub, pause: float
 ) -> None:
     """The keeper's thread: as long as a session is open, and its Lent is there. Where a signal may
     not reach, others ask by rows."""
     token, going = 0, True
-    signal, requests = hub.signal.narrowed(WANTED), Requests(hub) if is_across(hub) else None
-    pause = min(SOON, pause) if requests else pause
+    signal, requests = (
+        hub.signal.with_prefix(HANDOVER_TOPIC),
+        LeaseRequests(hub) if is_shared_store(hub) else None,
+    )
+    pause = min(RETRY_SECONDS, pause) if requests else pause
     del hub  # which is closed by whoever opened it, and collected then
     try:
         while going:
             before, rows = token, set[str]()
             try:
-                before = token or signal.token(WANTED)
-                signal.wait(WANTED, before, pause)
-                token = signal.token(WANTED)
+                before = token or signal.token(HANDOVER_TOPIC)
+                signal.wait(HANDOVER_TOPIC, before, pause)
+                token = signal.token(HANDOVER_TOPIC)
                 if requests is not None:
-                    rows = {wanted(session) for session in requests.sessions()}
+                    rows = {request_topic(session) for session in requests.requested_sessions()}
             except (OSError, OrtetError):  # nobody can ask just now
                 time.sleep(pause)
-            method = look()
-            going = method is not None and method(partial(_was_told, signal, before, rows))
+            method = maintain()
+            going = method is not None and method(partial(_is_notified, signal, before, rows))
             del method  # who nobody uses any more is not kept by its keeper
     finally:
         with suppress(OSError, OrtetError):
             signal.close()
 
 
-def _was_told(signal: Signal, since: int, rows: set[str], topic: str) -> bool:
+def _is_notified(signal: Signal, since: int, rows: set[str], topic: str) -> bool:
     try:
         return topic in rows or signal.wait(topic, since, 0)
     except (OSError, OrtetError):
         return False
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
+def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
     """Calls it as long as what it is of is there."""
     ref = weakref.WeakMethod(method)
-    return lambda: call(ref)
+    return lambda: call_weak_method(ref)
 
 
-def later(close: Callable[[], None]) -> None:
+def close_in_thread(close: Callable[[], None]) -> None:
     """In a thread of its own. What is collected meanwhile, its files too, may be closed before."""
 
     def work() -> None:
@@ -163,7 +166,7 @@ def later(close: Callable[[], None]) -> None:
         Thread(target=work, name="ortet-lent-close").start()
 
 
-def opened(hub: Hub) -> Hub:
+def require_hub(hub: Hub) -> Hub:
     """Invalid for what else an adapter may be given: the path of a store, most of the time."""
     if not isinstance(hub, Hub):
         name = type(hub).__name__
@@ -171,18 +174,21 @@ def opened(hub: Hub) -> Hub:
     return hub
 
 
-def sum_up(session: Session) -> None:
+def commit_if_long(session: Session) -> None:
     """Who opens it next, in a moment, need not read all that was not committed. Not where files
     would be committed too, which is for others to say."""
-    ledger = session._ledger
-    if ledger.tip.seq - ledger.line.base.seq > _LONG and not session.row.has_files:
+    ledger = session._writer
+    if (
+        ledger.tip.seq - ledger.event_log.base.seq > _MAX_UNCOMMITTED_EVENTS
+        and not session.row.has_files
+    ):
         with suppress(OrtetError):
             session.commit("handed over")
 
 
-def how_opened(hub: Hub) -> dict[str, Any]:
+def hub_open_options(hub: Hub) -> dict[str, Any]:
     """What its store is opened with once more."""
-    parts = opened(hub)._parts
+    parts = require_hub(hub)._store
     return {
         "create": False,
         "clock": parts.clock,

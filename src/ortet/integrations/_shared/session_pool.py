@@ -30,36 +30,43 @@ from contextlib import contextmanager, suppress
 from threading import RLock, Thread, current_thread
 from typing import Any
 
-from ortet._util.fork_safety import begin_in_child
+from ortet._util.fork_safety import reset_in_child
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Invalid, OrtetError, Refused
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.foreign import session_name
 from ortet.integrations._shared.lentkeeper import (
-    Asking,
-    Kept,
-    how_opened,
-    keep,
-    later,
-    spoils,
-    sum_up,
-    weakly,
+    PooledSession,
+    SessionLeaseWaiter,
+    close_in_thread,
+    commit_if_long,
+    hub_open_options,
+    invalidates_session,
+    run_pool_maintenance,
+    weak_callback,
 )
-from ortet.journal.event_log import Line
-from ortet.sessions.history.participants import line_of
-from ortet.sessions.profiles import Manner
-from ortet.sessions.reader import View
+from ortet.journal.event_log import EventLog
+from ortet.sessions.history.participants import load_event_log
+from ortet.sessions.profiles import OpenOptions
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow, check_agent, no_session
-from ortet.sessions.writing.lease_handover import WANTED, ask_for, hand_over, left, take_up, wanted
+from ortet.sessions.writing.lease_handover import (
+    HANDOVER_TOPIC,
+    release_for_handover,
+    released_topic,
+    request_handover,
+    request_topic,
+    resume_handed_over,
+)
 
-__all__ = ["Lent", "session_name"]
+__all__ = ["AdapterSessionPool", "session_name"]
 
-_POLITE = 0.02
+_REACQUIRE_DELAY_SECONDS = 0.02
 """Seconds that one who gave a session away waits before it asks for it again."""
 
 
-class Lent:
+class AdapterSessionPool:
     """Sessions of one agent of the store that `hub` has open, which is opened once more: any thread
     may use it. Closed with `hub`, or by `close`.
 
@@ -73,43 +80,48 @@ class Lent:
         hub: Hub,
         *,
         agent: str = "default",
-        patience: float = 5.0,
-        linger: float = 30.0,
-        turn: float = 0.1,
-        most: int = 64,
+        lease_timeout: float = 5.0,
+        idle_timeout: float = 30.0,
+        min_hold: float = 0.1,
+        max_open: int = 64,
     ) -> None:
         self.agent = check_agent(agent)
-        self._patience, self._linger, self._turn, self._most = patience, linger, turn, most
-        self._how, self._url = how_opened(hub), hub.url
-        self._anew()
-        self._left_behind: list[Any] = []  # what a child must neither close nor collect
-        self._at_exit = weakly(self.close)
-        atexit.register(self._at_exit)
-        self._closing = hub.closing
-        self._closing.append(self._at_exit)
-        begin_in_child(self._forked)
+        self._lease_timeout, self._idle_timeout, self._min_hold, self._max_open = (
+            lease_timeout,
+            idle_timeout,
+            min_hold,
+            max_open,
+        )
+        self._hub_options, self._url = hub_open_options(hub), hub.url
+        self._reset()
+        self._parent_state: list[Any] = []  # what a child must neither close nor collect
+        self._close_callback = weak_callback(self.close)
+        atexit.register(self._close_callback)
+        self._closing = hub.close_callbacks
+        self._closing.append(self._close_callback)
+        reset_in_child(self._reset_after_fork)
 
     def __del__(self) -> None:
         if not hasattr(self, "_closing") or self._closed:
             return
         # It may be collected in the middle of whatever this thread does, a write to the same store
         # too, which it would wait for without end.
-        later(self.close)
+        close_in_thread(self.close)
 
-    def _anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = RLock()
-        self._own: Hub | None = None
-        self._kept: dict[str, Kept] = {}  # by name, the one used last at the end
-        self._held: Counter[str] = Counter()
-        self._entered: Counter[str] = Counter()
-        self._gave: dict[str, float] = {}
-        self._keeper: Thread | None = None
+        self._own_hub: Hub | None = None
+        self._open_sessions: dict[str, PooledSession] = {}  # by name, the one used last at the end
+        self._hold_counts: Counter[str] = Counter()
+        self._block_counts: Counter[str] = Counter()
+        self._released_at: dict[str, float] = {}
+        self._maintenance_thread: Thread | None = None
         self._closed = False
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         closed = self._closed
-        self._left_behind.append((self._own, self._kept))
-        self._anew()
+        self._parent_state.append((self._own_hub, self._open_sessions))
+        self._reset()
         self._closed = closed
 
     # what an adapter calls
@@ -122,53 +134,55 @@ class Lent:
 
         Refused("lease_held") when another process keeps it, Conflict("session_closed").
         """
-        kept = self._enter(name, create=create, options=options)
+        kept = self._enter_block(name, create=create, options=options)
         lock, session = self._lock, kept.session
         try:
             yield session
         except BaseException as error:
-            if spoils(error):
-                self._leave(name, kept)
+            if invalidates_session(error):
+                self._remove_session(name, kept)
             raise
         finally:
             try:
-                self._after(name, kept)
+                self._exit_block(name, kept)
             finally:
                 lock.release()
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[View]:
+    def reading(self, name: str) -> Iterator[SessionReader]:
         """The session to read, whoever writes to it: as of now. NotFound("no_session")."""
         with self.hub() as hub:
-            held = self.held(name)
-            yield held if held is not None else hub._minds().get(self._row(hub, name).id)
+            held = self.find_open(name)
+            yield held if held is not None else hub._session_manager().get(self._row(hub, name).id)
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
         """The store, for what is not done in one session; no other thread uses it meanwhile."""
         with self._lock:
-            yield self._opened()
+            yield self._get_hub()
 
-    def held(self, name: str) -> Session | None:
+    def find_open(self, name: str) -> Session | None:
         """One that is open here, and ours as the catalog knows it. Inside `with lent.hub()`."""
-        kept = self._kept.get(name)
-        if kept is None or not kept.is_ours():
+        kept = self._open_sessions.get(name)
+        if kept is None or not kept.has_lease():
             return None
-        kept.used = time.monotonic()
+        kept.last_used_at = time.monotonic()
         return kept.session
 
-    def journal(self, name: str) -> tuple[SessionRow, Line, int | None] | None:
+    def journal(self, name: str) -> tuple[SessionRow, EventLog, int | None] | None:
         """The events of a session alone, for who knows what they add up to: nothing is folded.
         With the number of the last one where that is known here. Inside `with lent.hub()`."""
-        hub = self._opened()
-        if (held := self.held(name)) is not None:
-            return held.row, held.line, held._ledger.tip.seq
-        row = hub._minds().roll.find(self.agent, name)
-        return None if row is None else (row, line_of(hub._minds(), row)[0], None)
+        hub = self._get_hub()
+        if (held := self.find_open(name)) is not None:
+            return held.row, held.event_log, held._writer.tip.seq
+        row = hub._session_manager().table.find(self.agent, name)
+        return None if row is None else (row, load_event_log(hub._session_manager(), row)[0], None)
 
     def exists(self, name: str) -> bool:
         with self.hub() as hub:
-            return name in self._kept or hub._minds().roll.is_taken(self.agent, name)
+            return name in self._open_sessions or hub._session_manager().table.is_taken(
+                self.agent, name
+            )
 
     def names(self, prefix: str = "") -> list[str]:
         """Of this agent's sessions, in order: those that begin so."""
@@ -189,216 +203,224 @@ class Lent:
         """Something is under way in this session, between blocks: no other process gets it. Each
         `hold` needs its `release`."""
         with self._lock:
-            self._held[name] += 1
+            self._hold_counts[name] += 1
 
     def release(self, name: str) -> None:
         with self._lock:
-            self._held[name] -= 1
-            if self._held[name] <= 0:
-                del self._held[name]
-            kept = self._kept.get(name)
+            self._hold_counts[name] -= 1
+            if self._hold_counts[name] <= 0:
+                del self._hold_counts[name]
+            kept = self._open_sessions.get(name)
             if kept is not None:
-                self._let_go_if_wanted(name, kept)
+                self._evict_if_requested(name, kept)
 
     @contextmanager
-    def aside(self, name: str) -> Iterator[tuple[Hub, SessionRow]]:
+    def closed_session(self, name: str) -> Iterator[tuple[Hub, SessionRow]]:
         """For what is done to a session that nobody has open: archive it, erase it. It is let go
         here before, and asked for. NotFound("no_session")."""
         with self.hub() as hub:
-            if (kept := self._kept.get(name)) is not None:
-                self._leave(name, kept)
+            if (kept := self._open_sessions.get(name)) is not None:
+                self._remove_session(name, kept)
             row = self._row(hub, name)
-            ask_for(hub.signal, row.id)
+            request_handover(hub.signal, row.id)
             yield hub, row
 
-    def let_go(self, name: str) -> None:
+    def evict(self, name: str) -> None:
         """Another process may have it at once."""
         with self._lock:
-            if (kept := self._kept.get(name)) is not None:
-                self._leave(name, kept)
+            if (kept := self._open_sessions.get(name)) is not None:
+                self._remove_session(name, kept)
 
     def close(self) -> None:
         """Let every session go; what is asked of it from now on is Invalid("closed")."""
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self._close_callback)
         with suppress(ValueError):
-            self._closing.remove(self._at_exit)
+            self._closing.remove(self._close_callback)
         with self._lock:
             self._closed = True
-            hub, self._own = self._own, None
-            kept, self._kept = self._kept, {}
-            keeper, self._keeper = self._keeper, None
+            hub, self._own_hub = self._own_hub, None
+            kept, self._open_sessions = self._open_sessions, {}
+            keeper, self._maintenance_thread = self._maintenance_thread, None
             for name, one in kept.items():
                 with suppress(OrtetError):  # a lease that cannot be given back runs out by itself
                     self._hand_over(name, one)
             if hub is not None:
                 with suppress(OSError, OrtetError):
-                    hub.signal.notify(WANTED)  # which wakes the keeper
+                    hub.signal.notify(HANDOVER_TOPIC)  # which wakes the keeper
                 hub.close()
         if keeper is not None and keeper is not current_thread():
             keeper.join(1.0)
 
     # inside
 
-    def _opened(self) -> Hub:
+    def _get_hub(self) -> Hub:
         if self._closed:
             raise Invalid(
                 "closed", "this hub was closed: open it again, and make the adapter with it"
             )
-        if self._own is None:
-            self._own = open_hub(self._url, **self._how)
-            self._own.lends = True
-        return self._own
+        if self._own_hub is None:
+            self._own_hub = open_hub(self._url, **self._hub_options)
+            self._own_hub.allows_lease_handover = True
+        return self._own_hub
 
     def _row(self, hub: Hub, name: str) -> SessionRow:
-        row = hub._minds().roll.find(self.agent, name)
+        row = hub._session_manager().table.find(self.agent, name)
         if row is None:
             raise no_session(name)
         return row
 
-    def _enter(self, name: str, *, create: bool, options: dict[str, Any]) -> Kept:
+    def _enter_block(self, name: str, *, create: bool, options: dict[str, Any]) -> PooledSession:
         """The session, with the lock taken, which is not kept while another process is waited
         for."""
-        self._be_polite(name)
-        with Asking(time.monotonic() + self._patience) as asking:
+        self._yield_to_waiter(name)
+        with SessionLeaseWaiter(time.monotonic() + self._lease_timeout) as asking:
             while True:
                 lock = self._lock
                 lock.acquire()
                 try:
-                    hub = self._opened()
-                    kept = self._kept.get(name)
-                    if kept is not None and not kept.is_ours(to_write=True):
-                        self._leave(name, kept, lost=True)
+                    hub = self._get_hub()
+                    kept = self._open_sessions.get(name)
+                    if kept is not None and not kept.has_lease(for_write=True):
+                        self._remove_session(name, kept, lease_lost=True)
                         kept = None
                     if kept is None:
-                        kept = self._keep(name, self._open(hub, name, create, options))
-                    self._entered[name] += 1
+                        kept = self._add_session(name, self._open(hub, name, create, options))
+                    self._block_counts[name] += 1
                     return kept
                 except BaseException as error:
                     try:
-                        wait = self._waiter(error, name, asking)
+                        wait = self._next_wait(error, name, asking)
                     finally:
                         lock.release()
                     if wait is None:
                         raise
                 wait()
 
-    def _waiter(self, error: BaseException, name: str, asking: Asking) -> Callable[[], None] | None:
+    def _next_wait(
+        self, error: BaseException, name: str, lease_waiter: SessionLeaseWaiter
+    ) -> Callable[[], None] | None:
         """How to wait for a session that another process has; None where that is no use."""
-        hub = self._own
+        hub = self._own_hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
-        row = hub._minds().roll.find(self.agent, name)
-        return None if row is None else asking.waiter(hub, row.id)
+        row = hub._session_manager().table.find(self.agent, name)
+        return None if row is None else lease_waiter.next_wait(hub, row.id)
 
     def _open(self, hub: Hub, name: str, create: bool, options: dict[str, Any]) -> Session:
-        minds = hub._minds()
-        row = minds.roll.find(self.agent, name)
+        minds = hub._session_manager()
+        row = minds.table.find(self.agent, name)
         if row is None:
             if not create:
                 raise no_session(name)
             try:
                 return hub.session(name, agent=self.agent, **options)
             except Conflict as error:
-                row = minds.roll.find(self.agent, name)
+                row = minds.table.find(self.agent, name)
                 if error.kind != "row_moved" or row is None:
                     raise
-        manner = Manner(**{key: options[key] for key in _EACH_TIME if key in options})
-        place = hub._place(options.get("workspace"), None, "auto", limits=None, network=None)
-        return take_up(minds, row, place=place, manner=manner)
+        manner = OpenOptions(**{key: options[key] for key in _OPEN_OPTION_NAMES if key in options})
+        place = hub._files_location(
+            options.get("workspace"), None, "auto", limits=None, network=None
+        )
+        return resume_handed_over(minds, row, location=place, options=manner)
 
-    def _keep(self, name: str, session: Session) -> Kept:
-        kept = self._kept[name] = Kept(session)
-        for other in list(self._kept):
-            if len(self._kept) <= self._most:
+    def _add_session(self, name: str, session: Session) -> PooledSession:
+        kept = self._open_sessions[name] = PooledSession(session)
+        for other in list(self._open_sessions):
+            if len(self._open_sessions) <= self._max_open:
                 break
-            if other != name and not self._entered[other] and not self._held[other]:
-                self._leave(other, self._kept[other])
-        if self._keeper is None:
-            run = weakref.WeakMethod(self._look_after)
-            assert self._own is not None
-            args = (run, self._own, self._linger / 4)
-            self._keeper = Thread(target=keep, args=args, name="ortet-lent", daemon=True)
-            self._keeper.start()
+            if other != name and not self._block_counts[other] and not self._hold_counts[other]:
+                self._remove_session(other, self._open_sessions[other])
+        if self._maintenance_thread is None:
+            run = weakref.WeakMethod(self._maintain)
+            assert self._own_hub is not None
+            args = (run, self._own_hub, self._idle_timeout / 4)
+            self._maintenance_thread = Thread(
+                target=run_pool_maintenance, args=args, name="ortet-lent", daemon=True
+            )
+            self._maintenance_thread.start()
         return kept
 
-    def _after(self, name: str, kept: Kept) -> None:
+    def _exit_block(self, name: str, pooled: PooledSession) -> None:
         """A block was left."""
-        kept.used = time.monotonic()
-        self._entered[name] -= 1
-        if not self._entered[name]:
-            del self._entered[name]
-        if self._kept.get(name) is not kept:
+        pooled.last_used_at = time.monotonic()
+        self._block_counts[name] -= 1
+        if not self._block_counts[name]:
+            del self._block_counts[name]
+        if self._open_sessions.get(name) is not pooled:
             return
-        self._kept[name] = self._kept.pop(name)
-        opened = kept.session._sessions._open
-        if len(opened) > len(self._kept):  # forks that were made in the block
-            ours = {id(one.session) for one in self._kept.values()}
+        self._open_sessions[name] = self._open_sessions.pop(name)
+        opened = pooled.session._sessions._open
+        if len(opened) > len(self._open_sessions):  # forks that were made in the block
+            ours = {id(one.session) for one in self._open_sessions.values()}
             for fork in [one for one in opened if id(one) not in ours]:
                 with suppress(OrtetError):
                     fork.pause()
-        if kept.session.holding.ended:
-            self._leave(name, kept)
+        if pooled.session.held_lease.is_released:
+            self._remove_session(name, pooled)
         else:
-            self._let_go_if_wanted(name, kept)
+            self._evict_if_requested(name, pooled)
 
     # letting go
 
-    def _is_busy(self, name: str, kept: Kept) -> bool:
-        if self._entered[name] or self._held[name]:
+    def _is_busy(self, name: str, pooled: PooledSession) -> bool:
+        if self._block_counts[name] or self._hold_counts[name]:
             return True
         with suppress(OrtetError):
-            return not kept.session.holding.ended and kept.session.is_running()
+            return not pooled.session.held_lease.is_released and pooled.session.is_running()
         return True
 
-    def _let_go_if_wanted(self, name: str, kept: Kept) -> None:
-        late = time.monotonic() - kept.since >= self._turn
-        if kept.wanted and late and not self._is_busy(name, kept):
-            self._leave(name, kept)
+    def _evict_if_requested(self, name: str, pooled: PooledSession) -> None:
+        late = time.monotonic() - pooled.opened_at >= self._min_hold
+        if pooled.is_requested and late and not self._is_busy(name, pooled):
+            self._remove_session(name, pooled)
 
-    def _leave(self, name: str, kept: Kept, *, lost: bool = False) -> None:
-        self._kept.pop(name, None)
+    def _remove_session(
+        self, name: str, pooled: PooledSession, *, lease_lost: bool = False
+    ) -> None:
+        self._open_sessions.pop(name, None)
         with suppress(OrtetError):  # then its lease runs out by itself
-            self._hand_over(name, kept, lost=lost)
+            self._hand_over(name, pooled, lease_lost=lease_lost)
 
-    def _hand_over(self, name: str, kept: Kept, *, lost: bool = False) -> None:
-        signal, id_ = kept.session.hub.signal, kept.session.id
+    def _hand_over(self, name: str, pooled: PooledSession, *, lease_lost: bool = False) -> None:
+        signal, id_ = pooled.session.hub.signal, pooled.session.id
         try:
-            if lost:
-                kept.session.give_up()
+            if lease_lost:
+                pooled.session.abandon()
             else:
-                if kept.wanted:
-                    sum_up(kept.session)
-                hand_over(kept.session)
+                if pooled.is_requested:
+                    commit_if_long(pooled.session)
+                release_for_handover(pooled.session)
         finally:
-            if kept.wanted:
-                self._gave = {**self._recent(), name: time.monotonic()}
+            if pooled.is_requested:
+                self._released_at = {**self._recent_releases(), name: time.monotonic()}
             with suppress(OSError, OrtetError):
-                signal.notify(left(id_))
+                signal.notify(released_topic(id_))
 
-    def _recent(self) -> dict[str, float]:
-        past = time.monotonic() - _POLITE
-        return {name: when for name, when in self._gave.items() if when > past}
+    def _recent_releases(self) -> dict[str, float]:
+        past = time.monotonic() - _REACQUIRE_DELAY_SECONDS
+        return {name: when for name, when in self._released_at.items() if when > past}
 
-    def _be_polite(self, name: str) -> None:
+    def _yield_to_waiter(self, name: str) -> None:
         """Who waits for what was let go comes first: it learns of it a moment later."""
-        gave = self._gave.pop(name, None)
-        if gave is not None and (rest := gave + _POLITE - time.monotonic()) > 0:
+        gave = self._released_at.pop(name, None)
+        if gave is not None and (rest := gave + _REACQUIRE_DELAY_SECONDS - time.monotonic()) > 0:
             time.sleep(rest)
 
-    def _look_after(self, asked: Callable[[str], bool]) -> bool:
+    def _maintain(self, is_requested: Callable[[str], bool]) -> bool:
         """Let sessions go that another process asks for, or nobody uses; whether any is open."""
-        for kept in list(self._kept.values()):
-            if asked(wanted(kept.session.id)):
-                kept.wanted = True
+        for kept in list(self._open_sessions.values()):
+            if is_requested(request_topic(kept.session.id)):
+                kept.is_requested = True
         with self._lock:
             now = time.monotonic()
-            for name, kept in list(self._kept.items()):
-                self._let_go_if_wanted(name, kept)
-                if now - kept.used > self._linger and not self._is_busy(name, kept):
-                    self._leave(name, kept)
-            if not self._kept:
-                self._keeper = None
-            return bool(self._kept)
+            for name, kept in list(self._open_sessions.items()):
+                self._evict_if_requested(name, kept)
+                if now - kept.last_used_at > self._idle_timeout and not self._is_busy(name, kept):
+                    self._remove_session(name, kept)
+            if not self._open_sessions:
+                self._maintenance_thread = None
+            return bool(self._open_sessions)
 
 
-_EACH_TIME = ("durability", "commit", "profile", "handover", "environment")
+_OPEN_OPTION_NAMES = ("durability", "commit", "profile", "handover", "environment")

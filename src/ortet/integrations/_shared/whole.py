@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def whole(function: Callable[..., T], *args: Any, **given: Any) -> T:
+async def to_thread_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """As asyncio.to_thread; but who is cancelled meanwhile, which no thread can be, goes on only
     when it is done: what is written next must not come before it, nor repeat it."""
-    doing = asyncio.ensure_future(asyncio.to_thread(function, *args, **given))
+    doing = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:

@@ -12,13 +12,13 @@ from google.genai import types
 
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations.adk.events import had, kept, plain_state
-from ortet.integrations.adk.lending import in_thread, lent_by, name_of
+from ortet.integrations.adk.events import decode_field, encode_field, plain_state
+from ortet.integrations.adk.lending import adk_session_name, get_adk_session_pool, run_in_thread
 from ortet.journal.state.records import Artifact
 from ortet.sessions.actions.artifacts import data_of as content_of
 from ortet.sessions.actions.artifacts import key_of, last_version
-from ortet.sessions.reader import View
-from ortet.sessions.writing.telling import Telling, tell, whole
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.writing.telling import EventInput, append_events, full_data
 
 TEXT, INLINE, LINK, DELETED = "text", "inline", "link", "deleted"
 """Kinds of artifacts, as their list shows them."""
@@ -27,7 +27,7 @@ DETAILS = "adk.artifact"
 """The event before that of an artifact: what an artifact cannot say of it."""
 
 _USERS = "user:"
-_HOPS = 5
+_MAX_REFERENCE_DEPTH = 5
 
 
 class OrtetArtifactService(BaseArtifactService):
@@ -35,7 +35,7 @@ class OrtetArtifactService(BaseArtifactService):
     the next version; what is deleted is not listed any more, and stays in the journal."""
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
-        self._lent = lent_by(hub, agent)
+        self._pool = get_adk_session_pool(hub, agent)
 
     async def save_artifact(
         self,
@@ -47,11 +47,11 @@ class OrtetArtifactService(BaseArtifactService):
         session_id: str | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> int:
-        name = _place(app_name, user_id, session_id, filename)
+        name = _artifact_session_name(app_name, user_id, session_id, filename)
         part = ensure_part(artifact)
         _check_reference(part, app_name, user_id, session_id)
         metadata = plain_state(custom_metadata or {})
-        return await in_thread(self._save, name, filename, part, metadata)
+        return await run_in_thread(self._save, name, filename, part, metadata)
 
     async def load_artifact(
         self,
@@ -62,9 +62,9 @@ class OrtetArtifactService(BaseArtifactService):
         session_id: str | None = None,
         version: int | None = None,
     ) -> types.Part | None:
-        for hops in range(_HOPS, -1, -1):
-            name = _place(app_name, user_id, session_id, filename)
-            part = await in_thread(self._load, name, filename, version)
+        for hops in range(_MAX_REFERENCE_DEPTH, -1, -1):
+            name = _artifact_session_name(app_name, user_id, session_id, filename)
+            part = await run_in_thread(self._load, name, filename, version)
             if part is None or not artifact_util.is_artifact_ref(part):
                 return part
             assert part.file_data is not None
@@ -81,19 +81,19 @@ class OrtetArtifactService(BaseArtifactService):
     async def list_artifact_keys(
         self, *, app_name: str, user_id: str, session_id: str | None = None
     ) -> list[str]:
-        names = [name_of(app_name, user_id)]
+        names = [adk_session_name(app_name, user_id)]
         if session_id is not None:
-            names.append(name_of(app_name, user_id, session_id))
+            names.append(adk_session_name(app_name, user_id, session_id))
         found: set[str] = set()
         for name in names:
-            found |= await in_thread(self._keys, name)
+            found |= await run_in_thread(self._keys, name)
         return sorted(found)
 
     async def delete_artifact(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> None:
-        name = _place(app_name, user_id, session_id, filename)
-        await in_thread(self._delete, name, filename)
+        name = _artifact_session_name(app_name, user_id, session_id, filename)
+        await run_in_thread(self._delete, name, filename)
 
     async def list_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
@@ -106,10 +106,10 @@ class OrtetArtifactService(BaseArtifactService):
     async def list_artifact_versions(
         self, *, app_name: str, user_id: str, filename: str, session_id: str | None = None
     ) -> list[ArtifactVersion]:
-        name = _place(app_name, user_id, session_id, filename)
+        name = _artifact_session_name(app_name, user_id, session_id, filename)
         scope = session_id if name.count("/") == 2 else None
         uri = artifact_util.get_artifact_uri(app_name, user_id, filename, 0, scope)
-        return await in_thread(self._versions, name, filename, uri)
+        return await run_in_thread(self._versions, name, filename, uri)
 
     async def get_artifact_version(
         self,
@@ -130,43 +130,47 @@ class OrtetArtifactService(BaseArtifactService):
 
     def _save(self, name: str, filename: str, part: types.Part, metadata: dict[str, Any]) -> int:
         data = part.model_dump(mode="json", exclude_none=True)
-        given, details = _taken_apart(part, data)
+        given, details = _split_part(part, data)
         if metadata:
             details["metadata"] = metadata
-        with self._lent.writing(name) as session:
+        with self._pool.writing(name) as session:
             if details:
                 said = {"name": filename, "version": _last(session, filename) + 1}
-                tell(session, [Telling(DETAILS, {**said, **kept("details", details)})])
+                append_events(
+                    session, [EventInput(DETAILS, {**said, **encode_field("details", details)})]
+                )
             made = session.artifact(filename, **given)
-            return made.version - 1 - _base(session, filename)
+            return made.version - 1 - _deleted_version(session, filename)
 
     def _load(self, name: str, filename: str, version: int | None) -> types.Part | None:
-        with suppress(NotFound), self._lent.reading(name) as view:
-            base, last = _base(view, filename), _last(view, filename)
+        with suppress(NotFound), self._pool.reading(name) as view:
+            base, last = _deleted_version(view, filename), _last(view, filename)
             wanted = last if version is None else base + 1 + version
             if base < wanted <= last and (version is None or version >= 0):
-                part = _put_together(view, _at(view, filename, wanted))
-                return None if _is_nothing(part) else part
+                part = _build_part(view, _get_version(view, filename, wanted))
+                return None if _is_empty(part) else part
         return None
 
     def _keys(self, name: str) -> set[str]:
-        with suppress(NotFound), self._lent.reading(name) as view:
+        with suppress(NotFound), self._pool.reading(name) as view:
             newest = {one.name: one for one in view.artifacts()}
-            return {one.name for one in newest.values() if one.kind != DELETED and _is_ours(one)}
+            return {
+                one.name for one in newest.values() if one.kind != DELETED and _is_adk_artifact(one)
+            }
         return set()
 
     def _delete(self, name: str, filename: str) -> None:
-        with suppress(NotFound), self._lent.writing(name, create=False) as session:
-            if _last(session, filename) > _base(session, filename):
+        with suppress(NotFound), self._pool.writing(name, create=False) as session:
+            if _last(session, filename) > _deleted_version(session, filename):
                 session.artifact(filename, kind=DELETED, data=b"")
 
     def _versions(self, name: str, filename: str, uri: str) -> list[ArtifactVersion]:
         found: list[ArtifactVersion] = []
-        with suppress(NotFound), self._lent.reading(name) as view:
-            base, last = _base(view, filename), _last(view, filename)
+        with suppress(NotFound), self._pool.reading(name) as view:
+            base, last = _deleted_version(view, filename), _last(view, filename)
             stem = uri.removeprefix("artifact").removesuffix("0")
             for number in range(base + 1, last + 1):
-                one = _at(view, filename, number)
+                one = _get_version(view, filename, number)
                 details = _details(view, one)
                 linked = one.kind == LINK and one.link.startswith("artifact://")
                 found.append(
@@ -181,16 +185,16 @@ class OrtetArtifactService(BaseArtifactService):
         return found
 
 
-def _place(app: str, user: str, session: str | None, filename: str) -> str:
+def _artifact_session_name(app: str, user: str, session: str | None, filename: str) -> str:
     """The session that an artifact lies in."""
     artifact_util.validate_path_segment(app, "app_name")
     artifact_util.validate_path_segment(user, "user_id")
     if filename.startswith(_USERS):
-        return name_of(app, user)
+        return adk_session_name(app, user)
     if session is None:
         raise InputValidationError("Session ID must be provided for session-scoped artifacts.")
     artifact_util.validate_path_segment(session, "session_id")
-    return name_of(app, user, session)
+    return adk_session_name(app, user, session)
 
 
 def _check_reference(part: types.Part, app: str, user: str, session: str | None) -> None:
@@ -207,7 +211,7 @@ def _check_reference(part: types.Part, app: str, user: str, session: str | None)
         )
 
 
-def _taken_apart(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_part(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What an artifact is made of, and what it cannot say."""
     details: dict[str, Any] = {}
     if part.inline_data is not None:
@@ -239,54 +243,54 @@ def _taken_apart(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any]
     return given, details
 
 
-def _put_together(view: View, one: Artifact) -> types.Part:
-    details = _details(view, one)
+def _build_part(view: SessionReader, artifact: Artifact) -> types.Part:
+    details = _details(view, artifact)
     data: dict[str, Any] = dict(details.get("part", {}))
-    media = details.get("media", one.media or None)
+    media = details.get("media", artifact.media or None)
     part = types.Part.model_validate(data)
-    if one.kind == TEXT:
-        part.text = content_of(view.hub.objects, one).decode("utf-8", "surrogatepass")
-    elif one.kind == LINK:
-        file = {"file_uri": one.link or None, "mime_type": media, **details.get("file", {})}
+    if artifact.kind == TEXT:
+        part.text = content_of(view.hub.objects, artifact).decode("utf-8", "surrogatepass")
+    elif artifact.kind == LINK:
+        file = {"file_uri": artifact.link or None, "mime_type": media, **details.get("file", {})}
         part.file_data = types.FileData.model_validate(file)
     else:
         part.inline_data = types.Blob(
-            mime_type=media, data=content_of(view.hub.objects, one), **details.get("blob", {})
+            mime_type=media, data=content_of(view.hub.objects, artifact), **details.get("blob", {})
         )
     return part
 
 
-def _details(view: View, one: Artifact) -> dict[str, Any]:
+def _details(view: SessionReader, artifact: Artifact) -> dict[str, Any]:
     """Of the event right before, if that is about it."""
-    for event in view.events(max(0, one.seq - 2), one.seq - 1):
+    for event in view.events(max(0, artifact.seq - 2), artifact.seq - 1):
         if event.kind == DETAILS and not event.erased:
-            data = whole(view.hub, event)
-            if (data.get("name"), data.get("version")) == (one.name, one.version):
-                found: dict[str, Any] = had("details", data)
+            data = full_data(view.hub, event)
+            if (data.get("name"), data.get("version")) == (artifact.name, artifact.version):
+                found: dict[str, Any] = decode_field("details", data)
                 return found
     return {}
 
 
-def _is_nothing(part: types.Part) -> bool:
+def _is_empty(part: types.Part) -> bool:
     """What a rewind of ADK saves in place of an artifact that was not there yet."""
     return part == types.Part() or artifact_util._is_rewind_tombstone(part)
 
 
-def _is_ours(one: Artifact) -> bool:
-    return one.kind in (TEXT, INLINE, LINK)
+def _is_adk_artifact(artifact: Artifact) -> bool:
+    return artifact.kind in (TEXT, INLINE, LINK)
 
 
-def _last(view: View, name: str) -> int:
-    return last_version(view.mind.artifacts, name)
+def _last(view: SessionReader, name: str) -> int:
+    return last_version(view.state.artifacts, name)
 
 
-def _at(view: View, name: str, version: int) -> Artifact:
-    found = view.mind.artifacts.get(key_of(name, version))
+def _get_version(view: SessionReader, name: str, version: int) -> Artifact:
+    found = view.state.artifacts.get(key_of(name, version))
     assert found is not None  # versions have no gaps
     return found
 
 
-def _base(view: View, name: str) -> int:
+def _deleted_version(view: SessionReader, name: str) -> int:
     """The version at which it was last deleted; numbers of ADK begin anew behind it."""
     versions = range(_last(view, name), 0, -1)
-    return next((one for one in versions if _at(view, name, one).kind == DELETED), 0)
+    return next((one for one in versions if _get_version(view, name, one).kind == DELETED), 0)

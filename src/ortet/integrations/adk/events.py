@@ -15,20 +15,20 @@ from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Event, is_plain
-from ortet.sessions.writing.telling import Telling, whole
+from ortet.sessions.writing.telling import EventInput, full_data
 
 EVENT = "adk.event"
 """An event without content."""
 
-_SAID = "adk"
-_TEXT = "adk-json"
-_MEASURED = {"avg_logprobs", "logprobs_result"}
+_EXTRA_KEY = "adk"
+_JSON_EXTRA_KEY = "adk-json"
+_MODEL_SCORE_FIELDS = {"avg_logprobs", "logprobs_result"}
 """Numbers of a model's own: where it has none, that they are missing is all there is to know."""
 _ROLES = {"model": "assistant", "user": "user"}
-_BACK = {ours: theirs for theirs, ours in _ROLES.items()}
+_ADK_ROLES = {ours: theirs for theirs, ours in _ROLES.items()}
 
 
-def telling_of(event: AdkEvent) -> Telling:
+def to_journal_event(event: AdkEvent) -> EventInput:
     """Lossless. What a message cannot say lies in its `extra`, nothing is there twice."""
     try:
         data = event.model_dump(mode="json", exclude_none=True)
@@ -41,16 +41,17 @@ def telling_of(event: AdkEvent) -> Telling:
     content = data.get("content") or {}
     parts = content.get("parts")
     if not parts:
-        return Telling(EVENT, kept("event", _pruned(data)))
+        return EventInput(EVENT, encode_field("event", _drop_empty(data)))
     role = _ROLES.get(content.get("role", ""))
     said = role or ("user" if event.author == "user" else "assistant")
     if not is_plain(data):
         shown = text_of([_part(part) for part in parts]).encode("utf-8", "replace").decode()
-        return Telling(
-            "message", {"role": said, "content": shown, "extra": {_TEXT: json.dumps(data)}}
+        return EventInput(
+            "message",
+            {"role": said, "content": shown, "extra": {_JSON_EXTRA_KEY: json.dumps(data)}},
         )
-    rest = _pruned({key: value for key, value in data.items() if key != "content"})
-    extra: dict[str, Any] = {_SAID: rest}
+    rest = _drop_empty({key: value for key, value in data.items() if key != "content"})
+    extra: dict[str, Any] = {_EXTRA_KEY: rest}
     if data["author"] and data["author"] != "user":
         extra["name"] = rest.pop("author")
     elif data["author"]:
@@ -58,9 +59,9 @@ def telling_of(event: AdkEvent) -> Telling:
     if role is None:
         rest["role"] = content.get("role")
     if list(parts[0]) == ["text"] and len(parts) == 1:
-        return Telling("message", {"role": said, "content": parts[0]["text"], "extra": extra})
+        return EventInput("message", {"role": said, "content": parts[0]["text"], "extra": extra})
     turned = [_part(part) for part in parts]
-    return Telling("message", {"role": said, "content": turned, "extra": extra})
+    return EventInput("message", {"role": said, "content": turned, "extra": extra})
 
 
 def _has_none(value: Any) -> bool:
@@ -72,7 +73,7 @@ def _has_none(value: Any) -> bool:
 
 def _check_numbers(event: AdkEvent) -> None:
     """Invalid, with its place, for one that would come back as None."""
-    given = event.model_dump(exclude_none=True, exclude=_MEASURED)
+    given = event.model_dump(exclude_none=True, exclude=_MODEL_SCORE_FIELDS)
     waiting: list[tuple[str, Any]] = [("", given)]
     while waiting:
         place, value = waiting.pop()
@@ -100,25 +101,27 @@ def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
     """The same as plain data."""
     if event.erased or event.waiting or event.kind not in ("message", EVENT):
         return None
-    data = whole(hub, event)
+    data = full_data(hub, event)
     if event.kind == EVENT:
-        found: dict[str, Any] = had("event", data)
+        found: dict[str, Any] = decode_field("event", data)
         return found
     extra = data.get("extra", {})
-    if _TEXT in extra:
-        told: dict[str, Any] = json.loads(extra[_TEXT])
+    if _JSON_EXTRA_KEY in extra:
+        told: dict[str, Any] = json.loads(extra[_JSON_EXTRA_KEY])
         return told
-    if _SAID not in extra:
+    if _EXTRA_KEY not in extra:
         return None
-    rest = {"author": extra.get("name", "user"), **extra[_SAID]}
-    role = rest.pop("role") if "role" in rest else _BACK[data["role"]]
+    rest = {"author": extra.get("name", "user"), **extra[_EXTRA_KEY]}
+    role = rest.pop("role") if "role" in rest else _ADK_ROLES[data["role"]]
     said = data["content"]
-    parts = [{"text": said}] if isinstance(said, str) else [_back(part) for part in said]
+    parts = (
+        [{"text": said}] if isinstance(said, str) else [_from_message_part(part) for part in said]
+    )
     content: dict[str, Any] = {"parts": parts}
     return {**rest, "content": content if role is None else {**content, "role": role}}
 
 
-def words_of(content: types.Content | None) -> str:
+def spoken_text(content: types.Content | None) -> str:
     """What was said, without what was only thought."""
     parts = content.parts or [] if content else []
     return "\n".join(part.text for part in parts if part.text and not part.thought)
@@ -145,16 +148,16 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def kept(name: str, value: Any) -> dict[str, Any]:
+def encode_field(name: str, value: Any) -> dict[str, Any]:
     """For the data of a record: as it is, or where the journal cannot hold that, as JSON."""
     return {name: value} if is_plain(value) else {"json": json.dumps(value)}
 
 
-def had(name: str, data: Mapping[str, Any]) -> Any:
+def decode_field(name: str, data: Mapping[str, Any]) -> Any:
     return json.loads(data["json"]) if "json" in data else data[name]
 
 
-def _pruned(data: dict[str, Any]) -> dict[str, Any]:
+def _drop_empty(data: dict[str, Any]) -> dict[str, Any]:
     """Without what says nothing."""
     found = dict(data)
     actions = {key: value for key, value in found.pop("actions", {}).items() if value != {}}
@@ -185,7 +188,7 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "part": part}
 
 
-def _back(part: dict[str, Any]) -> dict[str, Any]:
+def _from_message_part(part: dict[str, Any]) -> dict[str, Any]:
     if "part" in part:
         found: dict[str, Any] = part["part"]
         return found

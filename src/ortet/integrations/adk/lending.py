@@ -7,35 +7,35 @@ from typing import Any, TypeVar
 
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.lentkeeper import opened
-from ortet.integrations._shared.session_pool import Lent, session_name
-from ortet.integrations._shared.whole import whole
+from ortet.integrations._shared.lentkeeper import require_hub
+from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
+from ortet.integrations._shared.whole import to_thread_shielded
 
 T = TypeVar("T")
 
-_SHARED = "lent_to_adk"
-_PATIENCE = 20.0
+_POOLS_ATTRIBUTE = "lent_to_adk"
+_LEASE_TIMEOUT_SECONDS = 20.0
 """Seconds to wait for another process: ADK itself tells who came too late, by a stale session."""
 
 
-def lent_by(hub: Hub, agent: str) -> Lent:
+def get_adk_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
     """One for all services of a hub: each with its own would have to ask the others for a session
     that they work on together."""
-    shared: dict[str, Lent] = vars(opened(hub)).setdefault(_SHARED, {})
+    shared: dict[str, AdapterSessionPool] = vars(require_hub(hub)).setdefault(_POOLS_ATTRIBUTE, {})
     if agent not in shared:
-        shared[agent] = Lent(hub, agent=agent, patience=_PATIENCE)
+        shared[agent] = AdapterSessionPool(hub, agent=agent, lease_timeout=_LEASE_TIMEOUT_SECONDS)
     return shared[agent]
 
 
-def let_go(hub: Hub, lent: Lent) -> None:
+def close_session_pool(hub: Hub, pool: AdapterSessionPool) -> None:
     """Of all services of a hub; one that is made later begins anew."""
-    shared: dict[str, Lent] = vars(hub).get(_SHARED, {})
-    if shared.get(lent.agent) is lent:
-        del shared[lent.agent]
-    lent.close()
+    shared: dict[str, AdapterSessionPool] = vars(hub).get(_POOLS_ATTRIBUTE, {})
+    if shared.get(pool.agent) is pool:
+        del shared[pool.agent]
+    pool.close()
 
 
-def name_of(app: str, user: str, *session: str) -> str:
+def adk_session_name(app: str, user: str, *session: str) -> str:
     """Of the session that a conversation is, or without one, of what a user keeps between them."""
     for what, id_ in zip(
         ("app_name", "user_id", "session_id"), (app, user, *session), strict=False
@@ -45,19 +45,19 @@ def name_of(app: str, user: str, *session: str) -> str:
     return session_name(app, user, *session)
 
 
-def stripped(session_id: object) -> str:
+def strip_session_id(session_id: object) -> str:
     """As ADK's own services take it."""
     if not isinstance(session_id, str):
         raise _bad_id("session_id", session_id)
     return session_id.strip()
 
 
-def _bad_id(what: str, id_: object) -> Invalid:
-    return Invalid("bad_id", f"{what}={id_!r}: give some text")
+def _bad_id(field: str, id_: object) -> Invalid:
+    return Invalid("bad_id", f"{field}={id_!r}: give some text")
 
 
-async def in_thread(function: Callable[..., T], *args: Any, **given: Any) -> T:
-    return await whole(function, *args, **given)
+async def run_in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    return await to_thread_shielded(function, *args, **kwargs)
 
 
 def _is_text(id_: str) -> bool:

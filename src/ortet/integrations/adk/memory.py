@@ -19,51 +19,53 @@ from ortet.hub.hub import Hub
 from ortet.integrations.adk.events import (
     EVENT,
     data_of,
+    decode_field,
+    encode_field,
     event_of,
-    had,
-    kept,
     plain_state,
-    telling_of,
-    words_of,
+    spoken_text,
+    to_journal_event,
 )
-from ortet.integrations.adk.lending import in_thread, lent_by, name_of
+from ortet.integrations.adk.lending import adk_session_name, get_adk_session_pool, run_in_thread
 from ortet.journal.events import Event
-from ortet.memory.records import Path, Span
-from ortet.sessions.hits import Hit
+from ortet.memory.records import EventSpan, TimelinePath
+from ortet.sessions.hits import RecallHit
 from ortet.sessions.memory import recall
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.telling import Telling, tell, whole
+from ortet.sessions.writing.telling import EventInput, append_events, full_data
 
-ADDED = "adk.remembered"
+SESSION_ADDED = "adk.remembered"
 """In what a user keeps: a session of this store, up to one of its events, is to be found."""
-ENTRY = "adk.memory"
+MEMORY_ENTRY = "adk.memory"
 """Behind a fact: the rest of a memory that was given as such."""
-GONE = "adk.forgotten"
+MEMORY_FORGOTTEN = "adk.forgotten"
 """The id of a memory that is not to be found any more."""
 
-_MOST = 256
+_MAX_CACHED_USERS = 256
 
 
-class _Kept:
+class _UserMemory:
     """What a user keeps, as the events of a timeline say up to `seq`."""
 
     def __init__(self, timeline: str) -> None:
         self.timeline = timeline
         self.seq = 0
-        self.upto: dict[str, tuple[str, int]] = {}  # by name of a session: its id, and an event
-        self.ids: set[str] = set()  # of events that were copied
-        self.gone: set[str] = set()
+        self.added_sessions: dict[
+            str, tuple[str, int]
+        ] = {}  # by name of a session: its id, and an event
+        self.copied_event_ids: set[str] = set()  # of events that were copied
+        self.forgotten_ids: set[str] = set()
 
-    def take(self, hub: Hub, event: Event) -> None:
+    def apply(self, hub: Hub, event: Event) -> None:
         if event.erased:
             return
-        if event.kind == ADDED:
-            self.upto[event.data["name"]] = event.data["id"], event.data["seq"]
-        elif event.kind == GONE:
-            self.gone.add(event.data["id"])
+        if event.kind == SESSION_ADDED:
+            self.added_sessions[event.data["name"]] = event.data["id"], event.data["seq"]
+        elif event.kind == MEMORY_FORGOTTEN:
+            self.forgotten_ids.add(event.data["id"])
         elif event.kind == "message" and (found := data_of(hub, event)) is not None:
-            self.ids.add(found["id"])
+            self.copied_event_ids.add(found["id"])
 
 
 class OrtetMemoryService(BaseMemoryService):
@@ -72,12 +74,12 @@ class OrtetMemoryService(BaseMemoryService):
     sessions, and memories given as such are facts there. A search gives at most `k`."""
 
     def __init__(self, hub: Hub, *, agent: str = "default", k: int = 10) -> None:
-        self._lent = lent_by(hub, agent)
-        self._known: dict[str, _Kept] = {}
+        self._pool = get_adk_session_pool(hub, agent)
+        self._memories: dict[str, _UserMemory] = {}
         self._k = k
 
     async def add_session_to_memory(self, session: AdkSession) -> None:
-        await in_thread(self._add_session, session)
+        await run_in_thread(self._add_session, session)
 
     async def add_events_to_memory(
         self,
@@ -89,7 +91,7 @@ class OrtetMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         del session_id, custom_metadata
-        await in_thread(self._add_events, name_of(app_name, user_id), events)
+        await run_in_thread(self._add_events, adk_session_name(app_name, user_id), events)
 
     async def add_memory(
         self,
@@ -100,38 +102,40 @@ class OrtetMemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         more = plain_state(custom_metadata or {})
-        await in_thread(self._add_memories, name_of(app_name, user_id), memories, more)
+        await run_in_thread(self._add_memories, adk_session_name(app_name, user_id), memories, more)
 
     async def search_memory(
         self, *, app_name: str, user_id: str, query: str
     ) -> SearchMemoryResponse:
-        found = await in_thread(self._search, name_of(app_name, user_id), query)
+        found = await run_in_thread(self._search, adk_session_name(app_name, user_id), query)
         return SearchMemoryResponse(memories=found)
 
     async def delete_memory(
         self, *, app_name: str, user_id: str, memory_id: str | None = None
     ) -> None:
         if memory_id:
-            await in_thread(self._forget, name_of(app_name, user_id), memory_id)
+            await run_in_thread(self._forget, adk_session_name(app_name, user_id), memory_id)
 
     # inside, in a thread
 
     def _add_session(self, session: AdkSession) -> None:
-        place = name_of(session.app_name, session.user_id)
-        name = name_of(session.app_name, session.user_id, session.id)
-        id_, seq = self._up_to(name, session.events)
+        place = adk_session_name(session.app_name, session.user_id)
+        name = adk_session_name(session.app_name, session.user_id, session.id)
+        id_, seq = self._find_stored_events(name, session.events)
         if not seq:
             self._add_events(place, session.events)
             return
-        with self._lent.writing(place) as kept_by:
-            if self._kept(kept_by).upto.get(name) != (id_, seq):
-                tell(kept_by, [Telling(ADDED, {"name": name, "id": id_, "seq": seq})])
+        with self._pool.writing(place) as kept_by:
+            if self._catch_up(kept_by).added_sessions.get(name) != (id_, seq):
+                append_events(
+                    kept_by, [EventInput(SESSION_ADDED, {"name": name, "id": id_, "seq": seq})]
+                )
 
-    def _up_to(self, name: str, events: Sequence[AdkEvent]) -> tuple[str, int]:
+    def _find_stored_events(self, name: str, events: Sequence[AdkEvent]) -> tuple[str, int]:
         """The session of this store that these are of, and the last of them; 0 where they are not
         kept here."""
         ids, id_, seq = {event.id for event in events}, "", 0
-        with suppress(NotFound), self._lent.reading(name) as view:
+        with suppress(NotFound), self._pool.reading(name) as view:
             id_ = view.id
             for event in view.events():
                 if event.kind in ("message", EVENT):
@@ -141,81 +145,94 @@ class OrtetMemoryService(BaseMemoryService):
                         seq = event.seq
         return id_, 0 if ids else seq
 
-    def _add_events(self, place: str, events: Iterable[AdkEvent]) -> None:
+    def _add_events(self, memory_name: str, events: Iterable[AdkEvent]) -> None:
         said = [event for event in events if event.content and event.content.parts]
-        with self._lent.writing(place) as session:
-            known = self._kept(session)
-            new = {one.id: one for one in said if one.id not in known.ids | known.gone}
+        with self._pool.writing(memory_name) as session:
+            known = self._catch_up(session)
+            new = {
+                one.id: one
+                for one in said
+                if one.id not in known.copied_event_ids | known.forgotten_ids
+            }
             if new:
-                tell(session, [telling_of(one) for one in new.values()])
+                append_events(session, [to_journal_event(one) for one in new.values()])
 
     def _add_memories(
-        self, place: str, memories: Sequence[MemoryEntry], more: dict[str, Any]
+        self, memory_name: str, memories: Sequence[MemoryEntry], more: dict[str, Any]
     ) -> None:
-        told: list[Telling] = []
-        with self._lent.writing(place) as session:
+        told: list[EventInput] = []
+        with self._pool.writing(memory_name) as session:
             for memory in memories:
                 entry = memory.model_dump(mode="json", exclude_none=True)
                 entry["custom_metadata"] = {**more, **plain_state(memory.custom_metadata)}
                 entry["id"] = memory.id or session.hub.new_id()
-                fact = {"id": entry["id"], "text": words_of(memory.content), "about": ""}
-                told += [Telling("fact", fact), Telling(ENTRY, kept("entry", entry))]
-            tell(session, told)
+                fact = {"id": entry["id"], "text": spoken_text(memory.content), "about": ""}
+                told += [
+                    EventInput("fact", fact),
+                    EventInput(MEMORY_ENTRY, encode_field("entry", entry)),
+                ]
+            append_events(session, told)
 
-    def _forget(self, place: str, id_: str) -> None:
-        with suppress(NotFound), self._lent.writing(place, create=False) as session:
-            if id_ not in self._kept(session).gone:
-                told = [Telling(GONE, {"id": id_})]
-                if session.mind.facts.get(id_) is not None:
-                    told.append(Telling("fact", {"id": id_, "gone": True, "why": "deleted"}))
-                tell(session, told)
+    def _forget(self, memory_name: str, id_: str) -> None:
+        with suppress(NotFound), self._pool.writing(memory_name, create=False) as session:
+            if id_ not in self._catch_up(session).forgotten_ids:
+                told = [EventInput(MEMORY_FORGOTTEN, {"id": id_})]
+                if session.state.facts.get(id_) is not None:
+                    told.append(EventInput("fact", {"id": id_, "gone": True, "why": "deleted"}))
+                append_events(session, told)
 
-    def _search(self, place: str, query: str) -> list[MemoryEntry]:
+    def _search(self, memory_name: str, query: str) -> list[MemoryEntry]:
         if not query.strip():
             return []
-        with suppress(NotFound), self._lent.reading(place) as view:
-            known = self._kept(view)
-            reach = list(self._reach(view.hub, place, known))
-            k = self._k + len(known.gone)
-            asked = recall.asked(query, k, tiers=None, at=None, on=None, since=None, scope=None)
-            hits = recall.recall(view.hub._minds(), reach, asked, explain=False)
+        with suppress(NotFound), self._pool.reading(memory_name) as view:
+            known = self._catch_up(view)
+            reach = list(self._recall_scope(view.hub, memory_name, known))
+            k = self._k + len(known.forgotten_ids)
+            asked = recall.parse_query(
+                query, k, tiers=None, at=None, on=None, since=None, scope=None
+            )
+            hits = recall.recall(view.hub._session_manager(), reach, asked, explain=False)
             entries = {one.id: one for one in map(partial(_entry, view.hub, reach), hits) if one}
-            return [one for id_, one in entries.items() if id_ not in known.gone][: self._k]
+            return [one for id_, one in entries.items() if id_ not in known.forgotten_ids][
+                : self._k
+            ]
         return []
 
-    def _reach(self, hub: Hub, place: str, known: _Kept) -> Iterable[recall.Reach]:
-        minds = hub._minds()
-        for name, (id_, upto) in [(place, ("", 0)), *known.upto.items()]:
-            row = minds.roll.find(self._lent.agent, name)
+    def _recall_scope(
+        self, hub: Hub, memory_name: str, memory: _UserMemory
+    ) -> Iterable[recall.SearchableLog]:
+        minds = hub._session_manager()
+        for name, (id_, upto) in [(memory_name, ("", 0)), *memory.added_sessions.items()]:
+            row = minds.table.find(self._pool.agent, name)
             if row is not None and id_ in ("", row.id):
-                line = recall.line_of(minds, row)
+                line = recall.session_event_log(minds, row)
                 spans = recall.spans_of(minds, line)
                 if upto:
-                    spans = [Span(s.timeline, s.after, min(s.upto, upto)) for s in spans]
-                path = Path("", [span for span in spans if span.after < span.upto])
-                yield recall.Reach(path, lambda line=line: line, row)  # type: ignore[misc]
+                    spans = [EventSpan(s.timeline, s.after, min(s.upto, upto)) for s in spans]
+                path = TimelinePath("", [span for span in spans if span.after < span.upto])
+                yield recall.SearchableLog(path, lambda line=line: line, row)  # type: ignore[misc]
 
-    def _kept(self, view: View) -> _Kept:
-        known, timeline = self._known.pop(view.name, None), view.row.timeline
+    def _catch_up(self, view: SessionReader) -> _UserMemory:
+        known, timeline = self._memories.pop(view.name, None), view.row.timeline
         if known is None or known.timeline != timeline:
-            known = _Kept(timeline)
-        upto = view.mind.core.events
+            known = _UserMemory(timeline)
+        upto = view.state.core.events
         for event in view.events(known.seq, upto) if known.seq < upto else ():
-            known.take(view.hub, event)
+            known.apply(view.hub, event)
         known.seq = upto
-        self._known[view.name] = known  # at the end: the one used last
-        if len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+        self._memories[view.name] = known  # at the end: the one used last
+        if len(self._memories) > _MAX_CACHED_USERS:
+            del self._memories[next(iter(self._memories))]
         return known
 
 
-def _entry(hub: Hub, reach: Sequence[recall.Reach], hit: Hit) -> MemoryEntry | None:
+def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> MemoryEntry | None:
     """A hit as ADK has it; None for what no service of this package has said."""
-    holder = next(one for one in reach if _is_of(one.row, hit))
+    holder = next(one for one in reach if _is_source(one.row, hit))
     last = hit.source.seq + 1 if hit.tier == "semantic" else hit.source.seq
-    for event in holder.events(hub._minds(), hit.source.seq - 1, last):
-        if event.kind == ENTRY:
-            return MemoryEntry.model_validate(had("entry", whole(hub, event)))
+    for event in holder.events(hub._session_manager(), hit.source.seq - 1, last):
+        if event.kind == MEMORY_ENTRY:
+            return MemoryEntry.model_validate(decode_field("entry", full_data(hub, event)))
         found = event_of(hub, event)
         if found is not None and found.content is not None:
             when = datetime.fromtimestamp(found.timestamp, UTC).isoformat()
@@ -225,5 +242,5 @@ def _entry(hub: Hub, reach: Sequence[recall.Reach], hit: Hit) -> MemoryEntry | N
     return None
 
 
-def _is_of(row: SessionRow | None, hit: Hit) -> bool:
+def _is_source(row: SessionRow | None, hit: RecallHit) -> bool:
     return row is not None and row.id == hit.source.session

@@ -21,14 +21,26 @@ from ortet.errors import NotFound
 from ortet.hub.hub import Hub
 from ortet.ids import from_hex
 from ortet.integrations.adk import state as states
-from ortet.integrations.adk.events import data_of, event_of, kept, plain_state, telling_of
-from ortet.integrations.adk.knowing import BEGUN, Known, caught_up
-from ortet.integrations.adk.lending import in_thread, lent_by, let_go, name_of, stripped
-from ortet.sessions.history.forking import fork_as
-from ortet.sessions.reader import View
-from ortet.sessions.writing.telling import Telling, seal_if_long, tell
+from ortet.integrations.adk.events import (
+    data_of,
+    encode_field,
+    event_of,
+    plain_state,
+    to_journal_event,
+)
+from ortet.integrations.adk.knowing import SESSION_EVENT, AdkSessionState, catch_up
+from ortet.integrations.adk.lending import (
+    adk_session_name,
+    close_session_pool,
+    get_adk_session_pool,
+    run_in_thread,
+    strip_session_id,
+)
+from ortet.sessions.history.forking import fork_named_session
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.writing.telling import EventInput, append_events, commit_if_many_events
 
-_MOST = 256
+_MAX_CACHED_SESSIONS = 256
 """Sessions of which is remembered what they add up to."""
 _STALE = (
     "the session was changed in the store since it was loaded: get it again, then append to that"
@@ -42,8 +54,8 @@ class OrtetSessionService(BaseSessionService):
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
         self._hub = hub
-        self._lent = lent_by(hub, agent)
-        self._known: dict[str, Known] = {}
+        self._pool = get_adk_session_pool(hub, agent)
+        self._states: dict[str, AdkSessionState] = {}
 
     async def create_session(
         self,
@@ -53,8 +65,8 @@ class OrtetSessionService(BaseSessionService):
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> AdkSession:
-        id_ = str(uuid4()) if session_id is None else stripped(session_id) or str(uuid4())
-        return await in_thread(self._create, app_name, user_id, id_, state or {})
+        id_ = str(uuid4()) if session_id is None else strip_session_id(session_id) or str(uuid4())
+        return await run_in_thread(self._create, app_name, user_id, id_, state or {})
 
     async def get_session(
         self,
@@ -64,31 +76,31 @@ class OrtetSessionService(BaseSessionService):
         session_id: str,
         config: GetSessionConfig | None = None,
     ) -> AdkSession | None:
-        id_ = stripped(session_id) or session_id
-        return await in_thread(self._get, app_name, user_id, id_, config or GetSessionConfig())
+        id_ = strip_session_id(session_id) or session_id
+        return await run_in_thread(self._get, app_name, user_id, id_, config or GetSessionConfig())
 
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
     ) -> ListSessionsResponse:
-        return ListSessionsResponse(sessions=await in_thread(self._list, app_name, user_id))
+        return ListSessionsResponse(sessions=await run_in_thread(self._list, app_name, user_id))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        id_ = stripped(session_id) or session_id
-        await in_thread(self._delete, name_of(app_name, user_id, id_))
+        id_ = strip_session_id(session_id) or session_id
+        await run_in_thread(self._delete, adk_session_name(app_name, user_id, id_))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         def look() -> dict[str, Any]:
-            with self._lent.hub() as hub:
-                return states.of_user(hub.catalog, app_name, user_id)
+            with self._pool.hub() as hub:
+                return states.user_state(hub.catalog, app_name, user_id)
 
-        return await in_thread(look)
+        return await run_in_thread(look)
 
     async def append_event(self, session: AdkSession, event: AdkEvent) -> AdkEvent:
         if event.partial:
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        await in_thread(self._append, session, event)
+        await run_in_thread(self._append, session, event)
         return event
 
     async def fork_session(
@@ -96,138 +108,150 @@ class OrtetSessionService(BaseSessionService):
     ) -> AdkSession:
         """Another session that goes on from where this one is; it costs the same however many
         events there are. SessionNotFoundError, AlreadyExistsError."""
-        return await in_thread(self._fork, app_name, user_id, session_id, new_id or str(uuid4()))
+        return await run_in_thread(
+            self._fork, app_name, user_id, session_id, new_id or str(uuid4())
+        )
 
     def close(self) -> None:
         """Let every session go; the other services of the same hub and agent are closed too."""
-        let_go(self._hub, self._lent)
+        close_session_pool(self._hub, self._pool)
 
     # inside, in a thread
 
-    def _create(self, app: str, user: str, id_: str, given: dict[str, Any]) -> AdkSession:
-        name = name_of(app, user, id_)
-        parts = states.split(plain_state(given))
-        with self._lent.writing(name) as session:
-            if self._catch_up(name, session).begun:
+    def _create(self, app: str, user: str, id_: str, initial_state: dict[str, Any]) -> AdkSession:
+        name = adk_session_name(app, user, id_)
+        parts = states.split_state(plain_state(initial_state))
+        with self._pool.writing(name) as session:
+            if self._catch_up(name, session).has_begun:
                 raise AlreadyExistsError(f"Session with id {id_} already exists.")
             data = {
                 "app": app,
                 "user": user,
                 "session": id_,
                 "time": adk_time.get_time(),
-                **kept("state", parts.session),
+                **encode_field("state", parts.session),
             }
-            tell(session, [Telling(BEGUN, data)], rows=self._rows(session.hub, app, user, parts))
+            append_events(
+                session,
+                [EventInput(SESSION_EVENT, data)],
+                rows=self._rows(session.hub, app, user, parts),
+            )
             known = self._catch_up(name, session)
-            return self._made(session.hub, known, [])
+            return self._build_session(session.hub, known, [])
 
     def _get(self, app: str, user: str, id_: str, config: GetSessionConfig) -> AdkSession | None:
-        name = name_of(app, user, id_)
-        with suppress(NotFound), self._lent.reading(name) as view:
+        name = adk_session_name(app, user, id_)
+        with suppress(NotFound), self._pool.reading(name) as view:
             known = self._catch_up(name, view)
-            if known.begun:
-                return self._made(view.hub, known, list(_events(view, known, config)))
+            if known.has_begun:
+                return self._build_session(view.hub, known, list(_events(view, known, config)))
         return None
 
     def _list(self, app: str, user: str | None) -> list[AdkSession]:
-        name = name_of(app, "-") if user is None else name_of(app, user)
+        name = adk_session_name(app, "-") if user is None else adk_session_name(app, user)
         prefix = name.partition("/")[0] if user is None else name
         found = []
-        for other in self._lent.names(f"{prefix}/"):
+        for other in self._pool.names(f"{prefix}/"):
             if other.count("/") == 2:
-                with suppress(NotFound), self._lent.reading(other) as view:
+                with suppress(NotFound), self._pool.reading(other) as view:
                     known = self._catch_up(other, view)
-                    if known.begun and name_of(*known.ids) == other:
-                        found.append(self._made(view.hub, known, []))
+                    if known.has_begun and adk_session_name(*known.ids) == other:
+                        found.append(self._build_session(view.hub, known, []))
         return sorted(found, key=lambda one: (one.last_update_time, one.user_id, one.id))
 
     def _delete(self, name: str) -> None:
-        self._known.pop(name, None)
-        with suppress(NotFound), self._lent.aside(name) as (hub, row):
+        self._states.pop(name, None)
+        with suppress(NotFound), self._pool.closed_session(name) as (hub, row):
             hub.remove(row.id)
 
     def _append(self, session: AdkSession, event: AdkEvent) -> None:
         given = event.actions.state_delta if event.actions else {}
-        parts = states.split(plain_state(given or {}))
-        telling = telling_of(event)
+        parts = states.split_state(plain_state(given or {}))
+        telling = to_journal_event(event)
         app, user = session.app_name, session.user_id
-        name = name_of(app, user, session.id)
+        name = adk_session_name(app, user, session.id)
         try:
-            with self._lent.writing(name, create=False) as ours:
+            with self._pool.writing(name, create=False) as ours:
                 known = self._catch_up(name, ours)
-                if not known.begun:
+                if not known.has_begun:
                     raise SessionNotFoundError(f"Session {session.id} not found.")
-                if _is_there(ours, known, event):
+                if _is_appended(ours, known, event):
                     return
                 _check_fresh(session, known)
-                tell(ours, [telling], rows=self._rows(ours.hub, app, user, parts))
+                append_events(ours, [telling], rows=self._rows(ours.hub, app, user, parts))
                 known = self._catch_up(name, ours)
                 session.last_update_time = known.updated
                 session._storage_update_marker = known.marker
                 self._commit_event_to_session(session, event)  # inside: in the order of the store
-                seal_if_long(ours, "events of ADK")
+                commit_if_many_events(ours, "events of ADK")
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             raise SessionNotFoundError(f"Session {session.id} not found.") from error
 
     def _fork(self, app: str, user: str, id_: str, new: str) -> AdkSession:
-        name, copied = name_of(app, user, id_), name_of(app, user, new)
+        name, copied = adk_session_name(app, user, id_), adk_session_name(app, user, new)
         try:
-            with self._lent.writing(name, create=False) as session:
-                if self._lent.exists(copied):
+            with self._pool.writing(name, create=False) as session:
+                if self._pool.exists(copied):
                     raise AlreadyExistsError(f"Session with id {new} already exists.")
-                if not self._catch_up(name, session).begun:
+                if not self._catch_up(name, session).has_begun:
                     raise SessionNotFoundError(f"Session {id_} not found.")
                 point = from_hex(session.commit("fork point").oid)
-                copy = fork_as(session, copied, point)
+                copy = fork_named_session(session, copied, point)
                 data = {"app": app, "user": user, "session": new, "forked_from": id_}
-                tell(copy, [Telling(BEGUN, data)])
+                append_events(copy, [EventInput(SESSION_EVENT, data)])
                 known = self._catch_up(copied, copy)
-                return self._made(copy.hub, known, list(_events(copy, known, GetSessionConfig())))
+                return self._build_session(
+                    copy.hub, known, list(_events(copy, known, GetSessionConfig()))
+                )
         except NotFound as error:
             raise SessionNotFoundError(f"Session {id_} not found.") from error
 
-    def _rows(self, hub: Hub, app: str, user: str, parts: states.Split) -> list[RowChange]:
+    def _rows(self, hub: Hub, app: str, user: str, parts: states.ScopedState) -> list[RowChange]:
         """As in the journal, names stand for secrets."""
-        return states.changes(app, user, states.Split(*map(hub.hidden, parts)))
+        return states.changes(app, user, states.ScopedState(*map(hub.redact, parts)))
 
-    def _catch_up(self, name: str, view: View) -> Known:
-        known = caught_up(self._known.pop(name, None), view)
-        self._known[name] = known  # at the end: the one used last
-        if len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+    def _catch_up(self, name: str, view: SessionReader) -> AdkSessionState:
+        known = catch_up(self._states.pop(name, None), view)
+        self._states[name] = known  # at the end: the one used last
+        if len(self._states) > _MAX_CACHED_SESSIONS:
+            del self._states[next(iter(self._states))]
         return known
 
-    def _made(self, hub: Hub, known: Known, events: list[AdkEvent]) -> AdkSession:
-        app, user, id_ = known.ids
+    def _build_session(
+        self, hub: Hub, state: AdkSessionState, events: list[AdkEvent]
+    ) -> AdkSession:
+        app, user, id_ = state.ids
         made = AdkSession(
             app_name=app,
             user_id=user,
             id=id_,
-            state=known.state_now() | states.shared(hub.catalog, app, user),
+            state=state.copy_state() | states.shared_state(hub.catalog, app, user),
             events=events,
-            last_update_time=known.updated,
+            last_update_time=state.updated,
         )
-        made._storage_update_marker = known.marker
+        made._storage_update_marker = state.marker
         return made
 
 
-def _events(view: View, known: Known, config: GetSessionConfig) -> Iterator[AdkEvent]:
+def _events(
+    view: SessionReader, state: AdkSessionState, config: GetSessionConfig
+) -> Iterator[AdkEvent]:
     """Those that are asked for, in order."""
     wanted = config.num_recent_events
-    if wanted == 0 or not known.seqs:
+    if wanted == 0 or not state.seqs:
         return
-    first = known.seqs[0] if wanted is None else known.seqs[-wanted:][0]
-    for event in view.events(first - 1, known.seqs[-1]):
+    first = state.seqs[0] if wanted is None else state.seqs[-wanted:][0]
+    for event in view.events(first - 1, state.seqs[-1]):
         found = event_of(view.hub, event)
         if found is not None and found.timestamp >= (config.after_timestamp or 0):
             yield found
 
 
-def _is_there(view: View, known: Known, event: AdkEvent) -> bool:
+def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -> bool:
     """Whether this very event was appended before: whoever delivers it again changes nothing."""
-    seq = known.events.get(event.id)
+    seq = state.seq_by_event_id.get(event.id)
     if seq is None:
         return False
     stored = [data_of(view.hub, one) for one in view.events(seq - 1, seq)]
@@ -235,13 +259,13 @@ def _is_there(view: View, known: Known, event: AdkEvent) -> bool:
     return any(one is not None and AdkEvent.model_validate(one) == again for one in stored)
 
 
-def _check_fresh(session: AdkSession, known: Known) -> None:
+def _check_fresh(session: AdkSession, state: AdkSessionState) -> None:
     """As ADK's own services tell it: by the marker of a session that was loaded here, else by its
     time and its last event."""
     if session._storage_update_marker is not None:
-        if session._storage_update_marker != known.marker:
+        if session._storage_update_marker != state.marker:
             raise StaleSessionError(_STALE)
-    elif known.updated > session.last_update_time:
+    elif state.updated > session.last_update_time:
         last = session.events[-1].id if session.events else ""
-        if last != known.last:
+        if last != state.last_event_id:
             raise StaleSessionError(_STALE)

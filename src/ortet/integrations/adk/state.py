@@ -13,7 +13,7 @@ from ortet._util.codec import checksum
 from ortet.backends.base import Catalog, RowChange
 
 
-class Split(NamedTuple):
+class ScopedState(NamedTuple):
     """By who it is for; what is for the present run alone is in none."""
 
     app: dict[str, Any]
@@ -21,8 +21,8 @@ class Split(NamedTuple):
     session: dict[str, Any]
 
 
-def split(state: Mapping[str, Any]) -> Split:
-    found = Split({}, {}, {})
+def split_state(state: Mapping[str, Any]) -> ScopedState:
+    found = ScopedState({}, {}, {})
     for key, value in state.items():
         if key.startswith(State.APP_PREFIX):
             found.app[key.removeprefix(State.APP_PREFIX)] = value
@@ -33,23 +33,25 @@ def split(state: Mapping[str, Any]) -> Split:
     return found
 
 
-def changes(app: str, user: str, given: Split) -> list[RowChange]:
+def changes(app: str, user: str, state: ScopedState) -> list[RowChange]:
     """To be written with the event that they are of."""
-    found = [_row(_kind(app), key, value) for key, value in given.app.items()]
-    return found + [_row(_kind(app, user), key, value) for key, value in given.user.items()]
+    found = [_row(_kind(app), key, value) for key, value in state.app.items()]
+    return found + [_row(_kind(app, user), key, value) for key, value in state.user.items()]
 
 
-def shared(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
+def shared_state(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
     """What a session sees of both, with prefixes."""
-    of_app = {State.APP_PREFIX + key: value for key, value in _all(catalog, _kind(app)).items()}
-    return of_app | {State.USER_PREFIX + k: v for k, v in of_user(catalog, app, user).items()}
+    of_app = {
+        State.APP_PREFIX + key: value for key, value in _read_rows(catalog, _kind(app)).items()
+    }
+    return of_app | {State.USER_PREFIX + k: v for k, v in user_state(catalog, app, user).items()}
 
 
-def of_user(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
-    return _all(catalog, _kind(app, user))
+def user_state(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
+    return _read_rows(catalog, _kind(app, user))
 
 
-def _all(catalog: Catalog, kind: str) -> dict[str, Any]:
+def _read_rows(catalog: Catalog, kind: str) -> dict[str, Any]:
     found, after = list[tuple[str, Any]](), ""
     while page := catalog.rows(kind, after):
         found += [tuple(json.loads(row.value)) for row in page]

@@ -14,18 +14,18 @@ from agent_framework.exceptions import WorkflowCheckpointException
 from ortet._util.validation import check_text, check_texts
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.messages import add_stored, lent_of
+from ortet.integrations._shared.messages import append_stored_events, get_session_pool
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import whole
-from ortet.integrations.agent_framework.parts import Parts, joined
-from ortet.integrations.agent_framework.values import Values
+from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations.agent_framework.parts import ChunkedValues, join_parts
+from ortet.integrations.agent_framework.values import CheckpointValueCodec
 from ortet.journal.events import Draft, Event
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 SAVED = "agent-framework.checkpoint"
 DELETED = "agent-framework.deleted"
-_NAMED = ("checkpoint_id", "workflow_name", "timestamp", "previous_checkpoint_id")
+_INDEXED_FIELDS = ("checkpoint_id", "workflow_name", "timestamp", "previous_checkpoint_id")
 """What is told of a checkpoint beside its content."""
 
 T = TypeVar("T")
@@ -52,11 +52,11 @@ class OrtetCheckpointStorage:
     ) -> None:
         check_text(name=name)
         allowed = check_texts("allowed_checkpoint_types", allowed_checkpoint_types)
-        self._values = Values(allowed, pickled=pickle)
+        self._values = CheckpointValueCodec(allowed, allow_pickle=pickle)
         self._options = options
-        self._lent = lent_of(hub, agent)
+        self._pool = get_session_pool(hub, agent)
         self._name = session_name(name)
-        self._book = _Book()
+        self._index = _CheckpointIndex()
 
     @property
     def name(self) -> str:
@@ -66,14 +66,14 @@ class OrtetCheckpointStorage:
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Store it, on the disk when it returns; Invalid("not_storable") names the place of a value
         that cannot be."""
-        return await whole(self._save, checkpoint)
+        return await to_thread_shielded(self._save, checkpoint)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
         check_text(checkpoint_id=checkpoint_id)
 
-        def load(view: View) -> WorkflowCheckpoint | None:
-            event = self._book.of(view).get(checkpoint_id)
-            return None if event is None else self._made(view, event)
+        def load(view: SessionReader) -> WorkflowCheckpoint | None:
+            event = self._index.events_by_id(view).get(checkpoint_id)
+            return None if event is None else self._build_checkpoint(view, event)
 
         found = await asyncio.to_thread(self._read, load)
         if found is None:
@@ -83,71 +83,77 @@ class OrtetCheckpointStorage:
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """In the order they were saved."""
 
-        def load(view: View) -> list[WorkflowCheckpoint]:
-            return [self._made(view, event) for event in self._of(view, workflow_name)]
+        def load(view: SessionReader) -> list[WorkflowCheckpoint]:
+            return [
+                self._build_checkpoint(view, event)
+                for event in self._events_of_workflow(view, workflow_name)
+            ]
 
         return await asyncio.to_thread(self._read, load) or []
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
-        def ids(view: View) -> list[str]:
-            return [event.data["checkpoint_id"] for event in self._of(view, workflow_name)]
+        def ids(view: SessionReader) -> list[str]:
+            return [
+                event.data["checkpoint_id"]
+                for event in self._events_of_workflow(view, workflow_name)
+            ]
 
         return await asyncio.to_thread(self._read, ids) or []
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
-        def load(view: View) -> WorkflowCheckpoint | None:
-            events = self._of(view, workflow_name)
-            return self._made(view, _latest(events)) if events else None
+        def load(view: SessionReader) -> WorkflowCheckpoint | None:
+            events = self._events_of_workflow(view, workflow_name)
+            return self._build_checkpoint(view, _latest(events)) if events else None
 
         return await asyncio.to_thread(self._read, load)
 
     async def delete(self, checkpoint_id: str) -> bool:
         """It is found no more; the journal still knows it, until `hub.erase`."""
         check_text(checkpoint_id=checkpoint_id)
-        return await whole(self._delete, checkpoint_id)
+        return await to_thread_shielded(self._delete, checkpoint_id)
 
     # in a thread
 
     def _save(self, checkpoint: WorkflowCheckpoint) -> str:
         plain = self._values.encode(checkpoint.to_dict())
-        with self._lent.writing(self._name, **self._options) as session:
+        with self._pool.writing(self._name, **self._options) as session:
             hub = session.hub
 
             def made() -> list[Draft]:
-                parts = Parts(hub)
-                known = {key: plain[key] for key in _NAMED}
+                parts = ChunkedValues(hub)
+                known = {key: plain[key] for key in _INDEXED_FIELDS}
                 data = {**known, "content": parts.split(plain)}
                 hub.objects.flush()
                 return [Draft(SAVED, data, hub.author, parts.refs)]
 
-            add_stored(session, made)
+            append_stored_events(session, made)
         return checkpoint.checkpoint_id
 
     def _delete(self, checkpoint_id: str) -> bool:
         def delete(session: Session) -> bool:
-            if checkpoint_id not in self._book.of(session):
+            if checkpoint_id not in self._index.events_by_id(session):
                 return False
             session.record(DELETED, {"checkpoint_id": checkpoint_id})
             return True
 
         try:
-            with self._lent.writing(self._name, create=False) as session:
+            with self._pool.writing(self._name, create=False) as session:
                 return delete(session)
         except NotFound:
             return False
 
-    def _of(self, view: View, workflow_name: str) -> list[Event]:
-        events = self._book.of(view).values()
+    def _events_of_workflow(self, view: SessionReader, workflow_name: str) -> list[Event]:
+        events = self._index.events_by_id(view).values()
         return [event for event in events if event.data["workflow_name"] == workflow_name]
 
-    def _made(self, view: View, event: Event) -> WorkflowCheckpoint:
+    def _build_checkpoint(self, view: SessionReader, event: Event) -> WorkflowCheckpoint:
         content = event.data["content"]
-        plain = joined(view.hub, content["all"] if list(content) == ["all"] else content)
+        plain = join_parts(view.hub, content["all"] if list(content) == ["all"] else content)
         return WorkflowCheckpoint.from_dict(self._values.decode(plain))
 
-    def _read(self, verb: Callable[[View], T]) -> T | None:
+    def _read(self, verb: Callable[[SessionReader], T]) -> T | None:
         try:
-            with self._lent.reading(self._name) as view:
+            with self._pool.reading(self._name) as view:
                 return verb(view)
         except NotFound as error:
             if error.kind != "no_session":
@@ -155,41 +161,41 @@ class OrtetCheckpointStorage:
             return None
 
 
-class _Book:
+class _CheckpointIndex:
     """Checkpoints by id, as far as the journal of an opened session was read: of one that nobody
     keeps open, something may have been erased since."""
 
     def __init__(self) -> None:
-        self._of: weakref.ref[View] | None = None
+        self._view_ref: weakref.ref[SessionReader] | None = None
         self._timeline, self._seq = "", 0
-        self._known: dict[str, Event] = {}
+        self._events: dict[str, Event] = {}
 
-    def of(self, view: View) -> dict[str, Event]:
-        here = view.mind.core.events
-        same = self._of is not None and self._of() is view
-        if not same or view.line.timeline != self._timeline or here < self._seq:
-            self._of = weakref.ref(view)
-            self._timeline, self._seq, self._known = view.line.timeline, 0, {}
+    def events_by_id(self, view: SessionReader) -> dict[str, Event]:
+        here = view.state.core.events
+        same = self._view_ref is not None and self._view_ref() is view
+        if not same or view.event_log.timeline != self._timeline or here < self._seq:
+            self._view_ref = weakref.ref(view)
+            self._timeline, self._seq, self._events = view.event_log.timeline, 0, {}
         for event in view.events(self._seq, here) if here > self._seq else ():
             if event.erased:
                 continue
             if event.kind in (SAVED, DELETED):
-                self._known.pop(event.data["checkpoint_id"], None)
+                self._events.pop(event.data["checkpoint_id"], None)
             if event.kind == SAVED:
-                self._known[event.data["checkpoint_id"]] = event
+                self._events[event.data["checkpoint_id"]] = event
         self._seq = here
-        return self._known
+        return self._events
 
 
 def _latest(events: Sequence[Event]) -> Event:
     """By their times, as the framework's own storages have it; but what goes on from a checkpoint
     is later than that, though a clock was set back in between."""
     after = {event.data["previous_checkpoint_id"]: event for event in events}
-    found = max(events, key=_when)
+    found = max(events, key=_event_order)
     while (next_ := after.get(found.data["checkpoint_id"])) and next_.seq > found.seq:
         found = next_
     return found
 
 
-def _when(event: Event) -> tuple[datetime, int]:
+def _event_order(event: Event) -> tuple[datetime, int]:
     return datetime.fromisoformat(event.data["timestamp"]), event.seq

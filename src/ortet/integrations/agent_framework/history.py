@@ -12,19 +12,24 @@ from agent_framework._sessions import filter_new_messages
 
 from ortet.errors import NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.messages import lent_of, naming, say, whole_of
+from ortet.integrations._shared.messages import (
+    append_messages,
+    get_session_pool,
+    load_full_message,
+    report_invalid_value,
+)
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import whole
+from ortet.integrations._shared.whole import to_thread_shielded
 from ortet.integrations.agent_framework.messages import (
-    answered,
+    answered_call_ids,
     check_properties,
-    foreign_of,
     message_of,
     result_of,
+    to_framework_message,
 )
 from ortet.journal.conversation.compaction import summary_message
-from ortet.sessions.reader import View
-from ortet.sessions.recollect import last_compaction, rules_of
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
 _COUNTS = {
@@ -67,8 +72,10 @@ class OrtetHistoryProvider(HistoryProvider):
         self.skip_excluded = skip_excluded
         self._spend = spend
         self._options = options
-        self._lent = lent_of(hub, agent)
-        self._ours: set[str] = set()  # calls that were stored here, whose results may still come
+        self._pool = get_session_pool(hub, agent)
+        self._open_calls: set[str] = (
+            set()
+        )  # calls that were stored here, whose results may still come
 
     def name_of(self, session_id: str | None) -> str:
         """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
@@ -96,7 +103,7 @@ class OrtetHistoryProvider(HistoryProvider):
         """Those that are new, all or none, on the disk when it returns."""
         del state, kwargs
         if messages:
-            await whole(self._write, session_id, list(messages))
+            await to_thread_shielded(self._write, session_id, list(messages))
 
     async def after_run(
         self,
@@ -112,52 +119,54 @@ class OrtetHistoryProvider(HistoryProvider):
         if self._spend and used:
             usage = {word: used[key] for key, word in _COUNTS.items() if used.get(key)}
             model = getattr(response, "model", None) or "default"
-            await whole(self._pay, context.session_id, str(model), usage)
+            await to_thread_shielded(self._record_usage, context.session_id, str(model), usage)
 
     # in a thread
 
     def _read(self, name: str) -> list[Foreign]:
         try:
-            with self._lent.reading(name) as view:
+            with self._pool.reading(name) as view:
                 past = last_compaction(view)
-                first = [] if past is None else rules_of(view)
+                first = [] if past is None else system_messages(view)
                 if past is not None and past.summary:
                     first.append(summary_message(past))
-                found = [foreign_of(one) for one in first] + _foreign(view)
-                calling = view.mind.core.calling
-                return found + [result_of(call) for call in calling if call.id not in self._ours]
+                found = [to_framework_message(one) for one in first] + _framework_messages(view)
+                calling = view.state.core.calling
+                return found + [
+                    result_of(call) for call in calling if call.id not in self._open_calls
+                ]
         except NotFound as error:
             if error.kind != "no_session":
                 raise
             return []
 
     def _write(self, session_id: str | None, messages: list[Foreign]) -> None:
-        with self._lent.writing(self.name_of(session_id), **self._options) as session:
-            new = filter_new_messages(_foreign(session, len(messages) + 1), messages)
+        with self._pool.writing(self.name_of(session_id), **self._options) as session:
+            new = filter_new_messages(_framework_messages(session, len(messages) + 1), messages)
             if not new:
                 return
             check_properties(new)
             said = [message_of(one) for one in new]
-            known = self._ours | answered(new)
-            if any(call.id not in known for call in session.mind.core.calling):
-                session.close_calls()  # of a process that ended in between
-            _introduce(session, session_id)
-            with naming("message", said):
-                say(session, said)
-            waiting = {call.id for call in session.mind.core.calling}
-            self._ours = (self._ours - answered(new)) | waiting
+            known = self._open_calls | answered_call_ids(new)
+            if any(call.id not in known for call in session.state.core.calling):
+                session.close_tool_calls()  # of a process that ended in between
+            _record_session_id(session, session_id)
+            with report_invalid_value("message", said):
+                append_messages(session, said)
+            waiting = {call.id for call in session.state.core.calling}
+            self._open_calls = (self._open_calls - answered_call_ids(new)) | waiting
 
-    def _pay(self, session_id: str | None, model: str, usage: dict[str, Any]) -> None:
-        with self._lent.writing(self.name_of(session_id), **self._options) as session:
+    def _record_usage(self, session_id: str | None, model: str, usage: dict[str, Any]) -> None:
+        with self._pool.writing(self.name_of(session_id), **self._options) as session:
             session.model_call("agent-framework", model, {}, usage)
 
 
-def _foreign(view: View, last: int | None = None) -> list[Foreign]:
+def _framework_messages(view: SessionReader, last: int | None = None) -> list[Foreign]:
     messages = view.messages() if last is None else view.messages(last=last)
-    return [foreign_of(whole_of(view, message)) for message in messages]
+    return [to_framework_message(load_full_message(view, message)) for message in messages]
 
 
-def _introduce(session: Session, session_id: str | None) -> None:
+def _record_session_id(session: Session, session_id: str | None) -> None:
     """Its name does not always tell the id that the framework knows it by."""
-    if session.name != (session_id or "default") and session.mind.core.events <= 1:
+    if session.name != (session_id or "default") and session.state.core.events <= 1:
         session.record("agent-framework.session", {"session_id": session_id})

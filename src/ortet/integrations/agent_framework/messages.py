@@ -12,21 +12,21 @@ from typing import Any
 from agent_framework import Content
 from agent_framework import Message as Foreign
 
-from ortet.integrations._shared.messages import naming
+from ortet.integrations._shared.messages import report_invalid_value
 from ortet.journal.conversation.text import text_of
-from ortet.journal.conversation.tool_calls import LOST
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
 from ortet.journal.events import check_plain
-from ortet.journal.state.records import Call, Message
+from ortet.journal.state.records import Message, ToolCall
 
-OWN = "agent_framework"
-_NOTHING: dict[str, Any] = {"additional_properties": {}}
+EXTRA_KEY = "agent_framework"
+_NO_PROPERTIES: dict[str, Any] = {"additional_properties": {}}
 
 
-def message_of(foreign: Foreign) -> dict[str, Any]:
+def message_of(framework_message: Foreign) -> dict[str, Any]:
     """As `say_all` takes it."""
-    data = foreign.to_dict()
-    if foreign.additional_properties:  # of which `to_dict` leaves tuples out
-        data["additional_properties"] = foreign.additional_properties
+    data = framework_message.to_dict()
+    if framework_message.additional_properties:  # of which `to_dict` leaves tuples out
+        data["additional_properties"] = framework_message.additional_properties
     contents = [dict(one) for one in data.pop("contents", [])]
     role = str(data.pop("role"))
     for key in ("type", "additional_properties"):
@@ -43,40 +43,40 @@ def message_of(foreign: Foreign) -> dict[str, Any]:
         message["content"] = results[0].pop("result")
         _drop_items(results[0], message["content"])
     elif results or texts:
-        message["content"] = [_part(one) for one in contents]
+        message["content"] = [_pop_content_part(one) for one in contents]
     if calls:
-        message["tool_calls"] = [_called(one) for one in calls]
-    rest = [_rest(one) for one in contents]
+        message["tool_calls"] = [_pop_tool_call(one) for one in calls]
+    rest = [_drop_empty_properties(one) for one in contents]
     if data or rest != [{"type": "text"}] or texts != contents:
-        message[OWN] = {**data, "contents": rest}
+        message[EXTRA_KEY] = {**data, "contents": rest}
     return message
 
 
-def check_properties(foreign: Sequence[Foreign]) -> None:
+def check_properties(framework_messages: Sequence[Foreign]) -> None:
     """Invalid, with its place, for what `to_dict` would leave out without a word."""
     given = [
         {
             "additional_properties": one.additional_properties,
             "contents": [{"additional_properties": c.additional_properties} for c in one.contents],
         }
-        for one in foreign
+        for one in framework_messages
     ]
-    with naming("message", given):
+    with report_invalid_value("message", given):
         check_plain(given)
 
 
-def foreign_of(message: Message) -> Foreign:
+def to_framework_message(message: Message) -> Foreign:
     """The same again; what others said is put into text, calls and results."""
     extra = message.extra if isinstance(message.extra, dict) else {}
-    own = extra.get(OWN)
+    own = extra.get(EXTRA_KEY)
     calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
     if not isinstance(own, dict):
-        return _from_others(message, calls, extra.get("tool_call_id"))
+        return _from_plain_message(message, calls, extra.get("tool_call_id"))
     contents, left, parts = [], iter(calls), iter(_parts(message.content))
     for rest in own["contents"]:
-        one = {**_NOTHING, **rest}
+        one = {**_NO_PROPERTIES, **rest}
         if "said" in one:
-            one = _unpart(one, next(parts))
+            one = _restore_content_part(one, next(parts))
         elif one["type"] == "text" and "text" not in one:
             one["text"] = message.content
         elif one["type"] == "function_result" and "call_id" not in one:
@@ -91,22 +91,22 @@ def foreign_of(message: Message) -> Foreign:
     return Foreign.from_dict({"role": message.role, **known, "contents": contents})
 
 
-def result_of(call: Call) -> Foreign:
+def result_of(call: ToolCall) -> Foreign:
     """What stands for the result of a call that a crash has cut off."""
-    return Foreign("tool", [Content.from_function_result(call_id=call.id, result=LOST)])
+    return Foreign("tool", [Content.from_function_result(call_id=call.id, result=LOST_RESULT_TEXT)])
 
 
-def answered(foreign: Sequence[Foreign]) -> set[str]:
+def answered_call_ids(framework_messages: Sequence[Foreign]) -> set[str]:
     """Ids of calls that have their results here."""
     return {
         content.call_id
-        for message in foreign
+        for message in framework_messages
         for content in message.contents
         if content.type == "function_result" and isinstance(content.call_id, str)
     }
 
 
-def _from_others(message: Message, calls: list[dict[str, Any]], call: Any) -> Foreign:
+def _from_plain_message(message: Message, calls: list[dict[str, Any]], call: Any) -> Foreign:
     text = text_of(message.content)
     if message.role == "tool" and isinstance(call, str):
         return Foreign("tool", [Content.from_function_result(call_id=call, result=text)])
@@ -133,12 +133,12 @@ def _is_call(content: Mapping[str, Any]) -> bool:
     return content.get("type") == "function_call" and isinstance(content.get("call_id"), str)
 
 
-def _called(content: dict[str, Any]) -> dict[str, Any]:
+def _pop_tool_call(content: dict[str, Any]) -> dict[str, Any]:
     function = {key: content.pop(key) for key in ("name", "arguments") if key in content}
     return {"id": content.pop("call_id"), "type": "function", "function": function}
 
 
-def _part(content: dict[str, Any]) -> dict[str, Any]:
+def _pop_content_part(content: dict[str, Any]) -> dict[str, Any]:
     """A text or result among others: it is moved to where readers of a session look for it."""
     if _is_result(content):
         content["said"] = True
@@ -151,7 +151,7 @@ def _part(content: dict[str, Any]) -> dict[str, Any]:
     return {"type": str(content.get("type"))}
 
 
-def _unpart(content: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _restore_content_part(content: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     del content["said"]
     if part["type"] == "text":
         return {**content, "text": part["text"]}
@@ -167,7 +167,7 @@ def _parts(content: Any) -> list[Mapping[str, Any]]:
 
 def _items(text: str) -> list[dict[str, Any]]:
     """What the framework makes of a result that is text."""
-    return [{"type": "text", "text": text, **_NOTHING}]
+    return [{"type": "text", "text": text, **_NO_PROPERTIES}]
 
 
 def _drop_items(content: dict[str, Any], text: Any) -> None:
@@ -175,7 +175,7 @@ def _drop_items(content: dict[str, Any], text: Any) -> None:
         content["items"] = "text"
 
 
-def _rest(content: dict[str, Any]) -> dict[str, Any]:
+def _drop_empty_properties(content: dict[str, Any]) -> dict[str, Any]:
     if content.get("additional_properties") == {}:
         del content["additional_properties"]
     return content

@@ -7,59 +7,61 @@ from typing import Any
 from ortet._util.codec import decode, encode
 from ortet.errors import Corrupt
 from ortet.hub.hub import Hub
-from ortet.integrations.agent_framework.values import MARK
-from ortet.journal.events import Ref
+from ortet.integrations.agent_framework.values import TYPE_KEY
+from ortet.journal.events import ObjectRef
 from ortet.sessions.actions import artifacts
-from ortet.sessions.actions.artifacts import Content
+from ortet.sessions.actions.artifacts import StoredContent
 
-_SMALL = 4096
-_TOGETHER = 64
+_MAX_INLINE_BYTES = 4096
+_LIST_CHUNK_ITEMS = 64
 """Items of a list that are one part."""
-_MOST = 1 << 19
+_MAX_EVENT_BYTES = 1 << 19
 """Bytes that an event says itself."""
 
 
-class Parts:
+class ChunkedValues:
     """Within hub.writing(): `refs` are what the event has to name."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.refs: list[Ref] = []
+        self.refs: list[ObjectRef] = []
 
     def split(self, plain: dict[str, Any]) -> dict[str, Any]:
         """The same with places in the store for what is large."""
         small = {key: self._split(value) for key, value in plain.items()}
-        return small if len(encode(small)) <= _MOST else {"all": self._put(plain)}
+        return small if len(encode(small)) <= _MAX_EVENT_BYTES else {"all": self._put(plain)}
 
     def _split(self, plain: Any) -> Any:
-        if isinstance(plain, str) and len(plain) > _SMALL:
+        if isinstance(plain, str) and len(plain) > _MAX_INLINE_BYTES:
             return self._put(plain)
-        if not isinstance(plain, dict | list) or len(encode(plain)) <= _SMALL:
+        if not isinstance(plain, dict | list) or len(encode(plain)) <= _MAX_INLINE_BYTES:
             return plain
         if isinstance(plain, dict):
             return {key: self._split(value) for key, value in plain.items()}
-        parts = [plain[at : at + _TOGETHER] for at in range(0, len(plain), _TOGETHER)]
-        return {MARK: "parts", "v": [self._put(part) for part in parts]}
+        parts = [
+            plain[at : at + _LIST_CHUNK_ITEMS] for at in range(0, len(plain), _LIST_CHUNK_ITEMS)
+        ]
+        return {TYPE_KEY: "parts", "v": [self._put(part) for part in parts]}
 
     def _put(self, plain: Any) -> dict[str, Any]:
-        data = self._hub.without_secrets(encode(plain))
+        data = self._hub.redact_bytes(encode(plain))
         stored = artifacts.store(self._hub.objects, data)
         self.refs += stored.refs
-        return {MARK: "at", "o": stored.oid, "n": stored.size}
+        return {TYPE_KEY: "at", "o": stored.oid, "n": stored.size}
 
 
-def joined(hub: Hub, split: Any) -> Any:
+def join_parts(hub: Hub, stored: Any) -> Any:
     """What was split."""
-    if isinstance(split, list):
-        return [joined(hub, one) for one in split]
-    if not isinstance(split, dict):
-        return split
-    if split.get(MARK) == "at":
+    if isinstance(stored, list):
+        return [join_parts(hub, one) for one in stored]
+    if not isinstance(stored, dict):
+        return stored
+    if stored.get(TYPE_KEY) == "at":
         try:
-            content = Content(split["o"], split["n"])
+            content = StoredContent(stored["o"], stored["n"])
         except KeyError as error:
             raise Corrupt("bad_checkpoint", "a part of this checkpoint has no place") from error
         return decode(Any, artifacts.load(hub.objects, content))
-    if split.get(MARK) == "parts":
-        return [one for part in split["v"] for one in joined(hub, part)]
-    return {key: joined(hub, value) for key, value in split.items()}
+    if stored.get(TYPE_KEY) == "parts":
+        return [one for part in stored["v"] for one in join_parts(hub, part)]
+    return {key: join_parts(hub, value) for key, value in stored.items()}

@@ -22,12 +22,12 @@ from pydantic import BaseModel
 
 from ortet.errors import Invalid, OrtetError, Refused
 
-MARK = "!"
-_OWN = ("agent_framework.", "agent_framework_orchestrations.", "openai.types.")
-_MOST = 1 << 63
-_DEEPEST = 48
+TYPE_KEY = "!"
+_FRAMEWORK_MODULES = ("agent_framework.", "agent_framework_orchestrations.", "openai.types.")
+_INT64_LIMIT = 1 << 63
+_MAX_DEPTH = 48
 
-_SIMPLE: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+_SCALAR_CODECS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
     bytearray: (
         "bytearray",
@@ -46,116 +46,127 @@ _SIMPLE: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     Decimal: ("decimal", str, Decimal),
     complex: ("complex", lambda v: [v.real, v.imag], lambda v: complex(v[0], v[1])),
 }
-_SEVERAL: dict[type, str] = {
+_COLLECTION_NAMES: dict[type, str] = {
     tuple: "tuple",
     set: "set",
     frozenset: "frozenset",
     deque: "deque",
 }
-_MAPS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_MAPPING_NAMES: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, int, str, float)}
 
 
-class Values:
+class CheckpointValueCodec:
     """`allowed` are "module:qualname" of a program's own types, beside the framework's and those
     that `register_checkpoint_type` was told. `pickled`: what cannot be said otherwise is pickled by
     the framework, and read by its restricted unpickler."""
 
-    def __init__(self, allowed: Collection[str] = (), *, pickled: bool = False) -> None:
+    def __init__(self, allowed: Collection[str] = (), *, allow_pickle: bool = False) -> None:
         self._allowed = frozenset(allowed)
-        self._pickled = pickled
+        self._allow_pickle = allow_pickle
 
     # out
 
-    def encode(self, value: Any, at: str = "", depth: int = 0) -> Any:
+    def encode(self, value: Any, path: str = "", depth: int = 0) -> Any:
         """Plain data; Invalid("not_storable") that names the place of what is none."""
-        if depth > _DEEPEST:
-            raise Invalid("not_storable", f"{at}: nested more than {_DEEPEST} deep, or in a ring")
+        if depth > _MAX_DEPTH:
+            raise Invalid(
+                "not_storable", f"{path}: nested more than {_MAX_DEPTH} deep, or in a ring"
+            )
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
         if kind is int:
-            return value if -_MOST <= value < _MOST else {MARK: "int", "v": str(value)}
+            return (
+                value
+                if -_INT64_LIMIT <= value < _INT64_LIMIT
+                else {TYPE_KEY: "int", "v": str(value)}
+            )
         if kind is float:
-            return value if math.isfinite(value) else {MARK: "float", "v": repr(value)}
+            return value if math.isfinite(value) else {TYPE_KEY: "float", "v": repr(value)}
         if kind is list:
-            return [self.encode(v, f"{at}[{n}]", depth + 1) for n, v in enumerate(value)]
-        if kind in _MAPS or kind is defaultdict:
-            return self._map(value, at, depth)
-        if kind in _SIMPLE:
-            name, out, _ = _SIMPLE[kind]
-            return {MARK: name, "v": out(value)}
-        if kind in _SEVERAL:
-            several = [self.encode(v, f"{at}[{n}]", depth + 1) for n, v in enumerate(value)]
-            return {MARK: _SEVERAL[kind], "v": several}
+            return [self.encode(v, f"{path}[{n}]", depth + 1) for n, v in enumerate(value)]
+        if kind in _MAPPING_NAMES or kind is defaultdict:
+            return self._map(value, path, depth)
+        if kind in _SCALAR_CODECS:
+            name, out, _ = _SCALAR_CODECS[kind]
+            return {TYPE_KEY: name, "v": out(value)}
+        if kind in _COLLECTION_NAMES:
+            several = [self.encode(v, f"{path}[{n}]", depth + 1) for n, v in enumerate(value)]
+            return {TYPE_KEY: _COLLECTION_NAMES[kind], "v": several}
         try:
-            return self._object(value, at, depth)
+            return self._object(value, path, depth)
         except Invalid:
-            if not self._pickled:
+            if not self._allow_pickle:
                 raise
-            return self._pickle(value, at)
+            return self._pickle(value, path)
 
-    def _map(self, value: Mapping[Any, Any], at: str, depth: int) -> Any:
+    def _map(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
         plain = type(value) is dict and all(type(key) is str for key in value)
-        if plain and MARK not in value:
-            return {k: self.encode(v, _below(at, k), depth + 1) for k, v in value.items()}
+        if plain and TYPE_KEY not in value:
+            return {k: self.encode(v, _child_path(path, k), depth + 1) for k, v in value.items()}
         pairs = [
-            [self.encode(k, f"{at} key", depth + 1), self.encode(v, _below(at, k), depth + 1)]
+            [
+                self.encode(k, f"{path} key", depth + 1),
+                self.encode(v, _child_path(path, k), depth + 1),
+            ]
             for k, v in value.items()
         ]
         if isinstance(value, defaultdict):
             factory = getattr(value.default_factory, "__name__", "")
             if value.default_factory not in (None, _FACTORIES.get(factory)):
-                raise self._cannot(value, at)
-            return {MARK: "default", "t": factory, "v": pairs}
-        return {MARK: _MAPS[type(value)], "v": pairs}
+                raise self._not_storable_error(value, path)
+            return {TYPE_KEY: "default", "t": factory, "v": pairs}
+        return {TYPE_KEY: _MAPPING_NAMES[type(value)], "v": pairs}
 
-    def _object(self, value: Any, at: str, depth: int) -> Any:
+    def _object(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, type):
-            return {MARK: "type", "t": self._check(value, at)}
+            return {TYPE_KEY: "type", "t": self._check(value, path)}
         kind = type(value)
-        key = self._check(kind, at)
+        key = self._check(kind, path)
         if isinstance(value, Enum):
-            return {MARK: "enum", "t": key, "v": value.name}
+            return {TYPE_KEY: "enum", "t": key, "v": value.name}
         tells = isinstance(value, SerializationMixin) or hasattr(kind, "from_dict")
         if tells and not dataclasses.is_dataclass(value):
-            return {MARK: "told", "t": key, "v": self.encode(value.to_dict(), at, depth + 1)}
+            return {TYPE_KEY: "told", "t": key, "v": self.encode(value.to_dict(), path, depth + 1)}
         if isinstance(value, tuple):
-            return {MARK: "named", "t": key, "v": self.encode(list(value), at, depth + 1)}
+            return {TYPE_KEY: "named", "t": key, "v": self.encode(list(value), path, depth + 1)}
         fields = _fields_of(value)
         if fields is None:
-            raise self._cannot(value, at)
-        return {MARK: "object", "t": key, "v": self.encode(fields, at, depth + 1)}
+            raise self._not_storable_error(value, path)
+        return {TYPE_KEY: "object", "t": key, "v": self.encode(fields, path, depth + 1)}
 
-    def _check(self, kind: type, at: str = "") -> str:
+    def _check(self, kind: type, path: str = "") -> str:
         key = f"{kind.__module__}:{kind.__qualname__}"
         if self._is_allowed(key):
             return key
         raise Invalid(
             "not_storable",
-            f"{at or 'a value'}: {key} is not stored unless you say so: give "
+            f"{path or 'a value'}: {key} is not stored unless you say so: give "
             f"allowed_checkpoint_types=[{key!r}], or call register_checkpoint_type",
-            key=at,
+            key=path,
         )
 
     def _is_allowed(self, key: str) -> bool:
         known = key in self._allowed or key in framework._REGISTERED_CHECKPOINT_TYPE_KEYS
-        return known or key.startswith(_OWN)
+        return known or key.startswith(_FRAMEWORK_MODULES)
 
     @staticmethod
-    def _cannot(value: Any, at: str) -> Invalid:
+    def _not_storable_error(value: Any, path: str) -> Invalid:
         return Invalid(
             "not_storable",
-            f"{at or 'a value'}: {type(value).__name__} cannot be stored: keep plain data, a "
+            f"{path or 'a value'}: {type(value).__name__} cannot be stored: keep plain data, a "
             "dataclass or a pydantic model there",
-            key=at,
+            key=path,
         )
 
-    def _pickle(self, value: Any, at: str) -> Any:
+    def _pickle(self, value: Any, path: str) -> Any:
         try:
-            return {MARK: "pickle", "v": framework.encode_checkpoint_value(value)}
+            return {TYPE_KEY: "pickle", "v": framework.encode_checkpoint_value(value)}
         except Exception as error:
-            raise Invalid("not_storable", f"{at}: cannot be pickled ({error})", key=at) from error
+            raise Invalid(
+                "not_storable", f"{path}: cannot be pickled ({error})", key=path
+            ) from error
 
     # back
 
@@ -165,48 +176,48 @@ class Values:
             return [self.decode(one) for one in plain]
         if not isinstance(plain, dict):
             return plain
-        if MARK not in plain:
+        if TYPE_KEY not in plain:
             return {key: self.decode(one) for key, one in plain.items()}
         try:
-            return self._marked(plain[MARK], plain.get("v"), plain.get("t", ""))
+            return self._decode_tagged(plain[TYPE_KEY], plain.get("v"), plain.get("t", ""))
         except (OrtetError, WorkflowCheckpointException):
             raise
         except Exception as error:
             raise Invalid(
                 "bad_checkpoint",
-                f"a {plain.get('t') or plain[MARK]} of this checkpoint cannot be made again "
+                f"a {plain.get('t') or plain[TYPE_KEY]} of this checkpoint cannot be made again "
                 f"({type(error).__name__}: {error}): load it with the release that wrote it",
             ) from error
 
-    def _marked(self, mark: str, value: Any, key: str) -> Any:
-        if mark in ("int", "float"):
-            return int(value) if mark == "int" else float(value)
-        for kind, (name, _, back) in _SIMPLE.items():
-            if name == mark:
+    def _decode_tagged(self, tag: str, value: Any, key: str) -> Any:
+        if tag in ("int", "float"):
+            return int(value) if tag == "int" else float(value)
+        for kind, (name, _, back) in _SCALAR_CODECS.items():
+            if name == tag:
                 made = back(value)
                 assert isinstance(made, kind)
                 return made
-        for kind, name in _SEVERAL.items():
-            if name == mark:
+        for kind, name in _COLLECTION_NAMES.items():
+            if name == tag:
                 return kind(self.decode(value))
-        if mark in (*_MAPS.values(), "default"):
+        if tag in (*_MAPPING_NAMES.values(), "default"):
             pairs = [(self.decode(k), self.decode(v)) for k, v in value]
-            if mark == "default":
+            if tag == "default":
                 return defaultdict(_FACTORIES[key] if key else None, pairs)
-            kinds = {name: kind for kind, name in _MAPS.items()}
-            return kinds[mark](dict(pairs)) if mark == "counter" else kinds[mark](pairs)
-        if mark == "pickle":
+            kinds = {name: kind for kind, name in _MAPPING_NAMES.items()}
+            return kinds[tag](dict(pairs)) if tag == "counter" else kinds[tag](pairs)
+        if tag == "pickle":
             return self._unpickle(value)
         cls = self._resolve(key)
-        if mark == "type":
+        if tag == "type":
             return cls
-        if mark == "enum":
+        if tag == "enum":
             assert issubclass(cls, Enum)
             return cls[value]
         inner = self.decode(value)
-        if mark == "told":
+        if tag == "told":
             return cls.from_dict(inner)  # type: ignore[attr-defined]
-        return cls(*inner) if mark == "named" else _made(cls, inner)
+        return cls(*inner) if tag == "named" else _build_instance(cls, inner)
 
     def _resolve(self, key: str) -> type:
         """A class by its key; nothing is imported that is not allowed."""
@@ -226,7 +237,7 @@ class Values:
         return found
 
     def _unpickle(self, value: Any) -> Any:
-        if not self._pickled:
+        if not self._allow_pickle:
             raise Refused(
                 "pickled",
                 "this checkpoint holds pickled values, which can run any code: give pickle=True if "
@@ -235,8 +246,8 @@ class Values:
         return framework.decode_checkpoint_value(value, allowed_types=self._allowed)
 
 
-def _below(at: str, key: Any) -> str:
-    return f"{at}.{key}" if at else str(key)
+def _child_path(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
@@ -249,7 +260,7 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
     return dict(held) if isinstance(held, dict) else None
 
 
-def _made(cls: type, fields: dict[str, Any]) -> Any:
+def _build_instance(cls: type, fields: dict[str, Any]) -> Any:
     """An instance with these fields; those that a later release has added have their defaults."""
     if issubclass(cls, BaseModel):
         return cls.model_construct(**fields)

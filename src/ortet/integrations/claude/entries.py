@@ -10,60 +10,60 @@ from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Event, is_plain
-from ortet.sessions.writing.telling import Telling, whole
+from ortet.sessions.writing.telling import EventInput, full_data
 
-Entry = dict[str, Any]
+TranscriptEntry = dict[str, Any]
 
 ENTRY = "claude.entry"
 """A line that is no message."""
 
-_SAID = "claude"
+_EXTRA_KEY = "claude"
 """Where a message keeps the rest of its line."""
 
-_TEXT = "claude-json"
+_JSON_EXTRA_KEY = "claude-json"
 """Where a message keeps a line that only JSON can say."""
 
 
-def telling_of(entry: Entry, *, sub: bool) -> Telling:
+def to_journal_event(entry: TranscriptEntry, *, is_subagent: bool) -> EventInput:
     """A line as an event. `sub`: of a subagent's transcript, where all that is said is aside."""
     if not isinstance(entry, dict):
         raise Invalid("not_json", f"{type(entry).__name__} is no line of a transcript: give a dict")
     plain = is_plain(entry)
-    if not _is_said(entry, sub=sub):
-        return Telling(ENTRY, {"entry": entry} if plain else {"json": _as_json(entry)})
+    if not _is_message(entry, is_subagent=is_subagent):
+        return EventInput(ENTRY, {"entry": entry} if plain else {"json": _as_json(entry)})
     message = entry["message"]
     role, content = message["role"], message["content"]
     if not plain:
         shown = text_of(content).encode("utf-8", "replace").decode()
-        return Telling(
-            "message", {"role": role, "content": shown, "extra": {_TEXT: _as_json(entry)}}
+        return EventInput(
+            "message", {"role": role, "content": shown, "extra": {_JSON_EXTRA_KEY: _as_json(entry)}}
         )
     rest = {key: value for key, value in entry.items() if key not in ("type", "message")}
     if left := {key: value for key, value in message.items() if key not in ("role", "content")}:
         rest["message"] = left
-    return Telling("message", {"role": role, "content": content, "extra": {_SAID: rest}})
+    return EventInput("message", {"role": role, "content": content, "extra": {_EXTRA_KEY: rest}})
 
 
-def entry_of(hub: Hub, event: Event) -> Entry | None:
+def entry_of(hub: Hub, event: Event) -> TranscriptEntry | None:
     """The line that an event is; None for what is none."""
     if event.erased or event.kind not in ("message", ENTRY):
         return None
-    data = whole(hub, event)
+    data = full_data(hub, event)
     if event.kind == ENTRY:
-        entry: Entry = json.loads(data["json"]) if "json" in data else data["entry"]
+        entry: TranscriptEntry = json.loads(data["json"]) if "json" in data else data["entry"]
         return entry
     extra = data.get("extra", {})
-    if _TEXT in extra:
-        told: Entry = json.loads(extra[_TEXT])
+    if _JSON_EXTRA_KEY in extra:
+        told: TranscriptEntry = json.loads(extra[_JSON_EXTRA_KEY])
         return told
-    if _SAID not in extra:
+    if _EXTRA_KEY not in extra:
         return None
-    rest = dict(extra[_SAID])
+    rest = dict(extra[_EXTRA_KEY])
     message = {"role": data["role"], "content": data["content"], **rest.pop("message", {})}
     return {"type": data["role"], "message": message, **rest}
 
 
-def is_prompt(entry: Entry) -> bool:
+def is_prompt(entry: TranscriptEntry) -> bool:
     """Whether a person began a turn with it."""
     if entry.get("type") != "user" or not isinstance(entry.get("message"), dict):
         return False
@@ -72,36 +72,36 @@ def is_prompt(entry: Entry) -> bool:
     return not results_in(entry) and not prompt_of(entry).startswith("[Request interrupted")
 
 
-def results_in(entry: Entry) -> set[str]:
+def results_in(entry: TranscriptEntry) -> set[str]:
     """Ids of calls that it gives the results of."""
     return {str(part.get("tool_use_id")) for part in _parts(entry, "tool_result")}
 
 
-def calls_in(entry: Entry) -> set[str]:
+def calls_in(entry: TranscriptEntry) -> set[str]:
     """Ids of calls of tools that it makes."""
     return {str(part.get("id")) for part in _parts(entry, "tool_use")}
 
 
-def _parts(entry: Entry, kind: str) -> list[dict[str, Any]]:
+def _parts(entry: TranscriptEntry, kind: str) -> list[dict[str, Any]]:
     content = entry["message"].get("content") if isinstance(entry.get("message"), dict) else None
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
 
 
-def prompt_of(entry: Entry) -> str:
+def prompt_of(entry: TranscriptEntry) -> str:
     return text_of(entry["message"].get("content"))
 
 
-def _is_said(entry: Entry, *, sub: bool) -> bool:
+def _is_message(entry: TranscriptEntry, *, is_subagent: bool) -> bool:
     kind, message = entry.get("type"), entry.get("message")
     if kind not in ("user", "assistant") or not isinstance(message, dict):
         return False
-    if entry.get("isSidechain") is True and not sub:
+    if entry.get("isSidechain") is True and not is_subagent:
         return False
     return message.get("role") == kind and isinstance(message.get("content"), str | list)
 
 
-def _as_json(entry: Entry) -> str:
+def _as_json(entry: TranscriptEntry) -> str:
     try:
         return json.dumps(entry)
     except (TypeError, ValueError, RecursionError) as error:

@@ -13,21 +13,21 @@ from claude_agent_sdk.types import SessionSummaryEntry
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations.claude.entries import ENTRY, Entry, entry_of
-from ortet.journal.event_log import Line
+from ortet.integrations.claude.entries import ENTRY, TranscriptEntry, entry_of
+from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event, is_plain
-from ortet.sessions.reader import View
-from ortet.sessions.writing.telling import Telling, whole
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.writing.telling import EventInput, full_data
 
-BEGUN = "claude.transcript"
+TRANSCRIPT_EVENT = "claude.transcript"
 """The first event of a transcript, which says whose it is; of a copy, the first of its own."""
-LISTED = "claude.listing"
+LISTING_EVENT = "claude.listing"
 """The last of each batch: what the SDK lists of the transcript up to there."""
 
-_PAGE = 16
+_FIRST_PAGE_EVENTS = 16
 
 
-class Listed(NamedTuple):
+class TranscriptListing(NamedTuple):
     """`mtime` is in ms since 1970."""
 
     key: SessionKey
@@ -39,7 +39,7 @@ class Listed(NamedTuple):
         return {"session_id": self.key["session_id"], "mtime": self.mtime, "data": self.data}
 
 
-def name_of(key: SessionKey) -> str:
+def transcript_session_name(key: SessionKey) -> str:
     """The name of the session that a transcript is."""
     if not isinstance(key, dict):
         raise Invalid("bad_key", f"{key!r} is no key of a transcript: give project_key, session_id")
@@ -50,23 +50,25 @@ def name_of(key: SessionKey) -> str:
     return session_name(*(str(id_) for id_ in ids))
 
 
-def begun(key: SessionKey, **more: Any) -> Telling:
-    return Telling(BEGUN, {"key": dict(key), **more})
+def make_transcript_event(key: SessionKey, **more: Any) -> EventInput:
+    return EventInput(TRANSCRIPT_EVENT, {"key": dict(key), **more})
 
 
-def listing(key: SessionKey, data: dict[str, Any]) -> Telling:
+def listing(key: SessionKey, data: dict[str, Any]) -> EventInput:
     kept = {"data": data} if is_plain(data) else {"json": json.dumps(data)}
-    return Telling(LISTED, {"key": dict(key), **kept})
+    return EventInput(LISTING_EVENT, {"key": dict(key), **kept})
 
 
 def data_of(hub: Hub, event: Event) -> dict[str, Any]:
     """What an event lists."""
-    told = whole(hub, event)
+    told = full_data(hub, event)
     data: dict[str, Any] = json.loads(told["json"]) if "json" in told else told.get("data", {})
     return data
 
 
-def folded(key: SessionKey, data: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
+def fold_listing(
+    key: SessionKey, data: dict[str, Any], entries: list[TranscriptEntry]
+) -> dict[str, Any]:
     """What is listed of a transcript that goes on with these."""
     if "subpath" in key:
         return {}
@@ -74,15 +76,15 @@ def folded(key: SessionKey, data: dict[str, Any], entries: list[Entry]) -> dict[
     return fold_session_summary(before, key, cast(list[SessionStoreEntry], entries))["data"]
 
 
-def listed(hub: Hub, line: Line) -> Listed | None:
+def read_listing(hub: Hub, log: EventLog) -> TranscriptListing | None:
     """Of a transcript by its last events; None for a session that is none."""
-    since: list[Entry] = []
+    since: list[TranscriptEntry] = []
     mtime = 0
-    for event in _back(line):
-        if event.kind in (BEGUN, LISTED) and not event.erased:
-            key = cast(SessionKey, whole(hub, event)["key"])
-            told = folded(key, data_of(hub, event), since[::-1])
-            return Listed(key, mtime or event.time // 1_000_000, told)
+    for event in _newest_first(log):
+        if event.kind in (TRANSCRIPT_EVENT, LISTING_EVENT) and not event.erased:
+            key = cast(SessionKey, full_data(hub, event)["key"])
+            told = fold_listing(key, data_of(hub, event), since[::-1])
+            return TranscriptListing(key, mtime or event.time // 1_000_000, told)
         entry = entry_of(hub, event)
         if entry is not None:
             since.append(entry)
@@ -90,20 +92,20 @@ def listed(hub: Hub, line: Line) -> Listed | None:
     return None
 
 
-class Told(NamedTuple):
+class LoadedTranscript(NamedTuple):
     """A transcript read whole: each line with its event."""
 
     key: SessionKey
-    lines: list[tuple[int, Entry]]
+    lines: list[tuple[int, TranscriptEntry]]
 
 
-def read(view: View) -> Told | None:
+def read_transcript(view: SessionReader) -> LoadedTranscript | None:
     """None for a session that is no transcript."""
     key: SessionKey | None = None
-    lines: list[tuple[int, Entry]] = []
+    lines: list[tuple[int, TranscriptEntry]] = []
     ids: set[str] = set()
     for event in view.events():
-        if event.kind == BEGUN and not event.erased:
+        if event.kind == TRANSCRIPT_EVENT and not event.erased:
             key = cast(SessionKey, event.data["key"])
             ids.add(key["session_id"])
         elif event.kind in ("message", ENTRY) and not event.waiting:
@@ -113,20 +115,20 @@ def read(view: View) -> Told | None:
     if key is None:
         return None
     if len(ids) > 1:
-        lines = [(seq, _of(entry, ids, key["session_id"])) for seq, entry in lines]
-    return Told(key, lines)
+        lines = [(seq, _with_session_id(entry, ids, key["session_id"])) for seq, entry in lines]
+    return LoadedTranscript(key, lines)
 
 
-def _of(entry: Entry, ids: set[str], now: str) -> Entry:
+def _with_session_id(entry: TranscriptEntry, ids: set[str], session_id: str) -> TranscriptEntry:
     """A line that was copied with its transcript says that it is of the copy."""
     said = entry.get("sessionId")
-    return {**entry, "sessionId": now} if said in ids and said != now else entry
+    return {**entry, "sessionId": session_id} if said in ids and said != session_id else entry
 
 
-def _back(line: Line) -> Iterator[Event]:
+def _newest_first(log: EventLog) -> Iterator[Event]:
     """The newest first, a page at a time."""
-    upto, page = line.tip().seq, _PAGE
+    upto, page = log.tip().seq, _FIRST_PAGE_EVENTS
     while upto > 0:
         low = max(0, upto - page)
-        yield from reversed(list(line.events(low, upto)))
+        yield from reversed(list(log.events(low, upto)))
         upto, page = low, page * 4

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OrtetSaver", "OrtetStore"]
 
-_WHERE = {"OrtetSaver": "checkpointer", "OrtetStore": "store.store"}
+_MODULE_BY_NAME = {"OrtetSaver": "checkpointer", "OrtetStore": "store.store"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("langgraph", "langchain_core"):
             raise

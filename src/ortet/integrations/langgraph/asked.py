@@ -11,7 +11,7 @@ from ortet.integrations.langgraph.messages import is_text
 from ortet.integrations.langgraph.thread import HeadId, PastId
 
 
-def named(config: RunnableConfig) -> tuple[str, str, str | None]:
+def parse_config(config: RunnableConfig) -> tuple[str, str, str | None]:
     """Thread, namespace and checkpoint."""
     conf = config["configurable"]
     return thread_of(config), conf.get("checkpoint_ns") or "", conf.get("checkpoint_id") or None
@@ -24,17 +24,19 @@ def thread_of(config: RunnableConfig) -> str:
     return str(found)
 
 
-def check_text(**given: object) -> None:
+def check_text(**texts: object) -> None:
     """Invalid for a name that no journal can hold, which says whose it is."""
-    for key, value in given.items():
+    for key, value in texts.items():
         if isinstance(value, str) and not is_text(value):
             raise Invalid(
                 "bad_name", f"{key} {value!r} has half a character in it: give other text", key=key
             )
 
 
-def plain(value: Any) -> Any:
+def strip_id_marks(value: Any) -> Any:
     """Ids without the marks that they carry."""
     if isinstance(value, HeadId | PastId):
         return str(value)
-    return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
+    return (
+        {key: strip_id_marks(one) for key, one in value.items()} if type(value) is dict else value
+    )

@@ -26,27 +26,34 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import whole
-from ortet.integrations.langgraph.asked import check_text, named, plain, thread_of
-from ortet.integrations.langgraph.pending_writes import Offer
-from ortet.integrations.langgraph.read import config_of, given, history, is_like, listed, run_of
+from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations.langgraph.asked import check_text, parse_config, strip_id_marks, thread_of
+from ortet.integrations.langgraph.pending_writes import PendingWrite
+from ortet.integrations.langgraph.read import (
+    build_checkpoint_tuple,
+    config_of,
+    history,
+    matches_metadata,
+    run_of,
+    select_checkpoints,
+)
 from ortet.integrations.langgraph.thread import (
     DROP,
     PUT,
     THREAD,
     WRITES,
+    GraphThread,
     HeadId,
     PastId,
-    Saved,
-    Thread,
+    StoredCheckpoint,
 )
-from ortet.integrations.langgraph.threads import Threads, Workspace
-from ortet.integrations.langgraph.values.encode import Maker
-from ortet.integrations.langgraph.values.parts import NotWhole
-from ortet.integrations.langgraph.write import copies, is_ours, values_of
+from ortet.integrations.langgraph.threads import GraphThreadStore, WorkspaceOption
+from ortet.integrations.langgraph.values.encode import ValueEncoder
+from ortet.integrations.langgraph.values.parts import PartNotLoaded
+from ortet.integrations.langgraph.write import copy_events, is_thread_event, values_of
 from ortet.sessions.session import Session
 
-_MANY = 10_000
+_MAX_EMPTY_THREADS = 10_000
 _RUNS = "__pregel_runtime"
 _REPLAYS = "__pregel_replay_state"
 
@@ -68,13 +75,15 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         hub: Hub,
         *,
         agent: str = "default",
-        workspace: Workspace | None = None,
+        workspace: WorkspaceOption | None = None,
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde)
-        self._threads = Threads(hub, agent, workspace)
-        self._seen: dict[tuple[str, str], str] = {}  # the latest, as this saver knows it
-        self._empty: set[tuple[str, str]] = set()  # where somebody was told that there is none
+        self._threads = GraphThreadStore(hub, agent, workspace)
+        self._latest_seen: dict[tuple[str, str], str] = {}  # the latest, as this saver knows it
+        self._reported_empty: set[tuple[str, str]] = (
+            set()
+        )  # where somebody was told that there is none
 
     def __enter__(self) -> OrtetSaver:
         return self
@@ -90,7 +99,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
     def close(self) -> None:
         """Let every thread go; also done when the hub is closed."""
-        self._threads.lent.close()
+        self._threads.pool.close()
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # noqa: ARG002
         """Numbers; where a thread comes from another saver, its kind of text goes on."""
@@ -102,26 +111,26 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     # reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        tid, ns, asked = named(config)
+        tid, ns, asked = parse_config(config)
         thread_id = config["configurable"]["thread_id"]
         if not ns and not asked:
-            with suppress(NotWhole), self._threads.latest(tid) as begun:
+            with suppress(PartNotLoaded), self._threads.reading_head(tid) as begun:
                 if begun is not None and (head := begun.head("")) is not None:
-                    found = given(begun, head, self.serde, HeadId, thread_id)
-                    self._seen[tid, ns] = head.id
+                    found = build_checkpoint_tuple(begun, head, self.serde, HeadId, thread_id)
+                    self._latest_seen[tid, ns] = head.id
                     return found
         with self._threads.reading(tid) as thread:
-            saved = None if thread is None else thread.asked(ns, asked)
+            saved = None if thread is None else thread.find_checkpoint(ns, asked)
             if thread is None or saved is None:
                 if not asked:
-                    self._tell_empty(tid, ns)
+                    self._remember_empty(tid, ns)
                 return None
             if not asked:
-                self._seen[tid, ns] = saved.id
+                self._latest_seen[tid, ns] = saved.id
             elif self._threads.workspace is not None and _RUNS in config["configurable"] and not ns:
-                self._threads.go_back(tid, saved)
+                self._threads.restore_files(tid, saved)
             mark = PastId if asked else HeadId
-            return given(thread, saved, self.serde, mark, thread_id)
+            return build_checkpoint_tuple(thread, saved, self.serde, mark, thread_id)
 
     def list(
         self,
@@ -136,28 +145,28 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         left = limit
         for tid in tids:
             with self._threads.reading(tid) as thread:
-                found = [] if thread is None else listed(thread, config, before)
+                found = [] if thread is None else select_checkpoints(thread, config, before)
             for saved in found:
                 assert thread is not None
                 if left is not None and left <= 0:
                     return
-                with self._threads.lent.hub():
-                    if filter and not is_like(thread, saved, filter, self.serde):
+                with self._threads.pool.hub():
+                    if filter and not matches_metadata(thread, saved, filter, self.serde):
                         continue
-                    one = given(thread, saved, self.serde, PastId, thread.id)
+                    one = build_checkpoint_tuple(thread, saved, self.serde, PastId, thread.id)
                 left = None if left is None else left - 1
                 yield one
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        tid, ns, asked = named(config)
+        tid, ns, asked = parse_config(config)
         if not channels:
             return {}
         with self._threads.reading(tid) as thread:
             if thread is None:
                 return {channel: {"writes": []} for channel in channels}
-            return history(thread, thread.asked(ns, asked), channels, self.serde)
+            return history(thread, thread.find_checkpoint(ns, asked), channels, self.serde)
 
     # writing
 
@@ -168,24 +177,26 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        tid, ns, parent = named(config)
+        tid, ns, parent = parse_config(config)
         conf = config["configurable"]
         check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=parent, id=checkpoint["id"])
         for channel in checkpoint["channel_values"]:
             check_text(channel=channel)
         with self._threads.writing(tid) as (session, thread):
-            before = thread.saved(ns, parent)
-            again = thread.saved(ns, checkpoint["id"]) is not None
+            before = thread.get_checkpoint(ns, parent)
+            again = thread.get_checkpoint(ns, checkpoint["id"]) is not None
             if not again:
-                self._check(thread, (tid, checkpoint["id"]), conf, metadata)
-            with self._threads.with_offers(tid, session, thread):
-                make = Maker(thread.heap, self.serde)
+                self._check_not_stale(thread, (tid, checkpoint["id"]), conf, metadata)
+            with self._threads.with_pending_writes(tid, session, thread):
+                make = ValueEncoder(thread.part_store, self.serde)
                 rest = {key: one for key, one in checkpoint.items() if key != "channel_values"}
                 data: dict[str, Any] = {
                     "ns": ns,
                     "id": str(checkpoint["id"]),
                     "rest": {key: make.tree(key, one) for key, one in rest.items() if key != "id"},
-                    "meta": make.tree("metadata", plain(get_checkpoint_metadata(config, metadata))),
+                    "meta": make.tree(
+                        "metadata", strip_id_marks(get_checkpoint_metadata(config, metadata))
+                    ),
                     "values": values_of(make, checkpoint, before, new_versions),
                 }
                 if again:  # it takes the place of that one, and is not the latest by it
@@ -196,7 +207,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                 if self._threads.workspace is not None:
                     data["commit"] = self._threads.commit(session, thread, before, checkpoint["id"])
                 self._threads.write(session, thread, make, (PUT, data), conf["thread_id"])
-                self._seen[tid, ns] = checkpoint["id"]
+                self._latest_seen[tid, ns] = checkpoint["id"]
         return config_of(conf["thread_id"], ns, checkpoint["id"])
 
     def put_writes(
@@ -206,18 +217,18 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, offer = self._offer(config, writes, task_id, task_path)
-        if not self._threads.offers.taken(tid, offer):
-            self._threads.wait_for(tid, offer.spot)
+        tid, offer = self._make_pending_write(config, writes, task_id, task_path)
+        if not self._threads.pending_writes.wait_until_added(tid, offer):
+            self._threads.wait_for(tid, offer.checkpoint_key)
             self._write(tid, offer)
         elif not offer.is_stored:
-            offer.settle()
+            offer.ensure_stored()
 
-    def _offer(
+    def _make_pending_write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task: str, path: str
-    ) -> tuple[str, Offer]:
+    ) -> tuple[str, PendingWrite]:
         """What a task wrote, to be added by whoever writes to its thread next."""
-        tid, ns, id_ = named(config)
+        tid, ns, id_ = parse_config(config)
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
         check_text(thread_id=tid, checkpoint_ns=ns, checkpoint_id=id_)
@@ -226,8 +237,8 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             check_text(channel=channel)
         data = {"ns": ns, "id": str(id_), "task": task, "path": path}
 
-        def add(session: Session, thread: Thread) -> Callable[[], None]:
-            make = Maker(thread.heap, self.serde)
+        def add(session: Session, thread: GraphThread) -> Callable[[], None]:
+            make = ValueEncoder(thread.part_store, self.serde)
             found = [
                 [index, channel, make.channel(channel, value, None)]
                 for index, channel, value in thread.missing((ns, id_), task, writes)
@@ -238,40 +249,40 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             thread_id = config["configurable"]["thread_id"]
             return self._threads.add(session, thread, make, record, thread_id)
 
-        return tid, Offer((ns, id_), add)
+        return tid, PendingWrite((ns, id_), add)
 
-    def _write(self, tid: str, offer: Offer) -> None:
+    def _write(self, tid: str, pending: PendingWrite) -> None:
         """Writes that no checkpoint took along, with those of other tasks."""
-        if self._threads.is_refused(tid, offer.spot):
-            raise _moved(tid)
+        if self._threads.is_refused(tid, pending.checkpoint_key):
+            raise _thread_moved_error(tid)
         with (
             self._threads.writing(tid) as (session, thread),
-            self._threads.with_offers(tid, session, thread),
+            self._threads.with_pending_writes(tid, session, thread),
         ):
-            offer.take(session, thread)
+            pending.add_to(session, thread)
             self._threads.flush(session, thread)
-        offer.settle()
+        pending.ensure_stored()
 
     def delete_thread(self, thread_id: str) -> None:
         tid = str(thread_id)
         self._threads.forget(tid)
-        self._seen = {key: one for key, one in self._seen.items() if key[0] != tid}
-        self._empty = {key for key in self._empty if key[0] != tid}
-        with suppress(NotFound), self._threads.lent.aside(session_name(tid)) as (hub, row):
+        self._latest_seen = {key: one for key, one in self._latest_seen.items() if key[0] != tid}
+        self._reported_empty = {key for key in self._reported_empty if key[0] != tid}
+        with suppress(NotFound), self._threads.pool.closed_session(session_name(tid)) as (hub, row):
             hub.remove(row.id)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         wanted = set(run_ids)
         for tid in map(str, self._threads.ids() if wanted else ()):
             with self._threads.reading(tid) as thread:
-                kept = [] if thread is None else thread.everything()
+                kept = [] if thread is None else thread.all_checkpoints()
                 gone = [s for s in kept if thread and run_of(thread, s, self.serde) in wanted]
             self._drop(tid, gone)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        with self._threads.lent.hub():
-            found = self._threads.lent.journal(session_name(str(source_thread_id)))
-            events = [] if found is None else [e for e in found[1].events() if is_ours(e)]
+        with self._threads.pool.hub():
+            found = self._threads.pool.journal(session_name(str(source_thread_id)))
+            events = [] if found is None else [e for e in found[1].events() if is_thread_event(e)]
         if not events:
             return
         check_text(target_thread_id=str(target_thread_id))
@@ -283,9 +294,9 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                 )
             told = {"id": target_thread_id}
             named = [] if thread.id is not None else [session._draft(THREAD, told)]
-            session._touch()
-            after = session._ledger.tip.seq + len(named)
-            session._ledger.add(*named, *copies(events, after), now=True)
+            session._begin_change()
+            after = session._writer.tip.seq + len(named)
+            session._writer.add(*named, *copy_events(events, after), durable=True)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         if strategy not in ("keep_latest", "delete"):
@@ -301,14 +312,14 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
 
     # inside
 
-    def _tell_empty(self, tid: str, ns: str) -> None:
-        if len(self._empty) > _MANY:
-            self._empty.clear()
-        self._empty.add((tid, ns))
+    def _remember_empty(self, tid: str, ns: str) -> None:
+        if len(self._reported_empty) > _MAX_EMPTY_THREADS:
+            self._reported_empty.clear()
+        self._reported_empty.add((tid, ns))
 
-    def _check(
+    def _check_not_stale(
         self,
-        thread: Thread,
+        thread: GraphThread,
         new: tuple[str, str],
         conf: Mapping[str, Any],
         metadata: CheckpointMetadata,
@@ -322,20 +333,20 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         if metadata.get("source") == "fork" or conf.get(_REPLAYS) is not None:
             return
         if parent:
-            known = thread.saved(ns, parent) is not None
+            known = thread.get_checkpoint(ns, parent) is not None
             stale = known or self._threads.is_refused(tid, (ns, parent))
         else:
-            stale = (tid, ns) in self._empty or self._seen.get((tid, ns)) != head.id
+            stale = (tid, ns) in self._reported_empty or self._latest_seen.get((tid, ns)) != head.id
         if stale:
             self._threads.refuse(tid, (ns, id_))
-            raise _moved(tid, head.id)
+            raise _thread_moved_error(tid, head.id)
 
-    def _drop(self, tid: str, gone: Sequence[Saved]) -> None:
-        if not gone:
+    def _drop(self, tid: str, checkpoints: Sequence[StoredCheckpoint]) -> None:
+        if not checkpoints:
             return
         with self._threads.writing(tid) as (session, thread):
-            ids = [[saved.ns, saved.id] for saved in gone]
-            make = Maker(thread.heap, self.serde)
+            ids = [[saved.ns, saved.id] for saved in checkpoints]
+            make = ValueEncoder(thread.part_store, self.serde)
             self._threads.write(session, thread, make, (DROP, {"ids": ids}), tid)
 
     # the same for event loops
@@ -362,7 +373,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await whole(self.put, config, checkpoint, metadata, new_versions)
+        return await to_thread_shielded(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self,
@@ -371,25 +382,27 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        tid, offer = self._offer(config, writes, task_id, task_path)
+        tid, offer = self._make_pending_write(config, writes, task_id, task_path)
         if not self._threads.is_known(tid):
             await asyncio.to_thread(self._threads.read, tid)
-        if not await self._threads.offers.ataken(tid, offer):
-            await whole(self._write, tid, offer)  # which waited for its checkpoint in the loop
+        if not await self._threads.pending_writes.await_until_added(tid, offer):
+            await to_thread_shielded(
+                self._write, tid, offer
+            )  # which waited for its checkpoint in the loop
         elif not offer.is_stored:
-            await whole(offer.settle)
+            await to_thread_shielded(offer.ensure_stored)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        await whole(self.delete_thread, thread_id)
+        await to_thread_shielded(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        await whole(self.delete_for_runs, run_ids)
+        await to_thread_shielded(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        await whole(self.copy_thread, source_thread_id, target_thread_id)
+        await to_thread_shielded(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        await whole(self.prune, thread_ids, strategy=strategy)
+        await to_thread_shielded(self.prune, thread_ids, strategy=strategy)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -399,7 +412,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         )
 
 
-def _moved(tid: str, latest: str = "") -> Conflict:
+def _thread_moved_error(tid: str, latest: str = "") -> Conflict:
     return Conflict(
         "thread_moved",
         f"thread {tid!r} has moved on meanwhile: nothing was written; run again to go on from what "

@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from ortet._util.codec import Record, checksum, decode, encode
+from ortet._util.codec import StoredRecord, checksum, decode, encode
 from ortet.backends.base import RowChange
 from ortet.errors import Corrupt
-from ortet.integrations.langgraph.thread import DROP, PUT, SENDS, WRITES, Thread
-from ortet.integrations.langgraph.values.heap import Heap
-from ortet.integrations.langgraph.values.parts import NotWhole, Tree
-from ortet.journal.event_log import Line
+from ortet.integrations.langgraph.thread import DROP, PUT, SENDS, WRITES, GraphThread
+from ortet.integrations.langgraph.values.heap import PartStore
+from ortet.integrations.langgraph.values.parts import PartNotLoaded, Tree
+from ortet.journal.event_log import EventLog
 from ortet.journal.events import Tip
 from ortet.sessions.environment.traces import DERIVED
 
 _VERSION = 1
-_SUM = 8
-_FEW = 64
-_PART = 64
+_CHECKSUM_BYTES = 8
+_MIN_INTERVAL_EVENTS = 64
+_INTERVAL_DIVISOR = 64
 """A note follows the last one by so many events, or by this part of all: a thread of any length is
 noted for the same price an event."""
 
 
-class Needed(Record, frozen=True):
+class HeadIndexRow(StoredRecord, frozen=True):
     """As of event `seq` of a timeline: the latest checkpoint is the event `put`, goes on from
     `parent`, and has waiting `writes`; `parts` are the events that say what it is made of, `lost`
     the numbers of those of its parts that were erased."""
@@ -44,36 +44,40 @@ class Needed(Record, frozen=True):
     lost: list[int]
 
 
-def note(session: str, thread: Thread, tip: Tip) -> list[RowChange]:
+def head_index_rows(session: str, thread: GraphThread, tip: Tip) -> list[RowChange]:
     """To be written with what follows `tip`, where it is time for it."""
     seq, head = thread.seq, thread.head("")
-    if seq != tip.seq or seq - thread.noted < max(_FEW, seq // _PART) or head is None:
+    if (
+        seq != tip.seq
+        or seq - thread.indexed_seq < max(_MIN_INTERVAL_EVENTS, seq // _INTERVAL_DIVISOR)
+        or head is None
+    ):
         return []
     if head.rest.get("v", SENDS) < SENDS:  # which has something of the one before it
         return []
     writes = thread.writes("", head.id)
     trees = [*head.rest.values(), head.meta, *head.values.values(), *(w.tree for w in writes)]
     try:
-        parts, lost = _reached(thread.heap, trees)
+        parts, lost = _referenced_events(thread.part_store, trees)
     except Exception:  # of records that somebody else wrote: what is put now does not suffer by it
         return []
-    needed = Needed(
+    needed = HeadIndexRow(
         version=_VERSION,
         timeline=thread.key[1],
         seq=seq,
         hash=tip.hash,
-        put=head.at,
+        put=head.seq,
         parent=head.parent,
-        writes=sorted({write.at for write in writes}),
+        writes=sorted({write.seq for write in writes}),
         parts=sorted(parts),
         lost=sorted(lost),
     )
-    thread.noted = seq
+    thread.indexed_seq = seq
     raw = encode(needed)
     return [RowChange(DERIVED, session, checksum(raw) + raw)]
 
 
-def _reached(heap: Heap, trees: Iterable[Tree]) -> tuple[set[int], set[int]]:
+def _referenced_events(heap: PartStore, trees: Iterable[Tree]) -> tuple[set[int], set[int]]:
     """The events of all parts that trees refer to, and the numbers of those that are not there."""
     queue, seen, most = list(trees), set[int](), 2 * len(heap)
     events, lost = set[int](), set[int]()
@@ -89,7 +93,7 @@ def _reached(heap: Heap, trees: Iterable[Tree]) -> tuple[set[int], set[int]]:
                 if (part := heap.part(number)) is None:
                     lost.add(number)
                     continue
-                events.add(part.at)
+                events.add(part.seq)
                 if not part.is_message:
                     queue.append(part.tree)
                 elif part.stored is not part.tree:
@@ -97,7 +101,7 @@ def _reached(heap: Heap, trees: Iterable[Tree]) -> tuple[set[int], set[int]]:
     return events, lost
 
 
-def _numbers(tree: dict[str, Tree], queue: list[Tree], most: int) -> Iterable[int]:
+def _numbers(tree: dict[str, Tree], queue: list[Tree], max_range: int) -> Iterable[int]:
     """Those of parts in a dict; what may have others below it is put into the queue."""
     (first, *others) = tree or [""]
     if others or not first.startswith("$"):
@@ -106,8 +110,8 @@ def _numbers(tree: dict[str, Tree], queue: list[Tree], most: int) -> Iterable[in
         return [tree[first]]
     elif first == "$l":
         rows: list[Sequence[int]] = [one if len(one) == 1 else range(*one) for one in tree[first]]
-        if any(len(row) > most for row in rows):
-            raise NotWhole
+        if any(len(row) > max_range for row in rows):
+            raise PartNotLoaded
         return chain.from_iterable(rows)
     elif first == "$s":
         queue.append(tree[first])
@@ -116,46 +120,46 @@ def _numbers(tree: dict[str, Tree], queue: list[Tree], most: int) -> Iterable[in
     return ()
 
 
-def begun(
-    row: bytes, line: Line, key: tuple[str, str], load: Callable[[str, int], bytes]
-) -> Thread | None:
+def load_head_thread(
+    row: bytes, log: EventLog, key: tuple[str, str], load: Callable[[str, int], bytes]
+) -> GraphThread | None:
     """A thread that knows its latest checkpoint as of a note, and may have to be told that it does
     not know enough; None where the note is of no use."""
     try:
-        needed = decode(Needed, row[_SUM:])
+        needed = decode(HeadIndexRow, row[_CHECKSUM_BYTES:])
     except Corrupt:
         return None
-    if checksum(row[_SUM:]) != row[:_SUM] or needed.version != _VERSION:
+    if checksum(row[_CHECKSUM_BYTES:]) != row[:_CHECKSUM_BYTES] or needed.version != _VERSION:
         return None
     if needed.timeline != key[1]:
         return None
     wanted = {needed.put, *needed.writes, *needed.parts}
-    events = line.some(sorted({*wanted, needed.seq}))
+    events = log.events_by_seq(sorted({*wanted, needed.seq}))
     if not events or events[-1].seq != needed.seq or events[-1].hash != needed.hash:
         return None
-    thread = Thread(key, load)
-    thread.heap.lost = set(needed.lost)
+    thread = GraphThread(key, load)
+    thread.part_store.erased_numbers = set(needed.lost)
     for event in events:
         if event.seq not in wanted:
             continue
         if event.erased:
             return None
         if event.kind == "message":
-            thread.heap.add_message(event.data, event.seq)
+            thread.part_store.add_message(event.data, event.seq)
             continue
         for number, tree in event.data.get("new", ()):
-            thread.heap.add_stored(number, tree, event.seq)
+            thread.part_store.add_stored(number, tree, event.seq)
         if event.seq == needed.put:
-            thread.tell(PUT, {**event.data, "parent": needed.parent}, event.seq)
+            thread.apply_record(PUT, {**event.data, "parent": needed.parent}, event.seq)
         elif event.kind == WRITES:
-            thread.tell(WRITES, event.data, event.seq)
+            thread.apply_record(WRITES, event.data, event.seq)
     thread.seq = needed.seq
     return thread
 
 
-def is_caught_up(thread: Thread, line: Line) -> bool:
+def try_catch_up(thread: GraphThread, log: EventLog) -> bool:
     """Tell it what came since; False when that is about checkpoints that it does not know."""
-    for event in line.events(thread.seq):
+    for event in log.events(thread.seq):
         if event.kind == PUT and event.data.get("again"):
             return False
         thread.apply(event)

@@ -18,7 +18,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-MARK = "langgraph"
+EXTRA_KEY = "langgraph"
 """In `extra` of a message: what LangChain's has beside role and content, and its number here."""
 _ROLES: dict[type[BaseMessage], str] = {
     HumanMessage: "user",
@@ -29,11 +29,11 @@ _ROLES: dict[type[BaseMessage], str] = {
 _CLASSES = {role: found for found, role in _ROLES.items()}
 _CALLS = ("tool_calls", "tool_call_id")
 """Fields that are looked for in `extra` itself: results stay with their calls by them."""
-_OURS = ("n", "order")
+_INTERNAL_FIELDS = ("n", "order")
 """What we note under MARK, beside the fields of a message: its number, and how dicts are sorted."""
-_ATOMS = frozenset((str, int, bool, type(None), float, bytes))
-_LARGEST = 1 << 18
-_DEEPEST = 40
+_IMMUTABLE_TYPES = frozenset((str, int, bool, type(None), float, bytes))
+_MAX_TEXT_CHARS = 1 << 18
+_MAX_DEPTH = 40
 
 Snapshot = tuple[dict[str, Any], Any]
 state_of: Callable[[BaseMessage], Snapshot] = attrgetter("__dict__", "__pydantic_extra__")
@@ -49,30 +49,34 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
     usual, extra, rest = _defaults(type(message)), dict[str, Any](), dict[str, Any]()
     fields = {**message.__dict__, **(message.__pydantic_extra__ or {})}
     for name, value in fields.items():
-        if name in _OURS:
+        if name in _INTERNAL_FIELDS:
             return None
         if name in ("content", "type") or (name in usual and value == usual[name]):
             continue
         if not is_plain(value) or _is_large(value):
             return None
-        (extra if name in _CALLS else rest)[name] = copied(value)
+        (extra if name in _CALLS else rest)[name] = copy_value(value)
     order = _order({"content": message.content, **extra, **rest})
     if order is not None:
         rest["order"] = order
-    return {"role": role, "content": copied(message.content), "extra": {**extra, MARK: rest}}
+    return {
+        "role": role,
+        "content": copy_value(message.content),
+        "extra": {**extra, EXTRA_KEY: rest},
+    }
 
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
     """The message that `data_of` was given, made anew."""
     made, extra = _CLASSES[data["role"]], data["extra"]
-    fields = {"content": copied(data["content"])}
-    for name, value in extra[MARK].items():
-        if name not in _OURS:
-            fields[name] = value if type(value) in _ATOMS else copied(value)
+    fields = {"content": copy_value(data["content"])}
+    for name, value in extra[EXTRA_KEY].items():
+        if name not in _INTERNAL_FIELDS:
+            fields[name] = value if type(value) in _IMMUTABLE_TYPES else copy_value(value)
     if len(extra) > 1:
-        fields |= {name: copied(value) for name, value in extra.items() if name != MARK}
-    if (order := extra[MARK].get("order")) is not None:
-        fields = _ordered(fields, order)
+        fields |= {name: copy_value(value) for name, value in extra.items() if name != EXTRA_KEY}
+    if (order := extra[EXTRA_KEY].get("order")) is not None:
+        fields = _apply_key_order(fields, order)
     try:
         found: BaseMessage = made(**fields)
     except Exception:  # as LangGraph's serializer does with what a later release refuses
@@ -83,23 +87,26 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
 def snapshot(message: BaseMessage) -> Snapshot:
     """What tells whether a message was changed since."""
     fields, extra = state_of(message)
-    kept = {name: one if type(one) in _ATOMS else copied(one) for name, one in fields.items()}
-    return kept, copied(extra)
+    kept = {
+        name: one if type(one) in _IMMUTABLE_TYPES else copy_value(one)
+        for name, one in fields.items()
+    }
+    return kept, copy_value(extra)
 
 
-def is_as(message: BaseMessage, then: Snapshot) -> bool:
-    return state_of(message) == then
+def matches_snapshot(message: BaseMessage, expected: Snapshot) -> bool:
+    return state_of(message) == expected
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """As deepcopy, of what is mostly plain and mostly empty."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in _IMMUTABLE_TYPES:
         return value
     if kind is dict:
-        return {key: copied(one) for key, one in value.items()} if value else {}
+        return {key: copy_value(one) for key, one in value.items()} if value else {}
     if kind is list:
-        return [copied(one) for one in value] if value else []
+        return [copy_value(one) for one in value] if value else []
     return deepcopy(value)
 
 
@@ -114,7 +121,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return bool(-(1 << 63) <= value < 1 << 63)
     if kind is float:
         return isfinite(value)
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return False
     if kind is list:
         return all(is_plain(one, depth + 1) for one in value)
@@ -139,14 +146,14 @@ def _order(value: Any, *, top: bool = True) -> Any:
     return None
 
 
-def _ordered(value: Any, order: Any) -> Any:
+def _apply_key_order(value: Any, order: Any) -> Any:
     keys, below = order
     if type(value) is list:
         for at, one in below.items():
-            value[int(at)] = _ordered(value[int(at)], one)
+            value[int(at)] = _apply_key_order(value[int(at)], one)
         return value
     for key, one in below.items():
-        value[key] = _ordered(value[key], one)
+        value[key] = _apply_key_order(value[key], one)
     return {key: value[key] for key in keys} if keys else value
 
 
@@ -163,7 +170,7 @@ def is_text(value: str) -> bool:
 
 def _is_large(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) > _LARGEST
+        return len(value) > _MAX_TEXT_CHARS
     if isinstance(value, list | dict):
         parts = value.values() if isinstance(value, dict) else value
         return any(_is_large(one) for one in parts) or len(value) > 1000
@@ -171,9 +178,9 @@ def _is_large(value: Any) -> bool:
 
 
 @cache
-def _defaults(made: type[BaseMessage]) -> dict[str, Any]:
+def _defaults(message_class: type[BaseMessage]) -> dict[str, Any]:
     return {
         name: field.get_default(call_default_factory=True)
-        for name, field in made.model_fields.items()
+        for name, field in message_class.model_fields.items()
         if not field.is_required()
     }

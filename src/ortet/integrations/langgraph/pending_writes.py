@@ -8,35 +8,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
-from ortet.integrations.langgraph.thread import Spot, Thread
+from ortet.integrations.langgraph.thread import CheckpointKey, GraphThread
 from ortet.sessions.session import Session
 
-Settle = Callable[[], None]
+EnsureStored = Callable[[], None]
 """What has been added is on the disk when it returns."""
-Take = Callable[[Session, Thread], Settle]
+AddWrites = Callable[[Session, GraphThread], EnsureStored]
 
-GATHER = 0.002
+BATCH_WINDOW_SECONDS = 0.002
 """Seconds that writes of a task wait for the checkpoint that follows them."""
-LATE = 0.5
+CHECKPOINT_WAIT_SECONDS = 0.5
 """The same for the one they belong to: background threads may have it that they come first."""
 
 
-class Offer:
+class PendingWrite:
     """Writes to the checkpoint at `spot`. `take` adds them, by whoever writes next, and `told` is
     called when that was done, well or not."""
 
-    __slots__ = ("_take", "is_stored", "settle", "spot", "told")
+    __slots__ = ("_add_writes", "checkpoint_key", "ensure_stored", "is_stored", "on_added")
 
-    def __init__(self, spot: Spot, take: Take) -> None:
-        self.spot = spot
-        self.settle: Settle = lambda: None
+    def __init__(self, checkpoint_key: CheckpointKey, add_writes: AddWrites) -> None:
+        self.checkpoint_key = checkpoint_key
+        self.ensure_stored: EnsureStored = lambda: None
         self.is_stored = False
-        self.told: Callable[[], None] = lambda: None
-        self._take = take
+        self.on_added: Callable[[], None] = lambda: None
+        self._add_writes = add_writes
 
-    def take(self, session: Session, thread: Thread) -> bool:
+    def add_to(self, session: Session, thread: GraphThread) -> bool:
         try:
-            self.settle = self._take(session, thread)
+            self.ensure_stored = self._add_writes(session, thread)
             return True
         except Exception as error:  # is told to who offers it, not to who takes it
             failure = error
@@ -44,11 +44,11 @@ class Offer:
             def fail() -> None:
                 raise failure
 
-            self.settle = fail
+            self.ensure_stored = fail
             return False
 
 
-class Offers:
+class PendingWriteQueue:
     """Those of all threads. Where one is `taken` all that is left is to `settle` it.
 
     Args:
@@ -57,48 +57,53 @@ class Offers:
     """
 
     def __init__(
-        self, is_known: Callable[[str], bool], is_stored: Callable[[str, Spot], bool]
+        self, is_known: Callable[[str], bool], is_stored: Callable[[str, CheckpointKey], bool]
     ) -> None:
         self._is_known = is_known
         self._is_stored = is_stored
         self._lock = Lock()
-        self._waiting: dict[str, list[Offer]] = {}
+        self._queued: dict[str, list[PendingWrite]] = {}
 
-    def take(self, tid: str, session: Session, thread: Thread) -> list[Offer]:
+    def add_all(self, tid: str, session: Session, thread: GraphThread) -> list[PendingWrite]:
         """Add all whose checkpoint is there; `tell` them when that is on the disk."""
-        if tid not in self._waiting:
+        if tid not in self._queued:
             return []
         with self._lock:
-            waiting = self._waiting.pop(tid, [])
-            found = [one for one in waiting if thread.saved(*one.spot) is not None]
+            waiting = self._queued.pop(tid, [])
+            found = [
+                one for one in waiting if thread.get_checkpoint(*one.checkpoint_key) is not None
+            ]
             if rest := [one for one in waiting if one not in found]:
-                self._waiting[tid] = rest
+                self._queued[tid] = rest
         taken = []
         for one in found:
-            if one.take(session, thread):
+            if one.add_to(session, thread):
                 taken.append(one)
             else:
-                one.told()
+                one.on_added()
         return taken
 
-    def taken(self, tid: str, offer: Offer) -> bool:
+    def wait_until_added(self, tid: str, pending: PendingWrite) -> bool:
         """Wait until it is; False when it was withdrawn, since nobody came."""
         gate = Lock()
         gate.acquire()
-        offer.told = gate.release
+        pending.on_added = gate.release
         try:
-            self._add(tid, offer)
-            last, until = self._is_here(tid, offer.spot), time.monotonic() + LATE
-            while not gate.acquire(timeout=GATHER):
-                if (last or time.monotonic() > until) and self._withdraw(tid, offer):
+            self._add(tid, pending)
+            last, until = (
+                self._is_ready(tid, pending.checkpoint_key),
+                time.monotonic() + CHECKPOINT_WAIT_SECONDS,
+            )
+            while not gate.acquire(timeout=BATCH_WINDOW_SECONDS):
+                if (last or time.monotonic() > until) and self._withdraw(tid, pending):
                     return False
-                last = last or self._is_here(tid, offer.spot)
+                last = last or self._is_ready(tid, pending.checkpoint_key)
             return True
         except BaseException:  # by a signal: nobody waits for it any more
-            self._withdraw(tid, offer)
+            self._withdraw(tid, pending)
             raise
 
-    async def ataken(self, tid: str, offer: Offer) -> bool:
+    async def await_until_added(self, tid: str, pending: PendingWrite) -> bool:
         """Wait as `taken` does, in the loop: its pool is small, and the checkpoint needs a thread.
 
         The caller has read the thread, so one that is not known has no checkpoint yet.
@@ -114,39 +119,42 @@ class Offers:
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(open_)
 
-        offer.told = told
-        self._add(tid, offer)
+        pending.on_added = told
+        self._add(tid, pending)
         try:
-            last, until = self._is_stored(tid, offer.spot), loop.time() + LATE
-            while not (await asyncio.wait({gate}, timeout=GATHER))[0]:
-                if (last or loop.time() > until) and self._withdraw(tid, offer):
+            last, until = (
+                self._is_stored(tid, pending.checkpoint_key),
+                loop.time() + CHECKPOINT_WAIT_SECONDS,
+            )
+            while not (await asyncio.wait({gate}, timeout=BATCH_WINDOW_SECONDS))[0]:
+                if (last or loop.time() > until) and self._withdraw(tid, pending):
                     return False
-                last = last or self._is_stored(tid, offer.spot)
+                last = last or self._is_stored(tid, pending.checkpoint_key)
             return True
         except asyncio.CancelledError:
-            self._withdraw(tid, offer)
+            self._withdraw(tid, pending)
             raise
 
-    def _is_here(self, tid: str, spot: Spot) -> bool:
-        return not self._is_known(tid) or self._is_stored(tid, spot)
+    def _is_ready(self, tid: str, checkpoint_key: CheckpointKey) -> bool:
+        return not self._is_known(tid) or self._is_stored(tid, checkpoint_key)
 
-    def _add(self, tid: str, offer: Offer) -> None:
+    def _add(self, tid: str, pending: PendingWrite) -> None:
         with self._lock:
-            self._waiting.setdefault(tid, []).append(offer)
+            self._queued.setdefault(tid, []).append(pending)
 
-    def _withdraw(self, tid: str, offer: Offer) -> bool:
+    def _withdraw(self, tid: str, pending: PendingWrite) -> bool:
         """False: it was taken."""
         with self._lock:
-            waiting = self._waiting.get(tid, [])
-            if offer not in waiting:
+            waiting = self._queued.get(tid, [])
+            if pending not in waiting:
                 return False
-            waiting.remove(offer)
+            waiting.remove(pending)
             if not waiting:
-                del self._waiting[tid]
+                del self._queued[tid]
             return True
 
 
-def tell(taken: list[Offer], *, is_stored: bool) -> None:
-    for one in taken:
+def notify_added(writes: list[PendingWrite], *, is_stored: bool) -> None:
+    for one in writes:
         one.is_stored = is_stored
-        one.told()
+        one.on_added()

@@ -16,8 +16,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import TASKS
 
 from ortet.errors import Corrupt, OrtetError
-from ortet.integrations.langgraph.thread import SENDS, Saved, Thread
-from ortet.integrations.langgraph.values.parts import NotWhole, Tree
+from ortet.integrations.langgraph.thread import SENDS, GraphThread, StoredCheckpoint
+from ortet.integrations.langgraph.values.parts import PartNotLoaded, Tree
 
 
 def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
@@ -25,10 +25,10 @@ def config_of(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
     return {"configurable": found}
 
 
-def _value(thread: Thread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
+def _value(thread: GraphThread, key: str, tree: Tree, serde: SerializerProtocol) -> Any:
     try:
-        return thread.heap.value(tree, serde)
-    except (OrtetError, NotWhole):
+        return thread.part_store.decode(tree, serde)
+    except (OrtetError, PartNotLoaded):
         raise
     except Exception as error:
         raise Corrupt(
@@ -41,34 +41,46 @@ def _value(thread: Thread, key: str, tree: Tree, serde: SerializerProtocol) -> A
         ) from error
 
 
-def given(
-    thread: Thread, saved: Saved, serde: SerializerProtocol, mark: type[str], thread_id: Any
+def build_checkpoint_tuple(
+    thread: GraphThread,
+    checkpoint: StoredCheckpoint,
+    serde: SerializerProtocol,
+    id_class: type[str],
+    thread_id: Any,
 ) -> CheckpointTuple:
     """`mark` is the class of its id in config: as what it was asked for."""
-    parent = config_of(thread_id, saved.ns, mark(saved.parent)) if saved.parent else None
+    parent = (
+        config_of(thread_id, checkpoint.ns, id_class(checkpoint.parent))
+        if checkpoint.parent
+        else None
+    )
     return CheckpointTuple(
-        config=config_of(thread_id, saved.ns, mark(saved.id)),
-        checkpoint=_checkpoint(thread, saved, serde),
-        metadata=_value(thread, "metadata", saved.meta, serde),
+        config=config_of(thread_id, checkpoint.ns, id_class(checkpoint.id)),
+        checkpoint=_checkpoint(thread, checkpoint, serde),
+        metadata=_value(thread, "metadata", checkpoint.meta, serde),
         parent_config=parent,
         pending_writes=[
             (write.task, write.channel, _value(thread, write.channel, write.tree, serde))
-            for write in thread.writes(saved.ns, saved.id)
+            for write in thread.writes(checkpoint.ns, checkpoint.id)
         ],
     )
 
 
-def _checkpoint(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Checkpoint:
+def _checkpoint(
+    thread: GraphThread, saved: StoredCheckpoint, serde: SerializerProtocol
+) -> Checkpoint:
     found: Any = {key: _value(thread, key, tree, serde) for key, tree in saved.rest.items()}
     found["id"] = saved.id
     values = {key: _value(thread, key, tree, serde) for key, tree in saved.values.items()}
     found["channel_values"] = values
     if found.get("v", SENDS) < SENDS and saved.parent and TASKS not in found["channel_values"]:
-        _take_sends(thread, saved, found, serde)
+        _add_legacy_sends(thread, saved, found, serde)
     return found  # type: ignore[no-any-return]
 
 
-def _take_sends(thread: Thread, saved: Saved, found: Any, serde: SerializerProtocol) -> None:
+def _add_legacy_sends(
+    thread: GraphThread, saved: StoredCheckpoint, found: Any, serde: SerializerProtocol
+) -> None:
     """Older releases of LangGraph left what was sent to nodes with the checkpoint before."""
     assert saved.parent
     writes = thread.writes(saved.ns, saved.parent)
@@ -79,43 +91,49 @@ def _take_sends(thread: Thread, saved: Saved, found: Any, serde: SerializerProto
         versions.setdefault(TASKS, max(versions.values()) if versions else 1)
 
 
-def listed(
-    thread: Thread, config: RunnableConfig | None, before: RunnableConfig | None
-) -> Iterable[Saved]:
+def select_checkpoints(
+    thread: GraphThread, config: RunnableConfig | None, before: RunnableConfig | None
+) -> Iterable[StoredCheckpoint]:
     """Those that are asked for, the newest first."""
     conf = config["configurable"] if config else {}
     ns = conf.get("checkpoint_ns")
-    found = thread.everything() if ns is None else thread.newest_first(ns)
+    found = thread.all_checkpoints() if ns is None else thread.newest_first(ns)
     if id_ := conf.get("checkpoint_id"):
         found = [one for one in found if one.id == id_]
     until = get_checkpoint_id(before) if before else None
     if until is None:
         return found
-    known = thread.saved(ns, until) if ns is not None else None
+    known = thread.get_checkpoint(ns, until) if ns is not None else None
     if known is not None:
-        return [one for one in found if one.at < known.at]
+        return [one for one in found if one.seq < known.seq]
     return [one for one in found if one.id < until]
 
 
-def is_like(
-    thread: Thread, saved: Saved, wanted: dict[str, Any], serde: SerializerProtocol
+def matches_metadata(
+    thread: GraphThread,
+    checkpoint: StoredCheckpoint,
+    expected: dict[str, Any],
+    serde: SerializerProtocol,
 ) -> bool:
-    meta = _value(thread, "metadata", saved.meta, serde)
-    return all(meta.get(key) == value for key, value in wanted.items())
+    meta = _value(thread, "metadata", checkpoint.meta, serde)
+    return all(meta.get(key) == value for key, value in expected.items())
 
 
-def run_of(thread: Thread, saved: Saved, serde: SerializerProtocol) -> Any:
-    return _value(thread, "metadata", saved.meta, serde).get("run_id")
+def run_of(thread: GraphThread, checkpoint: StoredCheckpoint, serde: SerializerProtocol) -> Any:
+    return _value(thread, "metadata", checkpoint.meta, serde).get("run_id")
 
 
 def history(
-    thread: Thread, saved: Saved | None, channels: Sequence[str], serde: SerializerProtocol
+    thread: GraphThread,
+    checkpoint: StoredCheckpoint | None,
+    channels: Sequence[str],
+    serde: SerializerProtocol,
 ) -> dict[str, DeltaChannelHistory]:
     """What was written to each channel on the way to a checkpoint, since its value was stored; also
     in checkpoints that were dropped since."""
     writes: dict[str, list[Any]] = {channel: [] for channel in channels}
     seeds: dict[str, Any] = {}
-    at = thread.saved(saved.ns, saved.parent) if saved else None
+    at = thread.get_checkpoint(checkpoint.ns, checkpoint.parent) if checkpoint else None
     while at is not None and len(seeds) < len(writes):
         for write in reversed(thread.writes(at.ns, at.id)):
             if write.channel in writes and write.channel not in seeds:
@@ -124,7 +142,7 @@ def history(
         for channel in writes:
             if channel in at.values and channel not in seeds:
                 seeds[channel] = _value(thread, channel, at.values[channel], serde)
-        at = thread.saved(at.ns, at.parent)
+        at = thread.get_checkpoint(at.ns, at.parent)
     made: dict[str, DeltaChannelHistory] = {}
     for channel in channels:
         made[channel] = {"writes": writes[channel][::-1]}

@@ -9,10 +9,10 @@ from typing import Any
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 from langgraph.constants import START
 
-from ortet.integrations.langgraph.values.heap import Heap
-from ortet.integrations.langgraph.values.message_refs import Held
+from ortet.integrations.langgraph.values.heap import PartStore
+from ortet.integrations.langgraph.values.message_refs import MessageRefs
 from ortet.integrations.langgraph.values.parts import Tree
-from ortet.journal.conversation.superseded import Span
+from ortet.journal.conversation.superseded import SeqRange
 from ortet.journal.events import Event
 
 THREAD = "langgraph.thread"
@@ -20,11 +20,11 @@ PARTS = "langgraph.parts"
 PUT = "langgraph.put"
 WRITES = "langgraph.writes"
 DROP = "langgraph.drop"
-_DELTAS = "counters_since_delta_snapshot"
+_DELTA_COUNTERS_KEY = "counters_since_delta_snapshot"
 SENDS = 4
 """The version of checkpoints from which on what was sent to nodes lies in a channel."""
 
-Spot = tuple[str, str]
+CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
 
 
@@ -41,174 +41,186 @@ class PastId(str):
     __slots__ = ()
 
 
-class Saved:
+class StoredCheckpoint:
     """A checkpoint. `rest` is all of it but the values of its channels, which are `values`. It goes
     on from the one `before`, unless its data says from which."""
 
     __slots__ = (
-        *("at", "commit", "first", "follows", "hidden", "id"),
+        *("seq", "commit", "first_seq", "previous_seq", "is_dropped", "id"),
         *("meta", "ns", "parent", "rest", "values"),
     )
 
-    def __init__(self, data: dict[str, Any], at: int, before: str | None) -> None:
+    def __init__(self, data: dict[str, Any], seq: int, default_parent: str | None) -> None:
         self.ns: str = data["ns"]
         self.id: str = data["id"]
-        self.parent: str | None = data.get("parent", before)
+        self.parent: str | None = data.get("parent", default_parent)
         self.rest: dict[str, Tree] = data["rest"]
         self.meta: Tree = data["meta"]
         self.values: dict[str, Tree] = data["values"]
         self.commit: str = data.get("commit", "")
-        self.at = self.first = at  # the event that put it, and the one that did so first
-        self.follows = 0  # the event that put the one before, if that is not its parent
-        self.hidden = False
+        self.seq = self.first_seq = seq  # the event that put it, and the one that did so first
+        self.previous_seq = 0  # the event that put the one before, if that is not its parent
+        self.is_dropped = False
 
 
-class Write:
-    __slots__ = ("at", "channel", "index", "path", "task", "tree")
+class ChannelWrite:
+    __slots__ = ("channel", "index", "path", "seq", "task", "tree")
 
-    def __init__(self, data: dict[str, Any], index: int, channel: str, tree: Tree, at: int) -> None:
+    def __init__(
+        self, data: dict[str, Any], index: int, channel: str, tree: Tree, seq: int
+    ) -> None:
         self.task, self.path, self.index = data["task"], data["path"], index
-        self.channel, self.tree, self.at = channel, tree, at
+        self.channel, self.tree, self.seq = channel, tree, seq
 
 
-class Thread:
+class GraphThread:
     """`key` says of which session and timeline it was read, `seq` up to which event."""
 
     def __init__(self, key: tuple[str, str], load: Callable[[str, int], bytes]) -> None:
         self.key = key
-        self.seq = self.stored = self.noted = 0
+        self.seq = self.durable_seq = self.indexed_seq = 0
         self.id: Any = None  # as its user gave it, or None before its first event
         self.fence = 0  # of the lease of its session that is ours since it was read
-        self.travelled = ""  # the checkpoint whose files a run was given back
-        self.heap = Heap(load)
-        self.held = Held(self.heap)
-        self.deltas = set[str]()  # channels of the graph itself that store what was written
-        self._saved: dict[Spot, Saved] = {}
-        self._order: dict[str, list[Saved]] = {}  # by namespace, as they were put
-        self._writes: dict[Spot, dict[tuple[str, int], Write]] = {}
-        self._parents: set[Spot] = set()
+        self.restored_checkpoint_id = ""  # the checkpoint whose files a run was given back
+        self.part_store = PartStore(load)
+        self.message_refs = MessageRefs(self.part_store)
+        self.delta_channels = set[str]()  # channels of the graph itself that store what was written
+        self._checkpoints: dict[CheckpointKey, StoredCheckpoint] = {}
+        self._by_namespace: dict[str, list[StoredCheckpoint]] = {}  # by namespace, as they were put
+        self._writes: dict[CheckpointKey, dict[tuple[str, int], ChannelWrite]] = {}
+        self._parents: set[CheckpointKey] = set()
         self._children: dict[str | None, list[str]] = {}  # of the graph itself
-        self._work: dict[str | None, list[Span]] = {}
-        self._recorded = 0  # the last event of a checkpoint or of writes
+        self._work: dict[str | None, list[SeqRange]] = {}
+        self._last_recorded_seq = 0  # the last event of a checkpoint or of writes
 
     def apply(self, event: Event) -> None:
         self.seq = event.seq
         if event.erased:
             return
         if event.kind == "message":
-            self.heap.add_message(event.data, event.seq)
+            self.part_store.add_message(event.data, event.seq)
         elif event.kind.startswith("langgraph."):
-            self.take(event.kind, event.data, event.seq)
+            self.add_record(event.kind, event.data, event.seq)
 
-    def take(self, kind: str, data: dict[str, Any], seq: int) -> None:
+    def add_record(self, kind: str, data: dict[str, Any], seq: int) -> None:
         for number, tree in data.get("new", ()):
-            self.heap.add_stored(number, tree, seq)
-        self.tell(kind, data, seq)
+            self.part_store.add_stored(number, tree, seq)
+        self.apply_record(kind, data, seq)
 
-    def tell(self, kind: str, data: dict[str, Any], seq: int) -> None:
+    def apply_record(self, kind: str, data: dict[str, Any], seq: int) -> None:
         """The same, whose parts are there."""
         self.seq = max(self.seq, seq)
         if kind == PUT:
             head = self.head(data["ns"])
-            self._put(Saved(data, seq, head.id if head is not None else None))
+            self._put(StoredCheckpoint(data, seq, head.id if head is not None else None))
         elif kind == WRITES:
             known = self._writes.setdefault((data["ns"], data["id"]), {})
             for index, channel, tree in data["writes"]:
-                write = Write(data, index, channel, tree, seq)
+                write = ChannelWrite(data, index, channel, tree, seq)
                 known[write.task, index] = write
             self._add_work(data["ns"], data["id"], seq)
         elif kind == DROP:
             for ns, id_ in data["ids"]:
-                if (found := self._saved.get((ns, id_))) is not None:
-                    found.hidden = True
+                if (found := self._checkpoints.get((ns, id_))) is not None:
+                    found.is_dropped = True
         elif kind == THREAD:
             self.id = data["id"]
 
-    def _put(self, saved: Saved) -> None:
-        spot = saved.ns, saved.id
-        before = self._saved.get(spot)
-        self._saved[spot] = saved
-        order = self._order.setdefault(saved.ns, [])
+    def _put(self, checkpoint: StoredCheckpoint) -> None:
+        spot = checkpoint.ns, checkpoint.id
+        before = self._checkpoints.get(spot)
+        self._checkpoints[spot] = checkpoint
+        order = self._by_namespace.setdefault(checkpoint.ns, [])
         if before is not None:
-            saved.first, saved.follows = before.first, before.follows
-            order[order.index(before)] = saved
+            checkpoint.first_seq, checkpoint.previous_seq = before.first_seq, before.previous_seq
+            order[order.index(before)] = checkpoint
         else:
-            if order and order[-1].id != saved.parent:
-                saved.follows = order[-1].first
-            order.append(saved)
-        if saved.parent:
-            self._parents.add((saved.ns, saved.parent))
-        if not saved.ns:
-            self.deltas |= self.heap.entries(self.heap.entries(saved.meta).get(_DELTAS)).keys()
-        if before is None and not saved.ns:
-            self._children.setdefault(saved.parent, []).append(saved.id)
-        if saved.ns or START in saved.values:
-            self._add_work(saved.ns, saved.id, saved.at)
-        self._recorded = saved.at
+            if order and order[-1].id != checkpoint.parent:
+                checkpoint.previous_seq = order[-1].first_seq
+            order.append(checkpoint)
+        if checkpoint.parent:
+            self._parents.add((checkpoint.ns, checkpoint.parent))
+        if not checkpoint.ns:
+            self.delta_channels |= self.part_store.entries(
+                self.part_store.entries(checkpoint.meta).get(_DELTA_COUNTERS_KEY)
+            ).keys()
+        if before is None and not checkpoint.ns:
+            self._children.setdefault(checkpoint.parent, []).append(checkpoint.id)
+        if checkpoint.ns or START in checkpoint.values:
+            self._add_work(checkpoint.ns, checkpoint.id, checkpoint.seq)
+        self._last_recorded_seq = checkpoint.seq
 
     def _add_work(self, ns: str, id_: str, seq: int) -> None:
         """What was said with it is on its way to the next checkpoint of the graph itself."""
-        around = self._around(ns, id_) if ns else id_
-        self._work.setdefault(around, []).append((self._recorded + 1, seq))
-        self._recorded = seq
+        around = self._outer_checkpoint_id(ns, id_) if ns else id_
+        self._work.setdefault(around, []).append((self._last_recorded_seq + 1, seq))
+        self._last_recorded_seq = seq
 
-    def _around(self, ns: str, id_: str) -> str | None:
+    def _outer_checkpoint_id(self, ns: str, id_: str) -> str | None:
         """The checkpoint of the graph itself that one of a graph inside of it goes on from: in the
         background that one may be put later."""
-        saved, head = self._saved.get((ns, id_)), self.head("")
-        parents = self.heap.entries(self.heap.entries(saved.meta if saved else None).get("parents"))
+        saved, head = self._checkpoints.get((ns, id_)), self.head("")
+        parents = self.part_store.entries(
+            self.part_store.entries(saved.meta if saved else None).get("parents")
+        )
         found = parents.get("")
         return found if type(found) is str else head.id if head is not None else None
 
     # reading
 
-    def work(self, id_: str | None) -> Sequence[Span]:
+    def work(self, id_: str | None) -> Sequence[SeqRange]:
         """What was said on the way from a checkpoint to others: events in which it was asked,
         written by tasks, or done by graphs inside."""
         return self._work.get(id_, ())
 
-    def children(self, id_: str | None) -> list[Saved]:
+    def children(self, id_: str | None) -> list[StoredCheckpoint]:
         """Checkpoints of the graph itself that go on from one, as they were put."""
-        return [self._saved["", one] for one in self._children.get(id_, ())]
+        return [self._checkpoints["", one] for one in self._children.get(id_, ())]
 
     def namespaces(self) -> list[str]:
-        return list(self._order)
+        return list(self._by_namespace)
 
-    def saved(self, ns: str, id_: str | None) -> Saved | None:
+    def get_checkpoint(self, ns: str, id_: str | None) -> StoredCheckpoint | None:
         """As it was put, though it may be dropped."""
-        return self._saved.get((ns, id_)) if id_ else None
+        return self._checkpoints.get((ns, id_)) if id_ else None
 
-    def head(self, ns: str) -> Saved | None:
+    def head(self, ns: str) -> StoredCheckpoint | None:
         """What was put last: ids of a host whose clock is late would not tell."""
-        return next((one for one in reversed(self._order.get(ns, ())) if not one.hidden), None)
+        return next(
+            (one for one in reversed(self._by_namespace.get(ns, ())) if not one.is_dropped), None
+        )
 
-    def asked(self, ns: str, id_: str | None) -> Saved | None:
+    def find_checkpoint(self, ns: str, id_: str | None) -> StoredCheckpoint | None:
         """The one of this id, or the latest; None where it is not there, or was dropped."""
-        found = self.saved(ns, id_) if id_ else self.head(ns)
-        return None if found is None or found.hidden else found
+        found = self.get_checkpoint(ns, id_) if id_ else self.head(ns)
+        return None if found is None or found.is_dropped else found
 
-    def newest_first(self, ns: str) -> list[Saved]:
-        return [one for one in reversed(self._order.get(ns, ())) if not one.hidden]
+    def newest_first(self, ns: str) -> list[StoredCheckpoint]:
+        return [one for one in reversed(self._by_namespace.get(ns, ())) if not one.is_dropped]
 
-    def everything(self) -> list[Saved]:
+    def all_checkpoints(self) -> list[StoredCheckpoint]:
         """Over all namespaces, in order of ids."""
-        found = [one for order in self._order.values() for one in order if not one.hidden]
+        found = [
+            one for order in self._by_namespace.values() for one in order if not one.is_dropped
+        ]
         return sorted(found, key=lambda one: one.id, reverse=True)
 
     def has_child(self, ns: str, id_: str) -> bool:
         return (ns, id_) in self._parents
 
-    def writes(self, ns: str, id_: str) -> list[Write]:
+    def writes(self, ns: str, id_: str) -> list[ChannelWrite]:
         found = self._writes.get((ns, id_), {}).values()
         return sorted(found, key=lambda one: writes_sort_key(one.path, one.task, one.index))
 
     def missing(
-        self, spot: Spot, task: str, writes: Sequence[tuple[str, Any]]
+        self, checkpoint_key: CheckpointKey, task: str, writes: Sequence[tuple[str, Any]]
     ) -> Iterable[tuple[int, str, Any]]:
         """Those of a task that are not there yet. Of a checkpoint that was gone on from, a task
         that has written has done so: what a second one of it writes came too late."""
-        known = self._writes.get(spot, {})
-        over = self.has_child(*spot) and any(key[0] == task and key[1] >= 0 for key in known)
+        known = self._writes.get(checkpoint_key, {})
+        over = self.has_child(*checkpoint_key) and any(
+            key[0] == task and key[1] >= 0 for key in known
+        )
         for at, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, at)
             if index < 0 or not (over or (task, index) in known):

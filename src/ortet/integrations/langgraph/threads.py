@@ -9,60 +9,66 @@ from contextlib import contextmanager
 from threading import Condition
 from typing import Any
 
-from ortet._util.fork_safety import begin_in_child
+from ortet._util.fork_safety import reset_in_child
 from ortet.errors import Refused
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.session_pool import Lent, session_name
-from ortet.integrations.langgraph.head_index import begun, is_caught_up
-from ortet.integrations.langgraph.pending_writes import LATE, Offers, tell
-from ortet.integrations.langgraph.thread import THREAD, Saved, Spot, Thread
-from ortet.integrations.langgraph.values.encode import Maker
-from ortet.integrations.langgraph.write import Record, append
-from ortet.journal.event_log import Line
+from ortet.integrations._shared.session_pool import AdapterSessionPool, session_name
+from ortet.integrations.langgraph.head_index import load_head_thread, try_catch_up
+from ortet.integrations.langgraph.pending_writes import (
+    CHECKPOINT_WAIT_SECONDS,
+    PendingWriteQueue,
+    notify_added,
+)
+from ortet.integrations.langgraph.thread import THREAD, CheckpointKey, GraphThread, StoredCheckpoint
+from ortet.integrations.langgraph.values.encode import ValueEncoder
+from ortet.integrations.langgraph.write import ThreadRecord, append
+from ortet.journal.event_log import EventLog
 from ortet.journal.events import Event
-from ortet.sessions.actions.artifacts import Content, load
+from ortet.sessions.actions.artifacts import StoredContent, load
 from ortet.sessions.environment.traces import DERIVED
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
-Workspace = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
-_Journal = tuple[SessionRow, Line, int | None]
-_MOST = 64
-_MANY = 10_000
-_LINGER = 600.0
+WorkspaceOption = str | os.PathLike[str] | Callable[[str], str | os.PathLike[str]]
+_SessionJournal = tuple[SessionRow, EventLog, int | None]
+_MAX_CACHED_THREADS = 64
+_MAX_REFUSED_CHECKPOINTS = 10_000
+_IDLE_TIMEOUT_SECONDS = 600.0
 """Seconds between turns of a conversation: to open one again takes what was said in it."""
-_EARLY = 8
+_THREAD_EVENT_WINDOW = 8
 """Events among which the one is that names a thread."""
 
 
-class Threads:
+class GraphThreadStore:
     """By id, as text. One thread of this process at a time is inside a block."""
 
-    def __init__(self, hub: Hub, agent: str, workspace: Workspace | None) -> None:
-        self.lent = Lent(hub, agent=agent, linger=_LINGER)
+    def __init__(self, hub: Hub, agent: str, workspace: WorkspaceOption | None) -> None:
+        self.pool = AdapterSessionPool(hub, agent=agent, idle_timeout=_IDLE_TIMEOUT_SECONDS)
         self.workspace = workspace
-        self._anew()
-        begin_in_child(self._anew)
+        self._reset()
+        reset_in_child(self._reset)
 
-    def _anew(self) -> None:
+    def _reset(self) -> None:
         """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
-        self._known: OrderedDict[str, Thread] = OrderedDict()
-        self._latest: OrderedDict[str, Thread] = OrderedDict()  # of others, who know no more
+        self._threads: OrderedDict[str, GraphThread] = OrderedDict()
+        self._head_threads: OrderedDict[str, GraphThread] = (
+            OrderedDict()
+        )  # of others, who know no more
         self._epoch = -1  # in which they were read
-        self._stored = Condition()
+        self._stored_changed = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
-        self.offers = Offers(self.is_known, self._is_here)
+        self.pending_writes = PendingWriteQueue(self.is_known, self._is_stored_or_refused)
 
     @contextmanager
-    def reading(self, tid: str) -> Iterator[Thread | None]:
+    def reading(self, tid: str) -> Iterator[GraphThread | None]:
         """None where there is no such session."""
-        with self.lent.hub() as hub:
+        with self.pool.hub() as hub:
             found, fence = self._journal(hub, tid)
-            yield None if found is None else self._caught_up(tid, *found, fence=fence)
+            yield None if found is None else self._catch_up(tid, *found, fence=fence)
 
     def is_known(self, tid: str) -> bool:
         """Whether this process has read the thread, so that a look at it needs no disk."""
-        return tid in self._known
+        return tid in self._threads
 
     def read(self, tid: str) -> None:
         """Read a thread, if there is one, so that it is known."""
@@ -70,54 +76,54 @@ class Threads:
             pass
 
     @contextmanager
-    def latest(self, tid: str) -> Iterator[Thread | None]:
+    def reading_head(self, tid: str) -> Iterator[GraphThread | None]:
         """For who asks for the latest checkpoint and nothing else: a thread that may not know more
         than that, and raises NotWhole where it does not know enough. None: read all of it."""
-        with self.lent.hub() as hub:
+        with self.pool.hub() as hub:
             found, fence = self._journal(hub, tid)
             if found is None:
                 yield None
-            elif tid in self._known:
-                yield self._caught_up(tid, *found, fence=fence)
+            elif tid in self._threads:
+                yield self._catch_up(tid, *found, fence=fence)
             else:
-                yield self._begun(hub, tid, found)
+                yield self._load_head(hub, tid, found)
 
-    def _journal(self, hub: Hub, tid: str) -> tuple[_Journal | None, int]:
+    def _journal(self, hub: Hub, tid: str) -> tuple[_SessionJournal | None, int]:
         """With the fence of its lease where that is ours, or 0."""
-        held = self.lent.held(session_name(tid))
+        held = self.pool.find_open(session_name(tid))
         if held is None:
             self._forget_erased(hub, tid, 0)
-            return self.lent.journal(session_name(tid)), 0
-        fence = held.holding.lease.fence
+            return self.pool.journal(session_name(tid)), 0
+        fence = held.held_lease.lease.fence
         self._forget_erased(hub, tid, fence)
-        return (held.row, held.line, held._ledger.tip.seq), fence
+        return (held.row, held.event_log, held._writer.tip.seq), fence
 
-    def _begun(self, hub: Hub, tid: str, found: _Journal) -> Thread | None:
-        row, line, last = found
-        thread, key = self._latest.pop(tid, None), (row.id, row.timeline)
+    def _load_head(self, hub: Hub, tid: str, journal: _SessionJournal) -> GraphThread | None:
+        row, line, last = journal
+        thread, key = self._head_threads.pop(tid, None), (row.id, row.timeline)
         if thread is None or thread.key != key or (last is not None and last < thread.seq):
             noted = hub.catalog.row(DERIVED, row.id)
-            thread = None if noted is None else begun(noted.value, line, key, self._load)
-        if thread is None or not is_caught_up(thread, line):
+            thread = None if noted is None else load_head_thread(noted.value, line, key, self._load)
+        if thread is None or not try_catch_up(thread, line):
             return None
-        self._latest[tid] = thread
-        if len(self._latest) > _MOST:
-            self._latest.popitem(last=False)
+        self._head_threads[tid] = thread
+        if len(self._head_threads) > _MAX_CACHED_THREADS:
+            self._head_threads.popitem(last=False)
         return thread
 
     @contextmanager
-    def writing(self, tid: str) -> Iterator[tuple[Session, Thread]]:
+    def writing(self, tid: str) -> Iterator[tuple[Session, GraphThread]]:
         options: dict[str, Any] = {"durability": "commit"}  # `write` and `settle` see to it
         if self.workspace is not None:
             where = self.workspace
             options["workspace"] = where(tid) if callable(where) else where
-        with self.lent.writing(session_name(tid), **options) as session:
-            fence, last = session.holding.lease.fence, session._ledger.tip.seq
+        with self.pool.writing(session_name(tid), **options) as session:
+            fence, last = session.held_lease.lease.fence, session._writer.tip.seq
             self._forget_erased(session.hub, tid, fence)
-            thread = self._caught_up(tid, session.row, session.line, last, fence=fence)
+            thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             if thread.seq < last:  # what a checkpoint took along that failed, and nobody has stored
-                session._ledger.flush()
-                thread = self._caught_up(tid, session.row, session.line, last, fence=fence)
+                session._writer.flush()
+                thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             try:
                 yield session, thread
             except BaseException:
@@ -125,153 +131,171 @@ class Threads:
                 raise
 
     def write(
-        self, session: Session, thread: Thread, make: Maker, record: Record, thread_id: Any
+        self,
+        session: Session,
+        thread: GraphThread,
+        encoder: ValueEncoder,
+        record: ThreadRecord,
+        thread_id: Any,
     ) -> None:
         """A record, durable on return, with all that waited."""
-        event = append(session, thread, make, record=record, thread_id=thread_id, now=True)
-        self._note(thread, event.seq)
+        event = append(session, thread, encoder, record=record, thread_id=thread_id, durable=True)
+        self._mark_stored(thread, event.seq)
 
     def add(
-        self, session: Session, thread: Thread, make: Maker, record: Record, thread_id: Any
+        self,
+        session: Session,
+        thread: GraphThread,
+        encoder: ValueEncoder,
+        record: ThreadRecord,
+        thread_id: Any,
     ) -> Callable[[], None]:
         """A record that waits for the next; durable once what is returned was called, outside of
         the block."""
-        event = append(session, thread, make, record=record, thread_id=thread_id, now=False)
-        return lambda: self._settle(session, thread, event)
+        event = append(session, thread, encoder, record=record, thread_id=thread_id, durable=False)
+        return lambda: self._ensure_stored(session, thread, event)
 
-    def flush(self, session: Session, thread: Thread) -> None:
+    def flush(self, session: Session, thread: GraphThread) -> None:
         """All that was added is durable on return."""
-        session._ledger.flush()
-        self._note(thread, thread.seq)
+        session._writer.flush()
+        self._mark_stored(thread, thread.seq)
 
     @contextmanager
-    def with_offers(self, tid: str, session: Session, thread: Thread) -> Iterator[None]:
+    def with_pending_writes(
+        self, tid: str, session: Session, thread: GraphThread
+    ) -> Iterator[None]:
         """Around what is written: in one write with what tasks offer."""
-        taken, is_stored = self.offers.take(tid, session, thread), False
+        taken, is_stored = self.pending_writes.add_all(tid, session, thread), False
         try:
             yield
             is_stored = True
         finally:
-            tell(taken, is_stored=is_stored)
+            notify_added(taken, is_stored=is_stored)
 
-    def wait_for(self, tid: str, spot: Spot) -> None:
+    def wait_for(self, tid: str, checkpoint_key: CheckpointKey) -> None:
         """A checkpoint whose writes come first, as background threads have it: what was said before
         it is to be told before."""
-        if self._is_here(tid, spot):
+        if self._is_stored_or_refused(tid, checkpoint_key):
             return
         with self.reading(tid) as thread:
-            if thread is not None and thread.saved(*spot) is not None:
+            if thread is not None and thread.get_checkpoint(*checkpoint_key) is not None:
                 return
-        with self._stored:
-            self._stored.wait_for(lambda: self._is_here(tid, spot), LATE)
+        with self._stored_changed:
+            self._stored_changed.wait_for(
+                lambda: self._is_stored_or_refused(tid, checkpoint_key), CHECKPOINT_WAIT_SECONDS
+            )
 
-    def _is_here(self, tid: str, spot: Spot) -> bool:
-        thread = self._known.get(tid)
-        here = thread is not None and thread.saved(*spot) is not None
-        return here or self.is_refused(tid, spot)
+    def _is_stored_or_refused(self, tid: str, checkpoint_key: CheckpointKey) -> bool:
+        thread = self._threads.get(tid)
+        here = thread is not None and thread.get_checkpoint(*checkpoint_key) is not None
+        return here or self.is_refused(tid, checkpoint_key)
 
-    def refuse(self, tid: str, spot: Spot) -> None:
+    def refuse(self, tid: str, checkpoint_key: CheckpointKey) -> None:
         """What follows a checkpoint that was refused is refused too."""
-        with self._stored:
-            self._refused[tid, *spot] = None
-            if len(self._refused) > _MANY:
+        with self._stored_changed:
+            self._refused[tid, *checkpoint_key] = None
+            if len(self._refused) > _MAX_REFUSED_CHECKPOINTS:
                 self._refused.popitem(last=False)
-            self._stored.notify_all()
+            self._stored_changed.notify_all()
 
-    def is_refused(self, tid: str, spot: Spot) -> bool:
-        return (tid, *spot) in self._refused
+    def is_refused(self, tid: str, checkpoint_key: CheckpointKey) -> bool:
+        return (tid, *checkpoint_key) in self._refused
 
-    def _note(self, thread: Thread, seq: int) -> None:
-        with self._stored:
-            thread.stored = max(thread.stored, seq)
-            self._stored.notify_all()
+    def _mark_stored(self, thread: GraphThread, seq: int) -> None:
+        with self._stored_changed:
+            thread.durable_seq = max(thread.durable_seq, seq)
+            self._stored_changed.notify_all()
 
-    def _settle(self, session: Session, thread: Thread, event: Event) -> None:
-        with self.lent.hub():
-            if thread.stored >= event.seq:
+    def _ensure_stored(self, session: Session, thread: GraphThread, event: Event) -> None:
+        with self.pool.hub():
+            if thread.durable_seq >= event.seq:
                 return
-            if not session.holding.ended:
+            if not session.held_lease.is_released:
                 try:
-                    session._ledger.flush()
+                    session._writer.flush()
                 except BaseException:  # what is known here is not stored: it is read again
-                    self._known = OrderedDict((k, t) for k, t in self._known.items() if t != thread)
-                    self.lent.let_go(session.name)
+                    self._threads = OrderedDict(
+                        (k, t) for k, t in self._threads.items() if t != thread
+                    )
+                    self.pool.evict(session.name)
                     raise
             elif not _is_stored(session, event):
                 raise Refused(
                     "lease_lost",
                     "another process has taken over this thread: nothing was written; run again",
                 )
-            self._note(thread, event.seq)
+            self._mark_stored(thread, event.seq)
 
     def _forget_erased(self, hub: Hub, tid: str, fence: int) -> None:
         """What was erased since it was read is not given any more: all is read again. Nobody erases
         anything of a session while its lease is another's: one that is ours since needs no look."""
-        known = self._known.get(tid)
+        known = self._threads.get(tid)
         if fence and known is not None and known.fence == fence:
             return
-        epoch = hub.objects.gate.asked()  # which does not depend on anybody's clock
+        epoch = hub.objects.sweep_lock.fetch_epoch()  # which does not depend on anybody's clock
         if epoch != self._epoch:
             self._epoch = epoch
-            self._known.clear()
-            self._latest.clear()
+            self._threads.clear()
+            self._head_threads.clear()
 
     def forget(self, tid: str) -> None:
-        with self.lent.hub():
-            self._known.pop(tid, None)
-            self._latest.pop(tid, None)
+        with self.pool.hub():
+            self._threads.pop(tid, None)
+            self._head_threads.pop(tid, None)
 
     def ids(self) -> Sequence[Any]:
         """As they were given: of sessions that LangGraph has written to."""
         found = []
-        for name in self.lent.names():
-            with self.lent.hub():
-                journal = self.lent.journal(name)
-                first = journal[1].events(0, _EARLY) if journal is not None else ()
+        for name in self.pool.names():
+            with self.pool.hub():
+                journal = self.pool.journal(name)
+                first = journal[1].events(0, _THREAD_EVENT_WINDOW) if journal is not None else ()
                 found += [event.data["id"] for event in first if event.kind == THREAD]
         return found
 
-    def _caught_up(
-        self, tid: str, row: SessionRow, line: Line, last: int | None, *, fence: int
-    ) -> Thread:
-        thread, key = self._known.get(tid), (row.id, row.timeline)
+    def _catch_up(
+        self, tid: str, row: SessionRow, log: EventLog, last: int | None, *, fence: int
+    ) -> GraphThread:
+        thread, key = self._threads.get(tid), (row.id, row.timeline)
         lost = thread is not None and last is not None and last < thread.seq
         if thread is None or thread.key != key or lost:
-            thread = self._known[tid] = Thread(key, self._load)
-            if len(self._known) > _MOST:
-                self._known.popitem(last=False)
-        self._known.move_to_end(tid)
+            thread = self._threads[tid] = GraphThread(key, self._load)
+            if len(self._threads) > _MAX_CACHED_THREADS:
+                self._threads.popitem(last=False)
+        self._threads.move_to_end(tid)
         if last is None or last > thread.seq:
-            for event in line.events(thread.seq):
+            for event in log.events(thread.seq):
                 thread.apply(event)
-        if (other := self._latest.pop(tid, None)) is not None and other.key == key:
-            thread.heap.take_over(other.heap)
+        if (other := self._head_threads.pop(tid, None)) is not None and other.key == key:
+            thread.part_store.adopt_objects(other.part_store)
         thread.fence = fence
         return thread
 
     def _load(self, oid: str, size: int) -> bytes:
-        with self.lent.hub() as hub:
-            return load(hub.objects, Content(oid, size))
+        with self.pool.hub() as hub:
+            return load(hub.objects, StoredContent(oid, size))
 
     # files
 
-    def go_back(self, tid: str, saved: Saved) -> None:
+    def restore_files(self, tid: str, checkpoint: StoredCheckpoint) -> None:
         """The files of an older checkpoint, before a run goes on from it."""
         with self.writing(tid) as (session, thread):
-            if saved.commit and saved is not thread.head(""):
-                session.restore(saved.commit, only={"files"})
-                thread.travelled = saved.id
+            if checkpoint.commit and checkpoint is not thread.head(""):
+                session.restore(checkpoint.commit, only={"files"})
+                thread.restored_checkpoint_id = checkpoint.id
 
-    def commit(self, session: Session, thread: Thread, before: Saved | None, id_: str) -> str:
+    def commit(
+        self, session: Session, thread: GraphThread, before: StoredCheckpoint | None, id_: str
+    ) -> str:
         """The files as they are now, or, of an update to an older checkpoint, were then."""
         if before is not None and not before.ns and before is not thread.head(""):
-            if before.commit and before.id != thread.travelled:
+            if before.commit and before.id != thread.restored_checkpoint_id:
                 session.restore(before.commit, only={"files"})
-            thread.travelled = ""
+            thread.restored_checkpoint_id = ""
         return session.commit(f"checkpoint {id_}").oid
 
 
 def _is_stored(session: Session, event: Event) -> bool:
     """Who let the session go has written what waited, unless it was another's by then."""
-    found = session.line.event(session.line.timeline, event.seq)
+    found = session.event_log.event(session.event_log.timeline, event.seq)
     return found is not None and found.hash == event.hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ortet._util.validation import CALL, COUNT, TIMES, may_be, must_be
+from ortet._util.validation import CALLABLE, COUNT, POSITIVE_COUNT, optional, require
 from ortet.hub.hub import Hub
 from ortet.integrations.openai_agents.session import OrtetSession
 from ortet.journal.conversation.compaction import Summarise
@@ -33,11 +33,11 @@ class OrtetCompactingSession(OrtetSession):
         summarise: Summarise | None = None,
         **options: Any,
     ) -> None:
-        must_be(TIMES, above=above)
-        must_be(COUNT, keep_last=keep_last)
-        may_be(CALL, summarise=summarise)
+        require(POSITIVE_COUNT, above=above)
+        require(COUNT, keep_last=keep_last)
+        optional(CALLABLE, summarise=summarise)
         super().__init__(session_id, hub, **options)
-        self._above, self._keep_last, self._summarise = above, keep_last, summarise
+        self._max_messages, self._keep_last, self._summarise = above, keep_last, summarise
 
     async def run_compaction(
         self,
@@ -48,14 +48,14 @@ class OrtetCompactingSession(OrtetSession):
         """Called by the Runner behind each turn; `{"force": True}` compacts in any case."""
         del wrapper
         force = bool(args and args.get("force"))
-        await self._order.do(lambda: self._compact(force))
+        await self._worker.do(lambda: self._compact(force))
 
     def _add(self, items: list[Any]) -> None:
         super()._add(items)
-        if not self._ours:  # the SDK asks only where a service gave its response an id
+        if not self._open_calls:  # the SDK asks only where a service gave its response an id
             self._compact(force=False)
 
     def _compact(self, force: bool) -> None:
-        with self._lent.writing(self._here(), create=False) as session:
-            if force or len(session.messages(last=self._above + 1)) > self._above:
+        with self._pool.writing(self._session_name(), create=False) as session:
+            if force or len(session.messages(last=self._max_messages + 1)) > self._max_messages:
                 session.compact(self._keep_last, self._summarise)

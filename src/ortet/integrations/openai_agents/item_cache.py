@@ -8,37 +8,37 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from ortet._util.codec import array_head
-from ortet._util.structs import known
-from ortet.integrations._shared.messages import whole_of
+from ortet._util.codec import array_header
+from ortet._util.structs import thread_safe_struct
+from ortet.integrations._shared.messages import load_full_message
 from ortet.integrations.openai_agents.items import Item, items_of, result_of
 from ortet.journal.conversation.compaction import summary_message
-from ortet.journal.conversation.tool_calls import results_of, settled
+from ortet.journal.conversation.tool_calls import results_of, without_obsolete_results
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
-from ortet.sessions.reader import View
-from ortet.sessions.recollect import last_compaction, rules_of
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
-_FEW = 8
-_TAIL = 64
+_FIRST_PAGE = 8
+_UNANSWERED_CALL_WINDOW = 64
 """Items among which calls without results are looked for."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(known(list[Item])).decode
+_decode = msgspec.msgpack.Decoder(thread_safe_struct(list[Item])).decode
 
 
-class _Said(NamedTuple):
+class _MessageSpan(NamedTuple):
     """A message: where it ends in the list of items, and the call that it makes up a result of."""
 
     seq: int
     end: int
-    lost: str
+    synthetic_call_id: str
     time: int
 
 
-class Placed(NamedTuple):
+class StoredItem(NamedTuple):
     """An item, the event of its message, and when that was."""
 
     seq: int
@@ -46,110 +46,122 @@ class Placed(NamedTuple):
     item: Item
 
 
-class Shelf:
+class ItemCache:
     """Items as bytes: who asks gets items of its own, which it may change."""
 
     def __init__(self) -> None:
         self._key: tuple[str, int, int] = ("", -1, 0)
         self._seq = 0
-        self._said: list[_Said] = []
+        self._message_spans: list[_MessageSpan] = []
         self._items: list[bytes] = []
-        self._first: list[bytes] = []
+        self._leading_items: list[bytes] = []
 
-    def items(self, view: View, limit: int | None, ours: Collection[str]) -> list[Item]:
+    def items(
+        self, view: SessionReader, limit: int | None, open_calls: Collection[str]
+    ) -> list[Item]:
         """All, or the latest; calls that are not `ours` and have no result get one that says so."""
-        if limit is not None and limit > 0 and not ours and self._key[1] < 0:
-            found = [whole_of(view, message) for message in view.messages(last=limit)]
+        if limit is not None and limit > 0 and not open_calls and self._key[1] < 0:
+            found = [load_full_message(view, message) for message in view.messages(last=limit)]
             if len(found) == limit:
-                few = Shelf()
-                few._take(found)
-                return _decoded(few._shown(view, ours)[-limit:])
-        self._bring_up(view)
-        shown = [*self._first, *self._shown(view, ours)]
+                few = ItemCache()
+                few._append_messages(found)
+                return _decode_items(few._visible_items(view, open_calls)[-limit:])
+        self._catch_up(view)
+        shown = [*self._leading_items, *self._visible_items(view, open_calls)]
         if limit is not None and limit >= 0:
             shown = shown[-limit:] if limit else []
-        return _decoded(shown)
+        return _decode_items(shown)
 
-    def placed(self, view: View) -> list[Placed]:
+    def stored_items(self, view: SessionReader) -> list[StoredItem]:
         """All of them, but for results that were made up."""
-        self._bring_up(view)
-        items, start, found = _decoded(self._items), 0, list[Placed]()
-        for one in self._said:
-            if not one.lost:
-                found += [Placed(one.seq, one.time, item) for item in items[start : one.end]]
+        self._catch_up(view)
+        items, start, found = _decode_items(self._items), 0, list[StoredItem]()
+        for one in self._message_spans:
+            if not one.synthetic_call_id:
+                found += [StoredItem(one.seq, one.time, item) for item in items[start : one.end]]
             start = one.end
         return found
 
-    def _bring_up(self, view: View) -> None:
-        core = view.mind.core
-        key = (view.line.timeline, core.since, core.summary)
+    def _catch_up(self, view: SessionReader) -> None:
+        core = view.state.core
+        key = (view.event_log.timeline, core.since, core.summary)
         if key != self._key or core.events < self._seq:
             self._read(view, key)
             return
         if core.events > self._seq:
-            new = [whole_of(view, one) for one in _messages(view.events(self._seq, core.events))]
-            lost = {one.lost for one in self._said if one.lost}
+            new = [
+                load_full_message(view, one)
+                for one in _to_messages(view.events(self._seq, core.events))
+            ]
+            lost = {one.synthetic_call_id for one in self._message_spans if one.synthetic_call_id}
             if lost and any(lost.intersection(results_of(one)) for one in new):
                 self._read(view, key)  # a real result came after all
                 return
-            self._take(new)
+            self._append_messages(new)
             self._seq = core.events
 
-    def _read(self, view: View, key: tuple[str, int, int]) -> None:
-        self._key, self._seq = key, view.mind.core.events
-        self._said, self._items = [], []
+    def _read(self, view: SessionReader, key: tuple[str, int, int]) -> None:
+        self._key, self._seq = key, view.state.core.events
+        self._message_spans, self._items = [], []
         past = last_compaction(view)
-        first = [] if past is None else rules_of(view)
+        first = [] if past is None else system_messages(view)
         if past is not None and past.summary:
             first.append(summary_message(past))
-        self._first = [_encode(item) for _, items in items_of(first) for item in items]
+        self._leading_items = [_encode(item) for _, items in items_of(first) for item in items]
         events = view.events(key[1], self._seq)
-        self._take([whole_of(view, message) for message in settled(list(_messages(events)))])
+        self._append_messages(
+            [
+                load_full_message(view, message)
+                for message in without_obsolete_results(list(_to_messages(events)))
+            ]
+        )
 
-    def _take(self, messages: Iterable[Message]) -> None:
+    def _append_messages(self, messages: Iterable[Message]) -> None:
         for message, items in items_of(messages):
             self._items += map(_encode, items)
             ids = results_of(message) if message.extra.get("synthetic") else []
-            self._said.append(
-                _Said(message.seq, len(self._items), ids[0] if ids else "", message.time)
+            self._message_spans.append(
+                _MessageSpan(message.seq, len(self._items), ids[0] if ids else "", message.time)
             )
 
-    def _shown(self, view: View, ours: Collection[str]) -> list[bytes]:
+    def _visible_items(self, view: SessionReader, open_calls: Collection[str]) -> list[bytes]:
         """A result that was made up is not shown to who made the call and may give the real one."""
-        said, end = self._said, len(self._items)
+        said, end = self._message_spans, len(self._items)
         for at in range(len(said) - 1, -1, -1):
-            if said[at].lost not in ours or not said[at].lost:
+            if said[at].synthetic_call_id not in open_calls or not said[at].synthetic_call_id:
                 break
             end = said[at - 1].end if at else 0
         shown = self._items[:end] if end < len(self._items) else self._items
-        waiting = [call for call in view.mind.core.calling if call.id not in ours]
+        waiting = [call for call in view.state.core.calling if call.id not in open_calls]
         if not waiting:
             return shown
-        tail = _decoded(shown[-_TAIL:])
+        tail = _decode_items(shown[-_UNANSWERED_CALL_WINDOW:])
         return [*shown, *(_encode(one) for call in waiting for one in result_of(call, tail))]
 
 
-_KEPT: WeakKeyDictionary[Session, Shelf] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[Session, ItemCache] = WeakKeyDictionary()
 
 
-def shelf_of(view: View) -> Shelf:
+def item_cache_for(view: SessionReader) -> ItemCache:
     """Of an opened session the same as long as it is open; else another each time: whoever reads
     what nobody keeps open finds that something was erased meanwhile."""
-    return _KEPT.setdefault(view, Shelf()) if isinstance(view, Session) else Shelf()
+    return _CACHES.setdefault(view, ItemCache()) if isinstance(view, Session) else ItemCache()
 
 
-def messages_in(view: View, last: int | None = None) -> list[tuple[Message, list[Item]]]:
+def messages_with_items(
+    view: SessionReader, last: int | None = None
+) -> list[tuple[Message, list[Item]]]:
     """Each with its items, or the last ones; without results that were made up."""
     several = view.messages() if last is None else view.messages(last=last)
-    found = items_of(whole_of(view, message) for message in several)
+    found = items_of(load_full_message(view, message) for message in several)
     return [(message, items) for message, items in found if not message.extra.get("synthetic")]
 
 
-def newest_in(view: View) -> Iterator[tuple[Message, list[Item]]]:
+def newest_messages(view: SessionReader) -> Iterator[tuple[Message, list[Item]]]:
     """The same from the end on, for who wants only some: it costs what they do."""
-    count, seen = _FEW, view.mind.core.events + 1
+    count, seen = _FIRST_PAGE, view.state.core.events + 1
     while True:
-        found = messages_in(view, count)
+        found = messages_with_items(view, count)
         yield from (pair for pair in reversed(found) if pair[0].seq < seen)
         if len(view.messages(last=count)) < count:
             return
@@ -157,9 +169,9 @@ def newest_in(view: View) -> Iterator[tuple[Message, list[Item]]]:
         count *= 4
 
 
-def _messages(events: Iterable[Event]) -> Iterable[Message]:
+def _to_messages(events: Iterable[Event]) -> Iterable[Message]:
     return (message_of(one) for one in events if one.kind == "message" and not one.erased)
 
 
-def _decoded(items: list[bytes]) -> list[Item]:
-    return _decode(array_head(len(items)) + b"".join(items))
+def _decode_items(items: list[bytes]) -> list[Item]:
+    return _decode(array_header(len(items)) + b"".join(items))

@@ -12,28 +12,28 @@ from typing import Any
 
 from ortet.errors import Invalid
 from ortet.journal.conversation.text import text_of
-from ortet.journal.conversation.tool_calls import LOST
-from ortet.journal.state.records import Call, Message
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
+from ortet.journal.state.records import Message, ToolCall
 
 Item = dict[str, Any]
 
-OWN = "openai"
+EXTRA_KEY = "openai"
 _OUTPUTS = {"tool_search_output", "program_output"}
-_ANSWERED = {
+_OUTPUT_TYPE_BY_CALL = {
     "function_call": "function_call_output",
     "custom_tool_call": "custom_tool_call_output",
 }
 """Calls for which a result can be made up; by the type of that."""
 _ROLES = ("user", "system", "developer")
-_OF_USER = {"mcp_approval_response"}
-_NOTHING: list[dict[str, Any]] = [{"message": {}}]
+_USER_ITEM_TYPES = {"mcp_approval_response"}
+_EMPTY_EXTRA: list[dict[str, Any]] = [{"message": {}}]
 """What a text has to say that its message does not."""
 
 
 def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
     """As `say_all` takes them."""
     found: list[dict[str, Any]] = []
-    group: _Group | None = None
+    group: _AssistantMessage | None = None
     for number, item in enumerate(items):
         if type(item) is not dict and not isinstance(item, Mapping):
             raise Invalid(
@@ -46,63 +46,69 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
             group = None
             found.append(own)
             continue
-        alone = _alone(own)
+        alone = _non_assistant_message(own)
         if alone is not None:
             group = None
             found.append(alone)
             continue
-        if group is None or not group.takes(item):
-            group = _Group()
+        if group is None or not group.accepts(item):
+            group = _AssistantMessage()
             found.append(group.message)
         group.add(own)
     for message in found:
-        if message.get(OWN) == _NOTHING and isinstance(message["content"], str):
-            del message[OWN]
+        if message.get(EXTRA_KEY) == _EMPTY_EXTRA and isinstance(message["content"], str):
+            del message[EXTRA_KEY]
     return found
 
 
-def _alone(item: Item) -> dict[str, Any] | None:
+def _non_assistant_message(item: Item) -> dict[str, Any] | None:
     """The message of an item that no model made."""
     role, type_, call = item.get("role"), item.get("type"), item.get("call_id")
     if isinstance(role, str) and role and role != "assistant":
         if "content" not in item:
-            return {"role": role, "content": None, OWN: [{"raw": item}]}
+            return {"role": role, "content": None, EXTRA_KEY: [{"raw": item}]}
         content, rest = item["content"], _without(item, "role", "content")
-        own = {} if not rest and isinstance(content, str) else {OWN: [{"message": rest}]}
+        own = {} if not rest and isinstance(content, str) else {EXTRA_KEY: [{"message": rest}]}
         return {"role": role, "content": content, **own}
     if isinstance(call, str) and _is_output(type_):
         said = {"role": "tool", "content": item.get("output"), "tool_call_id": call}
         if "output" not in item:
-            return {**said, OWN: [{"raw": item}]}
+            return {**said, EXTRA_KEY: [{"raw": item}]}
         rest = _without(item, "call_id", "output")
         if rest == {"type": "function_call_output"} and isinstance(item["output"], str):
             return said
-        return {**said, OWN: [{"result": rest}]}
-    if type_ in _OF_USER:
-        return {"role": "user", "content": "", OWN: [{"raw": item}]}
+        return {**said, EXTRA_KEY: [{"result": rest}]}
+    if type_ in _USER_ITEM_TYPES:
+        return {"role": "user", "content": "", EXTRA_KEY: [{"raw": item}]}
     return None
 
 
-class _Group:
+class _AssistantMessage:
     """A message of the assistant, as it is made of items."""
 
     def __init__(self) -> None:
-        self.own: list[dict[str, Any]] = []
+        self.item_extras: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
-        self.message: dict[str, Any] = {"role": "assistant", "content": "", OWN: self.own}
+        self.message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "",
+            EXTRA_KEY: self.item_extras,
+        }
 
-    def takes(self, item: Mapping[str, Any]) -> bool:
+    def accepts(self, item: Mapping[str, Any]) -> bool:
         """Text begins another message, unless it is the first of this one."""
-        return item.get("role") != "assistant" or not any("raw" not in one for one in self.own)
+        return item.get("role") != "assistant" or not any(
+            "raw" not in one for one in self.item_extras
+        )
 
     def add(self, item: Item) -> None:
         if item.get("role") == "assistant" and "content" in item:
-            self.own.append(self._text(item))
+            self.item_extras.append(self._text(item))
         elif isinstance(item.get("call_id"), str):
-            self.own.append(self._call(item))
+            self.item_extras.append(self._call(item))
             self.message["tool_calls"] = self.calls
         else:
-            self.own.append({"raw": item})
+            self.item_extras.append({"raw": item})
 
     def _text(self, item: Item) -> dict[str, Any]:
         content, rest = item["content"], _without(item, "role", "content")
@@ -138,29 +144,29 @@ def items_of(messages: Iterable[Message]) -> Iterator[tuple[Message, list[Item]]
         yield message, items
 
 
-def result_of(call: Call, items: Sequence[Item]) -> list[Item]:
+def result_of(call: ToolCall, items: Sequence[Item]) -> list[Item]:
     """What stands for the result of a call that a crash has cut off, where it can be said."""
     types = {item.get("call_id"): item.get("type") for item in items}
-    return _made_up(call.id, str(types.get(call.id)))
+    return _synthetic_result(call.id, str(types.get(call.id)))
 
 
-def _made_up(call: str, type_: str, said: Any = LOST) -> list[Item]:
-    output = _ANSWERED.get(type_)
-    return [{"type": output, "call_id": call, "output": said}] if output else []
+def _synthetic_result(call: str, type_: str, content: Any = LOST_RESULT_TEXT) -> list[Item]:
+    output = _OUTPUT_TYPE_BY_CALL.get(type_)
+    return [{"type": output, "call_id": call, "output": content}] if output else []
 
 
 def _items(message: Message, types: dict[str, str]) -> list[Item]:
     extra = message.extra if isinstance(message.extra, dict) else {}
-    own = extra.get(OWN)
+    own = extra.get(EXTRA_KEY)
     if message.role == "assistant":
-        return _made(message, extra, own if isinstance(own, list) else None)
+        return _assistant_items(message, extra, own if isinstance(own, list) else None)
     first = own[0] if isinstance(own, list) and own else None
     if first is not None and "raw" in first:
         return [dict(first["raw"])]
     call = extra.get("tool_call_id")
     if message.role == "tool" and isinstance(call, str):
         if extra.get("synthetic"):
-            return _made_up(call, types.get(call, "function_call"), message.content)
+            return _synthetic_result(call, types.get(call, "function_call"), message.content)
         rest = first["result"] if first is not None else {"type": "function_call_output"}
         output = message.content if first is not None else _text(message.content)
         return [{**rest, "call_id": call, "output": output}]
@@ -170,17 +176,19 @@ def _items(message: Message, types: dict[str, str]) -> list[Item]:
     return [{"role": role, "content": _text(message.content)}]
 
 
-def _made(message: Message, extra: Mapping[str, Any], own: list[Any] | None) -> list[Item]:
+def _assistant_items(
+    message: Message, extra: Mapping[str, Any], item_extras: list[Any] | None
+) -> list[Item]:
     """The items of a message of the assistant."""
     calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
     content = message.content
-    if own is None:
+    if item_extras is None:
         content = _text(content)
-        own = [{"message": {}}] if content or not calls else []
-        own += [{"call": {}} for _ in calls]
+        item_extras = [{"message": {}}] if content or not calls else []
+        item_extras += [{"call": {}} for _ in calls]
     found: list[Item] = []
     left = iter(calls)
-    for one in own:
+    for one in item_extras:
         if "raw" in one:
             found.append(dict(one["raw"]))
         elif "call" in one:

@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
-_IDLE = 5.0
+_IDLE_TIMEOUT_SECONDS = 5.0
 """Seconds without a call after which a thread ends: a server may keep thousands of sessions."""
 
 
-class Order:
+class SerialWorker:
     """In a thread of its own, begun with the first of them; it ends with `close`, when nothing was
     asked for a while, or when nobody has this any more. There and back takes half of the time that
     an executor needs, which was a fifth of all that it takes to store something."""
 
     def __init__(self) -> None:
-        self._queue: list[_Queue] = []  # one, or none before it is begun
-        self._process = os.getpid()
-        weakref.finalize(self, _end, self._queue).atexit = False
+        self._worker_threads: list[_WorkerThread] = []  # one, or none before it is begun
+        self._pid = os.getpid()
+        weakref.finalize(self, _end, self._worker_threads).atexit = False
 
     async def do(self, call: Callable[[], T]) -> T:
         """What `call` returns, behind whatever was asked for before. Who is cancelled meanwhile,
@@ -38,7 +38,7 @@ class Order:
         try:
             return await done
         except asyncio.CancelledError:
-            behind = asyncio.ensure_future(self.do(_nothing))
+            behind = asyncio.ensure_future(self.do(_noop))
             while not behind.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({behind})
@@ -46,20 +46,20 @@ class Order:
 
     def close(self) -> None:
         """When all that was asked for is done. It can be used again."""
-        if self._queue and self._process == os.getpid():
-            queue = self._queue.pop()
+        if self._worker_threads and self._pid == os.getpid():
+            queue = self._worker_threads.pop()
             queue.close()
             queue.thread.join()
 
     def _put(self, job: _Job) -> None:
-        here = self._process == os.getpid()  # a forked child has no threads
-        if not (here and self._queue and self._queue[0].is_put(job)):
-            queue = _Queue(job)
+        here = self._pid == os.getpid()  # a forked child has no threads
+        if not (here and self._worker_threads and self._worker_threads[0].try_put(job)):
+            queue = _WorkerThread(job)
             queue.thread.start()
-            self._queue[:], self._process = [queue], os.getpid()
+            self._worker_threads[:], self._pid = [queue], os.getpid()
 
 
-class _Queue:
+class _WorkerThread:
     """What a thread has to do. It does not know whose it is, so that nobody needs to have that."""
 
     def __init__(self, first: _Job) -> None:
@@ -71,7 +71,7 @@ class _Queue:
         self._lock = Lock()
         self._ended = False
 
-    def is_put(self, job: _Job) -> bool:
+    def try_put(self, job: _Job) -> bool:
         """False when the thread ends, or has ended, and would not do it."""
         with self._lock:
             if not self._ended:
@@ -80,7 +80,7 @@ class _Queue:
 
     def next(self) -> _Job | None:
         with suppress(Empty):
-            return self.jobs.get(timeout=_IDLE)
+            return self.jobs.get(timeout=_IDLE_TIMEOUT_SECONDS)
         with self._lock:
             self._ended = self._ended or self.jobs.empty()
             return None if self.jobs.empty() else self.jobs.get()
@@ -91,14 +91,14 @@ class _Queue:
         self.jobs.put(None)
 
 
-def _end(queue: list[_Queue]) -> None:
+def _end(threads: list[_WorkerThread]) -> None:
     """Its owner is gone, perhaps in the midst of anything that this thread does: no lock."""
-    for one in queue:
+    for one in threads:
         one.jobs.put(None)
 
 
-def _work(queue: _Queue) -> None:
-    while (job := queue.next()) is not None:
+def _work(worker: _WorkerThread) -> None:
+    while (job := worker.next()) is not None:
         call, loop, done = job
         given, failed = None, None
         try:
@@ -106,19 +106,19 @@ def _work(queue: _Queue) -> None:
         except BaseException as error:
             failed = error
         with suppress(RuntimeError):  # a loop that was closed meanwhile: nobody waits there
-            loop.call_soon_threadsafe(_tell, done, given, failed)
+            loop.call_soon_threadsafe(_set_outcome, done, given, failed)
         # Nothing is kept until the next one comes: neither what was given nor, by its call, whose
         # thread this is.
         del job, call, loop, done, given, failed
 
 
-def _tell(done: asyncio.Future[Any], given: Any, failed: BaseException | None) -> None:
+def _set_outcome(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if done.done():  # it was cancelled meanwhile
         return
-    if failed is None:
-        done.set_result(given)
+    if error is None:
+        done.set_result(result)
     else:
-        done.set_exception(failed)
+        done.set_exception(error)
 
 
-def _nothing() -> None: ...
+def _noop() -> None: ...

@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ortet._util.validation import TIMES, must_be
-from ortet.integrations._shared.messages import leave_out, take_back
-from ortet.integrations.openai_agents.item_cache import shelf_of
+from ortet._util.validation import POSITIVE_COUNT, require
+from ortet.integrations._shared.messages import clear_context, replace_messages_from
+from ortet.integrations.openai_agents.item_cache import item_cache_for
 from ortet.integrations.openai_agents.items import Item, messages_of
-from ortet.integrations.openai_agents.turns import Turns
-from ortet.sessions.reader import View
+from ortet.integrations.openai_agents.turns import TurnTrackingConversation
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import last_compaction
 from ortet.sessions.session import Session
 
 if TYPE_CHECKING:
     from agents.memory.session import _CompactionSnapshot
 
-Placed = tuple[int, Item]
+SeqItem = tuple[int, Item]
 """An item, and the event of its message."""
 
 
-class Replacing(Turns):
+class CompactableConversation(TurnTrackingConversation):
     """The half of OrtetSession that OpenAIResponsesCompactionSession asks for, where it can."""
 
     async def _get_compaction_snapshot(self, limit: int, **_: Any) -> _CompactionSnapshot | None:
@@ -30,8 +30,8 @@ class Replacing(Turns):
         where a summary of ours stands for others: the SDK then replaces all."""
         from agents.memory.session import _CompactionSnapshot
 
-        must_be(TIMES, limit=limit)
-        found = await self._order.do(lambda: self._read(self._placed))
+        require(POSITIVE_COUNT, limit=limit)
+        found = await self._worker.do(lambda: self._read(self._stored_items))
         if found is None:
             return None
         timeline, placed = found
@@ -42,32 +42,32 @@ class Replacing(Turns):
             whole = complete and start == 0
 
             def write(session: Session) -> bool:
-                now = self._placed(session)
+                now = self._stored_items(session)
                 if not expected or now is None or now[0] != timeline:
                     return False
                 if now[1][-len(expected) :] != expected or (whole and len(now[1]) != len(placed)):
                     return False
-                return _replace(session, now[1], len(expected), list(output), whole=whole)
+                return _replace_tail(session, now[1], len(expected), list(output), all_items=whole)
 
-            return bool(await self._order.do(lambda: self._write(write)))
+            return bool(await self._worker.do(lambda: self._write(write)))
 
         return _CompactionSnapshot([item for _, item in latest], complete, replace)  # type: ignore[misc]
 
-    def _placed(self, view: View) -> tuple[str, list[Placed]] | None:
+    def _stored_items(self, view: SessionReader) -> tuple[str, list[SeqItem]] | None:
         past = last_compaction(view)
         if past is not None and (past.summary or past.rules):
             return None
-        placed = [(one.seq, one.item) for one in shelf_of(view).placed(view)]
-        return view.line.timeline, placed
+        placed = [(one.seq, one.item) for one in item_cache_for(view).stored_items(view)]
+        return view.event_log.timeline, placed
 
 
-def _replace(
-    session: Session, placed: Sequence[Placed], count: int, output: list[Any], *, whole: bool
+def _replace_tail(
+    session: Session, stored: Sequence[SeqItem], count: int, output: list[Any], *, all_items: bool
 ) -> bool:
-    if whole:
-        return leave_out(session, messages_of(output))
-    at = len(placed) - count
-    seq = placed[at][0]
-    kept = [item for other, item in placed[:at] if other == seq]  # of the same message
-    take_back(session, seq, messages_of([*kept, *output]))
+    if all_items:
+        return clear_context(session, messages_of(output))
+    at = len(stored) - count
+    seq = stored[at][0]
+    kept = [item for other, item in stored[:at] if other == seq]  # of the same message
+    replace_messages_from(session, seq, messages_of([*kept, *output]))
     return True

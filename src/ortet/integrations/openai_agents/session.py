@@ -7,28 +7,28 @@ from typing import Any
 
 from agents.memory.session_settings import SessionSettings
 
-from ortet._util.validation import TIMES, check_text, may_be, must_be
+from ortet._util.validation import POSITIVE_COUNT, check_text, optional, require
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.messages import leave_out
+from ortet.integrations._shared.messages import clear_context
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations.openai_agents.conversation import MAIN
-from ortet.integrations.openai_agents.item_cache import shelf_of
+from ortet.integrations.openai_agents.conversation import MAIN_BRANCH
+from ortet.integrations.openai_agents.item_cache import item_cache_for
 from ortet.integrations.openai_agents.items import is_user
-from ortet.integrations.openai_agents.replacing import Replacing
-from ortet.sessions.history.forking import Named, fork_named
+from ortet.integrations.openai_agents.replacing import CompactableConversation
+from ortet.sessions.history.forking import NamedForks, fork_named
 from ortet.sessions.history.rewind import commit_at
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import ARCHIVED, CLOSED
-from ortet.store.sweep_retry import repeated
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 _NOTE = "openai.branch"
 """The note of a fork that says which branch it is, of which session."""
-_TRIES = 1000
+_MAX_NAME_ATTEMPTS = 1000
 
 
-class OrtetSession(Replacing):
+class OrtetSession(CompactableConversation):
     """Give it to `Runner.run(…, session=…)`. The Ortet session is the one of the same name, or one
     whose name ends in a hash of an id that cannot be a name; `options` are those of `hub.session`
     for a new one: goal, budget, profile.
@@ -43,14 +43,14 @@ class OrtetSession(Replacing):
         hub: Hub,
         *,
         agent: str = "default",
-        branch: str = MAIN,
+        branch: str = MAIN_BRANCH,
         session_settings: SessionSettings | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(session_id, hub, agent=agent, session_settings=session_settings, **options)
-        self._at = self._name
-        if branch != MAIN:
-            self._at = self._here(branch)
+        self._current_name = self._name
+        if branch != MAIN_BRANCH:
+            self._current_name = self._session_name(branch)
             self._branch = branch
 
     @property
@@ -63,9 +63,9 @@ class OrtetSession(Replacing):
     ) -> str:
         """Go on from before a turn, on a branch of its own; returns which. NotFound("no_turn"),
         Conflict("name_taken") when there is or was one of that name."""
-        must_be(TIMES, turn_number=turn_number)
-        may_be(_NAME, branch_name=branch_name)
-        return await self._order.do(lambda: self._make(turn_number, branch_name))
+        require(POSITIVE_COUNT, turn_number=turn_number)
+        optional(_NAME, branch_name=branch_name)
+        return await self._worker.do(lambda: self._create_branch(turn_number, branch_name))
 
     async def create_branch_from_content(
         self, search_term: str, branch_name: str | None = None
@@ -78,23 +78,23 @@ class OrtetSession(Replacing):
 
     async def switch_to_branch(self, branch_id: str) -> None:
         """Go on there. NotFound("no_branch")."""
-        await self._order.do(lambda: self._switch(branch_id))
+        await self._worker.do(lambda: self._switch(branch_id))
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
         """Close it: its name stays taken, and hub.get still reads what was said there. The current
         one only with `force`, which leads back to main."""
-        await self._order.do(lambda: self._delete(branch_id, force))
+        await self._worker.do(lambda: self._delete(branch_id, force))
 
     async def list_branches(self) -> list[dict[str, Any]]:
         """Those there are, with how much was said on each; forks that others made too."""
-        return await self._order.do(self._list)
+        return await self._worker.do(self._list)
 
     # in the thread of this conversation
 
-    def _here(self, branch: str | None = None) -> str:
+    def _session_name(self, branch: str | None = None) -> str:
         if branch is None or branch == self._branch:
-            return self._at if self._branch != MAIN else self._name
-        if branch == MAIN:
+            return self._current_name if self._branch != MAIN_BRANCH else self._name
+        if branch == MAIN_BRANCH:
             return self._name
         check_text(branch_id=branch)
         for name, id_ in self._forks():
@@ -110,86 +110,90 @@ class OrtetSession(Replacing):
     def _forks(self) -> list[tuple[str, str]]:
         """Name of the Ortet session and id of each branch but main."""
         found = []
-        for name in self._lent.names(f"{self._name}/"):
-            with self._lent.reading(name) as view:
+        for name in self._pool.names(f"{self._name}/"):
+            with self._pool.reading(name) as view:
                 if view.status not in (CLOSED, ARCHIVED):
                     found.append((name, self._id_of(view)))
         return found
 
-    def _id_of(self, view: View) -> str:
+    def _id_of(self, view: SessionReader) -> str:
         told = view.notes().get(_NOTE)
         if isinstance(told, dict) and told.get("session") == view.id:
             return str(told.get("id"))
         return view.name.removeprefix(f"{self._name}/")
 
-    def _make(self, number: int, wanted: str | None) -> str:
-        base = wanted or f"branch_from_turn_{number}"
-        with self._lent.writing(self._here(), create=False) as session:
+    def _create_branch(self, number: int, branch_name: str | None) -> str:
+        base = branch_name or f"branch_from_turn_{number}"
+        with self._pool.writing(self._session_name(), create=False) as session:
             turn = self._turn(session, number)
-            id_, fork = self._branch_off(session, turn.seq - 1, base, once=wanted is not None)
+            id_, fork = self._branch_off(
+                session, turn.seq - 1, base, exact_name=branch_name is not None
+            )
             fork.note(_NOTE, {"id": id_, "session": fork.id})
             name = fork.name
-        self._branch, self._at = id_, name
-        self._ours = set()
+        self._branch, self._current_name = id_, name
+        self._open_calls = set()
         return id_
 
     def _branch_off(
-        self, session: Session, seq: int, base: str, *, once: bool
+        self, session: Session, seq: int, base: str, *, exact_name: bool
     ) -> tuple[str, Session]:
         def make() -> tuple[str, Session]:
             with session.hub.writing():
                 session.commit("before a branch")
-                point = commit_at(session._sessions, session.row, session.line, seq)
-                return self._fork(session, point, base, once=once)
+                point = commit_at(session._sessions, session.row, session.event_log, seq)
+                return self._fork(session, point, base, exact_name=exact_name)
 
-        return repeated(session.hub, make)
+        return run_with_sweep_retry(session.hub, make)
 
-    def _fork(self, session: Session, point: Any, base: str, *, once: bool) -> tuple[str, Session]:
-        used = {name.rpartition("/")[2] for name in self._lent.names(f"{self._name}/")}
-        for number in range(1, _TRIES):
+    def _fork(
+        self, session: Session, point: Any, base: str, *, exact_name: bool
+    ) -> tuple[str, Session]:
+        used = {name.rpartition("/")[2] for name in self._pool.names(f"{self._name}/")}
+        for number in range(1, _MAX_NAME_ATTEMPTS):
             id_ = base if number == 1 else f"{base}_{number}"
             tail = session_name(id_)
-            if tail not in used and id_ != MAIN:
-                named = Named((tail,), lambda _: ())
+            if tail not in used and id_ != MAIN_BRANCH:
+                named = NamedForks((tail,), lambda _: ())
                 (fork,) = fork_named(session._sessions, session, point, named)
                 return id_, fork
-            if once:
+            if exact_name:
                 break
         raise Conflict(
             "name_taken", f"there is or was a branch {base!r} already: give another name"
         )
 
     def _switch(self, branch: str) -> None:
-        name = self._here(branch)
-        self._branch, self._at = branch, name
-        self._ours = set()
+        name = self._session_name(branch)
+        self._branch, self._current_name = branch, name
+        self._open_calls = set()
 
     def _delete(self, branch: str, force: bool) -> None:
-        if branch == MAIN:
+        if branch == MAIN_BRANCH:
             raise Invalid("bad_branch", "main stays: clear_session() begins anew")
-        name = self._here(branch)
+        name = self._session_name(branch)
         if branch == self._branch:
             if not force:
                 raise Conflict(
                     "current_branch",
                     f"{branch!r} is the current branch: switch to another, or give force=True",
                 )
-            self._switch(MAIN)
+            self._switch(MAIN_BRANCH)
         self._close(name)
 
     def _close(self, name: str) -> None:
-        with self._lent.writing(name, create=False) as session:
+        with self._pool.writing(name, create=False) as session:
             session.close("branch deleted")
 
     def _list(self) -> list[dict[str, Any]]:
         found = []
-        for name, id_ in [(self._name, MAIN), *self._forks()]:
-            told = self._read(lambda view, id_=id_: self._counted(view, id_), name)  # type: ignore[misc]
+        for name, id_ in [(self._name, MAIN_BRANCH), *self._forks()]:
+            told = self._read(lambda view, id_=id_: self._branch_summary(view, id_), name)  # type: ignore[misc]
             found += [told] if told is not None else []
         return sorted(found, key=lambda one: str(one["created_at"]))
 
-    def _counted(self, view: View, id_: str) -> dict[str, Any]:
-        items = [one.item for one in shelf_of(view).placed(view)]
+    def _branch_summary(self, view: SessionReader, id_: str) -> dict[str, Any]:
+        items = [one.item for one in item_cache_for(view).stored_items(view)]
         return {
             "branch_id": id_,
             "message_count": len(items),
@@ -204,11 +208,11 @@ class OrtetSession(Replacing):
         for name, _ in self._forks():
             if self._read(lambda view: bool(view.notes().get(_NOTE)), name):
                 self._close(name)
-        self._branch, self._at = MAIN, self._name
-        self._ours.clear()
-        self._write(leave_out)
+        self._branch, self._current_name = MAIN_BRANCH, self._name
+        self._open_calls.clear()
+        self._write(clear_context)
 
 
-_NAME = TIMES._replace(
+_NAME = POSITIVE_COUNT._replace(
     words="a name, as text", fits=lambda value: isinstance(value, str) and bool(value.strip())
 )

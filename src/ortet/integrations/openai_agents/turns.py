@@ -13,12 +13,12 @@ from agents.usage import Usage
 from ortet._util.codec import to_json
 from ortet._util.validation import check_text
 from ortet.errors import NotFound
-from ortet.integrations.openai_agents.conversation import Conversation
-from ortet.integrations.openai_agents.item_cache import newest_in, shelf_of
+from ortet.integrations.openai_agents.conversation import OpenAIConversation
+from ortet.integrations.openai_agents.item_cache import item_cache_for, newest_messages
 from ortet.integrations.openai_agents.items import Item, is_user
 from ortet.journal.conversation.text import clip
 from ortet.journal.events import Event
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
@@ -39,7 +39,7 @@ _CALLS = (
 _PREVIEW = 100
 
 
-class Turn(NamedTuple):
+class ConversationTurn(NamedTuple):
     """`seq` is the event of the message that it begins with; 0 for what comes before the first."""
 
     number: int
@@ -49,7 +49,7 @@ class Turn(NamedTuple):
     items: list[Item]
 
 
-class Turns(Conversation):
+class TurnTrackingConversation(OpenAIConversation):
     """The half of OrtetSession that counts."""
 
     async def store_run_usage(self, result: RunResultBase) -> None:
@@ -60,8 +60,8 @@ class Turns(Conversation):
         """
         usage, model = result.context_wrapper.usage, _model_of(result)
         if usage is not None:
-            await self._order.do(
-                lambda: self._write(lambda session: self._pay(session, usage, model))
+            await self._worker.do(
+                lambda: self._write(lambda session: self._record_usage(session, usage, model))
             )
 
     async def get_turn_usage(
@@ -69,7 +69,9 @@ class Turns(Conversation):
     ) -> list[dict[str, Any]] | dict[str, Any]:
         """Of one turn ({} when nothing is known), or of all."""
         found = (
-            await self._order.do(lambda: self._read(self._usage_by_turn, self._here(branch_id)))
+            await self._worker.do(
+                lambda: self._read(self._usage_by_turn, self._session_name(branch_id))
+            )
             or {}
         )
         if user_turn_number is not None:
@@ -78,11 +80,11 @@ class Turns(Conversation):
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
         """What is known of a branch, or of all; None when that is nothing."""
-        return await self._order.do(lambda: self._usage(branch_id))
+        return await self._worker.do(lambda: self._usage(branch_id))
 
     async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
         """What users said, by turn."""
-        return [_told(turn) for turn in await self._turns(branch_id) if turn.seq]
+        return [_turn_summary(turn) for turn in await self._turns(branch_id) if turn.seq]
 
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
@@ -91,7 +93,7 @@ class Turns(Conversation):
         check_text(search_term=search_term)
         looked = re.compile(re.escape(search_term), re.IGNORECASE)
         return [
-            _told(turn)
+            _turn_summary(turn)
             for turn in await self._turns(branch_id)
             if turn.seq and any(looked.search(text) for text in _texts(turn.content))
         ]
@@ -115,18 +117,21 @@ class Turns(Conversation):
             found += [(name, count, turn.number) for name, count in sorted(counts.items())]
         return found
 
-    async def _turns(self, branch: str | None) -> list[Turn]:
-        return await self._order.do(lambda: self._read(self._turns_of, self._here(branch))) or []
+    async def _turns(self, branch: str | None) -> list[ConversationTurn]:
+        return (
+            await self._worker.do(lambda: self._read(self._turns_of, self._session_name(branch)))
+            or []
+        )
 
     # in the thread of this conversation
 
-    def _pay(self, session: Session, usage: Usage, model: str) -> None:
-        newest = newest_in(session)
+    def _record_usage(self, session: Session, usage: Usage, model: str) -> None:
+        newest = newest_messages(session)
         seq = next((message.seq for message, items in newest if any(map(is_user, items))), 0)
-        known = _used(session, seq)
+        known = _turn_usage(session, seq)
         now = {
             **{key: int(getattr(usage, key) or 0) for key in _COUNTS},
-            **{key: _plain(getattr(usage, key)) for key in _DETAILS},
+            **{key: _dump_details(getattr(usage, key)) for key in _DETAILS},
         }
         before = {key: known.get(key, 0) for key in _COUNTS}
         if any(now[key] < before[key] for key in _COUNTS):  # another run, in the same turn
@@ -136,18 +141,18 @@ class Turns(Conversation):
         if any(more.values()) or not known:
             session.model_call("openai", model, {"turn": seq, "used": now}, more)
 
-    def _turns_of(self, view: View) -> list[Turn]:
-        turns: list[Turn] = []
-        for seq, time, item in shelf_of(view).placed(view):
+    def _turns_of(self, view: SessionReader) -> list[ConversationTurn]:
+        turns: list[ConversationTurn] = []
+        for seq, time, item in item_cache_for(view).stored_items(view):
             new = is_user(item)
             if new or not turns:
                 last = turns[-1].number if turns else 0
                 content = item.get("content") if new else None
-                turns.append(Turn(last + new, seq if new else 0, time, content, []))
+                turns.append(ConversationTurn(last + new, seq if new else 0, time, content, []))
             turns[-1].items.append(item)
         return turns
 
-    def _turn(self, view: View, number: int) -> Turn:
+    def _turn(self, view: SessionReader, number: int) -> ConversationTurn:
         for turn in self._turns_of(view):
             if turn.seq and turn.number == number:
                 return turn
@@ -155,14 +160,14 @@ class Turns(Conversation):
             "no_turn", f"there is no turn {number!r}: get_conversation_turns() has those there are"
         )
 
-    def _usage_by_turn(self, view: View) -> dict[int, dict[str, Any]]:
-        used = {seq: usage for (_, seq), usage in _usages(view).items()}
+    def _usage_by_turn(self, view: SessionReader) -> dict[int, dict[str, Any]]:
+        used = {seq: usage for (_, seq), usage in _usage_by_turn_event(view).items()}
         return {t.number: used[t.seq] for t in self._turns_of(view) if t.seq in used}
 
     def _usage(self, branch: str | None) -> dict[str, int] | None:
         found: dict[tuple[str, int], dict[str, Any]] = {}
-        for name in self._all_names() if branch is None else [self._here(branch)]:
-            found |= self._read(_usages, name) or {}
+        for name in self._all_names() if branch is None else [self._session_name(branch)]:
+            found |= self._read(_usage_by_turn_event, name) or {}
         if not found:
             return None
         total = {key: sum(used[key] for used in found.values()) for key in _COUNTS}
@@ -173,13 +178,13 @@ class Turns(Conversation):
         return [self._name]
 
 
-def _used(view: View, seq: int) -> dict[str, Any]:
+def _turn_usage(view: SessionReader, seq: int) -> dict[str, Any]:
     """What runs used in a turn so far."""
     found = [e.data["params"] for e in _model_events(view, seq)]
     return next((told["used"] for told in reversed(found) if told["turn"] == seq), {})
 
 
-def _usages(view: View) -> dict[tuple[str, int], dict[str, Any]]:
+def _usage_by_turn_event(view: SessionReader) -> dict[tuple[str, int], dict[str, Any]]:
     """By the timeline that said so and the turn's event: branches share what came before them."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for event in _model_events(view):
@@ -187,7 +192,7 @@ def _usages(view: View) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
-def _model_events(view: View, after: int = 0) -> list[Event]:
+def _model_events(view: SessionReader, after: int = 0) -> list[Event]:
     return [
         event
         for event in view.events(after)
@@ -201,12 +206,12 @@ def _model_of(result: RunResultBase) -> str:
     return name if isinstance(name, str) and name else "default"
 
 
-def _plain(details: Any) -> Any:
+def _dump_details(details: Any) -> Any:
     dump = getattr(details, "model_dump", None)
     return dump() if callable(dump) else None
 
 
-def _told(turn: Turn) -> dict[str, Any]:
+def _turn_summary(turn: ConversationTurn) -> dict[str, Any]:
     said = turn.content if isinstance(turn.content, str) else to_json(turn.content)
     return {
         "turn": turn.number,

@@ -13,22 +13,27 @@ from pydantic_ai.messages import ModelMessage
 from ortet._util.validation import check_text
 from ortet.errors import Invalid, NotFound
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.messages import lent_of, naming, say, whole_of
+from ortet.integrations._shared.messages import (
+    append_messages,
+    get_session_pool,
+    load_full_message,
+    report_invalid_value,
+)
 from ortet.integrations._shared.session_pool import session_name
-from ortet.integrations._shared.whole import whole
-from ortet.integrations.pydantic_ai.loops import run_here
+from ortet.integrations._shared.whole import to_thread_shielded
+from ortet.integrations.pydantic_ai.loops import run_in_thread_loop
 from ortet.integrations.pydantic_ai.messages import (
-    Plain,
-    dumped,
+    MessageDump,
+    dump_messages,
     message_of,
     models_of,
-    plain_of,
     result_of,
+    to_dump,
 )
 from ortet.journal.conversation.compaction import summary_message
-from ortet.journal.state.records import Call
-from ortet.sessions.reader import View
-from ortet.sessions.recollect import last_compaction, rules_of
+from ortet.journal.state.records import ToolCall
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.recollect import last_compaction, system_messages
 from ortet.sessions.session import Session
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
@@ -45,7 +50,7 @@ class OrtetHistory:
         check_text(session_id=session_id)
         self.session_id = session_id
         self._options = options
-        self._lent = lent_of(hub, agent)
+        self._pool = get_session_pool(hub, agent)
         self._name = session_name(session_id)
 
     @property
@@ -53,7 +58,7 @@ class OrtetHistory:
         """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
         return self._name
 
-    async def run(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
+    async def run(self, agent: Agent[Any, Any], prompt: Any = None, **run_options: Any) -> Any:
         """As `agent.run`, with this history. After a crash in the middle, what was said until then
         is there, and calls without a result are told as such."""
         before = await asyncio.to_thread(self.load)
@@ -61,31 +66,31 @@ class OrtetHistory:
 
         def keep(messages: Sequence[ModelMessage]) -> None:
             nonlocal stored
-            self._store(dumped(messages[stored:]))
+            self._store(dump_messages(messages[stored:]))
             stored = len(messages)
 
-        async with agent.iter(prompt, message_history=before, **given) as run:
+        async with agent.iter(prompt, message_history=before, **run_options) as run:
             try:
                 async for _ in run:
                     if len(new := run.new_messages()) > stored:
-                        await whole(keep, new)
+                        await to_thread_shielded(keep, new)
             finally:
                 if len(new := run.new_messages()) > stored:
-                    await whole(keep, new)
+                    await to_thread_shielded(keep, new)
         assert run.result is not None  # or the loop has raised
         return run.result
 
-    def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **given: Any) -> Any:
+    def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **run_options: Any) -> Any:
         """As `agent.run_sync`, with this history."""
-        return run_here(lambda: self.run(agent, prompt, **given))
+        return run_in_thread_loop(lambda: self.run(agent, prompt, **run_options))
 
     def load(self) -> list[ModelMessage]:
         """For `message_history=`: all in context, a summary first where something was compacted."""
         try:
-            with self._lent.reading(self._name) as view:
+            with self._pool.reading(self._name) as view:
                 first = _summary(view)
-                plains = [*first, *(_plain(view))]
-                calling = list(view.mind.core.calling)
+                plains = [*first, *(_stored_dumps(view))]
+                calling = list(view.state.core.calling)
         except NotFound as error:
             if error.kind != "no_session":
                 raise
@@ -104,68 +109,68 @@ class OrtetHistory:
                     f"message {number} is {type(one).__name__}: give a run's result, or messages "
                     "as result.new_messages() has them",
                 )
-        return self._store(dumped(given), known=True)
+        return self._store(dump_messages(given), skip_stored=True)
 
     def fork(self) -> OrtetHistory:
         """Another conversation that goes on from here."""
-        with self._lent.writing(self._name, **self._options) as session:
+        with self._pool.writing(self._name, **self._options) as session:
             (made,) = session.fork(1, machine=False)
             name = made.name
         other = OrtetHistory.__new__(OrtetHistory)
-        other.session_id, other._options, other._lent = name, self._options, self._lent
+        other.session_id, other._options, other._pool = name, self._options, self._pool
         other._name = name
         return other
 
-    def _store(self, plains: list[Plain], *, known: bool = False) -> int:
-        with self._lent.writing(self._name, **self._options) as session:
-            new = plains[_overlap(session, plains) if known else 0 :]
+    def _store(self, dumps: list[MessageDump], *, skip_stored: bool = False) -> int:
+        with self._pool.writing(self._name, **self._options) as session:
+            new = dumps[_count_stored(session, dumps) if skip_stored else 0 :]
             if not new:
                 return 0
             said = [message_of(plain) for plain in new]
-            _close_calls(session, new)
-            self._introduce(session)
-            with naming("message", said):
-                say(session, said)
-            _pay(session, new)
+            _close_open_calls(session, new)
+            self._record_session_id(session)
+            with report_invalid_value("message", said):
+                append_messages(session, said)
+            _record_usage(session, new)
         return len(new)
 
-    def _introduce(self, session: Session) -> None:
+    def _record_session_id(self, session: Session) -> None:
         """Its name does not always tell the id that a program knows it by."""
-        if self._name != self.session_id and session.mind.core.events <= 1:
+        if self._name != self.session_id and session.state.core.events <= 1:
             session.record("pydantic-ai.session", {"session_id": self.session_id})
 
 
-def _plain(view: View, last: int | None = None) -> list[Plain]:
+def _stored_dumps(view: SessionReader, last: int | None = None) -> list[MessageDump]:
     messages = view.messages() if last is None else view.messages(last=last)
-    return [plain_of(whole_of(view, message)) for message in messages]
+    return [to_dump(load_full_message(view, message)) for message in messages]
 
 
-def _summary(view: View) -> list[Plain]:
+def _summary(view: SessionReader) -> list[MessageDump]:
     past = last_compaction(view)
     if past is None:
         return []
-    first = rules_of(view)
-    return [plain_of(one) for one in ([*first, summary_message(past)] if past.summary else first)]
+    first = system_messages(view)
+    return [to_dump(one) for one in ([*first, summary_message(past)] if past.summary else first)]
 
 
-def _overlap(view: View, plains: Sequence[Plain]) -> int:
+def _count_stored(view: SessionReader, dumps: Sequence[MessageDump]) -> int:
     """How many of these are stored already: they are what was said last."""
-    stored = _plain(view, len(plains)) if plains else []
+    stored = _stored_dumps(view, len(dumps)) if dumps else []
     for count in range(len(stored), 0, -1):
-        if stored[-count:] == list(plains[:count]):
+        if stored[-count:] == list(dumps[:count]):
             return count
     return 0
 
 
-def _close_calls(session: Session, new: Sequence[Plain]) -> None:
+def _close_open_calls(session: Session, new: Sequence[MessageDump]) -> None:
     """Those of a process that ended before their results came, unless they come now."""
-    calling: list[Call] = list(session.mind.core.calling)
+    calling: list[ToolCall] = list(session.state.core.calling)
     answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
     if calling and not answered.intersection(call.id for call in calling):
-        session.close_calls()
+        session.close_tool_calls()
 
 
-def _pay(session: Session, new: Sequence[Plain]) -> None:
+def _record_usage(session: Session, new: Sequence[MessageDump]) -> None:
     used: Counter[str] = Counter()
     model = ""
     for plain in new:

@@ -16,7 +16,7 @@ from ortet.errors import Invalid
 T = TypeVar("T")
 
 
-class _Held:
+class _ThreadLoop:
     """A loop that is closed with its thread, or with the process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,11 +24,11 @@ class _Held:
         weakref.finalize(self, loop.close)
 
 
-_HERE = threading.local()
-_OTHERS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+_THREAD_LOCAL = threading.local()
+_FOREIGN_LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-def run_here(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_in_thread_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """On the same loop each time, which `agent.run_sync` uses too: the connections of a model's
     client belong to the loop that they were made on, and the client is kept."""
     try:
@@ -53,15 +53,15 @@ def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    held: _Held | None = getattr(_HERE, "held", None)
+    held: _ThreadLoop | None = getattr(_THREAD_LOCAL, "held", None)
     loop = _current()
     if loop is not None and not loop.is_closed():
-        if loop not in _OTHERS and (held is None or held.loop is not loop):
-            _OTHERS.add(loop)
+        if loop not in _FOREIGN_LOOPS and (held is None or held.loop is not loop):
+            _FOREIGN_LOOPS.add(loop)
             atexit.register(loop.close)  # asking may have made it, and then nobody else would
         return loop
     if held is None or held.loop.is_closed():
-        held = _HERE.held = _Held(asyncio.new_event_loop())
+        held = _THREAD_LOCAL.held = _ThreadLoop(asyncio.new_event_loop())
     asyncio.set_event_loop(held.loop)
     return held.loop
 

@@ -25,19 +25,19 @@ from pydantic_core import PydanticSerializationError
 
 from ortet.errors import Invalid
 from ortet.journal.conversation.text import text_of
-from ortet.journal.conversation.tool_calls import LOST
-from ortet.journal.state.records import Call, Message
+from ortet.journal.conversation.tool_calls import LOST_RESULT_TEXT
+from ortet.journal.state.records import Message, ToolCall
 
-OWN = "pydantic_ai"
+EXTRA_KEY = "pydantic_ai"
 _RESULTS = ("tool-return", "retry-prompt")
 
-Plain = dict[str, Any]
+MessageDump = dict[str, Any]
 
 
-def dumped(messages: Sequence[ModelMessage]) -> list[Plain]:
+def dump_messages(messages: Sequence[ModelMessage]) -> list[MessageDump]:
     """As the adapter has them; Invalid("not_json") says which cannot be."""
     try:
-        found: list[Plain] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+        found: list[MessageDump] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
         return found
     except (PydanticSerializationError, ValueError) as error:
         for number, message in enumerate(messages):
@@ -63,63 +63,63 @@ def _check(number: int, message: ModelMessage) -> None:
             ) from error
 
 
-def message_of(plain: Plain) -> dict[str, Any]:
+def message_of(dump: MessageDump) -> dict[str, Any]:
     """As `say_all` takes it."""
-    parts = [dict(part) for part in plain["parts"]]
-    own = {**plain, "parts": parts}
-    if plain["kind"] == "response":
+    parts = [dict(part) for part in dump["parts"]]
+    own = {**dump, "parts": parts}
+    if dump["kind"] == "response":
         return _response(own, parts)
     return _request(own, parts)
 
 
-def _response(own: Plain, parts: list[Plain]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "", OWN: own}
-    texts = [part for part in parts if _is(part, "text")]
+def _response(dump: MessageDump, parts: list[MessageDump]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": "", EXTRA_KEY: dump}
+    texts = [part for part in parts if _is_text_part(part, "text")]
     if len(texts) == 1:
         message["content"] = texts[0].pop("content")
     elif texts:
         message["content"] = [{"type": "text", "text": part.pop("content")} for part in texts]
     calls = [part for part in parts if part.get("part_kind") == "tool-call"]
     if calls := [part for part in calls if isinstance(part.get("tool_call_id"), str)]:
-        message["tool_calls"] = [_called(part) for part in calls]
+        message["tool_calls"] = [_pop_tool_call(part) for part in calls]
     return message
 
 
-def _request(own: Plain, parts: list[Plain]) -> dict[str, Any]:
-    prompts = [part for part in parts if _is(part, "user-prompt")]
+def _request(dump: MessageDump, parts: list[MessageDump]) -> dict[str, Any]:
+    prompts = [part for part in parts if _is_text_part(part, "user-prompt")]
     results = [part for part in parts if _is_result(part)]
-    rules = [part for part in parts if _is(part, "system-prompt")]
+    rules = [part for part in parts if _is_text_part(part, "system-prompt")]
     role = "user" if not results and (prompts or not rules) else "tool" if results else "system"
-    message: dict[str, Any] = {"role": role, "content": "", OWN: own}
+    message: dict[str, Any] = {"role": role, "content": "", EXTRA_KEY: dump}
     if len(results) == 1 and not prompts and isinstance(results[0]["content"], str):
         message["tool_call_id"] = results[0]["tool_call_id"]
         message["content"] = results[0].pop("content")
     elif results:
         several = [part for part in parts if part in (*results, *prompts)]
-        message["content"] = [_part(part) for part in several]
+        message["content"] = [_pop_content_part(part) for part in several]
     elif len(prompts) == 1:
         message["content"] = prompts[0].pop("content")
     elif prompts or len(rules) > 1:
-        message["content"] = [_part(part) for part in prompts or rules]
+        message["content"] = [_pop_content_part(part) for part in prompts or rules]
     elif rules:
         message["content"] = rules[0].pop("content")
     else:  # words among pictures are found too, and stay where they are
-        message["content"] = "\n".join(_words(parts))
+        message["content"] = "\n".join(_prompt_texts(parts))
     return message
 
 
-def _words(parts: Sequence[Plain]) -> Iterator[str]:
+def _prompt_texts(parts: Sequence[MessageDump]) -> Iterator[str]:
     for part in parts:
         if part.get("part_kind") == "user-prompt" and isinstance(part.get("content"), list):
             yield from (one for one in part["content"] if isinstance(one, str))
 
 
-def plain_of(message: Message) -> Plain:
+def to_dump(message: Message) -> MessageDump:
     """What the adapter dumped; what others said is put into its words."""
-    own = message.extra.get(OWN) if isinstance(message.extra, dict) else None
+    own = message.extra.get(EXTRA_KEY) if isinstance(message.extra, dict) else None
     if not isinstance(own, dict):
-        return dumped([_from_others(message)])[0]
-    said = _said(message.content)
+        return dump_messages([_from_plain_message(message)])[0]
+    said = _content_values(message.content)
     calls = iter(message.extra.get("tool_calls") or ())
     parts = []
     for known in own["parts"]:
@@ -128,31 +128,31 @@ def plain_of(message: Message) -> Plain:
             call = next(calls)
             part |= {"tool_call_id": call["id"], "tool_name": call["function"]["name"]}
             part["args"] = call["function"]["arguments"]
-        elif "content" not in part and part.get("part_kind") in _SAYS:
+        elif "content" not in part and part.get("part_kind") in _CONTENT_KINDS:
             part["content"] = next(said)
         parts.append(part)
     return {**own, "parts": parts}
 
 
-_SAYS = ("text", "user-prompt", "system-prompt", *_RESULTS)
+_CONTENT_KINDS = ("text", "user-prompt", "system-prompt", *_RESULTS)
 
 
-def models_of(plains: Sequence[Plain]) -> list[ModelMessage]:
+def models_of(dumps: Sequence[MessageDump]) -> list[ModelMessage]:
     """Messages for a model. Parts that this release does not know are left out: they stay stored,
     for the one that does."""
     try:
-        return ModelMessagesTypeAdapter.validate_python(list(plains))
+        return ModelMessagesTypeAdapter.validate_python(list(dumps))
     except ValidationError:
-        return [model for plain in plains for model in _readable(plain)]
+        return [model for plain in dumps for model in _readable_messages(plain)]
 
 
-def _readable(plain: Plain) -> list[ModelMessage]:
+def _readable_messages(dump: MessageDump) -> list[ModelMessage]:
     try:
-        return ModelMessagesTypeAdapter.validate_python([plain])
+        return ModelMessagesTypeAdapter.validate_python([dump])
     except ValidationError:
-        parts = [part for part in plain.get("parts", ()) if _is_known({**plain, "parts": [part]})]
+        parts = [part for part in dump.get("parts", ()) if _is_known({**dump, "parts": [part]})]
     try:
-        return ModelMessagesTypeAdapter.validate_python([{**plain, "parts": parts}])
+        return ModelMessagesTypeAdapter.validate_python([{**dump, "parts": parts}])
     except ValidationError as error:
         raise Invalid(
             "bad_message",
@@ -161,21 +161,21 @@ def _readable(plain: Plain) -> list[ModelMessage]:
         ) from error
 
 
-def _is_known(plain: Plain) -> bool:
+def _is_known(dump: MessageDump) -> bool:
     try:
-        ModelMessagesTypeAdapter.validate_python([plain])
+        ModelMessagesTypeAdapter.validate_python([dump])
     except ValidationError:
         return False
     return True
 
 
-def result_of(calls: Sequence[Call]) -> ModelRequest:
+def result_of(calls: Sequence[ToolCall]) -> ModelRequest:
     """What stands for the results of calls that a crash has cut off."""
-    parts = [ToolReturnPart(call.name, LOST, tool_call_id=call.id) for call in calls]
+    parts = [ToolReturnPart(call.name, LOST_RESULT_TEXT, tool_call_id=call.id) for call in calls]
     return ModelRequest(parts=parts)
 
 
-def _from_others(message: Message) -> ModelMessage:
+def _from_plain_message(message: Message) -> ModelMessage:
     text, call = text_of(message.content), message.extra.get("tool_call_id")
     when = datetime.fromtimestamp(message.time / 1e9, UTC)
     if message.role == "assistant":
@@ -193,28 +193,28 @@ def _from_others(message: Message) -> ModelMessage:
     return ModelRequest(parts=[UserPromptPart(text, timestamp=when)])
 
 
-def _is(part: Plain, kind: str) -> bool:
+def _is_text_part(part: MessageDump, kind: str) -> bool:
     return part.get("part_kind") == kind and isinstance(part.get("content"), str)
 
 
-def _is_result(part: Plain) -> bool:
+def _is_result(part: MessageDump) -> bool:
     known = part.get("part_kind") in _RESULTS and "content" in part
     return known and isinstance(part.get("tool_call_id"), str)
 
 
-def _called(part: Plain) -> dict[str, Any]:
+def _pop_tool_call(part: MessageDump) -> dict[str, Any]:
     function = {"name": part.pop("tool_name"), "arguments": part.pop("args", None)}
     return {"id": part.pop("tool_call_id"), "type": "function", "function": function}
 
 
-def _part(part: Plain) -> dict[str, Any]:
+def _pop_content_part(part: MessageDump) -> dict[str, Any]:
     said = part.pop("content")
     if part["part_kind"] in _RESULTS:
         return {"type": "tool_result", "tool_use_id": part["tool_call_id"], "content": said}
     return {"type": "text", "text": said}
 
 
-def _said(content: Any) -> Iterator[Any]:
+def _content_values(content: Any) -> Iterator[Any]:
     """What its parts say, in order."""
     if not isinstance(content, list):
         yield content

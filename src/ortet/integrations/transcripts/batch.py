@@ -9,28 +9,28 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.integrations.transcripts.line_tree import Entry
-from ortet.integrations.transcripts.lines import shown
-from ortet.journal.events import MAX_BODY, Draft, Ref, encode_body
-from ortet.journal.spill import BESIDE, lightened
+from ortet.integrations.transcripts.line_tree import ImportedLine
+from ortet.integrations.transcripts.lines import encode_raw
+from ortet.journal.events import MAX_BODY_BYTES, Draft, ObjectRef, encode_body
+from ortet.journal.spill import SPILL_KEY, spill_long_texts
 from ortet.sessions.actions.budget_math import add
 from ortet.sessions.session import Session
-from ortet.sessions.writing.bulk_import import Paid, keep, retell
-from ortet.store.sweep_retry import repeated
+from ortet.sessions.writing.bulk_import import PastSpend, import_events, store_content
+from ortet.store.sweep_retry import run_with_sweep_retry
 
-_EVENTS = 500
-_BYTES = 1 << 20
-_LIGHT = 256 << 10
+_MAX_BATCH_EVENTS = 500
+_MAX_BATCH_BYTES = 1 << 20
+_MAX_INLINE_BYTES = 256 << 10
 """Bytes of an event that are stored in it; of more, long texts lie beside it in the store."""
-_LONG = (16 << 10, 1 << 10, 100)
+_SPILL_TEXT_LIMITS = (16 << 10, 1 << 10, 100)
 """Characters of a text that is long, in an event that is still too large."""
-_BEGINNING = 200
-_DAY = 86_400 * 10**9
+_RAW_PREVIEW_BYTES = 200
+_DAY_NS = 86_400 * 10**9
 
 Raw = Callable[[], bytes]
 
 
-class Batch:
+class ImportBatch:
     """What waits to be told. `count` says how many events of each kind there were."""
 
     def __init__(self, session: Session, tool: str) -> None:
@@ -38,15 +38,23 @@ class Batch:
         self._tool = tool
         self._lines: list[tuple[list[Draft], Raw]] = []
         self._bytes = self._events = 0
-        self._paid: Paid | None = None
-        self.count: Counter[str] = Counter()
+        self._model_usage: PastSpend | None = None
+        self.event_counts: Counter[str] = Counter()
         self.files: dict[str, None] = {}
         self.spent: dict[str, float] = {}
 
-    def add(self, key: str, entry: Entry | None, raw: Raw, *, size: int, paid: Paid | None) -> None:
+    def add(
+        self,
+        key: str,
+        entry: ImportedLine | None,
+        raw: Raw,
+        *,
+        size: int,
+        model_usage: PastSpend | None,
+    ) -> None:
         """A line; None is one that nobody understands, which is kept as it is."""
         drafts = entry.drafts if entry is not None else []
-        if paid is not None and not self._goes_with(paid):
+        if model_usage is not None and not self._is_same_bill(model_usage):
             self.flush()
         self._lines.append(([_keyed(one, key) for one in drafts[:1]] + drafts[1:], raw))
         self._bytes += size
@@ -54,78 +62,87 @@ class Batch:
         if not drafts:
             self._lines[-1] = ([Draft(f"{self._tool}.line", {"line": key})], raw)
         if entry is None or entry.unknown:
-            self.count["unknown"] += 1
-        if paid is not None:
-            before = self._paid.amounts if self._paid is not None else {}
-            self._paid = msgspec.structs.replace(paid, amounts=dict(add(before, paid.amounts)))
-        if self._bytes >= _BYTES or self._events >= _EVENTS:
+            self.event_counts["unknown"] += 1
+        if model_usage is not None:
+            before = self._model_usage.amounts if self._model_usage is not None else {}
+            self._model_usage = msgspec.structs.replace(
+                model_usage, amounts=dict(add(before, model_usage.amounts))
+            )
+        if self._bytes >= _MAX_BATCH_BYTES or self._events >= _MAX_BATCH_EVENTS:
             self.flush()
 
     def flush(self) -> None:
         """Durable now."""
         if not self._lines:
             return
-        drafts = repeated(self._session.hub, self._retold)
-        self.count.update(draft.kind for draft in drafts)
+        drafts = run_with_sweep_retry(self._session.hub, self._write_batch)
+        self.event_counts.update(draft.kind for draft in drafts)
         self.files |= {
             one.data["name"]: None
             for one in drafts
             if one.kind == "artifact" and one.data["kind"] == "file"
         }
-        if self._paid is not None:
-            self.spent = dict(add(self.spent, self._paid.amounts))
-        self._lines, self._paid = [], None
+        if self._model_usage is not None:
+            self.spent = dict(add(self.spent, self._model_usage.amounts))
+        self._lines, self._model_usage = [], None
         self._bytes = self._events = 0
 
-    def _retold(self) -> list[Draft]:
+    def _write_batch(self) -> list[Draft]:
         hub = self._session.hub
         with hub.writing():  # until the events are there, a sweep must not take what they name
             drafts = [self._fit(one, raw) for several, raw in self._lines for one in several]
             if any(draft.refs for draft in drafts):
                 hub.objects.flush()
-            retell(self._session, drafts, self._paid)
+            import_events(self._session, drafts, self._model_usage)
         return drafts
 
-    def _goes_with(self, paid: Paid) -> bool:
+    def _is_same_bill(self, model_usage: PastSpend) -> bool:
         """One step is on one model's bill of one day."""
-        before = self._paid
-        return before is None or (before.model, before.at // _DAY) == (paid.model, paid.at // _DAY)
+        before = self._model_usage
+        return before is None or (before.model, before.at // _DAY_NS) == (
+            model_usage.model,
+            model_usage.at // _DAY_NS,
+        )
 
     def _fit(self, draft: Draft, raw: Raw) -> Draft:
         """As the journal can hold it: with long texts beside it, or as the line that it was."""
         fitting = msgspec.structs.replace(draft, actor=self._session.hub.author)
         if set(draft.data) == {"line"}:
-            return self._whole(fitting, raw())
-        for limit in _LONG:
+            return self._raw_line_draft(fitting, raw())
+        for limit in _SPILL_TEXT_LIMITS:
             size = _size(fitting)
             if size is None:
                 break
-            if size <= _LIGHT:
+            if size <= _MAX_INLINE_BYTES:
                 return fitting
-            fitting = self._lighter(fitting, limit)
+            fitting = self._spill_texts(fitting, limit)
         size = _size(fitting)
-        return fitting if size is not None and size <= MAX_BODY else self._whole(draft, raw())
+        return (
+            fitting
+            if size is not None and size <= MAX_BODY_BYTES
+            else self._raw_line_draft(draft, raw())
+        )
 
-    def _lighter(self, draft: Draft, limit: int) -> Draft:
-        refs: list[Ref] = list(draft.refs)
+    def _spill_texts(self, draft: Draft, limit: int) -> Draft:
+        refs: list[ObjectRef] = list(draft.refs)
 
         def put(data: bytes) -> dict[str, Any]:
-            content = keep(self._session, data)
+            content = store_content(self._session, data)
             refs.extend(content.refs)
             return {"oid": content.oid, "size": content.size}
 
-        data = lightened(draft.data, limit, put)
+        data = spill_long_texts(draft.data, limit, put)
         return msgspec.structs.replace(draft, data=data, refs=refs)
 
-    def _whole(self, draft: Draft, raw: bytes) -> Draft:
+    def _raw_line_draft(self, draft: Draft, raw: bytes) -> Draft:
         """The line as it is."""
         key = key_of(draft.data)
         data: dict[str, Any] = {"line": key} if key else {}
-        if len(raw) <= _LIGHT // 2:
-            return Draft(f"{self._tool}.line", data | shown(raw), self._session.hub.author)
-        content = keep(self._session, raw)
-        data["raw"] = shown(raw[:_BEGINNING]).get("raw", "") + "…"
-        data[BESIDE] = [[["raw"], {"oid": content.oid, "size": content.size}]]
+        if len(raw) <= _MAX_INLINE_BYTES // 2:
+            return Draft(f"{self._tool}.line", data | encode_raw(raw), self._session.hub.author)
+        content = store_content(self._session, raw)
+        data["raw"] = encode_raw(raw[:_RAW_PREVIEW_BYTES]).get("raw", "") + "…"
+        data[SPILL_KEY] = [[["raw"], {"oid": content.oid, "size": content.size}]]
         return Draft(f"{self._tool}.line", data, self._session.hub.author, content.refs)
 
 
@@ -134,7 +151,7 @@ def _size(draft: Draft) -> int | None:
     try:
         return len(encode_body(draft))
     except Invalid as error:
-        return MAX_BODY + 1 if error.kind == "payload_too_large" else None
+        return MAX_BODY_BYTES + 1 if error.kind == "payload_too_large" else None
     except (OverflowError, ValueError, TypeError, RecursionError):
         return None
 

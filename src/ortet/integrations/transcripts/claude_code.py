@@ -7,26 +7,31 @@ from typing import Any
 
 import msgspec
 
-from ortet.integrations.transcripts.kinds import kind_of, sound
-from ortet.integrations.transcripts.line_tree import NOWHERE, Entry, Node, moment
-from ortet.integrations.transcripts.lines import Line
+from ortet.integrations.transcripts.kinds import kind_of, valid_amounts
+from ortet.integrations.transcripts.line_tree import (
+    NO_PARENT,
+    ImportedLine,
+    LineNode,
+    parse_time_ns,
+)
+from ortet.integrations.transcripts.lines import TranscriptLine
 from ortet.integrations.transcripts.notes import note_of
-from ortet.integrations.transcripts.tool_calls import Doings, relative
+from ortet.integrations.transcripts.tool_calls import ToolCallEffects, relative
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Draft
 from ortet.sessions.actions.model_calls import amounts_of
-from ortet.sessions.writing.bulk_import import Paid
+from ortet.sessions.writing.bulk_import import PastSpend
 
 TOOL = "claude-code"
 CONTEXT = f"{TOOL}.context"
 
-_AROUND = (
+_CONTEXT_FIELDS = (
     *("sessionId", "cwd", "version", "gitBranch", "userType", "entrypoint", "slug"),
     *("permissionMode", "isSidechain", "agentId"),
 )
 """What nearly every line repeats: told where it changes."""
 
-_LOOKS = frozenset(
+_READ_ONLY_TOOLS = frozenset(
     (
         *("Read", "Grep", "Glob", "LS", "NotebookRead", "TodoRead", "TodoWrite", "WebSearch"),
         *("WebFetch", "ToolSearch", "LSP", "AskUserQuestion", "EnterPlanMode", "ExitPlanMode"),
@@ -36,18 +41,22 @@ _LOOKS = frozenset(
 )
 """Tools that change nothing outside: their calls are messages, and no deeds."""
 
-_LONGEST = 100
-_WRITES = ("file_path", "notebook_path")
+_MAX_UUID_LENGTH = 100
+_PATH_ARGUMENTS = ("file_path", "notebook_path")
 _WRITERS = frozenset({"Write", "Edit", "MultiEdit", "NotebookEdit"})
 _THINKING = ("thinking", "redacted_thinking")
 
 
-def index(lines: Iterable[tuple[Line, Any]], known: frozenset[str]) -> list[Node]:
+def index(
+    lines: Iterable[tuple[TranscriptLine, Any]], known_keys: frozenset[str]
+) -> list[LineNode]:
     """Every line with its place in the tree; `known` are the keys of those that were taken in."""
-    nodes: list[Node] = []
+    nodes: list[LineNode] = []
     by_uuid: dict[str, int] = {}
     last: dict[str, int] = {}
-    answers: dict[str, tuple[int, Paid]] = {}  # the last line of each, and what it says of its cost
+    answers: dict[
+        str, tuple[int, PastSpend]
+    ] = {}  # the last line of each, and what it says of its cost
     for line, data in lines:
         node = _node(
             line, data if isinstance(data, dict) else {}, nodes, by_uuid=by_uuid, last=last
@@ -56,12 +65,12 @@ def index(lines: Iterable[tuple[Line, Any]], known: frozenset[str]) -> list[Node
         if node.mark and node.paid is not None:
             before = answers.get(node.mark)
             answers[node.mark] = (at, node.paid)
-            if before is not None and nodes[before[0]].key in known:
-                node = msgspec.structs.replace(node, paid=_rest(node.paid, before[1]))
+            if before is not None and nodes[before[0]].key in known_keys:
+                node = msgspec.structs.replace(node, paid=_remaining_usage(node.paid, before[1]))
             elif before is not None:
                 nodes[before[0]] = msgspec.structs.replace(nodes[before[0]], paid=None)
         if node.key == line.key:  # no place in the tree of its own
-            node = msgspec.structs.replace(node, parent=last.get(node.side, NOWHERE))
+            node = msgspec.structs.replace(node, parent=last.get(node.side, NO_PARENT))
         else:
             by_uuid[node.key] = at
         last[node.side] = at
@@ -70,19 +79,19 @@ def index(lines: Iterable[tuple[Line, Any]], known: frozenset[str]) -> list[Node
 
 
 def _node(
-    line: Line,
+    line: TranscriptLine,
     data: dict[str, Any],
-    nodes: list[Node],
+    nodes: list[LineNode],
     *,
     by_uuid: dict[str, int],
     last: dict[str, int],
-) -> Node:
+) -> LineNode:
     uuid, parent = data.get("uuid"), data.get("parentUuid") or data.get("logicalParentUuid")
     above = nodes[by_uuid[parent]] if isinstance(parent, str) and parent in by_uuid else None
-    side = _side(data, above) if data.get("isSidechain") is True else ""
-    if not isinstance(uuid, str) or not 0 < len(uuid) <= _LONGEST or uuid in by_uuid:
+    side = _sidechain_id(data, above) if data.get("isSidechain") is True else ""
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= _MAX_UUID_LENGTH or uuid in by_uuid:
         side = side or (nodes[-1].side if nodes and "isSidechain" not in data else "")
-        return Node(line, line.key, NOWHERE, weighs=False, said=False, side=side)
+        return LineNode(line, line.key, NO_PARENT, weighs=False, said=False, side=side)
     message = data.get("message")
     message = message if isinstance(message, dict) else {}
     parts = _parts(message.get("content"))
@@ -91,8 +100,8 @@ def _node(
     if above is not None and above.side == side:
         place = by_uuid[above.key]
     else:  # its parent is lost, or lies in another file
-        place = last.get(side, NOWHERE) if parent or boundary else NOWHERE
-    return Node(
+        place = last.get(side, NO_PARENT) if parent or boundary else NO_PARENT
+    return LineNode(
         line=line,
         key=uuid,
         parent=place,
@@ -102,127 +111,137 @@ def _node(
         calls=tuple(_ids(parts, "tool_use", "id")),
         results=tuple(_ids(parts, "tool_result", "tool_use_id")),
         side=side,
-        paid=_paid(message, data),
+        paid=_model_usage(message, data),
     )
 
 
-def _side(data: dict[str, Any], above: Node | None) -> str:
+def _sidechain_id(data: dict[str, Any], parent_node: LineNode | None) -> str:
     """Which agent's it is. Releases that wrote all of them into one file gave them no names: there
     they are told apart by where each begins."""
     if isinstance(data.get("agentId"), str) and data["agentId"]:
         return str(data["agentId"])
-    return above.side if above is not None and above.side else str(data.get("uuid", "side"))
+    return (
+        parent_node.side
+        if parent_node is not None and parent_node.side
+        else str(data.get("uuid", "side"))
+    )
 
 
-def _rest(now: Paid, before: Paid) -> Paid | None:
+def _remaining_usage(usage: PastSpend, before: PastSpend) -> PastSpend | None:
     """What an answer cost is paid once: with its last line, as far as it was not paid before."""
     rest = {
         name: amount - before.amounts.get(name, 0)
-        for name, amount in now.amounts.items()
+        for name, amount in usage.amounts.items()
         if amount > before.amounts.get(name, 0)
     }
-    return msgspec.structs.replace(now, amounts=rest) if rest else None
+    return msgspec.structs.replace(usage, amounts=rest) if rest else None
 
 
-def _paid(message: dict[str, Any], data: dict[str, Any]) -> Paid | None:
+def _model_usage(message: dict[str, Any], data: dict[str, Any]) -> PastSpend | None:
     usage, model = message.get("usage"), message.get("model")
     if data.get("forkedFrom"):  # copied: it was paid in the conversation that it is from
         return None
     if not isinstance(usage, dict) or not isinstance(model, str) or not model.isprintable():
         return None
-    amounts = sound(amounts_of(usage))
-    return Paid(amounts, model, moment(data.get("timestamp"))) if any(amounts.values()) else None
+    amounts = valid_amounts(amounts_of(usage))
+    return (
+        PastSpend(amounts, model, parse_time_ns(data.get("timestamp")))
+        if any(amounts.values())
+        else None
+    )
 
 
-class Reader:
+class ClaudeCodeReader:
     """Lines of one conversation, in order, as what is told of them. `around` is what was told
     before of their surroundings."""
 
-    def __init__(self, doings: Doings, around: Mapping[str, Any]) -> None:
-        self._doings = doings
-        self._around = dict(around)
+    def __init__(self, effects: ToolCallEffects, context: Mapping[str, Any]) -> None:
+        self._effects = effects
+        self._context = dict(context)
 
-    def entry(self, node: Node, data: Any) -> Entry | None:
+    def translate(self, node: LineNode, data: Any) -> ImportedLine | None:
         """None for what is not understood."""
         kind = data.get("type") if isinstance(data, dict) else None
         if not isinstance(kind, str) or not kind:
             return None
         message = data.get("message")
-        first = self._surroundings(data)
-        told = _told(data, kind)
+        first = self._context_changes(data)
+        told = _line_metadata(data, kind)
         if node.key == node.line.key and "uuid" in data:
-            return Entry([*first, _record("line", {**told, "message": message})])
+            return ImportedLine([*first, _record("line", {**told, "message": message})])
         if kind not in ("user", "assistant") or not isinstance(message, dict):
             told |= {"message": message} if "message" in data else {}
-            return Entry([*first, _record(kind, told)])
+            return ImportedLine([*first, _record(kind, told)])
         if data.get("isApiErrorMessage") or (
             data.get("isVisibleInTranscriptOnly") and not data.get("isCompactSummary")
         ):
-            return Entry([*first, _record("shown", {**told, "message": message})])
+            return ImportedLine([*first, _record("shown", {**told, "message": message})])
         content = message.get("content")
         told["message"] = {k: v for k, v in message.items() if k not in ("content", "role")}
         if data.get("isCompactSummary"):
-            return Entry(
+            return ImportedLine(
                 [*first, _record("compacted", told)],
                 summary=text_of(content) or "Nothing was said of it.",
             )
         note = note_of(text_of(content)) if kind == "user" and _is_text(content) else ""
         if note:
-            return Entry([*first, _record(note, {**told, "message": message})])
+            return ImportedLine([*first, _record(note, {**told, "message": message})])
         if kind == "assistant":
-            return Entry([*first, *self._answer(node, content, told, message)])
-        return self._said(first, content, told, data)
+            return ImportedLine([*first, *self._assistant_drafts(node, content, told, message)])
+        return self._user_entry(first, content, told, data)
 
-    def _surroundings(self, data: dict[str, Any]) -> list[Draft]:
-        now = {name: data[name] for name in _AROUND if name in data}
-        news = {k: v for k, v in now.items() if self._around.get(k, "") != v}
+    def _context_changes(self, data: dict[str, Any]) -> list[Draft]:
+        now = {name: data[name] for name in _CONTEXT_FIELDS if name in data}
+        news = {k: v for k, v in now.items() if self._context.get(k, "") != v}
         if not news:
             return []
-        self._around |= news
+        self._context |= news
         return [Draft(CONTEXT, news)]
 
-    def _said(
-        self, first: list[Draft], content: Any, told: dict[str, Any], data: dict[str, Any]
-    ) -> Entry:
+    def _user_entry(
+        self, first: list[Draft], content: Any, metadata: dict[str, Any], data: dict[str, Any]
+    ) -> ImportedLine:
         """A prompt, or results of calls."""
-        drafts = [*first, _message("user", content, told)]
+        drafts = [*first, _message("user", content, metadata)]
         results = [part for part in _parts(content) if part.get("type") == "tool_result"]
         for part in results:
             failed, call = part.get("is_error") is True, str(part.get("tool_use_id", ""))
-            drafts += self._doings.end(call, part.get("content"), at=told["at"], failed=failed)
+            drafts += self._effects.end(call, part.get("content"), at=metadata["at"], failed=failed)
         is_prompt = not results and not data.get("isMeta")
-        return Entry(drafts, prompt=text_of(content).strip() if is_prompt else "")
+        return ImportedLine(drafts, prompt=text_of(content).strip() if is_prompt else "")
 
-    def _answer(
-        self, node: Node, content: Any, told: dict[str, Any], message: dict[str, Any]
+    def _assistant_drafts(
+        self, node: LineNode, content: Any, metadata: dict[str, Any], message: dict[str, Any]
     ) -> list[Draft]:
         drafts: list[Draft] = []
         parts = content if isinstance(content, list) else []
         said = [part for part in parts if not _is_thinking(part)] if parts else content
         for number, part in enumerate(parts):
             if _is_thinking(part):
-                drafts.append(_thought(part, number, node.mark, told["at"]))
+                drafts.append(_thought(part, number, node.mark, metadata["at"]))
         if said or not drafts:
-            drafts.append(_message("assistant", said, told))
+            drafts.append(_message("assistant", said, metadata))
         else:
-            drafts[0] = Draft("thought", {**drafts[0].data, TOOL: told})
-        drafts += [self._begun(part, told["at"]) for part in _parts(said) if _is_deed(part)]
+            drafts[0] = Draft("thought", {**drafts[0].data, TOOL: metadata})
+        drafts += [
+            self._tool_call_draft(part, metadata["at"]) for part in _parts(said) if _is_effect(part)
+        ]
         if node.paid is not None:
             usage = message.get("usage")
             data = {"provider": "anthropic", "model": node.paid.model, "params": {}}
-            drafts.append(Draft("model", {**data, "usage": usage, "at": told["at"]}))
+            drafts.append(Draft("model", {**data, "usage": usage, "at": metadata["at"]}))
         return drafts
 
-    def _begun(self, part: dict[str, Any], at: int) -> Draft:
+    def _tool_call_draft(self, part: dict[str, Any], at: int) -> Draft:
         given, name = part.get("input"), str(part.get("name", ""))
         given = given if isinstance(given, dict) else {"input": given}
         files = [
-            relative(given.get(key), self._around.get("cwd"))
-            for key in _WRITES
+            relative(given.get(key), self._context.get("cwd"))
+            for key in _PATH_ARGUMENTS
             if name in _WRITERS and given.get(key)
         ]
         why = given.get("description")
-        return self._doings.begin(
+        return self._effects.begin(
             str(part.get("id", "")),
             name,
             given,
@@ -232,16 +251,16 @@ class Reader:
         )
 
 
-def _told(data: dict[str, Any], kind: str) -> dict[str, Any]:
+def _line_metadata(data: dict[str, Any], kind: str) -> dict[str, Any]:
     """All of a line but what was said, and what is told elsewhere."""
-    left_out = {"message", "type", *_AROUND}
+    left_out = {"message", "type", *_CONTEXT_FIELDS}
     rest = {key: value for key, value in data.items() if key not in left_out}
-    return {"type": kind, "at": moment(data.get("timestamp")), **rest}
+    return {"type": kind, "at": parse_time_ns(data.get("timestamp")), **rest}
 
 
-def _record(kind: str, told: dict[str, Any]) -> Draft:
-    rest = {key: value for key, value in told.items() if key != "at"}
-    return Draft(kind_of(TOOL, kind), {"at": told["at"], "said": rest})
+def _record(kind: str, metadata: dict[str, Any]) -> Draft:
+    rest = {key: value for key, value in metadata.items() if key != "at"}
+    return Draft(kind_of(TOOL, kind), {"at": metadata["at"], "said": rest})
 
 
 def _thought(part: dict[str, Any], place: int, answer: str, at: int) -> Draft:
@@ -251,9 +270,9 @@ def _thought(part: dict[str, Any], place: int, answer: str, at: int) -> Draft:
     return Draft("thought", {**data, "place": place})
 
 
-def _message(role: str, content: Any, told: dict[str, Any]) -> Draft:
-    rest = {key: value for key, value in told.items() if key not in ("type", "at")}
-    extra = {"at": told["at"], TOOL: rest}
+def _message(role: str, content: Any, metadata: dict[str, Any]) -> Draft:
+    rest = {key: value for key, value in metadata.items() if key not in ("type", "at")}
+    extra = {"at": metadata["at"], TOOL: rest}
     answer = rest.get("message", {}).get("id")
     if isinstance(answer, str):
         extra["id"] = answer
@@ -282,9 +301,9 @@ def _is_thinking(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in _THINKING
 
 
-def _is_deed(part: dict[str, Any]) -> bool:
+def _is_effect(part: dict[str, Any]) -> bool:
     return (
         part.get("type") == "tool_use"
         and isinstance(part.get("id"), str)
-        and str(part.get("name", "")) not in _LOOKS
+        and str(part.get("name", "")) not in _READ_ONLY_TOOLS
     )

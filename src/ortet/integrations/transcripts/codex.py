@@ -10,13 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortet._util.codec import to_json
-from ortet.integrations.transcripts.kinds import kind_of, sound
-from ortet.integrations.transcripts.line_tree import NOWHERE, Entry, Node, moment
-from ortet.integrations.transcripts.lines import Line, decoded
-from ortet.integrations.transcripts.tool_calls import Doings, patched, relative
+from ortet.integrations.transcripts.kinds import kind_of, valid_amounts
+from ortet.integrations.transcripts.line_tree import (
+    NO_PARENT,
+    ImportedLine,
+    LineNode,
+    parse_time_ns,
+)
+from ortet.integrations.transcripts.lines import TranscriptLine, decode_json
+from ortet.integrations.transcripts.tool_calls import ToolCallEffects, patched_files, relative
 from ortet.journal.events import Draft
 from ortet.sessions.actions.model_calls import amounts_of
-from ortet.sessions.writing.bulk_import import Paid
+from ortet.sessions.writing.bulk_import import PastSpend
 
 TOOL = "codex"
 CONTEXT = f"{TOOL}.context"
@@ -29,8 +34,15 @@ _ITEMS = frozenset(
 )
 _CALLS = ("function_call", "local_shell_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
-_LOOKS = frozenset({"update_plan", "view_image", "list_mcp_resources", "read_mcp_resource"})
-_GIVEN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_abort")
+_READ_ONLY_TOOLS = frozenset(
+    {"update_plan", "view_image", "list_mcp_resources", "read_mcp_resource"}
+)
+_SYNTHETIC_PROMPT_PREFIXES = (
+    "<environment_context>",
+    "<user_instructions>",
+    "# AGENTS.md instructions",
+    "<turn_abort",
+)
 """How messages begin that no user wrote."""
 _EXITED = re.compile(r"^(?:Exit code: |Process exited with code )(-?\d+)\s*$", re.M)
 
@@ -49,10 +61,12 @@ def payload_of(data: Any) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
-def index(lines: Iterable[tuple[Line, Any]], known: frozenset[str]) -> list[Node]:
+def index(
+    lines: Iterable[tuple[TranscriptLine, Any]], known_keys: frozenset[str]
+) -> list[LineNode]:
     """Every line, each behind the one before it, unless turns were rolled back."""
-    del known
-    nodes: list[Node] = []
+    del known_keys
+    nodes: list[LineNode] = []
     prompts: list[int] = []
     total: dict[str, float] = {}
     model = ""
@@ -65,104 +79,109 @@ def index(lines: Iterable[tuple[Line, Any]], known: frozenset[str]) -> list[Node
         elif kind == "response_item" and _is_prompt(payload):
             prompts.append(at)
         elif kind == "event_msg" and payload.get("type") == "token_count":
-            paid, total = _paid(payload, total, model, moment(data.get("timestamp")))
+            paid, total = _usage_delta(payload, total, model, parse_time_ns(data.get("timestamp")))
         elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
             gone = payload.get("num_turns")
             if isinstance(gone, int) and 0 < gone <= len(prompts):
                 parent = prompts[-gone] - 1
                 del prompts[-gone:]
-        nodes.append(Node(line, line.key, max(parent, NOWHERE), paid=paid))
+        nodes.append(LineNode(line, line.key, max(parent, NO_PARENT), paid=paid))
     return nodes
 
 
 def _is_prompt(payload: dict[str, Any]) -> bool:
     if payload.get("type") != "message" or payload.get("role") != "user":
         return False
-    return not _text(payload.get("content")).startswith(_GIVEN)
+    return not _text(payload.get("content")).startswith(_SYNTHETIC_PROMPT_PREFIXES)
 
 
-def _paid(
+def _usage_delta(
     payload: dict[str, Any], total: dict[str, float], model: str, at: int
-) -> tuple[Paid | None, dict[str, float]]:
+) -> tuple[PastSpend | None, dict[str, float]]:
     """What was spent since the count before, and the count now: the same may be told again."""
     info = payload.get("info")
     info = info if isinstance(info, dict) else {}
     now, last = (_counts(info.get(name)) for name in ("total_token_usage", "last_token_usage"))
     if not now:
-        return (Paid(last, model, at) if any(last.values()) else None), total
+        return (PastSpend(last, model, at) if any(last.values()) else None), total
     reset = any(now.get(name, 0) < count for name, count in total.items())
     news = last if reset else {name: count - total.get(name, 0) for name, count in now.items()}
-    return (Paid(news, model, at) if any(news.values()) else None), now
+    return (PastSpend(news, model, at) if any(news.values()) else None), now
 
 
 def _counts(usage: Any) -> dict[str, float]:
-    return sound(amounts_of(usage)) if isinstance(usage, dict) else {}
+    return valid_amounts(amounts_of(usage)) if isinstance(usage, dict) else {}
 
 
-class Reader:
+class CodexReader:
     """Lines in order, as what is told of them."""
 
-    def __init__(self, doings: Doings, around: Mapping[str, Any]) -> None:
-        self._doings = doings
-        self._around = dict(around)
+    def __init__(self, effects: ToolCallEffects, context: Mapping[str, Any]) -> None:
+        self._effects = effects
+        self._context = dict(context)
 
-    def entry(self, node: Node, data: Any) -> Entry | None:
+    def translate(self, node: LineNode, data: Any) -> ImportedLine | None:
         """None for what is not understood."""
         kind, payload = payload_of(data)
-        at = moment(data.get("timestamp")) if isinstance(data, dict) else 0
+        at = parse_time_ns(data.get("timestamp")) if isinstance(data, dict) else 0
         if kind == "compacted":
             message = payload.get("message")
             rest = {key: value for key, value in payload.items() if key != "message"}
-            return Entry(
+            return ImportedLine(
                 [_record("compacted", rest, at)],
                 summary=message if isinstance(message, str) and message else "(not told)",
             )
         if kind == "response_item":
             return self._item(payload, at)
         if kind in ("session_meta", "turn_context"):
-            return Entry([*self._surroundings(payload), _record(kind, payload, at)])
+            return ImportedLine([*self._context_changes(payload), _record(kind, payload, at)])
         if kind == "event_msg":
             drafts = [_record(kind, payload, at)]
             if node.paid is not None:
                 drafts.append(self._model(payload, node.paid, at))
-            return Entry(drafts)
+            return ImportedLine(drafts)
         if isinstance(data, dict) and isinstance(data.get("record_type"), str):
-            return Entry([_record("state", data, at)])
-        return Entry([_record(kind, payload, at)], unknown=True) if kind else None
+            return ImportedLine([_record("state", data, at)])
+        return ImportedLine([_record(kind, payload, at)], unknown=True) if kind else None
 
-    def _surroundings(self, payload: dict[str, Any]) -> list[Draft]:
+    def _context_changes(self, payload: dict[str, Any]) -> list[Draft]:
         names = ("cwd", "model", "model_provider")
         now = {name: payload[name] for name in names if isinstance(payload.get(name), str)}
-        news = {key: value for key, value in now.items() if self._around.get(key) != value}
-        self._around |= news
+        news = {key: value for key, value in now.items() if self._context.get(key) != value}
+        self._context |= news
         return [Draft(CONTEXT, news)] if news else []
 
-    def _model(self, payload: dict[str, Any], paid: Paid, at: int) -> Draft:
+    def _model(self, payload: dict[str, Any], model_usage: PastSpend, at: int) -> Draft:
         info = payload.get("info") or {}
         usage = info.get("last_token_usage") or info.get("total_token_usage")
-        data = {"provider": self._around.get("model_provider") or "openai", "model": paid.model}
+        data = {
+            "provider": self._context.get("model_provider") or "openai",
+            "model": model_usage.model,
+        }
         return Draft("model", {**data, "params": {}, "usage": usage, "at": at})
 
-    def _item(self, payload: dict[str, Any], at: int) -> Entry:
+    def _item(self, payload: dict[str, Any], at: int) -> ImportedLine:
         kind = str(payload.get("type") or "line")
         if kind == "message":
-            content = _said(payload.get("content"))
+            content = _chat_content(payload.get("content"))
             role = payload.get("role")
             drafts = [_message(role if isinstance(role, str) and role else "user", content, at)]
             drafts[0].data["extra"][TOOL] = _without(payload, "role", "content", "type")
-            return Entry(drafts, prompt=_text(content).strip() if _is_prompt(payload) else "")
+            return ImportedLine(
+                drafts, prompt=_text(content).strip() if _is_prompt(payload) else ""
+            )
         if kind == "reasoning":
-            text = "\n\n".join(filter(None, map(_text, _several(payload))))
-            return Entry([Draft("thought", {"text": text, "at": at, "part": payload})])
+            text = "\n\n".join(filter(None, map(_text, _reasoning_parts(payload))))
+            return ImportedLine([Draft("thought", {"text": text, "at": at, "part": payload})])
         if kind in _CALLS and isinstance(payload.get("call_id"), str):
-            return Entry(self._call(kind, payload, at))
+            return ImportedLine(self._call(kind, payload, at))
         if kind in _RESULTS and isinstance(payload.get("call_id"), str):
-            return Entry(self._result(payload, at))
-        return Entry([_record(kind, payload, at)], unknown=kind not in _ITEMS)
+            return ImportedLine(self._result(payload, at))
+        return ImportedLine([_record(kind, payload, at)], unknown=kind not in _ITEMS)
 
     def _call(self, kind: str, payload: dict[str, Any], at: int) -> list[Draft]:
         call, name = payload["call_id"], str(payload.get("name") or kind.removesuffix("_call"))
-        given = _given(kind, payload)
+        given = _call_arguments(kind, payload)
         function = {"name": name, "arguments": to_json(given)}
         if isinstance(payload.get("arguments"), str):
             function["arguments"] = payload["arguments"]
@@ -170,22 +189,22 @@ class Reader:
         extra = draft.data["extra"]
         extra["tool_calls"] = [{"id": call, "type": "function", "function": function}]
         extra[TOOL] = _without(payload, "call_id", "name", "arguments", "input")
-        if name in _LOOKS:
+        if name in _READ_ONLY_TOOLS:
             return [draft]
-        files = [relative(path, self._around.get("cwd")) for path in _patched(given)]
+        files = [relative(path, self._context.get("cwd")) for path in _patched_paths(given)]
         why = given.get("justification") if isinstance(given, dict) else None
         why = why if isinstance(why, str) else ""
-        return [draft, self._doings.begin(call, name, given, at=at, files=files, why=why)]
+        return [draft, self._effects.begin(call, name, given, at=at, files=files, why=why)]
 
     def _result(self, payload: dict[str, Any], at: int) -> list[Draft]:
         call, output = payload["call_id"], payload.get("output")
-        failed = _failed(output)
+        failed = _is_failure(output)
         draft = _message("tool", _output(output), at)
         draft.data["extra"]["tool_call_id"] = call
         draft.data["extra"][TOOL] = _without(payload, "call_id", "output")
         if isinstance(output, dict):
             draft.data["extra"][TOOL]["output"] = _without(output, "content")
-        return [draft, *self._doings.end(call, draft.data["content"], at=at, failed=failed)]
+        return [draft, *self._effects.end(call, draft.data["content"], at=at, failed=failed)]
 
 
 def _record(kind: str, payload: dict[str, Any], at: int) -> Draft:
@@ -200,7 +219,7 @@ def _without(payload: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in payload.items() if key not in names}
 
 
-def _said(content: Any) -> Any:
+def _chat_content(content: Any) -> Any:
     """Text as text; with pictures, in the parts that chat completions take."""
     if not isinstance(content, list):
         return content
@@ -235,7 +254,7 @@ def _text(content: Any) -> str:
     return "\n".join(map(_text, content)) if isinstance(content, list) else ""
 
 
-def _several(payload: dict[str, Any]) -> list[Any]:
+def _reasoning_parts(payload: dict[str, Any]) -> list[Any]:
     """What is told of a thought: its summary, or where that is missing, itself."""
     summary, content = payload.get("summary"), payload.get("content")
     return (summary if isinstance(summary, list) else []) or (
@@ -243,36 +262,36 @@ def _several(payload: dict[str, Any]) -> list[Any]:
     )
 
 
-def _given(kind: str, payload: dict[str, Any]) -> Any:
+def _call_arguments(kind: str, payload: dict[str, Any]) -> Any:
     if kind == "local_shell_call":
         return payload.get("action") or {}
     if kind == "custom_tool_call":
         return {"input": payload.get("input")}
     arguments = payload.get("arguments")
-    found = decoded(arguments.encode()) if isinstance(arguments, str) else arguments
+    found = decode_json(arguments.encode()) if isinstance(arguments, str) else arguments
     return found if isinstance(found, dict) else {"arguments": arguments}
 
 
-def _patched(given: Any) -> list[str]:
+def _patched_paths(arguments: Any) -> list[str]:
     """Files that a patch among the arguments names."""
-    if not isinstance(given, dict):
+    if not isinstance(arguments, dict):
         return []
-    texts = [given.get("input"), given.get("cmd"), given.get("patch")]
-    command = given.get("command")
+    texts = [arguments.get("input"), arguments.get("cmd"), arguments.get("patch")]
+    command = arguments.get("command")
     texts += command if isinstance(command, list) else [command]
-    return [path for text in texts for path in patched(text)]
+    return [path for text in texts for path in patched_files(text)]
 
 
 def _output(output: Any) -> Any:
     if isinstance(output, dict):
         output = output.get("content", output)
-    return _said(output) if isinstance(output, str | list) else to_json(output)
+    return _chat_content(output) if isinstance(output, str | list) else to_json(output)
 
 
-def _failed(output: Any) -> bool:
+def _is_failure(output: Any) -> bool:
     """By what it says of itself: {"success": false}, or an exit code."""
     if isinstance(output, str) and output.startswith("{"):
-        output = decoded(output.encode())
+        output = decode_json(output.encode())
     elif isinstance(output, str) and (code := _EXITED.search(output[:2000])) is not None:
         return code[1] != "0"
     if not isinstance(output, dict):
@@ -282,4 +301,4 @@ def _failed(output: Any) -> bool:
     return output.get("success") is False or (isinstance(ended, int) and ended != 0)
 
 
-__all__ = ["CONTEXT", "TOOL", "Reader", "index", "payload_of"]
+__all__ = ["CONTEXT", "TOOL", "CodexReader", "index", "payload_of"]

@@ -15,42 +15,56 @@ from ortet.errors import Conflict, Invalid
 from ortet.hub.hub import Hub
 from ortet.integrations._shared.session_pool import session_name
 from ortet.integrations.transcripts import claude_code, codex
-from ortet.integrations.transcripts.batch import Batch, key_of
-from ortet.integrations.transcripts.known import Known, Notes, known_of, pending
-from ortet.integrations.transcripts.line_tree import NOWHERE, Chain, Entry, Node, chains
-from ortet.integrations.transcripts.lines import Line, Transcript
+from ortet.integrations.transcripts.batch import ImportBatch, key_of
+from ortet.integrations.transcripts.known import (
+    ImportProgress,
+    LineEventCache,
+    pending_effects,
+    read_progress,
+)
+from ortet.integrations.transcripts.line_tree import (
+    NO_PARENT,
+    ImportedLine,
+    LineChain,
+    LineNode,
+    chains,
+)
+from ortet.integrations.transcripts.lines import Transcript, TranscriptLine
 from ortet.integrations.transcripts.locate import conversation_of
-from ortet.integrations.transcripts.tool_calls import Doings
+from ortet.integrations.transcripts.tool_calls import ToolCallEffects
 from ortet.journal.conversation.compaction import Summarise
 from ortet.journal.conversation.text import one_line
 from ortet.journal.events import Draft
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.bulk_import import branch_off, go_back
+from ortet.sessions.writing.bulk_import import fork_named_after_event, restore_after_event
 
-_TITLE = 72
-_GOAL = 200
-
-
-class Reader(Protocol):
-    def entry(self, node: Node, data: Any) -> Entry | None: ...
+_MAX_TITLE_CHARS = 72
+_MAX_GOAL_CHARS = 200
 
 
-class Tool(msgspec.Struct, frozen=True):
+class TranscriptReader(Protocol):
+    def translate(self, node: LineNode, data: Any) -> ImportedLine | None: ...
+
+
+class TranscriptTool(msgspec.Struct, frozen=True):
     """Whose transcripts can be taken in."""
 
     name: str
     context: str
-    index: Callable[[Iterable[tuple[Line, Any]], frozenset[str]], list[Node]]
-    reader: Callable[[Doings, Mapping[str, Any]], Reader]
+    index: Callable[[Iterable[tuple[TranscriptLine, Any]], frozenset[str]], list[LineNode]]
+    reader: Callable[[ToolCallEffects, Mapping[str, Any]], TranscriptReader]
 
 
-TOOLS: Mapping[str, Tool] = MappingProxyType(
-    {one.TOOL: Tool(one.TOOL, one.CONTEXT, one.index, one.Reader) for one in (claude_code, codex)}
+TOOLS: Mapping[str, TranscriptTool] = MappingProxyType(
+    {
+        one.TOOL: TranscriptTool(one.TOOL, one.CONTEXT, one.index, one.Reader)
+        for one in (claude_code, codex)
+    }
 )
 
 
-class Taken(msgspec.Struct, frozen=True):
+class ImportResult(msgspec.Struct, frozen=True):
     """What became of a transcript: the session, and how much of it is new. `unknown` lines are kept
     as they are; `rest`: bytes of a last line that is not whole yet. `parent` is the session that a
     branch leaves, or that an agent works for."""
@@ -71,13 +85,13 @@ class Taken(msgspec.Struct, frozen=True):
     commit: str = ""
 
 
-def tool_of(name: str) -> Tool:
+def tool_of(name: str) -> TranscriptTool:
     if name in TOOLS:
         return TOOLS[name]
     raise Invalid("bad_format", f"{name!r}: transcripts can be had from {', '.join(TOOLS)}")
 
 
-def take(
+def import_transcript(
     hub: Hub,
     tool: str,
     path: Path,
@@ -85,7 +99,7 @@ def take(
     name: str = "",
     agent: str = "default",
     dry_run: bool = False,
-) -> list[Taken]:
+) -> list[ImportResult]:
     """Take a transcript in: its conversation into one session, each branch that was left into a
     fork of it, each agent that worked for it into one of its own. What was taken in before is not
     taken in again, so that a transcript that grows can be had as often as one likes."""
@@ -93,45 +107,45 @@ def take(
     with Transcript(path) as transcript:
         base = name or session_name(tool, conversation_of(tool, path))
         rows = [row for row in hub.sessions() if _is_of(row, agent, base)]
-        notes = Notes()
-        known = {row.name: known_of(hub.get(row.id), notes) for row in rows}
+        notes = LineEventCache()
+        known = {row.name: read_progress(hub.get(row.id), notes) for row in rows}
         keys = frozenset(key for one in known.values() for key in one.lines)
         nodes = reader.index(transcript.lines(), keys)
-        found: list[Taken] = []
-        for side, several in _by_side(nodes).items():
+        found: list[ImportResult] = []
+        for side, several in _group_by_agent(nodes).items():
             whose = f"{base}/{session_name(f'agent-{side}')}" if side else base
-            taking = Taking(hub, reader, transcript, several, name=whose, agent=agent)
-            taking.known = known
-            made = taking.foreseen() if dry_run else taking.take()
+            taking = ConversationImport(hub, reader, transcript, several, name=whose, agent=agent)
+            taking.progress = known
+            made = taking.preview() if dry_run else taking.run()
             found += [msgspec.structs.replace(made[0], parent=base if side else ""), *made[1:]]
-    return found or [Taken(str(path), base, rest=transcript.rest)]
+    return found or [ImportResult(str(path), base, rest=transcript.incomplete_bytes)]
 
 
 def _is_of(row: SessionRow, agent: str, base: str) -> bool:
     return row.agent == agent and (row.name == base or row.name.startswith(f"{base}/"))
 
 
-def _by_side(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+def _group_by_agent(nodes: Sequence[LineNode]) -> dict[str, list[LineNode]]:
     """The lines of each agent, with the numbers that they have among their own."""
-    found: dict[str, list[Node]] = {}
+    found: dict[str, list[LineNode]] = {}
     numbers: list[int] = []
     for node in nodes:
         several = found.setdefault(node.side, [])
         numbers.append(len(several))
-        parent = numbers[node.parent] if node.parent >= 0 else NOWHERE
+        parent = numbers[node.parent] if node.parent >= 0 else NO_PARENT
         several.append(msgspec.structs.replace(node, parent=parent))
     return found
 
 
-class Taking:
+class ConversationImport:
     """One conversation of a transcript, with the branches that were left."""
 
     def __init__(
         self,
         hub: Hub,
-        tool: Tool,
+        tool: TranscriptTool,
         transcript: Transcript,
-        nodes: Sequence[Node],
+        nodes: Sequence[LineNode],
         *,
         name: str,
         agent: str,
@@ -142,46 +156,52 @@ class Taking:
         self._nodes = nodes
         self._name = name
         self._agent = agent
-        self.known: dict[str, Known] = {}  # of each session by name, before anything is taken in
-        self._parents: dict[int, Known] = {}  # of chains that others leave, once they are whole
+        self.progress: dict[
+            str, ImportProgress
+        ] = {}  # of each session by name, before anything is taken in
+        self._parent_progress: dict[
+            int, ImportProgress
+        ] = {}  # of chains that others leave, once they are whole
         self._chains = chains(nodes)
         self._names: list[str] = []
         for number, chain in enumerate(self._chains):
             tail = "" if not number else f"/{_tail(nodes[chain.nodes[0]])}"
             self._names.append((self._names[chain.parent] if number else name) + tail)
-        self._place = {nodes[at].key: n for n, c in enumerate(self._chains) for at in c.nodes}
+        self._chain_by_key = {
+            nodes[at].key: n for n, c in enumerate(self._chains) for at in c.nodes
+        }
 
-    def foreseen(self) -> list[Taken]:
+    def preview(self) -> list[ImportResult]:
         """What `take` would do."""
         found = []
         for number, chain in enumerate(self._chains):
-            known = self.known.get(self._names[number], Known())
-            new = len(self._news(chain, known))
-            found.append(self._taken(number, session=known.session, added=new))
+            known = self.progress.get(self._names[number], ImportProgress())
+            new = len(self._new_nodes(chain, known))
+            found.append(self._result(number, session=known.session, added=new))
         return found
 
-    def _news(self, chain: Chain, known: Known) -> list[Node]:
+    def _new_nodes(self, chain: LineChain, progress: ImportProgress) -> list[LineNode]:
         """Lines that were not taken in. What was erased does not come back: lines before the last
         that is known are no news then."""
         nodes = [self._nodes[at] for at in chain.nodes]
-        if known.ends_erased:
+        if progress.ends_erased:
             raise Conflict(
                 "erased",
                 f"what {self._name!r} had of this transcript was erased: to have it again, take it "
                 "in under another --name",
             )
-        if known.erased:
-            there = [at for at, node in enumerate(nodes) if node.key in known.lines]
+        if progress.erased:
+            there = [at for at, node in enumerate(nodes) if node.key in progress.lines]
             nodes = nodes[max(there, default=-1) + 1 :]
-        return [node for node in nodes if node.key not in known.lines]
+        return [node for node in nodes if node.key not in progress.lines]
 
-    def take(self) -> list[Taken]:
+    def run(self) -> list[ImportResult]:
         """Into the journals; each line once."""
-        foreseen = self.foreseen()
-        if not any(one.added for one in foreseen) and not self._left():
+        foreseen = self.preview()
+        if not any(one.added for one in foreseen) and not self._abandoned_lines():
             return foreseen
         opened: dict[int, Session] = {}
-        found: list[Taken] = []
+        found: list[ImportResult] = []
         try:
             for number in range(len(self._chains)):
                 session = self._open() if not number else self._branch(number, opened)
@@ -196,75 +216,75 @@ class Taking:
         """The main conversation, where the transcript goes on with it: what was left since the last
         time stays, as a fork of its own."""
         session = self._reopened(self._name)
-        if left := self._left():
-            tail = self._names[self._place[left[0]]].removeprefix(f"{self._name}/")
-            known = self.known[self._name]
-            if not self._is_there(f"{self._name}/{tail}"):
-                branch_off(session, known_of(session).last, tail).pause()
-                self.known[f"{self._name}/{tail}"] = known
-            go_back(session, max(known.start, known.lines[left[0]][0] - 1))
-            self.known[self._name] = known_of(session)
+        if left := self._abandoned_lines():
+            tail = self._names[self._chain_by_key[left[0]]].removeprefix(f"{self._name}/")
+            known = self.progress[self._name]
+            if not self._session_exists(f"{self._name}/{tail}"):
+                fork_named_after_event(session, read_progress(session).last, tail).pause()
+                self.progress[f"{self._name}/{tail}"] = known
+            restore_after_event(session, max(known.start, known.lines[left[0]][0] - 1))
+            self.progress[self._name] = read_progress(session)
         return session
 
     def _reopened(self, name: str) -> Session:
         """Ours to write from here on; what another process took in since we looked is known."""
         session = self._hub.session(name, agent=self._agent, environment="asked")
-        known = self.known.get(name, Known())
+        known = self.progress.get(name, ImportProgress())
         if any(key_of(event.data) for event in session.events(known.last)):
-            self.known[name] = known_of(session)
+            self.progress[name] = read_progress(session)
         return session
 
-    def _is_there(self, name: str) -> bool:
-        return self._hub._minds().roll.is_taken(self._agent, name)
+    def _session_exists(self, name: str) -> bool:
+        return self._hub._session_manager().table.is_taken(self._agent, name)
 
-    def _left(self) -> list[str]:
+    def _abandoned_lines(self) -> list[str]:
         """Lines that the main conversation has, and that lie on a branch by now."""
-        known = self.known.get(self._name, Known())
-        return [key for key in known.lines if self._place.get(key, 0) > 0]
+        known = self.progress.get(self._name, ImportProgress())
+        return [key for key in known.lines if self._chain_by_key.get(key, 0) > 0]
 
     def _branch(self, number: int, opened: Mapping[int, Session]) -> Session:
         name, chain = self._names[number], self._chains[number]
-        if self._is_there(name):
+        if self._session_exists(name):
             return self._reopened(name)
         parent = opened[chain.parent]
-        if chain.parent not in self._parents:
-            self._parents[chain.parent] = known_of(parent)
-        known = self._parents[chain.parent]
+        if chain.parent not in self._parent_progress:
+            self._parent_progress[chain.parent] = read_progress(parent)
+        known = self._parent_progress[chain.parent]
         after = self._nodes[chain.after].key if chain.after >= 0 else ""
         _, seq = known.lines.get(after, (0, known.start))
-        branch = branch_off(parent, seq, name.removeprefix(f"{parent.name}/"))
+        branch = fork_named_after_event(parent, seq, name.removeprefix(f"{parent.name}/"))
         lines = {key: span for key, span in known.lines.items() if span[1] <= seq}
-        self.known[name] = Known(branch.id, lines, {}, known.start, seq)
+        self.progress[name] = ImportProgress(branch.id, lines, {}, known.start, seq)
         return branch
 
-    def _append(self, number: int, session: Session) -> Taken:
-        known = self.known.get(session.name, Known())
-        chain, batch = self._chains[number], Batch(session, self._tool.name)
-        reader = self._tool.reader(Doings(pending(session)), known.around)
-        title, news = "", self._news(chain, known)
+    def _append(self, number: int, session: Session) -> ImportResult:
+        known = self.progress.get(session.name, ImportProgress())
+        chain, batch = self._chains[number], ImportBatch(session, self._tool.name)
+        reader = self._tool.reader(ToolCallEffects(pending_effects(session)), known.around)
+        title, news = "", self._new_nodes(chain, known)
         for node in news:
-            entry = reader.entry(node, self._transcript.data(node.line))
+            entry = reader.translate(node, self._transcript.data(node.line))
             if entry is not None and (entry.summary or entry.prompt):
                 batch.flush()
                 if entry.summary:
-                    session.compact(0, _told(entry.summary))
+                    session.compact(0, _fixed_summary(entry.summary))
                 elif session.goal:
                     session.commit(title or "before")
                 else:
-                    goal = Draft("goal", {"text": one_line(entry.prompt, _GOAL)})
+                    goal = Draft("goal", {"text": one_line(entry.prompt, _MAX_GOAL_CHARS)})
                     entry = msgspec.structs.replace(entry, drafts=[*entry.drafts, goal])
-                title = one_line(entry.prompt, _TITLE) or title
+                title = one_line(entry.prompt, _MAX_TITLE_CHARS) or title
             batch.add(
                 node.key,
                 entry,
                 partial(self._transcript.raw, node.line),
                 size=node.line.size,
-                paid=node.paid,
+                model_usage=node.paid,
             )
         batch.flush()
         commit = session.commit(title or f"from {self._tool.name}")
-        count = batch.count
-        return self._taken(
+        count = batch.event_counts
+        return self._result(
             number,
             session=session.id,
             added=len(news),
@@ -277,23 +297,23 @@ class Taking:
             commit=commit.oid,
         )
 
-    def _taken(self, number: int, **more: Any) -> Taken:
+    def _result(self, number: int, **more: Any) -> ImportResult:
         chain = self._chains[number]
-        return Taken(
+        return ImportResult(
             path=str(self._transcript.path),
             name=self._names[number],
             parent=self._names[chain.parent] if number else "",
             lines=len(chain.nodes),
-            rest=0 if number else self._transcript.rest,
+            rest=0 if number else self._transcript.incomplete_bytes,
             **more,
         )
 
 
-def _told(summary: str) -> Summarise:
+def _fixed_summary(summary: str) -> Summarise:
     return lambda _: summary
 
 
-def _tail(node: Node) -> str:
+def _tail(node: LineNode) -> str:
     """The name of the branch that a line begins, whatever its key is made of: no number, which
     forks have."""
     return f"left-{blake2b(node.key.encode(), digest_size=5).hexdigest()}"

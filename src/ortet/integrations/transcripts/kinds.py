@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 _WORD = re.compile(r"[a-z0-9_-]{1,60}\Z")
-_LONGEST = 100
-_MOST = 1e15
+_MAX_NAME_LENGTH = 100
+_MAX_AMOUNT = 1e15
 
 
 def kind_of(tool: str, word: str) -> str:
@@ -15,10 +15,10 @@ def kind_of(tool: str, word: str) -> str:
     return f"{tool}.{word}" if _WORD.match(word) and word != "context" else f"{tool}.line"
 
 
-def sound(amounts: Mapping[str, float]) -> dict[str, float]:
+def valid_amounts(amounts: Mapping[str, float]) -> dict[str, float]:
     """Those that somebody can have spent."""
     return {
         name: amount
         for name, amount in amounts.items()
-        if 0 <= amount < _MOST and name.isprintable() and 0 < len(name) < _LONGEST
+        if 0 <= amount < _MAX_AMOUNT and name.isprintable() and 0 < len(name) < _MAX_NAME_LENGTH
     }

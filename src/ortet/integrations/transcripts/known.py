@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ortet.integrations.transcripts.batch import key_of
-from ortet.integrations.transcripts.tool_calls import Pending
+from ortet.integrations.transcripts.tool_calls import LoadPendingEffects
 from ortet.journal.events import Event
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 _OPEN = ("begun", "unsettled")
 
 
-class Known(msgspec.Struct, frozen=True):
+class ImportProgress(msgspec.Struct, frozen=True):
     """What a session has of a transcript: of each line its first and last event."""
 
     session: str = ""
@@ -28,71 +28,71 @@ class Known(msgspec.Struct, frozen=True):
     ends_erased: bool = False
 
 
-class Note(NamedTuple):
+class LineEvent(NamedTuple):
     """What has to be known of an event."""
 
     seq: int
     key: str
-    ours: bool
+    is_automatic: bool
     erased: bool
-    around: dict[str, Any]
+    context: dict[str, Any]
 
 
-class Notes:
+class LineEventCache:
     """Reads each timeline once, however many forks began on it."""
 
     def __init__(self) -> None:
-        self._read: dict[str, list[Note]] = {}
+        self._read: dict[str, list[LineEvent]] = {}
 
-    def of(self, view: View) -> Iterator[Note]:
-        spans = view.line.path()
+    def read_events(self, view: SessionReader) -> Iterator[LineEvent]:
+        spans = view.event_log.timeline_spans()
         if not spans or spans[0].after:  # what came before is another host's
-            yield from map(_note, view.line.events())
+            yield from map(_line_event, view.event_log.events())
             return
         for span in spans:
             known = self._read.setdefault(span.timeline, [])
             reached = span.after + len(known)
             if reached < span.upto:
-                known += map(_note, view.line.events(reached, span.upto))
+                known += map(_line_event, view.event_log.events(reached, span.upto))
             yield from islice(known, span.upto - span.after)
 
 
-def _note(event: Event) -> Note:
+def _line_event(event: Event) -> LineEvent:
     data, around = event.data, dict[str, Any]()
     if event.kind.endswith(".context"):
         around = {name: one for name, one in data.items() if name != "line"}
-    return Note(event.seq, key_of(data), _is_ours(event), event.erased, around)
+    return LineEvent(event.seq, key_of(data), _is_automatic(event), event.erased, around)
 
 
-def known_of(view: View, notes: Notes | None = None) -> Known:
+def read_progress(view: SessionReader, cache: LineEventCache | None = None) -> ImportProgress:
     """Read from its journal: that, and nothing beside it, says what was taken in."""
     lines: dict[str, tuple[int, int]] = {}
     around: dict[str, Any] = {}
     start, now, last = 0, "", 0
     erased = ends_erased = False
     view.events(0, 0)  # an open session makes durable what waits
-    for note in (notes or Notes()).of(view):
+    for note in (cache or LineEventCache()).read_events(view):
         last = note.seq
         erased, ends_erased = erased or note.erased, ends_erased or note.erased
         if note.key:
             now, ends_erased = note.key, False
             lines[now] = (note.seq, note.seq)
-        elif now and not note.ours:
+        elif now and not note.is_automatic:
             lines[now] = (lines[now][0], note.seq)
         elif not now:
             start = note.seq
-        around |= note.around
-    return Known(view.id, lines, around, start, last, erased, ends_erased)
+        around |= note.context
+    return ImportProgress(view.id, lines, around, start, last, erased, ends_erased)
 
 
-def _is_ours(event: Event) -> bool:
+def _is_automatic(event: Event) -> bool:
     """What a session does by itself between two lines."""
     return event.kind in ("lifecycle", "warning", "environment", "compaction", "episode")
 
 
-def pending(session: View) -> Pending:
+def pending_effects(session: SessionReader) -> LoadPendingEffects:
     def find() -> dict[str, Mapping[str, Any]]:
-        begun = [effect.begun for effect in session.mind.effects if effect.state in _OPEN]
+        begun = [effect.begun for effect in session.state.effects if effect.state in _OPEN]
         events = [event for seq in begun for event in session.events(seq - 1, seq)]
         return {str(event.data.get("call", "")): event.data for event in events}
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from ortet.integrations.transcripts.lines import Line
+from ortet.integrations.transcripts.lines import TranscriptLine
 from ortet.journal.events import Draft
-from ortet.sessions.writing.bulk_import import Paid
+from ortet.sessions.writing.bulk_import import PastSpend
 
-NOWHERE = -1
+NO_PARENT = -1
 """The parent of what begins a conversation."""
 
 
-class Node(msgspec.Struct, frozen=True):
+class LineNode(msgspec.Struct, frozen=True):
     """A line and its place. `parent` is the number of an earlier node. What `weighs` says by being
     the last which branch is gone on with; what is not `said` is never a branch. `mark` is the same
     in all parts of one answer of a model, `calls` are made and `results` given here. `side`:
     another agent's line."""
 
-    line: Line
+    line: TranscriptLine
     key: str
     parent: int
     weighs: bool = True
@@ -32,10 +32,10 @@ class Node(msgspec.Struct, frozen=True):
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     side: str = ""
-    paid: Paid | None = None
+    paid: PastSpend | None = None
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ImportedLine(msgspec.Struct, frozen=True):
     """What a line is taken in as. `summary` stands for all that was said before it; with a `prompt`
     a turn begins."""
 
@@ -45,19 +45,19 @@ class Entry(msgspec.Struct, frozen=True):
     unknown: bool = False
 
 
-class Chain(msgspec.Struct, frozen=True):
+class LineChain(msgspec.Struct, frozen=True):
     """Lines of one conversation, in order. It goes on behind node `after` of the chain `parent`;
     the first chain is the one that was gone on with last."""
 
     nodes: list[int]
-    parent: int = NOWHERE
-    after: int = NOWHERE
+    parent: int = NO_PARENT
+    after: int = NO_PARENT
 
 
-def chains(nodes: Sequence[Node]) -> list[Chain]:
+def chains(nodes: Sequence[LineNode]) -> list[LineChain]:
     """The conversations, each behind the one that it leaves."""
-    favourite = _favourites(nodes)
-    found = [Chain([])]
+    favourite = _latest_children(nodes)
+    found = [LineChain([])]
     place: list[int] = []
     spine: list[bool] = []
     marks: list[set[str]] = [set()]
@@ -65,8 +65,8 @@ def chains(nodes: Sequence[Node]) -> list[Chain]:
         home = place[node.parent] if node.parent >= 0 else 0
         on_spine = node.parent < 0 or spine[node.parent]
         goes_on = on_spine and favourite.get(node.parent) == at
-        if not goes_on and not _belongs(node, marks[home]):
-            found.append(Chain([], home, node.parent))
+        if not goes_on and not _is_same_turn(node, marks[home]):
+            found.append(LineChain([], home, node.parent))
             marks.append(set())
             home, goes_on = len(found) - 1, True
         place.append(home)
@@ -76,9 +76,9 @@ def chains(nodes: Sequence[Node]) -> list[Chain]:
     return [_with_results(chain, found, spine) for chain in found]
 
 
-def _favourites(nodes: Sequence[Node]) -> dict[int, int]:
+def _latest_children(nodes: Sequence[LineNode]) -> dict[int, int]:
     """Of each node the child that leads to what was said last."""
-    weight = [at if node.weighs else NOWHERE for at, node in enumerate(nodes)]
+    weight = [at if node.weighs else NO_PARENT for at, node in enumerate(nodes)]
     best: dict[int, int] = {}
     for at in range(len(nodes) - 1, -1, -1):
         parent = nodes[at].parent
@@ -89,13 +89,13 @@ def _favourites(nodes: Sequence[Node]) -> dict[int, int]:
     return best
 
 
-def _belongs(node: Node, marks: set[str]) -> bool:
+def _is_same_turn(node: LineNode, marks: set[str]) -> bool:
     """Whether it only looks like a branch: parts of one answer, and results of calls that were made
     at once, lie beside each other in the tree."""
     return not node.said or node.mark in marks or not marks.isdisjoint(node.results)
 
 
-def _with_results(chain: Chain, found: Sequence[Chain], spine: Sequence[bool]) -> Chain:
+def _with_results(chain: LineChain, found: Sequence[LineChain], spine: Sequence[bool]) -> LineChain:
     """Leaving behind what lies beside the node, so that no call is parted from its result."""
     if chain.after < 0:
         return chain
@@ -108,7 +108,7 @@ def _with_results(chain: Chain, found: Sequence[Chain], spine: Sequence[bool]) -
     return msgspec.structs.replace(chain, after=after)
 
 
-def moment(value: Any) -> int:
+def parse_time_ns(value: Any) -> int:
     """A time as transcripts write it, in ns since 1970; 0 for anything else."""
     try:
         when = datetime.fromisoformat(value)

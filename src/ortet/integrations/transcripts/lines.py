@@ -17,13 +17,13 @@ import msgspec
 
 from ortet.errors import Invalid, NotFound, Refused, Unavailable
 
-LONGEST = 32 << 20
+MAX_LINE_BYTES = 32 << 20
 """Bytes of a line that is looked into; a longer one is kept in pieces of so many."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Line(msgspec.Struct, frozen=True):
+class TranscriptLine(msgspec.Struct, frozen=True):
     """Where a line lies, and its `key`: the same whenever the same file is read, however much it
     has grown. `piece`: it is too long to be looked into, and this is a part of it."""
 
@@ -39,7 +39,9 @@ class Transcript:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = _open(path)
-        self.rest = 0  # bytes of a last line that is not whole, once all lines were gone over
+        self.incomplete_bytes = (
+            0  # bytes of a last line that is not whole, once all lines were gone over
+        )
 
     def __enter__(self) -> Transcript:
         return self
@@ -47,37 +49,37 @@ class Transcript:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def lines(self) -> Iterator[tuple[Line, Any]]:
+    def lines(self) -> Iterator[tuple[TranscriptLine, Any]]:
         """All lines that are not empty, with what each says: None when that is not JSON."""
         seen: Counter[str] = Counter()
-        start, self.rest, inside = 0, 0, False
+        start, self.incomplete_bytes, inside = 0, 0, False
         self._file.seek(0)
-        while raw := self._file.readline(LONGEST):
+        while raw := self._file.readline(MAX_LINE_BYTES):
             ends = raw.endswith(b"\n")
-            piece = inside or (len(raw) == LONGEST and not ends)
-            data = None if piece else decoded(raw)
-            if not ends and data is None and len(raw) < LONGEST:
-                self.rest = len(raw)
+            piece = inside or (len(raw) == MAX_LINE_BYTES and not ends)
+            data = None if piece else decode_json(raw)
+            if not ends and data is None and len(raw) < MAX_LINE_BYTES:
+                self.incomplete_bytes = len(raw)
                 return
             inside = piece and not ends
             if raw.strip():
                 mark = blake2b(raw.rstrip(b"\r\n"), digest_size=8).hexdigest()
                 seen[mark] += 1
                 key = f"#{mark}" if seen[mark] == 1 else f"#{mark}.{seen[mark]}"
-                yield Line(start, len(raw), key, piece), data
+                yield TranscriptLine(start, len(raw), key, piece), data
             start += len(raw)
             self._file.seek(start)  # whoever was given the line may have read another
 
-    def raw(self, line: Line) -> bytes:
+    def raw(self, line: TranscriptLine) -> bytes:
         self._file.seek(line.start)
         return self._file.read(line.size)
 
-    def data(self, line: Line) -> Any:
+    def data(self, line: TranscriptLine) -> Any:
         """What a line says; None when that is not JSON, or too long to look."""
-        return None if line.piece else decoded(self.raw(line))
+        return None if line.piece else decode_json(self.raw(line))
 
 
-def decoded(raw: bytes) -> Any:
+def decode_json(raw: bytes) -> Any:
     """JSON, also with halves of characters that were cut in two; None for anything else."""
     try:
         return msgspec.json.decode(raw)
@@ -85,22 +87,22 @@ def decoded(raw: bytes) -> Any:
         pass
     try:
         found = json.loads(raw.decode())
-        return _whole(found)
+        return _replace_surrogates(found)
     except (ValueError, RecursionError):
         return None
 
 
-def _whole(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_replace_surrogates(one) for one in value]
     if isinstance(value, dict):
-        return {_whole(key): _whole(one) for key, one in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
     return value
 
 
-def shown(raw: bytes) -> dict[str, str]:
+def encode_raw(raw: bytes) -> dict[str, str]:
     """A line as a record can hold it: as text, or where it is none, in base64."""
     try:
         return {"raw": raw.decode()}

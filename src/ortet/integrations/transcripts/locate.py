@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from ortet.config.environment import variable
+from ortet.config.environment import read_variable
 from ortet.errors import Invalid, NotFound
 from ortet.integrations.transcripts.codex import payload_of
 from ortet.integrations.transcripts.lines import Transcript
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
-_HEAD = 50
+_HEADER_LINES = 50
 """Lines in which a transcript says what it is."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class TranscriptFile(msgspec.Struct, frozen=True):
     """A transcript. `directory` is where its agent worked, "" where it does not say."""
 
     path: str
@@ -31,15 +31,15 @@ class Place(msgspec.Struct, frozen=True):
     directory: str = ""
 
 
-def default_place(tool: str) -> Path:
+def default_directory(tool: str) -> Path:
     """The tool's own, which a variable may have moved."""
-    home = Path(variable("HOME") or Path.home())
+    home = Path(read_variable("HOME") or Path.home())
     if tool == "codex":
-        return Path(variable("CODEX_HOME") or home / ".codex") / "sessions"
-    return Path(variable("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
+        return Path(read_variable("CODEX_HOME") or home / ".codex") / "sessions"
+    return Path(read_variable("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
 
 
-def transcripts(tool: str, root: Path) -> list[Place]:
+def find_transcripts(tool: str, root: Path) -> list[TranscriptFile]:
     """All below a directory, the newest first. Links are not followed: they may lead in circles."""
     if not root.is_dir():
         raise NotFound(
@@ -47,10 +47,12 @@ def transcripts(tool: str, root: Path) -> list[Place]:
         )
     found = []
     for path in _files(root):
-        if not _is_one(tool, path):
+        if not _is_transcript(tool, path):
             continue
         stat = path.stat()
-        found.append(Place(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path)))
+        found.append(
+            TranscriptFile(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path))
+        )
     return sorted(found, key=lambda one: (-one.changed, one.path))
 
 
@@ -63,16 +65,18 @@ def _files(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _is_one(tool: str, path: Path) -> bool:
+def _is_transcript(tool: str, path: Path) -> bool:
     """Not of an agent that works for another: those go with that one's."""
     if tool == "codex":
         return path.name.startswith("rollout-")
     return not path.name.startswith("agent-") and "subagents" not in path.parts
 
 
-def of_directory(tool: str, places: Iterable[Place], here: Path) -> list[Place]:
+def filter_by_directory(
+    tool: str, places: Iterable[TranscriptFile], directory: Path
+) -> list[TranscriptFile]:
     """Those whose agent worked in this directory."""
-    real = os.path.realpath(here)
+    real = os.path.realpath(directory)
     folder = _NOT_PLAIN.sub("-", real)
     return [
         one
@@ -121,18 +125,18 @@ def agents_of(tool: str, path: Path) -> list[Path]:
 
 def _head(path: Path) -> Iterator[dict[str, Any]]:
     with Transcript(path) as transcript:
-        for _, data in islice(transcript.lines(), _HEAD):
+        for _, data in islice(transcript.lines(), _HEADER_LINES):
             if isinstance(data, dict):
                 yield data
 
 
-def named(tool: str, path: Path) -> list[Place]:
+def transcripts_at(tool: str, path: Path) -> list[TranscriptFile]:
     """Transcripts that a PATH stands for: the file, or all that are below a directory."""
     if path.is_dir():
-        return transcripts(tool, path)
+        return find_transcripts(tool, path)
     if not path.exists():
         raise NotFound("no_file", f"there is no file {path}: give a transcript or a directory")
     if not path.is_file():
         raise Invalid("not_a_file", f"{path} is no regular file: give a transcript or a directory")
     stat = path.stat()
-    return [Place(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path))]
+    return [TranscriptFile(str(path), stat.st_size, stat.st_mtime_ns, directory_of(tool, path))]

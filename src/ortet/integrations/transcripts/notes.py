@@ -7,7 +7,7 @@ import re
 _INTERRUPTED = re.compile(r"\[Request interrupted by user[^\]]*\]")
 _OUTPUT = ("<local-command-stdout>", "<local-command-stderr>", "<local-command-caveat>")
 _COMMAND = re.compile(r"<command-name>/([\w:-]+)</command-name>")
-_OWN = frozenset(
+_BUILTIN_COMMANDS = frozenset(
     (
         *("add-dir", "agents", "bashes", "bug", "clear", "color", "compact", "config", "context"),
         *("continue", "copy", "cost", "doctor", "effort", "exit", "export", "extra-usage", "fast"),
@@ -26,4 +26,8 @@ def note_of(text: str) -> str:
     if _INTERRUPTED.fullmatch(text):
         return "interrupted"
     command = _COMMAND.search(text) if text.startswith("<command-") else None
-    return "command" if text.startswith(_OUTPUT) or (command and command[1] in _OWN) else ""
+    return (
+        "command"
+        if text.startswith(_OUTPUT) or (command and command[1] in _BUILTIN_COMMANDS)
+        else ""
+    )

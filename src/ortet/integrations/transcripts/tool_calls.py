@@ -12,28 +12,30 @@ from ortet._util.codec import to_json
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Draft
 
-_TEXT = 2_000
+_MAX_TEXT_CHARS = 2_000
 """Characters of an argument or a result that the deed has: the whole is in the message."""
 
-_PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+?)\s*$", re.M)
+_PATCH_FILE_LINE = re.compile(
+    r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+?)\s*$", re.M
+)
 
-Pending = Callable[[], Mapping[str, Mapping[str, Any]]]
+LoadPendingEffects = Callable[[], Mapping[str, Mapping[str, Any]]]
 """The intents of deeds, by their calls, that were told before and have not ended."""
 
 
-class Doings:
+class ToolCallEffects:
     """The deeds of one conversation: a call is begun where it was made, and ended by its result."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: LoadPendingEffects) -> None:
         self._pending = pending
-        self._before: dict[str, Mapping[str, Any]] | None = None
-        self._begun: dict[str, Mapping[str, Any]] = {}
+        self._earlier_effects: dict[str, Mapping[str, Any]] | None = None
+        self._open_effects: dict[str, Mapping[str, Any]] = {}
 
     def begin(
         self,
         call: str,
         name: str,
-        given: Any,
+        arguments: Any,
         *,
         at: int,
         files: Sequence[str] = (),
@@ -41,35 +43,39 @@ class Doings:
     ) -> Draft:
         data = {
             "id": effect_id(call, at),
-            "name": name[:_TEXT] or "tool",
+            "name": name[:_MAX_TEXT_CHARS] or "tool",
             "replay": "recorded",
             "key": "",
             "scope": "family",
-            "why": why[:_TEXT],
+            "why": why[:_MAX_TEXT_CHARS],
             "args": [],
-            "kwargs": short(given) if isinstance(given, dict) else {"input": short(given)},
-            "call": call[:_TEXT],
+            "kwargs": truncate_value(arguments)
+            if isinstance(arguments, dict)
+            else {"input": truncate_value(arguments)},
+            "call": call[:_MAX_TEXT_CHARS],
             "at": at,
             "files": [path for path in files if path][:1000],
         }
-        self._begun[call[:_TEXT]] = data
+        self._open_effects[call[:_MAX_TEXT_CHARS]] = data
         return Draft("begun", data)
 
     def end(self, call: str, result: Any, *, at: int, failed: bool = False) -> list[Draft]:
         """Nothing for a call that is no deed, or has ended."""
-        begun = self._begun.pop(call[:_TEXT], None) or self._earlier(call[:_TEXT])
+        begun = self._open_effects.pop(call[:_MAX_TEXT_CHARS], None) or self._pop_earlier(
+            call[:_MAX_TEXT_CHARS]
+        )
         if begun is None:
             return []
-        id_, said = begun["id"], short(text_of(result))
+        id_, said = begun["id"], truncate_value(text_of(result))
         if failed:
             return [Draft("ended", {"id": id_, "state": "failed", "error": said, "at": at})]
         ended = Draft("ended", {"id": id_, "state": "done", "outcome": said, "at": at})
-        return [ended, *(_touched(path, id_) for path in begun.get("files", ()))]
+        return [ended, *(_file_artifact(path, id_) for path in begun.get("files", ()))]
 
-    def _earlier(self, call: str) -> Mapping[str, Any] | None:
-        if self._before is None:
-            self._before = dict(self._pending())
-        return self._before.pop(call, None)
+    def _pop_earlier(self, call: str) -> Mapping[str, Any] | None:
+        if self._earlier_effects is None:
+            self._earlier_effects = dict(self._pending())
+        return self._earlier_effects.pop(call, None)
 
 
 def effect_id(call: str, at: int) -> str:
@@ -88,30 +94,37 @@ def relative(path: Any, cwd: Any) -> str:
     return path
 
 
-def patched(text: Any) -> list[str]:
+def patched_files(text: Any) -> list[str]:
     """The files that a patch names, in order, each once."""
-    found = _PATCHED.findall(text) if isinstance(text, str) else []
+    found = _PATCH_FILE_LINE.findall(text) if isinstance(text, str) else []
     return list(dict.fromkeys(found))
 
 
-def short(value: Any) -> Any:
+def truncate_value(value: Any) -> Any:
     """With the ends of long texts."""
     if isinstance(value, str):
-        if len(value) <= _TEXT:
+        if len(value) <= _MAX_TEXT_CHARS:
             return value
-        half = _TEXT // 2
+        half = _MAX_TEXT_CHARS // 2
         return f"{value[:half]}\n[… {len(value) - 2 * half} characters …]\n{value[-half:]}"
     whole = value if isinstance(value, dict | list) else None
     if isinstance(whole, dict):
-        whole = {str(key)[:_TEXT]: short(one) for key, one in list(whole.items())[:100]}
+        whole = {
+            str(key)[:_MAX_TEXT_CHARS]: truncate_value(one)
+            for key, one in list(whole.items())[:100]
+        }
     elif isinstance(whole, list):
-        whole = [short(one) for one in whole[:100]]
+        whole = [truncate_value(one) for one in whole[:100]]
     else:
         return value
-    return whole if len(to_json(whole)) <= 20 * _TEXT else {"…": short(to_json(whole))}
+    return (
+        whole
+        if len(to_json(whole)) <= 20 * _MAX_TEXT_CHARS
+        else {"…": truncate_value(to_json(whole))}
+    )
 
 
-def _touched(path: str, effect: str) -> Draft:
+def _file_artifact(path: str, effect: str) -> Draft:
     name = "".join(char if char.isprintable() else "\ufffd" for char in path)[:1000]
     data = {
         "name": name,

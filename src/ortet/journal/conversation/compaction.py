@@ -12,9 +12,13 @@ import msgspec
 from ortet._util.codec import Hasher
 from ortet.errors import Corrupt, Invalid
 from ortet.journal.conversation.text import clip, one_line, text_of
-from ortet.journal.conversation.tool_calls import groups, settled, unanswered
+from ortet.journal.conversation.tool_calls import (
+    group_messages,
+    unanswered_calls,
+    without_obsolete_results,
+)
 from ortet.journal.events import Event
-from ortet.journal.state.records import Call, Message
+from ortet.journal.state.records import Message, ToolCall
 from ortet.journal.state.reducers import message_of
 
 Summarise = Callable[[list[Message]], str]
@@ -22,8 +26,8 @@ Summarise = Callable[[list[Message]], str]
 
 SUMMARY_CHARS = 2000
 _LINE = 160
-_RULES = ("system", "developer")
-_MOST_RULES = 16
+_SYSTEM_ROLES = ("system", "developer")
+_MAX_SYSTEM_MESSAGES = 16
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -59,19 +63,19 @@ def compaction_of(event: Event) -> Compaction:
     )
 
 
-def data_of(past: Compaction) -> dict[str, Any]:
+def compaction_data(compaction: Compaction) -> dict[str, Any]:
     """What the event of a compaction says."""
-    data: dict[str, Any] = msgspec.to_builtins(past)
+    data: dict[str, Any] = msgspec.to_builtins(compaction)
     del data["seq"], data["time"]
     return data
 
 
-def said(events: Iterable[Event]) -> list[Event]:
+def message_events(events: Iterable[Event]) -> list[Event]:
     """Those that are messages, erased or not."""
     return [event for event in events if event.kind == "message"]
 
 
-def choose(events: Sequence[Event], keep_last: int) -> list[Event]:
+def select_for_compaction(events: Sequence[Event], keep_last: int) -> list[Event]:
     """The messages to leave out so that `keep_last` stay, and no call is parted from its result,
     be it there or still to come."""
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
@@ -80,25 +84,25 @@ def choose(events: Sequence[Event], keep_last: int) -> list[Event]:
         return []
     messages = [message_of(event) for event in events]
     cut = events[-keep_last].seq if keep_last else events[-1].seq + 1
-    calling: list[Call] = []
+    calling: list[ToolCall] = []
     called = 0
     for message in messages:
-        calling = unanswered(calling, message)
+        calling = unanswered_calls(calling, message)
         called = message.seq if message.role == "assistant" else called
     if calling:
         cut = min(cut, called)
-    for group in groups(messages):
+    for group in group_messages(messages):
         first = min(message.seq for message in group)
         if first < cut <= max(message.seq for message in group):
             cut = first
     return [event for event in events if event.seq < cut]
 
 
-def summarised(
+def make_compaction(
     events: Sequence[Event], before: Compaction | None, summarise: Summarise, hasher: Hasher
 ) -> Compaction:
     """The record that stands for these messages."""
-    messages = settled([message_of(event) for event in events if not event.erased])
+    messages = without_obsolete_results([message_of(event) for event in events if not event.erased])
     earlier = [summary_message(before)] if before is not None and before.summary else []
     summary = summarise([*earlier, *messages])
     if not isinstance(summary, str):
@@ -107,7 +111,7 @@ def summarised(
             f"the summary is {type(summary).__name__}, not text: give a function of a list of "
             "messages that returns str",
         )
-    rules = [message.seq for message in messages if message.role in _RULES]
+    rules = [message.seq for message in messages if message.role in _SYSTEM_ROLES]
     return Compaction(
         first=events[0].seq,
         last=events[-1].seq,
@@ -115,7 +119,7 @@ def summarised(
         digest=digest_of(events, hasher),
         summary=summary,
         before=before.seq if before else 0,
-        rules=[*(before.rules if before else []), *rules][:_MOST_RULES],
+        rules=[*(before.rules if before else []), *rules][:_MAX_SYSTEM_MESSAGES],
     )
 
 
@@ -124,15 +128,20 @@ def digest_of(events: Iterable[Event], hasher: Hasher) -> str:
     return hasher.oid(b"".join(event.hash for event in events)).hex()
 
 
-def recovered(past: Compaction, events: Iterable[Event], hasher: Hasher) -> list[Message]:
+def recover_messages(
+    compaction: Compaction, events: Iterable[Event], hasher: Hasher
+) -> list[Message]:
     """The messages of a span again; Corrupt when they are not those that were left out."""
-    found = said(events)
-    if past.digest and (len(found), digest_of(found, hasher)) != (past.count, past.digest):
+    found = message_events(events)
+    if compaction.digest and (len(found), digest_of(found, hasher)) != (
+        compaction.count,
+        compaction.digest,
+    ):
         raise Corrupt(
             "bad_compaction",
-            f"messages {past.first} to {past.last} are not those that compaction {past.seq} left "
+            f"messages {compaction.first} to {compaction.last} are not those that compaction {compaction.seq} left "
             "out: run `ortet verify`",
-            seq=past.seq,
+            seq=compaction.seq,
         )
     return [message_of(event) for event in found if not event.erased]
 
@@ -148,19 +157,19 @@ def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterato
             at = max((e.seq for e in read(0, past.seq - 1) if e.kind == event.kind), default=0)
 
 
-def summary_message(past: Compaction) -> Message:
+def summary_message(compaction: Compaction) -> Message:
     """A summary as models take it: said by the user, since some refuse a late system message."""
-    text = f"Summary of what was said before:\n{past.summary}"
-    return Message(past.seq, "user", text, past.time, {"summary": True})
+    text = f"Summary of what was said before:\n{compaction.summary}"
+    return Message(compaction.seq, "user", text, compaction.time, {"summary": True})
 
 
-def extract(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:
+def extract_summary(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:
     """The plain summary: how it began, then the beginnings of what came last, within `limit`."""
     earlier = ""
     if messages and messages[0].extra.get("summary"):
         earlier = clip(text_of(messages[0].content), limit // 2)
         messages = messages[1:]
-    lines = [_line(message) for message in messages if message.role not in _RULES]
+    lines = [_line(message) for message in messages if message.role not in _SYSTEM_ROLES]
     lines = [line for line in lines if line]
     room = limit - len(earlier) - 1
     first, kept = lines[:1], []

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.journal.conversation.providers import chat, parts
-from ortet.journal.conversation.superseded import Span, is_aside
-from ortet.journal.conversation.text import Counter, check_tokens, clip, size_of
-from ortet.journal.conversation.tool_calls import groups, settled
+from ortet.journal.conversation.providers import to_chat_completions, to_content_parts
+from ortet.journal.conversation.superseded import SeqRange, is_superseded
+from ortet.journal.conversation.text import TokenCounter, check_tokens, clip, message_tokens
+from ortet.journal.conversation.tool_calls import group_messages, without_obsolete_results
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
 
-_PAGE = 256
-_LEAST = 256
+_FIRST_PAGE_EVENTS = 256
+_MIN_MESSAGES = 256
 """Messages looked at in any case, so that a huge result still finds its call."""
 
 
-class Context(msgspec.Struct, frozen=True):
+class ModelContext(msgspec.Struct, frozen=True):
     """`messages` are to be given to a model as they are; iterating goes over them.
 
     `left_out` says whether older messages in context did not fit. The first `stable` messages only
@@ -41,12 +41,12 @@ class Context(msgspec.Struct, frozen=True):
 
     def chat(self) -> list[dict[str, Any]]:
         """As chat completions take it: [{"role", "content", "tool_calls", …}]."""
-        return chat(self.messages)
+        return to_chat_completions(self.messages)
 
     def parts(self) -> dict[str, Any]:
         """As APIs take it with rules apart and content in parts: {"system", "messages"}, the end of
         the stable part marked for the cache."""
-        return parts(self.messages, self.stable)
+        return to_content_parts(self.messages, self.stable)
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -60,8 +60,8 @@ def newest_first(
     since: int,
     last: int,
     *,
-    aside: Sequence[Span] = (),
-    page: int = _PAGE,
+    superseded: Sequence[SeqRange] = (),
+    page: int = _FIRST_PAGE_EVENTS,
 ) -> Iterator[Message]:
     """Messages from the end on, but those set aside, read in pages: a long conversation costs what
     is looked at."""
@@ -69,35 +69,39 @@ def newest_first(
     while upto > since:
         after = max(since, upto - page)
         for event in reversed(list(read(after, upto))):
-            if event.kind == "message" and not event.erased and not is_aside(aside, event.seq):
+            if (
+                event.kind == "message"
+                and not event.erased
+                and not is_superseded(superseded, event.seq)
+            ):
                 yield message_of(event)
         upto, page = after, page * 2
 
 
-def gather(
+def build_context(
     newest: Iterator[Message],
     *,
     rules: Sequence[Message] = (),
     summary: Message | None = None,
     tokens: int,
-    count: Counter,
-) -> Context:
+    count: TokenCounter,
+) -> ModelContext:
     """Rules and summary first, then the newest groups that fit; what is too large is cut."""
     check_tokens(tokens)
     first = [*rules]
-    room = tokens - sum(size_of(message, count) for message in first)
+    room = tokens - sum(message_tokens(message, count) for message in first)
     if summary is not None:
         fitting = _cut([summary], max(room // 2, 0), count)
         first += fitting
-        room -= sum(size_of(message, count) for message in fitting)
-    looked, more = _look(newest, room, count)
-    whole = groups(settled(looked))
+        room -= sum(message_tokens(message, count) for message in fitting)
+    looked, more = _read_newest(newest, room, count)
+    whole = group_messages(without_obsolete_results(looked))
     taken: list[Message] = []
     for group in reversed(whole):
-        size = sum(size_of(message, count) for message in group)
+        size = sum(message_tokens(message, count) for message in group)
         if size > room and not taken:
             group = _cut(group, room, count)  # noqa: PLW2901 the newest is always there
-            size = sum(size_of(message, count) for message in group)
+            size = sum(message_tokens(message, count) for message in group)
             if not group:
                 raise _too_few(tokens)
         if size > room:
@@ -106,25 +110,29 @@ def gather(
         room -= size
         taken[:0] = group
     messages = [*first, *taken]
-    return Context(messages, tokens - room, left_out=more, stable=len(messages))
+    return ModelContext(messages, tokens - room, left_out=more, stable=len(messages))
 
 
-def _look(newest: Iterator[Message], room: int, count: Counter) -> tuple[list[Message], bool]:
+def _read_newest(
+    newest: Iterator[Message], tokens_left: int, count: TokenCounter
+) -> tuple[list[Message], bool]:
     """Enough of the newest messages to fill the room, in order, and whether there are more."""
     looked: list[Message] = []
     for message in newest:
-        if room < 0 and len(looked) >= _LEAST:
+        if tokens_left < 0 and len(looked) >= _MIN_MESSAGES:
             return looked[::-1], True
         looked.append(message)
-        room -= size_of(message, count)
+        tokens_left -= message_tokens(message, count)
     return looked[::-1], False
 
 
-def _cut(group: Sequence[Message], room: int, count: Counter) -> list[Message]:
+def _cut(group: Sequence[Message], tokens_left: int, count: TokenCounter) -> list[Message]:
     """The group with its longest texts cut so that it fits; [] when it cannot."""
 
     def fits(limit: int) -> bool:
-        return sum(size_of(_clipped(message, limit), count) for message in group) <= room
+        return (
+            sum(message_tokens(_clipped(message, limit), count) for message in group) <= tokens_left
+        )
 
     high = max((_longest(message.content) for message in group), default=0)
     if fits(high):

@@ -13,14 +13,14 @@ from ortet.journal.conversation.text import text_of
 from ortet.journal.conversation.tool_calls import results_of
 from ortet.journal.state.records import Message
 
-_RULES = ("system", "developer")
-_KEPT = ("name", "tool_calls", "tool_call_id", "refusal")
+_SYSTEM_ROLES = ("system", "developer")
+_EXTRA_FIELDS = ("name", "tool_calls", "tool_call_id", "refusal")
 """What the first of these APIs has beside role and content."""
-_GIVEN = ("input", "args", "arguments")
+_ARGUMENT_KEYS = ("input", "args", "arguments")
 """Where others than that API have what a tool is called with."""
 
 
-def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
+def to_chat_completions(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """As chat completions take them; parts of the other shape are turned into this one."""
     found: list[dict[str, Any]] = []
     for message in messages:
@@ -40,27 +40,27 @@ def chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
             continue
         content = (rest or None) if parts else "" if message.content == [] else message.content
         one: dict[str, Any] = {"role": message.role, "content": content}
-        one |= {key: message.extra[key] for key in _KEPT if key in message.extra}
+        one |= {key: message.extra[key] for key in _EXTRA_FIELDS if key in message.extra}
         if calls:
-            one["tool_calls"] = [_called(part) for part in calls]
+            one["tool_calls"] = [_function_call(part) for part in calls]
         elif isinstance(one.get("tool_calls"), list | tuple):
-            one["tool_calls"] = [_called(call) for call in one["tool_calls"]]
+            one["tool_calls"] = [_function_call(call) for call in one["tool_calls"]]
         found.append(one)
     return found
 
 
-def _called(call: Any) -> Any:
+def _function_call(call: Any) -> Any:
     """A call in whatever shape, as the first of these APIs has it; what is none stays."""
     made = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(made, dict) or "name" not in made:
         return call
-    given: Any = next((made[key] for key in _GIVEN if made.get(key)), {})
+    given: Any = next((made[key] for key in _ARGUMENT_KEYS if made.get(key)), {})
     arguments = given if isinstance(given, str) else to_json(given)
     function = {"name": made["name"], "arguments": arguments}
     return {"id": call.get("id", ""), "type": "function", "function": function}
 
 
-def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
+def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
     """As APIs take them that have rules apart and content in parts: {"system", "messages"}.
 
     The first `stable` messages are the same in the next call: their end is marked for its cache.
@@ -68,11 +68,11 @@ def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
     rules: list[str] = []
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
-        if message.role in _RULES:
+        if message.role in _SYSTEM_ROLES:
             rules.append(text_of(message.content))
             continue
         role = "assistant" if message.role == "assistant" else "user"
-        content = [part for part in _parts(message) if not _is_blank(part)]
+        content = [part for part in _message_parts(message) if not _is_blank(part)]
         if content and found and found[-1]["role"] == role:  # turns alternate there
             found[-1]["content"] += content
         elif content:
@@ -82,7 +82,7 @@ def parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
     return {"system": "\n\n".join(rules), "messages": found}
 
 
-def responses(messages: Iterable[Message]) -> list[dict[str, Any]]:
+def to_response_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """As the Responses API takes them: calls, results and reasoning are items of their own."""
     found: list[dict[str, Any]] = []
     for message in messages:
@@ -92,25 +92,25 @@ def responses(messages: Iterable[Message]) -> list[dict[str, Any]]:
         if content and not rest:
             continue
         said = message if content is None else replace(message, content=rest)
-        for one in chat([said]):
+        for one in to_chat_completions([said]):
             found += _items(one)
     return found
 
 
-def _items(one: dict[str, Any]) -> list[dict[str, Any]]:
+def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Of one message of the other shape."""
-    if one["role"] == "tool":
-        output = {"call_id": one.get("tool_call_id", ""), "output": text_of(one["content"])}
+    if message["role"] == "tool":
+        output = {"call_id": message.get("tool_call_id", ""), "output": text_of(message["content"])}
         return [{"type": "function_call_output", **output}]
     found: list[dict[str, Any]] = []
-    content = one["content"]
-    if isinstance(content, list) and one["role"] == "user":
+    content = message["content"]
+    if isinstance(content, list) and message["role"] == "user":
         content = [_input(part) for part in content]
     elif content is not None:
         content = text_of(content)
     if content:
-        found.append({"type": "message", "role": one["role"], "content": content})
-    for call in one.get("tool_calls") or ():
+        found.append({"type": "message", "role": message["role"], "content": content})
+    for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             said = {"name": function.get("name", ""), "arguments": function.get("arguments", "{}")}
@@ -126,7 +126,7 @@ def _input(part: Any) -> dict[str, Any]:
     return {"type": "input_text", "text": text_of([part])}
 
 
-def _parts(message: Message) -> list[dict[str, Any]]:
+def _message_parts(message: Message) -> list[dict[str, Any]]:
     content = message.content
     if message.role == "tool":
         (id_, *_) = results_of(message) or [""]
@@ -143,7 +143,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
         found.append({"type": "text", "text": text_of(content)})
     there = {part.get("id") for part in found if part.get("type") == "tool_use"}
     for call in message.extra.get("tool_calls") or ():
-        found += [part for part in _used(call) if part["id"] not in there]
+        found += [part for part in _tool_use_parts(call) if part["id"] not in there]
     return found
 
 
@@ -152,8 +152,8 @@ def _is_blank(part: dict[str, Any]) -> bool:
     return part.get("type") == "text" and not text_of(part.get("text")).strip()
 
 
-def _used(call: Any) -> list[dict[str, Any]]:
-    call = _called(call)
+def _tool_use_parts(call: Any) -> list[dict[str, Any]]:
+    call = _function_call(call)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return []

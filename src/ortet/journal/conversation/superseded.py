@@ -11,21 +11,21 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-ASIDE = "aside"
+SUPERSEDED_KIND = "aside"
 
-Span = tuple[int, int]
+SeqRange = tuple[int, int]
 """Numbers of events, the first and the last."""
 
 
-def is_aside(spans: Sequence[Span], seq: int) -> bool:
+def is_superseded(spans: Sequence[SeqRange], seq: int) -> bool:
     """Whether an event is within one of these, which are in order and apart."""
     at = bisect_right(spans, (seq + 1, 0)) if spans else 0
     return at > 0 and spans[at - 1][1] >= seq
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
+def merge_ranges(spans: Iterable[SeqRange]) -> list[SeqRange]:
     """In order, those beside each other as one."""
-    found: list[Span] = []
+    found: list[SeqRange] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
             found[-1] = found[-1][0], max(found[-1][1], last)
@@ -34,17 +34,17 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def changed(spans: Sequence[Span], data: dict[str, Any] | None) -> Sequence[Span]:
+def apply_superseded(spans: Sequence[SeqRange], data: dict[str, Any] | None) -> Sequence[SeqRange]:
     """What is set aside after an event that says this, or none."""
     if data is None:
         return spans
-    left = without(spans, joined(spans_of(data, "back")))
-    return joined([*left, *spans_of(data, "out")])
+    left = subtract_ranges(spans, merge_ranges(ranges_of(data, "back")))
+    return merge_ranges([*left, *ranges_of(data, "out")])
 
 
-def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+def subtract_ranges(spans: Sequence[SeqRange], others: Sequence[SeqRange]) -> list[SeqRange]:
     """What is in the first and not in the others; both are in order and apart."""
-    found: list[Span] = []
+    found: list[SeqRange] = []
     at = 0
     for first, last in spans:
         while at < len(others) and others[at][1] < first:
@@ -60,6 +60,6 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     return found
 
 
-def spans_of(data: dict[str, Any], word: str) -> list[Span]:
+def ranges_of(data: dict[str, Any], word: str) -> list[SeqRange]:
     """`out` or `back` of an event."""
     return [(int(first), int(last)) for first, last in data.get(word, ())]

@@ -9,15 +9,15 @@ from ortet._util.codec import to_json
 from ortet.errors import Invalid
 from ortet.journal.state.records import Message
 
-Counter = Callable[[str], int]
+TokenCounter = Callable[[str], int]
 """How many tokens a text is, for the model it is meant for."""
 
 _CUT = "…"
-_FRAME = 4
+_MESSAGE_OVERHEAD_TOKENS = 4
 """Tokens a model API spends on the frame of each message."""
 
 
-def estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Four characters a token: near enough for prose in most models, with no tokenizer to load."""
     return -(-len(text) // 4)
 
@@ -33,7 +33,7 @@ def text_of(content: Any) -> str:
     return to_json(content)
 
 
-def spoken(content: Any, extra: Any) -> str:
+def message_text(content: Any, extra: Any) -> str:
     """A message as its reader would see it: who said nothing may have called something."""
     if (text := text_of(content)) or not isinstance(extra, dict):
         return text
@@ -62,13 +62,13 @@ def _part(part: Any) -> str:
     return f"[{kind}]" if isinstance(kind, str) else to_json(part)
 
 
-_COMMANDS = {"run": 0, "spawn": 1, "kernel.run": 1}
+_COMMAND_ARGUMENTS = {"run": 0, "spawn": 1, "kernel.run": 1}
 """Actions, and which of their arguments is what was run."""
 
 
-def called(data: dict[str, Any]) -> str:
+def command_text(data: dict[str, Any]) -> str:
     """What a deed was: of a command, what was run, which its name does not tell."""
-    args, at = data.get("args"), _COMMANDS.get(str(data.get("name")), -1)
+    args, at = data.get("args"), _COMMAND_ARGUMENTS.get(str(data.get("name")), -1)
     said = args[at] if isinstance(args, list) and 0 <= at < len(args) else _by_name(data)
     words: list[Any] = said if isinstance(said, list) else [said]
     return " ".join(words) if all(isinstance(word, str) for word in words) else ""
@@ -80,11 +80,11 @@ def _by_name(data: dict[str, Any]) -> Any:
     return given.get("command") if isinstance(given, dict) else None
 
 
-def size_of(message: Message, count: Counter) -> int:
+def message_tokens(message: Message, count: TokenCounter) -> int:
     """Tokens of a message with all that goes to the model: its parts and tool calls too."""
     said = message.content if isinstance(message.content, str) else to_json(message.content)
     calls = message.extra.get("tool_calls")
-    return count(said) + (count(to_json(calls)) if calls else 0) + _FRAME
+    return count(said) + (count(to_json(calls)) if calls else 0) + _MESSAGE_OVERHEAD_TOKENS
 
 
 def clip(text: str, limit: int) -> str:

@@ -7,23 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ortet.journal.events import Draft
-from ortet.journal.state.records import Call, Message
+from ortet.journal.state.records import Message, ToolCall
 
 _ARRAYS = (list, tuple)
-LOST = "No result: the process ended before this call did. It may or may not have been done."
+LOST_RESULT_TEXT = (
+    "No result: the process ended before this call did. It may or may not have been done."
+)
 
 
-def calls_of(message: Message) -> list[Call]:
+def calls_of(message: Message) -> list[ToolCall]:
     """The tool calls a message makes: `extra.tool_calls`, or parts of the type `tool_use`."""
     if message.role != "assistant":
         return []
     found = [
-        Call(call["id"], _name(call))
+        ToolCall(call["id"], _name(call))
         for call in _dicts(_extra(message, "tool_calls"))
         if isinstance(call.get("id"), str)
     ]
     found += [
-        Call(part["id"], _name(part), part=True)
+        ToolCall(part["id"], _name(part), part=True)
         for part in _dicts(message.content)
         if part.get("type") == "tool_use" and isinstance(part.get("id"), str)
     ]
@@ -42,36 +44,36 @@ def results_of(message: Message) -> list[str]:
     return found
 
 
-def unanswered(calling: Sequence[Call], message: Message) -> list[Call]:
+def unanswered_calls(pending: Sequence[ToolCall], message: Message) -> list[ToolCall]:
     """The calls that wait for a result once this was said: an assistant's next message is about
     its own."""
     if message.role == "assistant":
         return calls_of(message)
-    answered = results_of(message) if calling else []
-    return [call for call in calling if call.id not in answered]
+    answered = results_of(message) if pending else []
+    return [call for call in pending if call.id not in answered]
 
 
-def lost(call: Call, actor: str) -> Draft:
+def lost_result(call: ToolCall, actor: str) -> Draft:
     """The result of a call that a crash has cut off, marked as made up."""
     extra: dict[str, Any] = {"synthetic": True}
     if call.part:
         part = {
             "type": "tool_result",
             "tool_use_id": call.id,
-            "content": LOST,
+            "content": LOST_RESULT_TEXT,
             "is_error": True,
         }
         return Draft("message", {"role": "user", "content": [part], "extra": extra}, actor)
     extra |= {"tool_call_id": call.id, "name": call.name}
-    return Draft("message", {"role": "tool", "content": LOST, "extra": extra}, actor)
+    return Draft("message", {"role": "tool", "content": LOST_RESULT_TEXT, "extra": extra}, actor)
 
 
-def settled(messages: Sequence[Message]) -> list[Message]:
+def without_obsolete_results(messages: Sequence[Message]) -> list[Message]:
     """Without made-up results whose real ones came after all."""
-    return list(settled_newest(reversed(messages)))[::-1]
+    return list(without_obsolete_results_newest_first(reversed(messages)))[::-1]
 
 
-def settled_newest(newest: Iterable[Message]) -> Iterator[Message]:
+def without_obsolete_results_newest_first(newest: Iterable[Message]) -> Iterator[Message]:
     """The same from the end on, for who wants only the last ones."""
     real: set[str] = set()
     for message in newest:
@@ -83,7 +85,7 @@ def settled_newest(newest: Iterable[Message]) -> Iterator[Message]:
         real.difference_update(call.id for call in calls_of(message))  # ids are used again
 
 
-def groups(messages: Sequence[Message]) -> list[list[Message]]:
+def group_messages(messages: Sequence[Message]) -> list[list[Message]]:
     """What must stay together, in order: a call with its results right behind it, or one message.
 
     A result whose call is not among them is left out: it stands for nothing.
@@ -104,12 +106,12 @@ def groups(messages: Sequence[Message]) -> list[list[Message]]:
             low = min(low, reach[at])
             group.append(messages[at])
         if at <= low and group:
-            found.append(list(_orderly(group[::-1])))
+            found.append(list(_order_group(group[::-1])))
             group, low = [], at
     return found[::-1]
 
 
-def _orderly(group: Sequence[Message]) -> Iterator[Message]:
+def _order_group(group: Sequence[Message]) -> Iterator[Message]:
     """Each call with its results right behind it, whatever was said in between."""
     if len(group) == 1:
         yield group[0]

@@ -12,10 +12,10 @@ import msgspec
 from ortet import errors
 from ortet.errors import Diverged, OrtetError, RecordedFailure
 from ortet.journal.events import Event
-from ortet.journal.replay.likeness import counters, likeness
-from ortet.journal.state.reducers import KINDS
+from ortet.journal.replay.likeness import equality_key, spend_counters
+from ortet.journal.state.reducers import EVENT_KINDS
 
-AROUND = frozenset(
+SKIPPED_KINDS = frozenset(
     {
         "lifecycle",
         "comment",
@@ -37,11 +37,11 @@ AROUND = frozenset(
 never waited for."""
 
 
-_UNASKED = frozenset({"lifecycle", "comment", "given", "warning", "merge"})
+_NEVER_REQUESTED_KINDS = frozenset({"lifecycle", "comment", "given", "warning", "merge"})
 """Of those, what no verb of a program makes."""
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class RecordedAction(msgspec.Struct, frozen=True):
     """An action as it was: its begin, and its last end if it has one."""
 
     begun: Event
@@ -52,7 +52,7 @@ class Recorded(msgspec.Struct, frozen=True):
         return self.ended.data.get("state", "") if self.ended is not None else "begun"
 
 
-class Cursor:
+class ReplayCursor:
     """Stands behind the events that were re-enacted. Calls match by what they are and how often
     they were made, not by their order: threads do not keep one.
 
@@ -64,18 +64,18 @@ class Cursor:
     def __init__(self, events: Iterable[Event]) -> None:
         self._source = iter(events)
         self._read = 0
-        self._held: dict[int, Event] = {}  # those that may still be asked for, or be passed
-        self._passed: set[int] = set()  # of those not before `_next`
-        self._told: set[int] = set()  # of those: asked for
+        self._buffer: dict[int, Event] = {}  # those that may still be asked for, or be passed
+        self._consumed: set[int] = set()  # of those not before `_next`
+        self._matched: set[int] = set()  # of those: asked for
         self._next = 0
         self._seq = 0
         self._open: dict[str, int] = {}  # by the id of an action, the begin its ends belong to
         self._ends: dict[int, list[int]] = defaultdict(list)
         self._final: set[int] = set()  # begins of which all ends were read
         self._calls: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-        self._said: dict[bytes, deque[int]] = defaultdict(deque)
-        self.news: list[Event] = []
-        self._go()
+        self._events_by_key: dict[bytes, deque[int]] = defaultdict(deque)
+        self.passed_events: list[Event] = []
+        self._advance()
 
     @property
     def seq(self) -> int:
@@ -85,51 +85,55 @@ class Cursor:
     @property
     def expected(self) -> Event | None:
         """What the program did next, then; None when it has done all it did."""
-        return self._held.get(self._next)
+        return self._buffer.get(self._next)
 
     @property
-    def held(self) -> int:
+    def buffered_count(self) -> int:
         """How many events are in memory."""
-        return len(self._held)
+        return len(self._buffer)
 
-    def call(self, name: str, digest: str) -> Recorded | None:
+    def match_call(self, name: str, digest: str) -> RecordedAction | None:
         """The next action of this name and these arguments."""
         waiting = self._calls[name, digest]
-        while not waiting and self._pull():
+        while not waiting and self._read_next():
             pass
         if not waiting:
             return None
         at = waiting.popleft()
-        while at not in self._final and self._pull():
+        while at not in self._final and self._read_next():
             pass
         ends = self._ends.pop(at, [])
-        found = Recorded(self._held[at], self._held[ends[-1]] if ends else None)
+        found = RecordedAction(self._buffer[at], self._buffer[ends[-1]] if ends else None)
         within = range(at, ends[0]) if ends else (at,)  # its body, which does not run again
         for index in (*within, *ends):
-            self._pass(index)
-        self._let_go(at, *ends)
-        self._go()
+            self._consume(index)
+        self._release(at, *ends)
+        self._advance()
         return found
 
-    def say(self, kind: str, data: dict[str, Any]) -> Event | None:
+    def match_event(self, kind: str, data: dict[str, Any]) -> Event | None:
         """The next event that says the same."""
-        waiting = self._said[likeness(kind, data, amounts=False)]
-        while not any(map(self._is_new, waiting)) and self._pull():
+        waiting = self._events_by_key[equality_key(kind, data, with_amounts=False)]
+        while not any(map(self._is_unconsumed, waiting)) and self._read_next():
             pass
         if not waiting:
             return None
-        at = next(filter(self._is_new, waiting), waiting[0])
+        at = next(filter(self._is_unconsumed, waiting), waiting[0])
         waiting.remove(at)
-        found = self._held[at]
-        self._pass(at)
-        self._let_go(at)
-        self._go()
+        found = self._buffer[at]
+        self._consume(at)
+        self._release(at)
+        self._advance()
         return found
 
-    def diverged(self, kind: str, data: dict[str, Any]) -> Diverged:
+    def divergence_error(self, kind: str, data: dict[str, Any]) -> Diverged:
         """What to say of a step that was not recorded."""
         expected = self.expected
-        then = "nothing more was recorded" if expected is None else f"then: {_shown(expected)}"
+        then = (
+            "nothing more was recorded"
+            if expected is None
+            else f"then: {_describe_event(expected)}"
+        )
         return Diverged(
             "diverged",
             f"the replay left the record behind event {self.seq}; {then}; now: "
@@ -139,14 +143,14 @@ class Cursor:
             got={"kind": kind, "data": data},
         )
 
-    def _pull(self) -> bool:
+    def _read_next(self) -> bool:
         """Read one more; False when there is none."""
         event = next(self._source, None)
         if event is None:
             return False
         at, data = self._read, event.data
         self._read += 1
-        self._held[at] = event
+        self._buffer[at] = event
         if event.erased:
             pass
         elif event.kind == "begun":
@@ -161,37 +165,37 @@ class Cursor:
                 if data.get("state") in ("done", "failed"):
                     self._final.add(begun)
         else:
-            self._said[likeness(event.kind, data, amounts=False)].append(at)
+            self._events_by_key[equality_key(event.kind, data, with_amounts=False)].append(at)
         return True
 
-    def _is_new(self, at: int) -> bool:
-        return at >= self._next and at not in self._passed
+    def _is_unconsumed(self, at: int) -> bool:
+        return at >= self._next and at not in self._consumed
 
-    def _pass(self, at: int) -> None:
-        if self._is_new(at):
-            self._passed.add(at)
-            self.news.append(self._held[at])
+    def _consume(self, at: int) -> None:
+        if self._is_unconsumed(at):
+            self._consumed.add(at)
+            self.passed_events.append(self._buffer[at])
 
-    def _let_go(self, *indexes: int) -> None:
+    def _release(self, *indexes: int) -> None:
         """They were asked for; what is not passed by yet is let go then."""
         for at in indexes:
             if at < self._next:
-                self._held.pop(at, None)
+                self._buffer.pop(at, None)
             else:
-                self._told.add(at)
+                self._matched.add(at)
 
-    def _go(self) -> None:
+    def _advance(self) -> None:
         """Past all that nobody will ask for."""
-        while self._next in self._held or self._pull():
-            event = self._held[self._next]
-            if self._next not in self._passed and _is_step(event):
+        while self._next in self._buffer or self._read_next():
+            event = self._buffer[self._next]
+            if self._next not in self._consumed and _is_step(event):
                 return
-            self._pass(self._next)
+            self._consume(self._next)
             self._seq = event.seq
-            self._passed.discard(self._next)
-            if self._next in self._told or event.kind in _UNASKED:
-                self._told.discard(self._next)
-                del self._held[self._next]
+            self._consumed.discard(self._next)
+            if self._next in self._matched or event.kind in _NEVER_REQUESTED_KINDS:
+                self._matched.discard(self._next)
+                del self._buffer[self._next]
             self._next += 1
 
 
@@ -220,12 +224,12 @@ def _is_step(event: Event) -> bool:
         return False
     if event.data.get("merged"):  # told by a merge, not by the program
         return False
-    if event.kind == "spend" and not counters(event.data):
+    if event.kind == "spend" and not spend_counters(event.data):
         return False
-    return event.kind in KINDS and event.kind not in AROUND
+    return event.kind in EVENT_KINDS and event.kind not in SKIPPED_KINDS
 
 
-def _shown(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     return f"{_line(event.kind, event.data)} (event {event.seq})"
 
 

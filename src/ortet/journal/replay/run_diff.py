@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from ortet.journal.events import Event
-from ortet.journal.replay.likeness import likeness
+from ortet.journal.replay.likeness import equality_key
 
-_UNSEEN = frozenset({"lifecycle", "environment"})
+_IGNORED_KINDS = frozenset({"lifecycle", "environment"})
 """When a process took it up or let go says nothing about what was done."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class EventPair(msgspec.Struct, frozen=True):
     """Events that stand for the same step; None where one run has no such step."""
 
     left: Event | None
@@ -27,8 +27,8 @@ class RunDiff(msgspec.Struct, frozen=True):
     """`first` is the pair where they part, None when they do not; `seq` is its number, of the left
     run, or of the right one where the left has ended."""
 
-    pairs: list[Pair]
-    first: Pair | None = None
+    pairs: list[EventPair]
+    first: EventPair | None = None
     seq: int = 0
 
     def __str__(self) -> str:
@@ -37,12 +37,12 @@ class RunDiff(msgspec.Struct, frozen=True):
 
 def diff_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDiff:
     """Times, salts and ids aside."""
-    left, right = _seen(a), _seen(b)
+    left, right = _comparable_events(a), _comparable_events(b)
     keys = [_key(event) for event in left], [_key(event) for event in right]
     begin = 0
     while begin < min(len(left), len(right)) and keys[0][begin] == keys[1][begin]:
         begin += 1
-    pairs = [Pair(*both, same=True) for both in zip(left[:begin], right[:begin], strict=True)]
+    pairs = [EventPair(*both, same=True) for both in zip(left[:begin], right[:begin], strict=True)]
     matcher = SequenceMatcher(None, keys[0][begin:], keys[1][begin:], autojunk=False)
     for tag, low, high, other_low, other_high in matcher.get_opcodes():
         ours = left[begin + low : begin + high]
@@ -55,7 +55,7 @@ def diff_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDiff:
     return RunDiff(pairs, first, known.seq if known is not None else 0)
 
 
-def render(diff: RunDiff, *, width: int = 120, around: int = 3) -> str:
+def render(diff: RunDiff, *, width: int = 120, context_lines: int = 3) -> str:
     """As text: a line for each pair, equal ones only near a difference."""
     if diff.first is None:
         return f"the runs are the same: {len(diff.pairs)} events"
@@ -64,7 +64,7 @@ def render(diff: RunDiff, *, width: int = 120, around: int = 3) -> str:
         place
         for at, pair in enumerate(diff.pairs)
         if not pair.same
-        for place in range(at - around, at + around + 1)
+        for place in range(at - context_lines, at + context_lines + 1)
     }
     lines, skipped = [f"they part at event {diff.seq}"], 0
     for at, pair in enumerate(diff.pairs):
@@ -83,19 +83,19 @@ def render(diff: RunDiff, *, width: int = 120, around: int = 3) -> str:
     return "\n".join(lines)
 
 
-def _seen(events: Iterable[Event]) -> list[Event]:
-    return [event for event in events if event.kind not in _UNSEEN and not event.waiting]
+def _comparable_events(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event.kind not in _IGNORED_KINDS and not event.waiting]
 
 
 def _key(event: Event) -> bytes:
-    return likeness(event.kind, event.data) if not event.erased else event.hash
+    return equality_key(event.kind, event.data) if not event.erased else event.hash
 
 
-def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[Pair]:
+def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[EventPair]:
     """In order; steps of the same kind face each other when there are as many."""
     count = max(len(left), len(right))
     return [
-        Pair(
+        EventPair(
             left[at] if at < len(left) else None, right[at] if at < len(right) else None, same=same
         )
         for at in range(count)
@@ -105,11 +105,11 @@ def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[
 def _cell(event: Event | None, width: int) -> str:
     if event is None:
         return ""
-    text = f"{event.seq} {event.kind} {gist(event.data)}".replace("\n", " ")
+    text = f"{event.seq} {event.kind} {short_text(event.data)}".replace("\n", " ")
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def gist(data: dict[str, Any]) -> str:
+def short_text(data: dict[str, Any]) -> str:
     """What a human wants to read of it first."""
     for key in ("content", "text", "outcome", "error", "steps", "what", "amounts"):
         if data.get(key) is not None:

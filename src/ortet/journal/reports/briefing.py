@@ -9,8 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.conversation.text import Counter, check_tokens, clip, estimate, one_line
-from ortet.journal.reports.known import LONG, Known, Section, sections_of
+from ortet.journal.conversation.text import (
+    TokenCounter,
+    check_tokens,
+    clip,
+    estimate_tokens,
+    one_line,
+)
+from ortet.journal.reports.known import LONG_CHARS, BriefingItems, BriefingSection, sections_of
 
 
 class Briefing(msgspec.Struct, frozen=True):
@@ -25,18 +31,20 @@ class Briefing(msgspec.Struct, frozen=True):
         return self.markdown
 
 
-def brief(known: Known, tokens: int, count: Counter = estimate) -> Briefing:
+def make_briefing(
+    items: BriefingItems, tokens: int, count: TokenCounter = estimate_tokens
+) -> Briefing:
     """As much as fits: the goal in any case, then what is worth most."""
     check_tokens(tokens)
-    every = sections_of(known)
+    every = sections_of(items)
     sections = [section for section in every if section.items]
     ranked = sorted(
         (item for section in sections for item in section.items), key=lambda item: item.worth
     )
-    head = _head(known)
+    head = _head(items)
 
     def written(left_out: int) -> str:
-        return _written(head, sections, {id(item) for item in ranked[left_out:]})
+        return _render(head, sections, {id(item) for item in ranked[left_out:]})
 
     start = bisect_left(
         range(len(ranked)), True, key=lambda left_out: count(written(left_out)) <= tokens
@@ -47,22 +55,22 @@ def brief(known: Known, tokens: int, count: Counter = estimate) -> Briefing:
     if size > tokens:
         shown = _cut(shown, tokens, count)
         size = count(shown)
-    return Briefing(shown, _data(known, every, kept), size, _gone(sections, kept))
+    return Briefing(shown, _data(items, every, kept), size, _left_out_counts(sections, kept))
 
 
-def _head(known: Known) -> str:
-    lines = [f"# Briefing: {known.name}", ""]
-    lines.append(f"Goal: {one_line(known.goal, LONG) or 'none was set'}")
-    where = known.status
-    if known.plan:
-        at = min(known.step, len(known.plan))
-        now = f"step {at + 1} of {len(known.plan)}" if at < len(known.plan) else "all steps done"
+def _head(items: BriefingItems) -> str:
+    lines = [f"# Briefing: {items.name}", ""]
+    lines.append(f"Goal: {one_line(items.goal, LONG_CHARS) or 'none was set'}")
+    where = items.status
+    if items.plan:
+        at = min(items.step, len(items.plan))
+        now = f"step {at + 1} of {len(items.plan)}" if at < len(items.plan) else "all steps done"
         where += f", {now}"
     lines.append(f"Status: {where}")
     return "\n".join(lines) + "\n"
 
 
-def _written(head: str, sections: Sequence[Section], kept: set[int]) -> str:
+def _render(head: str, sections: Sequence[BriefingSection], kept: set[int]) -> str:
     parts = [head]
     for section in sections:
         lines = [item.line for item in section.items if id(item) in kept]
@@ -73,13 +81,15 @@ def _written(head: str, sections: Sequence[Section], kept: set[int]) -> str:
     return "\n".join(parts)
 
 
-def _data(known: Known, sections: Sequence[Section], kept: set[int]) -> dict[str, Any]:
-    at = known.step
-    current = clip(known.plan[at], LONG) if at < len(known.plan) else ""
+def _data(
+    items: BriefingItems, sections: Sequence[BriefingSection], kept: set[int]
+) -> dict[str, Any]:
+    at = items.step
+    current = clip(items.plan[at], LONG_CHARS) if at < len(items.plan) else ""
     data: dict[str, Any] = {
-        "name": known.name,
-        "status": known.status,
-        "goal": clip(known.goal, LONG),
+        "name": items.name,
+        "status": items.status,
+        "goal": clip(items.goal, LONG_CHARS),
         "step": at,
         "current_step": current,
     }
@@ -88,7 +98,7 @@ def _data(known: Known, sections: Sequence[Section], kept: set[int]) -> dict[str
     return data
 
 
-def _gone(sections: Sequence[Section], kept: set[int]) -> dict[str, int]:
+def _left_out_counts(sections: Sequence[BriefingSection], kept: set[int]) -> dict[str, int]:
     counts = {
         section.key: section.hidden + sum(id(item) not in kept for item in section.items)
         for section in sections
@@ -96,7 +106,7 @@ def _gone(sections: Sequence[Section], kept: set[int]) -> dict[str, int]:
     return {key: count for key, count in counts.items() if count}
 
 
-def _cut(text: str, tokens: int, count: Counter) -> str:
+def _cut(text: str, tokens: int, count: TokenCounter) -> str:
     """The longest beginning that fits: for limits that not even the goal fits."""
     low, high = 0, len(text)
     while low < high:

@@ -13,9 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from ortet._util.codec import Hasher, encode, to_json
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, Unsupported
-from ortet.journal.state.around import DONE, DRAFT, WITHDRAWN, Collaboration, Token, Window
+from ortet.journal.state.around import (
+    DONE,
+    DRAFT,
+    WITHDRAWN,
+    Collaboration,
+    RateLimitWindow,
+    ServiceToken,
+)
 from ortet.journal.state.records import Approval, Artifact, Decision, Effect, Fact, Question
 
 VERSION = 1
@@ -25,15 +32,15 @@ Amount = Annotated[float, Meta(ge=0)]
 Index = Annotated[int, Meta(ge=0)]
 _FIELD = re.compile(r"required field `([^`]+)`")
 _AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
-_SOME = "[...]"
-_LATE = 10**20
-_ADDED = ("collaborations", "windows", "tokens", "expires", "approvals")
+_ANY_KEY = "[...]"
+_MAX_RESET_NS = 10**20
+_LATER_FIELDS = ("collaborations", "windows", "tokens", "expires", "approvals")
 """Fields that were not there from the beginning."""
 
 _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class CheckpointMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message. `content` is text, or the list of parts a model API takes."""
 
     role: Annotated[str, Meta(min_length=1)]
@@ -42,7 +49,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CompletedEffect(msgspec.Struct, frozen=True):
     """A deed that was done under a key, and what came of it: it is not done again."""
 
     effect: Effect
@@ -56,10 +63,10 @@ class ResumePoint(msgspec.Struct, frozen=True):
     event: Index
     step: Index
     unsettled: list[Effect]
-    done: list[Outcome] = []
+    done: list[CompletedEffect] = []
 
 
-class Spending(msgspec.Struct, frozen=True):
+class CheckpointBudget(msgspec.Struct, frozen=True):
     """What may be spent and what was, by counter."""
 
     limits: dict[str, Amount] = {}
@@ -82,20 +89,20 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     plan: list[str]
     current_step: Index
     context: dict[str, Any]
-    messages: list[Said]
+    messages: list[CheckpointMessage]
     artifacts: list[Artifact]
     resume_point: ResumePoint
     facts: list[Fact]
     decisions: list[Decision]
-    budget: Spending
+    budget: CheckpointBudget
     questions: list[Question] = []
     summary: str = ""
     name: str = ""
     agent: str = ""
     digest: str = ""
     collaborations: list[Collaboration] = []
-    windows: list[Window] = []
-    tokens: list[Token] = []
+    windows: list[RateLimitWindow] = []
+    tokens: list[ServiceToken] = []
     expires: dict[str, Index] = {}
     approvals: list[Approval] = []
 
@@ -123,20 +130,20 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
             raise _bad(_path(plain, error), str(error).partition(" - at ")[0]) from error
         if found.digest and found.digest != _digest(found):
             raise _bad("$.digest", "the record is not the one it was made of")
-        return check(msgspec.structs.replace(found, digest=""))
+        return check_checkpoint(msgspec.structs.replace(found, digest=""))
 
 
 def _read(plain: Any) -> AgentCheckpoint:
     try:
-        return msgspec.convert(plain, known(AgentCheckpoint))
+        return msgspec.convert(plain, thread_safe_struct(AgentCheckpoint))
     except msgspec.ValidationError as error:
         try:  # in JSON, and in its schemas, 1.0 is an integer
-            return msgspec.convert(_same(plain), known(AgentCheckpoint))
+            return msgspec.convert(_normalise_numbers(plain), thread_safe_struct(AgentCheckpoint))
         except msgspec.ValidationError:
             raise error from None
 
 
-def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     """What types do not say."""
     if checkpoint.current_step > len(checkpoint.plan):
         raise _bad("$.current_step", f"the plan has {len(checkpoint.plan)} steps")
@@ -147,7 +154,7 @@ def check(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         if not one.name or one.status not in (DRAFT, DONE, WITHDRAWN):
             raise _bad(f"$.collaborations[{number}]", "a name, and draft, done or withdrawn")
     for number, window in enumerate(checkpoint.windows):
-        if not window.service or window.remaining is None or not 0 <= window.reset < _LATE:
+        if not window.service or window.remaining is None or not 0 <= window.reset < _MAX_RESET_NS:
             raise _bad(f"$.windows[{number}]", "a service, what remains, and until when")
     seen: set[str] = set()
     point = checkpoint.resume_point
@@ -187,22 +194,22 @@ def schema() -> dict[str, Any]:
 def _digest(checkpoint: AgentCheckpoint) -> str:
     """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
     plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
-    for name in _ADDED:  # a record of an earlier release has a digest without them
+    for name in _LATER_FIELDS:  # a record of an earlier release has a digest without them
         if not plain[name]:
             del plain[name]
     try:
-        return Hasher().oid(encode(_same(plain))).hex()
+        return Hasher().oid(encode(_normalise_numbers(plain))).hex()
     except Invalid as error:
         raise _bad("$", str(error)) from error
 
 
-def _same(value: Any) -> Any:
+def _normalise_numbers(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
         return int(value)
     if isinstance(value, list):
-        return [_same(item) for item in value]
+        return [_normalise_numbers(item) for item in value]
     if isinstance(value, dict):
-        return {key: _same(item) for key, item in value.items()}
+        return {key: _normalise_numbers(item) for key, item in value.items()}
     return value
 
 
@@ -217,7 +224,7 @@ def _path(plain: Any, error: msgspec.ValidationError) -> str:
             plain, shown = plain.get(part[1:]), shown + part
         else:
             kind = get_args(kind)[-1]
-            key = _first_bad(plain, kind) if part == _SOME else int(part[1:-1])
+            key = _first_bad(plain, kind) if part == _ANY_KEY else int(part[1:-1])
             plain, shown = plain[key], f"{shown}[{to_json(key)}]"
     return shown
 
@@ -225,7 +232,7 @@ def _path(plain: Any, error: msgspec.ValidationError) -> str:
 def _first_bad(items: dict[str, Any], kind: Any) -> str:
     for key, item in items.items():
         try:
-            msgspec.convert(item, known(kind))
+            msgspec.convert(item, thread_safe_struct(kind))
         except msgspec.ValidationError:
             return key
     raise AssertionError("msgspec found a bad value in this map")

@@ -7,32 +7,32 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.conversation.text import clip, one_line, spoken, text_of
+from ortet.journal.conversation.text import clip, message_text, one_line, text_of
 from ortet.journal.state.around import (
-    Browsing,
+    BrowserState,
     Collaboration,
-    Token,
-    Window,
-    tell_browser,
-    tell_collaboration,
-    tell_token,
-    tell_window,
+    RateLimitWindow,
+    ServiceToken,
+    describe_browser,
+    describe_collaboration,
+    describe_token,
+    describe_window,
 )
 from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Message, Question
 
-LONG, SHORT = 400, 160
-_MOST = 60
+LONG_CHARS, SHORT_CHARS = 400, 160
+_MAX_SECTION_ITEMS = 60
 """Items of a section that are looked at: no limit of tokens that is meant has room for more."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailedAction(msgspec.Struct, frozen=True):
     """An action that failed, and what it said."""
 
     effect: Effect
     error: str = ""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class PendingApproval(msgspec.Struct, frozen=True):
     """What a human was asked to allow."""
 
     id: str
@@ -40,7 +40,7 @@ class Wish(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
     """All that a briefing may tell; lists are in the order things happened."""
 
     name: str
@@ -49,13 +49,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     plan: Sequence[str] = ()
     step: int = 0
     done: Sequence[Effect] = ()
-    failed: Sequence[Failure] = ()
+    failed: Sequence[FailedAction] = ()
     lessons: Sequence[Fact] = ()
     decisions: Sequence[Decision] = ()
     questions: Sequence[Question] = ()
     artifacts: Sequence[Artifact] = ()
     unsettled: Sequence[Effect] = ()
-    approvals: Sequence[Wish] = ()
+    approvals: Sequence[PendingApproval] = ()
     limits: dict[str, float] = {}
     left: dict[str, float] = {}
     spent: dict[str, float] = {}
@@ -64,13 +64,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
     messages: Sequence[Message] = ()
     collaborations: Sequence[Collaboration] = ()
-    windows: Sequence[Window] = ()
-    tokens: Sequence[Token] = ()
-    browsers: Sequence[Browsing] = ()
+    windows: Sequence[RateLimitWindow] = ()
+    tokens: Sequence[ServiceToken] = ()
+    browsers: Sequence[BrowserState] = ()
     environment: Sequence[tuple[str, Any]] = ()  # what surrounds the workspace: lines and data
 
 
-class Item(msgspec.Struct, frozen=True):
+class BriefingLine(msgspec.Struct, frozen=True):
     """One line of a section. Of two items, the one with less `worth` is left out first."""
 
     line: str
@@ -78,121 +78,132 @@ class Item(msgspec.Struct, frozen=True):
     worth: float
 
 
-class Section(msgspec.Struct, frozen=True):
+class BriefingSection(msgspec.Struct, frozen=True):
     key: str
     title: str
-    items: list[Item]
+    items: list[BriefingLine]
     hidden: int = 0  # not looked at
 
 
-def sections_of(known: Known) -> list[Section]:
+def sections_of(items: BriefingItems) -> list[BriefingSection]:
     """In the order they are read. A weight is what the first item of a section is worth."""
     return [
-        Section("plan", "Where we are", _plan(known)),
-        _listed(
-            "unsettled", "Unsettled: find out whether it was done", 100, known.unsettled, _deed
+        BriefingSection("plan", "Where we are", _plan(items)),
+        _section(
+            "unsettled", "Unsettled: find out whether it was done", 100, items.unsettled, _effect
         ),
-        _listed("approvals", "Waiting for approval", 90, known.approvals, _wish),
-        _listed("collaborations", "With others", 65, known.collaborations, tell_collaboration),
-        _listed("questions", "Open questions", 60, known.questions, _question),
-        _listed("budget", "Budget left", 70, _budget(known), lambda pair: pair),
-        _listed("lessons", "Lessons", 50, known.lessons, _fact),
-        _listed("failed", "What failed", 40, known.failed, _failure),
-        _listed("decisions", "Decisions", 45, known.decisions, _decision),
-        _listed("done", "What is done", 15, known.done, _deed),
-        _listed("artifacts", "Artifacts", 25, known.artifacts, _artifact),
-        _listed("facts", "Facts", 30, known.facts, _fact),
-        _listed("windows", "Rate limits", 22, known.windows, tell_window),
-        _listed("browser", "Browser", 14, known.browsers, tell_browser),
-        _listed("tokens", "Tokens", 12, known.tokens, tell_token),
-        _listed("environment", "Environment", 28, known.environment, lambda pair: pair),
-        _listed("notes", "Notes", 10, list(known.notes.items()), _note),
-        _listed("summary", "Earlier", 35, [known.summary] if known.summary else [], _summary),
-        _listed("messages", "Last messages", 42, known.messages, _message),
+        _section("approvals", "Waiting for approval", 90, items.approvals, _approval),
+        _section("collaborations", "With others", 65, items.collaborations, describe_collaboration),
+        _section("questions", "Open questions", 60, items.questions, _question),
+        _section("budget", "Budget left", 70, _budget(items), lambda pair: pair),
+        _section("lessons", "Lessons", 50, items.lessons, _fact),
+        _section("failed", "What failed", 40, items.failed, _failure),
+        _section("decisions", "Decisions", 45, items.decisions, _decision),
+        _section("done", "What is done", 15, items.done, _effect),
+        _section("artifacts", "Artifacts", 25, items.artifacts, _artifact),
+        _section("facts", "Facts", 30, items.facts, _fact),
+        _section("windows", "Rate limits", 22, items.windows, describe_window),
+        _section("browser", "Browser", 14, items.browsers, describe_browser),
+        _section("tokens", "Tokens", 12, items.tokens, describe_token),
+        _section("environment", "Environment", 28, items.environment, lambda pair: pair),
+        _section("notes", "Notes", 10, list(items.notes.items()), _note),
+        _section("summary", "Earlier", 35, [items.summary] if items.summary else [], _summary),
+        _section("messages", "Last messages", 42, items.messages, _message),
     ]
 
 
-def _listed(
+def _section(
     key: str,
     title: str,
     weight: float,
-    things: Sequence[Any],
+    records: Sequence[Any],
     show: Callable[[Any], tuple[str, Any]],
-) -> Section:
+) -> BriefingSection:
     """The newest is worth the weight, the one before it half of that, then a third."""
-    newest = list(things)[-_MOST:]
+    newest = list(records)[-_MAX_SECTION_ITEMS:]
     items = []
     for age, thing in enumerate(reversed(newest)):
         line, data = show(thing)
-        items.append(Item(f"- {line}", data, weight / (1 + age)))
-    return Section(key, title, items[::-1], len(things) - len(newest))
+        items.append(BriefingLine(f"- {line}", data, weight / (1 + age)))
+    return BriefingSection(key, title, items[::-1], len(records) - len(newest))
 
 
-def _plan(known: Known) -> list[Item]:
+def _plan(items: BriefingItems) -> list[BriefingLine]:
     """The current step is worth most, then those near it."""
     found = []
-    for number, text in enumerate(known.plan):
-        state = "done" if number < known.step else "now" if number == known.step else "to do"
+    for number, text in enumerate(items.plan):
+        state = "done" if number < items.step else "now" if number == items.step else "to do"
         mark = {"done": "[x]", "now": "[>]", "to do": "[ ]"}[state]
-        line = f"- {mark} {number + 1}. {one_line(text, SHORT)}"
-        data = {"number": number, "step": clip(text, LONG), "state": state}
-        far = abs(number - known.step) * (1 if number > known.step else 2)
-        found.append(Item(line, data, 95 / (1 + far / 4)))
+        line = f"- {mark} {number + 1}. {one_line(text, SHORT_CHARS)}"
+        data = {"number": number, "step": clip(text, LONG_CHARS), "state": state}
+        far = abs(number - items.step) * (1 if number > items.step else 2)
+        found.append(BriefingLine(line, data, 95 / (1 + far / 4)))
     return found
 
 
 # how each thing is shown: as a line, and as data
 
 
-def run_as(effect: Effect) -> str:
+def effect_label(effect: Effect) -> str:
     """A deed by its name, and what was run by it."""
-    command = f": {one_line(effect.command, SHORT)}" if effect.command else ""
+    command = f": {one_line(effect.command, SHORT_CHARS)}" if effect.command else ""
     return f"{effect.name}{command}"
 
 
-def _deed(effect: Effect) -> tuple[str, Any]:
-    why = f": {one_line(effect.why, SHORT)}" if effect.why else ""
-    data = {"id": effect.id, "name": effect.name, "why": clip(effect.why, LONG)}
+def _effect(effect: Effect) -> tuple[str, Any]:
+    why = f": {one_line(effect.why, SHORT_CHARS)}" if effect.why else ""
+    data = {"id": effect.id, "name": effect.name, "why": clip(effect.why, LONG_CHARS)}
     data |= {"state": effect.state, "replay": effect.replay, "key": effect.key}
     if effect.command:
-        data["command"] = clip(effect.command, LONG)
-    shown = f"`{run_as(effect)}`{why}"
+        data["command"] = clip(effect.command, LONG_CHARS)
+    shown = f"`{effect_label(effect)}`{why}"
     return (f"{shown} ({effect.id})" if effect.state in ("begun", "unsettled") else shown), data
 
 
-def _failure(failure: Failure) -> tuple[str, Any]:
-    line, data = _deed(failure.effect)
-    error = f" failed with {one_line(failure.error, SHORT)}" if failure.error else " failed"
-    return line + error, {**data, "error": clip(failure.error, LONG)}
+def _failure(failure: FailedAction) -> tuple[str, Any]:
+    line, data = _effect(failure.effect)
+    error = f" failed with {one_line(failure.error, SHORT_CHARS)}" if failure.error else " failed"
+    return line + error, {**data, "error": clip(failure.error, LONG_CHARS)}
 
 
 def _fact(fact: Fact) -> tuple[str, Any]:
     about = f"{fact.about}: " if fact.about else ""
-    data = {"id": fact.id, "text": clip(fact.text, LONG), "about": fact.about}
-    return about + one_line(fact.text, LONG), data
+    data = {"id": fact.id, "text": clip(fact.text, LONG_CHARS), "about": fact.about}
+    return about + one_line(fact.text, LONG_CHARS), data
 
 
 def _decision(decision: Decision) -> tuple[str, Any]:
-    line = one_line(decision.text, LONG)
+    line = one_line(decision.text, LONG_CHARS)
     if decision.why:
-        line += f", because {one_line(decision.why, SHORT)}"
+        line += f", because {one_line(decision.why, SHORT_CHARS)}"
     if decision.instead_of:
-        line += f"; not taken: {one_line('; '.join(decision.instead_of), SHORT)}"
-    data = {"id": decision.id, "text": clip(decision.text, LONG), "why": clip(decision.why, LONG)}
-    return line, {**data, "instead_of": [clip(road, SHORT) for road in decision.instead_of[:10]]}
-
-
-def _question(question: Question) -> tuple[str, Any]:
-    return one_line(question.text, LONG), {
-        "id": question.id,
-        "text": clip(question.text, LONG),
+        line += f"; not taken: {one_line('; '.join(decision.instead_of), SHORT_CHARS)}"
+    data = {
+        "id": decision.id,
+        "text": clip(decision.text, LONG_CHARS),
+        "why": clip(decision.why, LONG_CHARS),
+    }
+    return line, {
+        **data,
+        "instead_of": [clip(road, SHORT_CHARS) for road in decision.instead_of[:10]],
     }
 
 
-def _wish(wish: Wish) -> tuple[str, Any]:
-    why = f": {one_line(wish.why, SHORT)}" if wish.why else ""
-    data = {"id": wish.id, "what": clip(wish.what, LONG), "why": clip(wish.why, LONG)}
-    return f"{one_line(wish.what, LONG)}{why} ({wish.id})", data
+def _question(question: Question) -> tuple[str, Any]:
+    return one_line(question.text, LONG_CHARS), {
+        "id": question.id,
+        "text": clip(question.text, LONG_CHARS),
+    }
+
+
+def _approval(approval: PendingApproval) -> tuple[str, Any]:
+    why = f": {one_line(approval.why, SHORT_CHARS)}" if approval.why else ""
+    data = {
+        "id": approval.id,
+        "what": clip(approval.what, LONG_CHARS),
+        "why": clip(approval.why, LONG_CHARS),
+    }
+    return f"{one_line(approval.what, LONG_CHARS)}{why} ({approval.id})", data
 
 
 def _artifact(artifact: Artifact) -> tuple[str, Any]:
@@ -203,11 +214,11 @@ def _artifact(artifact: Artifact) -> tuple[str, Any]:
     return f"{artifact.name} (version {artifact.version}{kind}{where})", data
 
 
-def _budget(known: Known) -> list[tuple[str, Any]]:
+def _budget(items: BriefingItems) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for name in sorted({*known.limits, *known.left, *known.spent}, reverse=True):
-        limit, left = known.limits.get(name), known.left.get(name)
-        spent = known.spent.get(name, 0.0)
+    for name in sorted({*items.limits, *items.left, *items.spent}, reverse=True):
+        limit, left = items.limits.get(name), items.left.get(name)
+        spent = items.spent.get(name, 0.0)
         rest = f"{left:g} left" if left is not None else "no limit"
         line = f"{name}: {rest}, {spent:g} spent" + (f" of {limit:g}" if limit is not None else "")
         found.append((line, {"name": name, "limit": limit, "left": left, "spent": spent}))
@@ -216,15 +227,15 @@ def _budget(known: Known) -> list[tuple[str, Any]]:
 
 def _note(pair: tuple[str, Any]) -> tuple[str, Any]:
     key, value = pair
-    text = one_line(text_of(value), SHORT)
+    text = one_line(text_of(value), SHORT_CHARS)
     return f"{key} = {text}", {"key": key, "value": text}
 
 
 def _summary(text: str) -> tuple[str, Any]:
-    return one_line(text, LONG * 3), clip(text, LONG * 3)
+    return one_line(text, LONG_CHARS * 3), clip(text, LONG_CHARS * 3)
 
 
 def _message(message: Message) -> tuple[str, Any]:
-    text = spoken(message.content, message.extra)
-    line = f"{message.role}: {one_line(text, LONG)}"
-    return line, {"seq": message.seq, "role": message.role, "content": clip(text, LONG)}
+    text = message_text(message.content, message.extra)
+    line = f"{message.role}: {one_line(text, LONG_CHARS)}"
+    return line, {"seq": message.seq, "role": message.role, "content": clip(text, LONG_CHARS)}

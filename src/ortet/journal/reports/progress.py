@@ -13,12 +13,12 @@ import msgspec
 from ortet.journal.conversation.text import clip, one_line, text_of
 from ortet.journal.events import Event
 
-_LONG, _SHORT = 400, 200
-_KEPT = 1000
+_LONG_CHARS, _SHORT_CHARS = 400, 200
+_MAX_LOG_ENTRIES = 1000
 """Entries of a log: a file for people, not the journal."""
 
 
-class Feature(msgspec.Struct):
+class PlanStepProgress(msgspec.Struct):
     """A step of the plan. It `passes` when the agent went past it."""
 
     id: int
@@ -30,56 +30,59 @@ class Feature(msgspec.Struct):
     last: dict[str, Any] | None = None  # the last of them
 
 
-class Story:
+class ProgressLog:
     """`seq` is the last event it was fed."""
 
     def __init__(self) -> None:
         self.seq = 0
         self.goal = ""
-        self.features: list[Feature] = []
-        self.entries: deque[str] = deque(maxlen=_KEPT)
-        self.earlier = 0  # entries that are no more in the log
+        self.features: list[PlanStepProgress] = []
+        self.entries: deque[str] = deque(maxlen=_MAX_LOG_ENTRIES)
+        self.dropped_entries = 0  # entries that are no more in the log
         self._step = 0
-        self._begun: dict[str, tuple[str, str]] = {}
+        self._open_actions: dict[str, tuple[str, str]] = {}
 
     def feed(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.waiting or event.seq <= self.seq:
                 continue
             self.seq = event.seq
-            line = "" if event.erased else self._take(event, event.data)
+            line = "" if event.erased else self._apply_event(event, event.data)
             if line:
-                self.earlier += len(self.entries) == _KEPT
+                self.dropped_entries += len(self.entries) == _MAX_LOG_ENTRIES
                 self.entries.append(f"- {_when(event.time)} {line}")
 
     def log(self) -> list[str]:
         """Its lines, the oldest first."""
-        more = f"- ({self.earlier} earlier entries are in the journal: `ortet journal`)"
-        return [*([more] if self.earlier else []), *self.entries]
+        more = f"- ({self.dropped_entries} earlier entries are in the journal: `ortet journal`)"
+        return [*([more] if self.dropped_entries else []), *self.entries]
 
-    def _take(self, event: Event, data: dict[str, Any]) -> str:
+    def _apply_event(self, event: Event, data: dict[str, Any]) -> str:
         match event.kind:
             case "goal":
                 self.goal = str(data.get("text", ""))
                 return f"goal: {_line(self.goal)}"
             case "plan":
-                return self._plan([str(step) for step in data.get("steps", [])])
+                return self._set_plan([str(step) for step in data.get("steps", [])])
             case "step":
-                return self._go(int(data.get("step", 0)))
+                return self._set_step(int(data.get("step", 0)))
             case "begun":
-                self._begun[data["id"]] = (data.get("name", ""), data.get("why", ""))
+                self._open_actions[data["id"]] = (data.get("name", ""), data.get("why", ""))
                 return ""
             case "ended":
-                return self._ended(event, data)
+                return self._record_outcome(event, data)
             case _:
-                return _told(event.kind, data)
+                return _describe_event(event.kind, data)
 
-    def _plan(self, steps: list[str]) -> str:
-        self.features = [Feature(number, clip(text, _LONG)) for number, text in enumerate(steps, 1)]
-        self._go(0)
+    def _set_plan(self, steps: list[str]) -> str:
+        self.features = [
+            PlanStepProgress(number, clip(text, _LONG_CHARS))
+            for number, text in enumerate(steps, 1)
+        ]
+        self._set_step(0)
         return f"planned: {_line('; '.join(steps))}"
 
-    def _go(self, step: int) -> str:
+    def _set_step(self, step: int) -> str:
         self._step = step
         for at, feature in enumerate(self.features):
             feature.passes = at < step
@@ -88,8 +91,8 @@ class Story:
             return "all steps done"
         return f"step {step + 1} of {len(self.features)}: {_line(self.features[step].description)}"
 
-    def _ended(self, event: Event, data: dict[str, Any]) -> str:
-        name, why = self._begun.pop(data["id"], ("", ""))
+    def _record_outcome(self, event: Event, data: dict[str, Any]) -> str:
+        name, why = self._open_actions.pop(data["id"], ("", ""))
         outcome, state = data.get("outcome"), data.get("state", "")
         code = outcome.get("exit_code") if isinstance(outcome, dict) else None
         failed = state == "failed" or (isinstance(code, int) and code != 0)
@@ -99,7 +102,7 @@ class Story:
             feature.failed += failed
             feature.last = {
                 "action": name,
-                "why": clip(why, _SHORT),
+                "why": clip(why, _SHORT_CHARS),
                 "state": state,
                 "exit_code": code,
                 "time": _when(event.time),
@@ -110,7 +113,7 @@ class Story:
         return f"`{name}`{f' ({_line(why)})' if why else ''}: {end}"
 
 
-def _told(kind: str, data: dict[str, Any]) -> str:
+def _describe_event(kind: str, data: dict[str, Any]) -> str:
     """The kinds that say something to a next worker by themselves."""
     text = _line(text_of(data.get("text", "")))
     match kind:
@@ -136,7 +139,7 @@ def _told(kind: str, data: dict[str, Any]) -> str:
 
 
 def _line(text: str) -> str:
-    return one_line(text, _SHORT)
+    return one_line(text, _SHORT_CHARS)
 
 
 def _when(time: int) -> str:

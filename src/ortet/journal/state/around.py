@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.journal.conversation.text import clip, one_line
-from ortet.journal.state.records import Thing
+from ortet.journal.state.records import StateRecord
 
 if TYPE_CHECKING:
     from ortet.journal.events import Event
-    from ortet.journal.state.state import Mind
+    from ortet.journal.state.state import SessionState
 
 DRAFT, DONE, WITHDRAWN = "draft", "done", "withdrawn"
 _FIELDS = ("kind", "link", "status", "text", "effect")
-_LONG, _SHORT = 400, 160
+_LONG_CHARS, _SHORT_CHARS = 400, 160
 
 
-class Collaboration(Thing, frozen=True):
+class Collaboration(StateRecord, frozen=True):
     """What others see, or are about to: a branch, a pull request, a comment half written.
 
     `status`: draft, done, withdrawn. `effect` is the action that made it.
@@ -37,7 +37,7 @@ class Collaboration(Thing, frozen=True):
     time: int = 0
 
 
-class Window(Thing, frozen=True):
+class RateLimitWindow(StateRecord, frozen=True):
     """How many calls a service still takes until `reset` (ns since 1970). `full`: that time has
     come, so it takes `limit` again, or a number that is not known (None)."""
 
@@ -50,7 +50,7 @@ class Window(Thing, frozen=True):
     time: int = 0
 
 
-class Token(Thing, frozen=True):
+class ServiceToken(StateRecord, frozen=True):
     """Which entry of the vault lets one into a service."""
 
     service: str
@@ -59,7 +59,7 @@ class Token(Thing, frozen=True):
     time: int = 0
 
 
-class Browsing(Thing, frozen=True):
+class BrowserState(StateRecord, frozen=True):
     """What a browser had open. `storage` names the entry of the vault that holds its cookies and
     local storage, "" for none."""
 
@@ -73,20 +73,22 @@ BROWSER = "browser"
 """The one key of the table of browsers."""
 
 
-def updated(old: Collaboration | None, data: dict[str, Any], seq: int, time: int) -> Collaboration:
+def update_collaboration(
+    old: Collaboration | None, data: dict[str, Any], seq: int, time: int
+) -> Collaboration:
     """A record after an event; what the event does not say stays."""
     given = {field: data[field] for field in _FIELDS if field in data}
     known = old or Collaboration(data["name"])
     return msgspec.structs.replace(known, **given, seq=seq, time=time)
 
 
-def _collaboration(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    old = mind.collaborations.get(data["name"])
-    mind.collaborations.set(data["name"], updated(old, data, event.seq, event.time))
+def _fold_collaboration(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    old = state.collaborations.get(data["name"])
+    state.collaborations.set(data["name"], update_collaboration(old, data, event.seq, event.time))
 
 
-def _window(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    window = Window(
+def _fold_window(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    window = RateLimitWindow(
         service=data["service"],
         remaining=data["remaining"],
         reset=data["reset"],
@@ -94,33 +96,35 @@ def _window(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         seq=event.seq,
         time=event.time,
     )
-    mind.windows.set(window.service, window)
+    state.windows.set(window.service, window)
 
 
-def _token(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    token = Token(data["service"], data["vault"], event.seq, event.time)
-    mind.tokens.set(token.service, token)
+def _fold_token(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    token = ServiceToken(data["service"], data["vault"], event.seq, event.time)
+    state.tokens.set(token.service, token)
 
 
-def _browser(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    known = mind.browsers.get(BROWSER) or Browsing()
+def _fold_browser(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    known = state.browsers.get(BROWSER) or BrowserState()
     given = {field: data[field] for field in ("urls", "storage") if field in data}
-    mind.browsers.set(
+    state.browsers.set(
         BROWSER, msgspec.structs.replace(known, **given, seq=event.seq, time=event.time)
     )
 
 
-FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
-    "collaboration": _collaboration,
-    "window": _window,
-    "token": _token,
-    "browser": _browser,
+EXTERNAL_STATE_REDUCERS: dict[str, Callable[[SessionState, Event, dict[str, Any]], None]] = {
+    "collaboration": _fold_collaboration,
+    "window": _fold_window,
+    "token": _fold_token,
+    "browser": _fold_browser,
 }
 """Kinds of events, and what each does to a mind."""
 
 
-def told(
-    collaborations: Iterable[Collaboration], windows: Iterable[Window], tokens: Iterable[Token]
+def external_state_events(
+    collaborations: Iterable[Collaboration],
+    windows: Iterable[RateLimitWindow],
+    tokens: Iterable[ServiceToken],
 ) -> list[tuple[str, dict[str, Any]]]:
     """The events that make another mind know it."""
     found: list[tuple[str, dict[str, Any]]] = []
@@ -137,30 +141,38 @@ def told(
 # in a briefing: as a line, and as data
 
 
-def tell_collaboration(one: Collaboration) -> tuple[str, Any]:
-    kind = f" ({one.kind})" if one.kind else ""
-    link = f", {one_line(one.link, _SHORT)}" if one.link else ""
-    text = f": {one_line(one.text, _LONG)}" if one.text else ""
-    data = {"name": one.name, "kind": one.kind, "status": one.status, "link": one.link}
-    data |= {"text": clip(one.text, _LONG), "effect": one.effect}
-    return f"[{one.status}] {one_line(one.name, _SHORT)}{kind}{link}{text}", data
+def describe_collaboration(collaboration: Collaboration) -> tuple[str, Any]:
+    kind = f" ({collaboration.kind})" if collaboration.kind else ""
+    link = f", {one_line(collaboration.link, _SHORT_CHARS)}" if collaboration.link else ""
+    text = f": {one_line(collaboration.text, _LONG_CHARS)}" if collaboration.text else ""
+    data = {
+        "name": collaboration.name,
+        "kind": collaboration.kind,
+        "status": collaboration.status,
+        "link": collaboration.link,
+    }
+    data |= {"text": clip(collaboration.text, _LONG_CHARS), "effect": collaboration.effect}
+    return (
+        f"[{collaboration.status}] {one_line(collaboration.name, _SHORT_CHARS)}{kind}{link}{text}",
+        data,
+    )
 
 
-def tell_window(window: Window) -> tuple[str, Any]:
+def describe_window(window: RateLimitWindow) -> tuple[str, Any]:
     of = f" of {window.limit:g}" if window.limit is not None else ""
     until = datetime.fromtimestamp(window.reset / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     data = {"service": window.service, "remaining": window.remaining, "limit": window.limit}
-    line = f"{one_line(window.service, _SHORT)}: {window.remaining:g}{of} left until {until}"
+    line = f"{one_line(window.service, _SHORT_CHARS)}: {window.remaining:g}{of} left until {until}"
     return line, {**data, "reset": window.reset}
 
 
-def tell_token(token: Token) -> tuple[str, Any]:
+def describe_token(token: ServiceToken) -> tuple[str, Any]:
     data = {"service": token.service, "vault": token.vault}
-    return f"{one_line(token.service, _SHORT)}: in the vault as {token.vault}", data
+    return f"{one_line(token.service, _SHORT_CHARS)}: in the vault as {token.vault}", data
 
 
-def tell_browser(browsing: Browsing) -> tuple[str, Any]:
-    urls = [clip(url, _SHORT) for url in browsing.urls[:20]]
-    kept = "cookies and storage are kept" if browsing.storage else "no cookies are kept"
-    open_ = f"open: {one_line(', '.join(urls), _LONG)}" if urls else "nothing open"
-    return f"{open_}; {kept}", {"urls": urls, "storage": bool(browsing.storage)}
+def describe_browser(browser: BrowserState) -> tuple[str, Any]:
+    urls = [clip(url, _SHORT_CHARS) for url in browser.urls[:20]]
+    kept = "cookies and storage are kept" if browser.storage else "no cookies are kept"
+    open_ = f"open: {one_line(', '.join(urls), _LONG_CHARS)}" if urls else "nothing open"
+    return f"{open_}; {kept}", {"urls": urls, "storage": bool(browser.storage)}

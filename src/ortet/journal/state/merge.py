@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from ortet.journal.state.around import Collaboration, told
+from ortet.journal.state.around import Collaboration, external_state_events
 from ortet.journal.state.records import Artifact, Decision, Fact
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 
-_LISTED = 1000
+_MAX_LISTED_IDS = 1000
 """Ids of each sort that the merge event names; the events behind it hold all of them."""
 
 
@@ -24,7 +24,7 @@ class Contradiction(msgspec.Struct, frozen=True):
     theirs: Fact
 
 
-class Union(msgspec.Struct, frozen=True):
+class MergeAdditions(msgspec.Struct, frozen=True):
     """What a merge adds to a mind. Conversation, plan, notes and questions stay ours.
 
     `artifacts` have the versions they get here. `spent` is what theirs used up since `base`.
@@ -38,34 +38,36 @@ class Union(msgspec.Struct, frozen=True):
     spent: dict[str, float]
     collaborations: list[Collaboration] = []
 
-    def counted(self) -> dict[str, Any]:
+    def event_data(self) -> dict[str, Any]:
         """For the event that tells of the merge."""
         return {
-            "facts": [fact.id for fact in self.facts[:_LISTED]],
-            "lessons": [fact.id for fact in self.lessons[:_LISTED]],
-            "decisions": [decision.id for decision in self.decisions[:_LISTED]],
-            "artifacts": [f"{one.name}@{one.version}" for one in self.artifacts[:_LISTED]],
+            "facts": [fact.id for fact in self.facts[:_MAX_LISTED_IDS]],
+            "lessons": [fact.id for fact in self.lessons[:_MAX_LISTED_IDS]],
+            "decisions": [decision.id for decision in self.decisions[:_MAX_LISTED_IDS]],
+            "artifacts": [f"{one.name}@{one.version}" for one in self.artifacts[:_MAX_LISTED_IDS]],
             "contradictions": [
                 {"about": one.about, "ours": one.ours.id, "theirs": one.theirs.id}
-                for one in self.contradictions[:_LISTED]
+                for one in self.contradictions[:_MAX_LISTED_IDS]
             ],
             "spent": self.spent,
         }
 
-    def told(self, source: str) -> list[tuple[str, dict[str, Any]]]:
+    def to_events(self, source: str) -> list[tuple[str, dict[str, Any]]]:
         """The events, without those of artifacts, that make ours know it; `source` is marked."""
         found: list[tuple[str, dict[str, Any]]] = []
         for fact in (*self.facts, *self.lessons):
-            found.append(("lesson" if fact.lesson else "fact", {**said(fact), "merged": source}))
+            found.append(
+                ("lesson" if fact.lesson else "fact", {**fact_data(fact), "merged": source})
+            )
         for made in self.decisions:
             data = {"id": made.id, "text": made.text, "why": made.why, "merged": source}
             found.append(("decision", {**data, "instead_of": made.instead_of}))
-        for kind, data in told(self.collaborations, [], []):
+        for kind, data in external_state_events(self.collaborations, [], []):
             found.append((kind, {**data, "merged": source}))
         return found
 
 
-def said(fact: Fact) -> dict[str, Any]:
+def fact_data(fact: Fact) -> dict[str, Any]:
     """A fact as its event tells it, wherever it is told."""
     data: dict[str, Any] = {"about": fact.about, **msgspec.to_builtins(fact)}
     for own in ("seq", "time", "lesson", "ended", "ended_by", "why"):
@@ -73,26 +75,26 @@ def said(fact: Fact) -> dict[str, Any]:
     return data
 
 
-def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
+def merge_states(base: SessionState, ours: SessionState, theirs: SessionState) -> MergeAdditions:
     """What ours gave up since `base` stays given up, what theirs gave up stays known here."""
     known = {fact.id: fact for fact in ours.facts}
     there = {fact.id: fact for fact in theirs.facts}
-    words = {_words(fact) for fact in known.values()}
+    words = {_fact_key(fact) for fact in known.values()}
     new = []
-    for fact in sorted(there.values(), key=_age):
-        if fact.id in known or base.facts.get(fact.id) is not None or _words(fact) in words:
+    for fact in sorted(there.values(), key=_seq_of):
+        if fact.id in known or base.facts.get(fact.id) is not None or _fact_key(fact) in words:
             continue
         if ours.past.get(fact.id) is not None:
             continue
-        words.add(_words(fact))
+        words.add(_fact_key(fact))
         new.append(fact)
     mine = [fact for fact in known.values() if fact.id not in there]
-    return Union(
+    return MergeAdditions(
         facts=[fact for fact in new if not fact.lesson],
         lessons=[fact for fact in new if fact.lesson],
         decisions=[
             decision
-            for decision in sorted(theirs.decisions, key=_age)
+            for decision in sorted(theirs.decisions, key=_seq_of)
             if ours.decisions.get(decision.id) is None and base.decisions.get(decision.id) is None
         ],
         artifacts=_artifacts(base, ours, theirs),
@@ -105,7 +107,7 @@ def union(base: Mind, ours: Mind, theirs: Mind) -> Union:
 def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Contradiction]:
     """Both sides are known to one of them only: what both believe together does not clash."""
     about: dict[str, list[Fact]] = defaultdict(list)
-    for fact in sorted(ours, key=_age):
+    for fact in sorted(ours, key=_seq_of):
         if fact.about:
             about[fact.about].append(fact)
     for fact in theirs:
@@ -114,14 +116,14 @@ def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Co
                 yield Contradiction(fact.about, other, fact)
 
 
-def _artifacts(base: Mind, ours: Mind, theirs: Mind) -> list[Artifact]:
+def _artifacts(base: SessionState, ours: SessionState, theirs: SessionState) -> list[Artifact]:
     """Theirs become the next versions of a name that both went on with."""
     old = {(one.name, one.version, one.oid, one.link) for one in base.artifacts}
     held: dict[str, list[Artifact]] = defaultdict(list)
     for one in ours.artifacts:
         held[one.name].append(one)
     found = []
-    for one in sorted(theirs.artifacts, key=_age):
+    for one in sorted(theirs.artifacts, key=_seq_of):
         same = any((x.oid, x.link) == (one.oid, one.link) for x in held[one.name])
         if same or (one.name, one.version, one.oid, one.link) in old:
             continue
@@ -131,11 +133,13 @@ def _artifacts(base: Mind, ours: Mind, theirs: Mind) -> list[Artifact]:
     return found
 
 
-def _collaborations(base: Mind, ours: Mind, theirs: Mind) -> Iterable[Collaboration]:
+def _collaborations(
+    base: SessionState, ours: SessionState, theirs: SessionState
+) -> Iterable[Collaboration]:
     """Others see what theirs did: where both went on with a name, theirs gets the next one."""
-    for one in sorted(theirs.collaborations, key=_age):
+    for one in sorted(theirs.collaborations, key=_seq_of):
         before, mine = base.collaborations.get(one.name), ours.collaborations.get(one.name)
-        if one == before or _seen(one) == _seen(mine):
+        if one == before or _without_position(one) == _without_position(mine):
             continue
         name, number = one.name, 2
         while mine is not None and mine != before:
@@ -144,20 +148,20 @@ def _collaborations(base: Mind, ours: Mind, theirs: Mind) -> Iterable[Collaborat
         yield msgspec.structs.replace(one, name=name)
 
 
-def _seen(one: Collaboration | None) -> Any:
-    return one and msgspec.structs.replace(one, seq=0, time=0)
+def _without_position(collaboration: Collaboration | None) -> Any:
+    return collaboration and msgspec.structs.replace(collaboration, seq=0, time=0)
 
 
-def _spent(base: Mind, theirs: Mind) -> dict[str, float]:
+def _spent(base: SessionState, theirs: SessionState) -> dict[str, float]:
     before = base.core.spent
     used = {name: x - before.get(name, 0.0) for name, x in theirs.core.spent.items()}
     return {name: amount for name, amount in used.items() if amount > 0}
 
 
-def _words(fact: Fact) -> tuple[str, str, bool]:
+def _fact_key(fact: Fact) -> tuple[str, str, bool]:
     """The same thing said twice is one fact."""
     return " ".join(fact.text.split()), fact.about, fact.lesson
 
 
-def _age(thing: Fact | Decision | Artifact | Collaboration) -> int:
+def _seq_of(thing: Fact | Decision | Artifact | Collaboration) -> int:
     return thing.seq

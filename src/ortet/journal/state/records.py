@@ -17,11 +17,11 @@ class Message(msgspec.Struct, frozen=True):
     extra: dict[str, Any] = {}
 
 
-class Thing(msgspec.Struct, frozen=True, omit_defaults=True):
+class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of what maps keep: as maps on disk, so that later releases may add keys."""
 
 
-class Note(Thing, frozen=True):
+class NoteRecord(StateRecord, frozen=True):
     """Scratch. `expires` is in ns since 1970, 0 for never."""
 
     key: str
@@ -30,7 +30,7 @@ class Note(Thing, frozen=True):
     seq: int = 0
 
 
-class Origin(Thing, frozen=True):
+class SourceEventRef(StateRecord, frozen=True):
     """The event that something was learned from. `session`: the id of whose it is."""
 
     timeline: str = ""
@@ -38,7 +38,7 @@ class Origin(Thing, frozen=True):
     session: str = ""
 
 
-class Fact(Thing, frozen=True):
+class Fact(StateRecord, frozen=True):
     """What is known, since `time`. A lesson is one that a failure taught.
 
     `scope` is who knows it: "" this session, else "agent", "user:…" or "project:…". `since` and
@@ -56,7 +56,7 @@ class Fact(Thing, frozen=True):
     confidence: float = 1.0
     since: int = 0
     until: int = 0
-    source: Origin | None = None
+    source: SourceEventRef | None = None
     supersedes: str = ""
     like: str = ""
     ended: int = 0
@@ -64,7 +64,7 @@ class Fact(Thing, frozen=True):
     why: str = ""
 
 
-class Episode(Thing, frozen=True):
+class Episode(StateRecord, frozen=True):
     """What happened from event `first` to event `last`, which began at `began` and ended at `time`.
 
     `cause` says why it was written: closed, compacted, milestone, merged. `source` is where it was
@@ -83,10 +83,10 @@ class Episode(Thing, frozen=True):
     time: int = 0
     began: int = 0
     session: str = ""  # its name
-    source: Origin | None = None
+    source: SourceEventRef | None = None
 
 
-class Decision(Thing, frozen=True):
+class Decision(StateRecord, frozen=True):
     id: str
     text: str
     why: str = ""
@@ -95,7 +95,7 @@ class Decision(Thing, frozen=True):
     time: int = 0
 
 
-class Question(Thing, frozen=True):
+class Question(StateRecord, frozen=True):
     id: str
     text: str
     answer: Any = None
@@ -103,7 +103,7 @@ class Question(Thing, frozen=True):
     seq: int = 0
 
 
-class Artifact(Thing, frozen=True):
+class Artifact(StateRecord, frozen=True):
     """One version of a named thing that was made. `oid` is its content, in hex."""
 
     name: str
@@ -119,7 +119,7 @@ class Artifact(Thing, frozen=True):
     time: int = 0
 
 
-class Effect(Thing, frozen=True):
+class Effect(StateRecord, frozen=True):
     """An action and its external deed. `state`: begun, done, failed, unsettled. `command`: what was
     run, where its name does not tell; the family's rows know it, a mind does not keep it."""
 
@@ -138,7 +138,7 @@ class Effect(Thing, frozen=True):
     command: str = ""
 
 
-class Call(Thing, frozen=True):
+class ToolCall(StateRecord, frozen=True):
     """A tool call of the model. `part`: it was made by a part of the message's content."""
 
     id: str
@@ -146,7 +146,7 @@ class Call(Thing, frozen=True):
     part: bool = False
 
 
-class Approval(Thing, frozen=True):
+class Approval(StateRecord, frozen=True):
     """What a human was asked to allow. `state`: asked, given, denied; `used`: by which action.
 
     `waiting`: the answer is there, and the writer has not taken it into the journal yet.
@@ -166,7 +166,7 @@ class Approval(Thing, frozen=True):
     waiting: bool = False
 
 
-class Core(Thing, frozen=True):
+class CoreState(StateRecord, frozen=True):
     """The small part of a mind, stored whole at each commit."""
 
     goal: str = ""
@@ -180,7 +180,7 @@ class Core(Thing, frozen=True):
     summary: int = 0  # the compaction that stands for those before
     aside: list[tuple[int, int]] = []  # first and last events of what is set aside, in order
     events: int = 0
-    calling: list[Call] = []  # of the last assistant message, without a result yet
+    calling: list[ToolCall] = []  # of the last assistant message, without a result yet
     environment: dict[str, int] = {}  # part of the environment -> the event that told it last
     environment_first: dict[str, int] = {}  # the same of the first that did
     secrets: dict[str, int] = {}  # name of each that a command was given -> the last such event

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
-from ortet.journal.conversation.superseded import ASIDE, changed
-from ortet.journal.conversation.tool_calls import unanswered
+from ortet._util.structs import thread_safe_struct
+from ortet.journal.conversation.superseded import SUPERSEDED_KIND, apply_superseded
+from ortet.journal.conversation.tool_calls import unanswered_calls
 from ortet.journal.events import Event
 from ortet.journal.state import around
 from ortet.journal.state.records import (
@@ -20,13 +20,13 @@ from ortet.journal.state.records import (
     Episode,
     Fact,
     Message,
-    Note,
-    Origin,
+    NoteRecord,
     Question,
+    SourceEventRef,
 )
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 
-KINDS = (
+EVENT_KINDS = (
     "message",
     "thought",
     "note",
@@ -53,41 +53,41 @@ KINDS = (
     "record",
     "warning",
     "merge",
-    *around.FOLDS,
+    *around.EXTERNAL_STATE_REDUCERS,
     "environment",
-    ASIDE,
+    SUPERSEDED_KIND,
 )
 """Every kind this release writes."""
 
-_ENOUGH = 16
+_HASH_PREFIX_BYTES = 16
 """Bytes of a hash that tell one event from all others."""
 
-SHAREABLE = frozenset({"fact", "lesson", "episode"})
+SHAREABLE_KINDS = frozenset({"fact", "lesson", "episode"})
 """What may be meant for others too: `scope` says for whom."""
 
-TRANSIENT = frozenset({"message", "thought", "note", "model"})
+TRANSIENT_KINDS = frozenset({"message", "thought", "note", "model"})
 """What compaction may drop from view; all else is durable."""
 
 
-def fold(mind: Mind, events: Iterable[Event]) -> Mind:
+def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
     """Bring a mind forward."""
     last: Event | None = None
     try:
         for event in events:
-            change = _FOLDS.get(event.kind)
+            change = _REDUCERS.get(event.kind)
             if change is not None and not event.erased:
                 try:
-                    change(mind, event, event.data)
-                    if scope := event.data.get("scope") if event.kind in SHAREABLE else None:
-                        mind.change(shared={**mind.core.shared, scope: event.seq})
+                    change(state, event, event.data)
+                    if scope := event.data.get("scope") if event.kind in SHAREABLE_KINDS else None:
+                        state.change_core(shared={**state.core.shared, scope: event.seq})
                 except (KeyError, TypeError, ValueError):
                     if event.version <= 1:
                         raise  # a later schema that does not fit changes nothing, and is kept
             last = event
     finally:
         if last is not None:
-            mind.change(events=last.seq, last=last.hash[:_ENOUGH])
-    return mind
+            state.change_core(events=last.seq, last=last.hash[:_HASH_PREFIX_BYTES])
+    return state
 
 
 def message_of(event: Event) -> Message:
@@ -101,66 +101,66 @@ def message_of(event: Event) -> Message:
     )
 
 
-def _message(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    before = mind.core.calling
-    if not before and (data.get("role") != "assistant" or _asks_nothing(data)):
+def _fold_message(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    before = state.core.calling
+    if not before and (data.get("role") != "assistant" or _has_no_tool_calls(data)):
         return  # nothing waits for it, and it asks for nothing
-    calling = unanswered(before, message_of(event))
+    calling = unanswered_calls(before, message_of(event))
     if calling != before:
-        mind.change(calling=calling)
+        state.change_core(calling=calling)
 
 
-def _asks_nothing(data: dict[str, Any]) -> bool:
+def _has_no_tool_calls(data: dict[str, Any]) -> bool:
     """As most that an assistant says: seen without looking for calls in it."""
     return "extra" not in data and type(data.get("content")) is str
 
 
-def _note(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_note(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     key = data["key"]
     if data.get("value") is None:
-        mind.notes.drop(key)
+        state.notes.drop(key)
     else:
-        mind.notes.set(key, Note(key, data["value"], data.get("expires", 0), event.seq))
+        state.notes.set(key, NoteRecord(key, data["value"], data.get("expires", 0), event.seq))
 
 
-def _goal(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_goal(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    mind.change(goal=data["text"])
+    state.change_core(goal=data["text"])
 
 
-def _plan(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_plan(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    mind.change(plan=list(data["steps"]), step=0)
+    state.change_core(plan=list(data["steps"]), step=0)
 
 
-def _step(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_step(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    mind.change(step=data["step"])
+    state.change_core(step=data["step"])
 
 
-def _question(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    mind.questions.set(data["id"], Question(data["id"], data["text"], seq=event.seq))
+def _fold_question(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    state.questions.set(data["id"], Question(data["id"], data["text"], seq=event.seq))
 
 
-def _answer(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_answer(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    asked = mind.questions.get(data["id"])
+    asked = state.questions.get(data["id"])
     if asked is not None:
         answered = msgspec.structs.replace(asked, answer=data.get("answer"), answered=True)
-        mind.questions.set(asked.id, answered)
+        state.questions.set(asked.id, answered)
 
 
-def _fact(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_fact(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     if data.get("gone"):
         if "why" in data:
-            _end(mind, data["id"], event, why=data["why"])
+            _end_fact(state, data["id"], event, why=data["why"])
         else:  # as releases before memory told it
-            mind.facts.drop(data["id"])
+            state.facts.drop(data["id"])
         return
     fact = fact_of(event)
-    mind.facts.set(fact.id, fact)
+    state.facts.set(fact.id, fact)
     if fact.supersedes:
-        _end(mind, fact.supersedes, event, by=fact.id)
+        _end_fact(state, fact.supersedes, event, by=fact.id)
 
 
 def fact_of(event: Event) -> Fact:
@@ -177,29 +177,31 @@ def fact_of(event: Event) -> Fact:
         confidence=data.get("confidence", 1.0),
         since=data.get("since", 0),
         until=data.get("until", 0),
-        source=_origin(data),
+        source=_source_of(data),
         supersedes=data.get("supersedes", ""),
         like=data.get("like", ""),
     )
 
 
-def _end(mind: Mind, fact: str, event: Event, *, by: str = "", why: str = "") -> None:
+def _end_fact(
+    state: SessionState, fact_id: str, event: Event, *, by: str = "", why: str = ""
+) -> None:
     """Give a fact up; one of a shared memory, which this mind has not, is remembered as ended."""
-    known = mind.facts.get(fact) or mind.past.get(fact) or Fact(fact, "", seq=event.seq)
-    mind.past.set(fact, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why))
-    if mind.facts.get(fact) is not None:
-        mind.facts.drop(fact)
+    known = state.facts.get(fact_id) or state.past.get(fact_id) or Fact(fact_id, "", seq=event.seq)
+    state.past.set(fact_id, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why))
+    if state.facts.get(fact_id) is not None:
+        state.facts.drop(fact_id)
 
 
-def _origin(data: dict[str, Any]) -> Origin | None:
+def _source_of(data: dict[str, Any]) -> SourceEventRef | None:
     told = data.get("source")
-    return msgspec.convert(told, known(Origin)) if told else None
+    return msgspec.convert(told, thread_safe_struct(SourceEventRef)) if told else None
 
 
-def _episode(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_episode(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del data
     episode = episode_of(event)
-    mind.episodes.set(episode.id, episode)
+    state.episodes.set(episode.id, episode)
 
 
 def episode_of(event: Event) -> Episode:
@@ -218,11 +220,11 @@ def episode_of(event: Event) -> Episode:
         time=data.get("time", event.time),
         began=data.get("began", 0),
         session=data.get("session", ""),
-        source=_origin(data),
+        source=_source_of(data),
     )
 
 
-def _decision(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_decision(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     decision = Decision(
         id=data["id"],
         text=data["text"],
@@ -231,16 +233,16 @@ def _decision(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         seq=event.seq,
         time=event.time,
     )
-    mind.decisions.set(decision.id, decision)
+    state.decisions.set(decision.id, decision)
 
 
-def _artifact(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_artifact(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     known = {field: data[field] for field in Artifact.__struct_fields__ if field in data}
     artifact = Artifact(**{**known, "seq": event.seq, "time": event.time})
-    mind.artifacts.set(f"{artifact.name}\0{artifact.version:08d}", artifact)
+    state.artifacts.set(f"{artifact.name}\0{artifact.version:08d}", artifact)
 
 
-def _begun(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_action_begun(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     effect = Effect(
         id=data["id"],
         name=data["name"],
@@ -254,13 +256,13 @@ def _begun(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         time=event.time,
         actor=event.actor,
     )
-    mind.effects.set(effect.id, effect)
+    state.effects.set(effect.id, effect)
     names = secrets_in(data)
     if names:
-        mind.change(secrets={**mind.core.secrets, **dict.fromkeys(names, event.seq)})
-    approval = mind.approvals.get(data.get("approval", ""))
+        state.change_core(secrets={**state.core.secrets, **dict.fromkeys(names, event.seq)})
+    approval = state.approvals.get(data.get("approval", ""))
     if approval is not None:
-        mind.approvals.set(approval.id, msgspec.structs.replace(approval, used=effect.id))
+        state.approvals.set(approval.id, msgspec.structs.replace(approval, used=effect.id))
 
 
 def secrets_in(data: dict[str, Any]) -> list[str]:
@@ -271,7 +273,7 @@ def secrets_in(data: dict[str, Any]) -> list[str]:
     return [name for name in names or () if isinstance(name, str)]
 
 
-def _asked(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_approval_requested(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     approval = Approval(
         id=data["id"],
         what=data["what"],
@@ -280,22 +282,22 @@ def _asked(mind: Mind, event: Event, data: dict[str, Any]) -> None:
         seq=event.seq,
         time=event.time,
     )
-    mind.approvals.set(approval.id, approval)
+    state.approvals.set(approval.id, approval)
 
 
-def _given(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    asked = mind.approvals.get(data["id"])
+def _fold_approval_answered(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    asked = state.approvals.get(data["id"])
     if asked is not None:
-        mind.approvals.set(asked.id, answered(asked, event))
+        state.approvals.set(asked.id, answer_approval(asked, event))
 
 
-def answered(asked: Approval, event: Event) -> Approval:
+def answer_approval(approval: Approval, event: Event) -> Approval:
     """An approval after an answer; the first that came counts."""
-    if asked.state != "asked":
-        return asked
+    if approval.state != "asked":
+        return approval
     data = event.data
     return msgspec.structs.replace(
-        asked,
+        approval,
         state="given" if data.get("ok") else "denied",
         by=event.actor,
         because=data.get("why", ""),
@@ -303,84 +305,84 @@ def answered(asked: Approval, event: Event) -> Approval:
     )
 
 
-def _ended(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    effect = mind.effects.get(data["id"])
+def _fold_action_ended(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    effect = state.effects.get(data["id"])
     if effect is not None:
         ended = msgspec.structs.replace(effect, state=data["state"], ended=event.seq)
-        mind.effects.set(effect.id, ended)
+        state.effects.set(effect.id, ended)
 
 
-def _spend(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_spend(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    _pay(mind, data["amounts"])
+    _add_spent(state, data["amounts"])
 
 
-def _merge(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_merge(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     """What it knew is told by events of their own; what it cost is ours now too."""
     del event
-    _pay(mind, data.get("spent", {}))
+    _add_spent(state, data.get("spent", {}))
 
 
-def _pay(mind: Mind, amounts: dict[str, Any]) -> None:
-    spent = dict(mind.core.spent)
+def _add_spent(state: SessionState, amounts: dict[str, Any]) -> None:
+    spent = dict(state.core.spent)
     for name, amount in amounts.items():
         spent[name] = spent.get(name, 0.0) + float(amount)
-    mind.change(spent=spent)
+    state.change_core(spent=spent)
 
 
-def _budget(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_budget(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    mind.change(limits=data.get("limits", {}), soft=data.get("soft", {}))
+    state.change_core(limits=data.get("limits", {}), soft=data.get("soft", {}))
 
 
-def _lifecycle(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_lifecycle(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     del event
-    mind.change(status=data["to"])
+    state.change_core(status=data["to"])
 
 
-def _compaction(mind: Mind, event: Event, data: dict[str, Any]) -> None:
-    mind.change(since=data["last"], summary=event.seq)
+def _fold_compaction(state: SessionState, event: Event, data: dict[str, Any]) -> None:
+    state.change_core(since=data["last"], summary=event.seq)
 
 
-def _aside(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_superseded(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     """Which calls wait for a result on the way that is taken now is not known: none is made up."""
     del event
-    mind.change(aside=changed(mind.core.aside, data), calling=[])
+    state.change_core(aside=apply_superseded(state.core.aside, data), calling=[])
 
 
-def _environment(mind: Mind, event: Event, data: dict[str, Any]) -> None:
+def _fold_environment(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     """Only where to read each part: the record itself stays in its events."""
     told = dict.fromkeys(data["parts"], event.seq)
-    core = mind.core
-    mind.change(
+    core = state.core
+    state.change_core(
         environment={**core.environment, **told},
         environment_first={**told, **core.environment_first},
     )
 
 
-_FOLDS: dict[str, Callable[[Mind, Event, dict[str, Any]], None]] = {
-    "message": _message,
-    "note": _note,
-    "goal": _goal,
-    "plan": _plan,
-    "step": _step,
-    "question": _question,
-    "answer": _answer,
-    "fact": _fact,
-    "lesson": _fact,
-    "episode": _episode,
-    "decision": _decision,
-    "artifact": _artifact,
-    "begun": _begun,
-    "ended": _ended,
-    "spend": _spend,
-    "merge": _merge,
-    "budget": _budget,
-    "asked": _asked,
-    "given": _given,
-    "lifecycle": _lifecycle,
-    "compaction": _compaction,
-    **around.FOLDS,
-    "environment": _environment,
-    ASIDE: _aside,
+_REDUCERS: dict[str, Callable[[SessionState, Event, dict[str, Any]], None]] = {
+    "message": _fold_message,
+    "note": _fold_note,
+    "goal": _fold_goal,
+    "plan": _fold_plan,
+    "step": _fold_step,
+    "question": _fold_question,
+    "answer": _fold_answer,
+    "fact": _fold_fact,
+    "lesson": _fold_fact,
+    "episode": _fold_episode,
+    "decision": _fold_decision,
+    "artifact": _fold_artifact,
+    "begun": _fold_action_begun,
+    "ended": _fold_action_ended,
+    "spend": _fold_spend,
+    "merge": _fold_merge,
+    "budget": _fold_budget,
+    "asked": _fold_approval_requested,
+    "given": _fold_approval_answered,
+    "lifecycle": _fold_lifecycle,
+    "compaction": _fold_compaction,
+    **around.EXTERNAL_STATE_REDUCERS,
+    "environment": _fold_environment,
+    SUPERSEDED_KIND: _fold_superseded,
 }

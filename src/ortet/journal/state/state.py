@@ -7,60 +7,60 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.history.records import Fold
 from ortet.history.tree.maps import Maps
 from ortet.ids import Oid
-from ortet.journal.state.around import Browsing, Collaboration, Token, Window
+from ortet.journal.state.around import BrowserState, Collaboration, RateLimitWindow, ServiceToken
 from ortet.journal.state.records import (
     Approval,
     Artifact,
-    Core,
+    CoreState,
     Decision,
     Effect,
     Episode,
     Fact,
-    Note,
+    NoteRecord,
     Question,
-    Thing,
+    StateRecord,
 )
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
-T = TypeVar("T", bound=Thing)
+T = TypeVar("T", bound=StateRecord)
 
-_TABLES: dict[str, type[Thing]] = {
+_TABLES: dict[str, type[StateRecord]] = {
     "approvals": Approval,
     "artifacts": Artifact,
-    "browsers": Browsing,
+    "browsers": BrowserState,
     "collaborations": Collaboration,
     "decisions": Decision,
     "effects": Effect,
     "episodes": Episode,
     "facts": Fact,
-    "notes": Note,
+    "notes": NoteRecord,
     "past": Fact,
     "questions": Question,
-    "tokens": Token,
-    "windows": Window,
+    "tokens": ServiceToken,
+    "windows": RateLimitWindow,
 }
 
 
-class Table(Generic[T]):
+class StateTable(Generic[T]):
     """A stored map, and what changed since it was stored. A commit that stores it may fail, and
     then takes its pages along: what changed is let go of when `saved` says that it did not."""
 
-    def __init__(self, maps: Maps, kind: type[T], root: bytes = b"") -> None:
+    def __init__(self, maps: Maps, record_type: type[T], root: bytes = b"") -> None:
         self._maps = maps
-        self._kind = kind
+        self._record_type = record_type
         self._root = root
         self._changes: dict[str, T | None] = {}
-        self._put: tuple[bytes, dict[str, T | None]] | None = None
+        self._uncommitted: tuple[bytes, dict[str, T | None]] | None = None
 
     def get(self, key: str) -> T | None:
         if key in self._changes:
             return self._changes[key]
         data = self._maps.get(Oid(self._root), key.encode()) if self._root else None
-        return None if data is None else decode(self._kind, data)
+        return None if data is None else decode(self._record_type, data)
 
     def set(self, key: str, value: T) -> None:
         self._changes[key] = value
@@ -73,7 +73,7 @@ class Table(Generic[T]):
         stored: dict[str, T | None] = {}
         if self._root:
             for key, data in self._maps.items(Oid(self._root)):
-                stored[key.decode()] = decode(self._kind, data)
+                stored[key.decode()] = decode(self._record_type, data)
         stored.update(self._changes)
         return (value for _, value in sorted(stored.items()) if value is not None)
 
@@ -81,14 +81,14 @@ class Table(Generic[T]):
     def root(self) -> bytes:
         return self._root
 
-    def ahead(self) -> tuple[bytes, list[tuple[str, bytes | None]]]:
+    def pending_changes(self) -> tuple[bytes, list[tuple[str, bytes | None]]]:
         """The root, and what changed since."""
         changes = sorted(self._changes.items())
         return self._root, [(k, None if v is None else encode(v)) for k, v in changes]
 
-    def go_ahead(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
+    def apply_pending_changes(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         for key, data in changes:
-            self._changes[key] = None if data is None else decode(self._kind, data)
+            self._changes[key] = None if data is None else decode(self._record_type, data)
 
     def save(self) -> bytes:
         """Store it; returns its root, b"" for an empty map that never held anything."""
@@ -101,14 +101,14 @@ class Table(Generic[T]):
                 root = self._maps.patch(Oid(self._root), edits)
             else:
                 root = self._maps.build({k: v for k, v in edits.items() if v is not None})
-            self._put = root, dict(self._changes)
+            self._uncommitted = root, dict(self._changes)
             return root
         return self._root
 
-    def saved(self) -> None:
+    def mark_committed(self) -> None:
         """What was stored last is in a commit."""
-        if self._put is not None:
-            (self._root, held), self._put = self._put, None
+        if self._uncommitted is not None:
+            (self._root, held), self._uncommitted = self._uncommitted, None
             self._changes = {
                 key: value
                 for key, value in self._changes.items()
@@ -116,7 +116,7 @@ class Table(Generic[T]):
             }
 
 
-class Ahead(Record, frozen=True):
+class PendingChanges(StoredRecord, frozen=True):
     """What a mind knows beyond the fold that it was loaded from: its core, and of each table the
     root that it goes on from, with what was set or dropped since."""
 
@@ -124,67 +124,69 @@ class Ahead(Record, frozen=True):
     tables: list[tuple[str, bytes, list[tuple[str, bytes | None]]]]
 
 
-class Mind:
+class SessionState:
     """`core` is replaced, tables are changed, by folding (see folding.py) and nothing else."""
 
     def __init__(self, maps: Maps, fold: Fold | None = None) -> None:
         roots = dict(fold.maps) if fold is not None else {}
-        self.core = decode(Core, fold.core) if fold is not None else Core()
-        self.approvals = Table(maps, Approval, roots.get("approvals", b""))
-        self.artifacts = Table(maps, Artifact, roots.get("artifacts", b""))
-        self.browsers = Table(maps, Browsing, roots.get("browsers", b""))
-        self.collaborations = Table(maps, Collaboration, roots.get("collaborations", b""))
-        self.decisions = Table(maps, Decision, roots.get("decisions", b""))
-        self.effects = Table(maps, Effect, roots.get("effects", b""))
-        self.episodes = Table(maps, Episode, roots.get("episodes", b""))
-        self.facts = Table(maps, Fact, roots.get("facts", b""))
-        self.notes = Table(maps, Note, roots.get("notes", b""))
-        self.past = Table(maps, Fact, roots.get("past", b""))  # facts that were given up
-        self.questions = Table(maps, Question, roots.get("questions", b""))
-        self.tokens = Table(maps, Token, roots.get("tokens", b""))
-        self.windows = Table(maps, Window, roots.get("windows", b""))
+        self.core = decode(CoreState, fold.core) if fold is not None else CoreState()
+        self.approvals = StateTable(maps, Approval, roots.get("approvals", b""))
+        self.artifacts = StateTable(maps, Artifact, roots.get("artifacts", b""))
+        self.browsers = StateTable(maps, BrowserState, roots.get("browsers", b""))
+        self.collaborations = StateTable(maps, Collaboration, roots.get("collaborations", b""))
+        self.decisions = StateTable(maps, Decision, roots.get("decisions", b""))
+        self.effects = StateTable(maps, Effect, roots.get("effects", b""))
+        self.episodes = StateTable(maps, Episode, roots.get("episodes", b""))
+        self.facts = StateTable(maps, Fact, roots.get("facts", b""))
+        self.notes = StateTable(maps, NoteRecord, roots.get("notes", b""))
+        self.past = StateTable(maps, Fact, roots.get("past", b""))  # facts that were given up
+        self.questions = StateTable(maps, Question, roots.get("questions", b""))
+        self.tokens = StateTable(maps, ServiceToken, roots.get("tokens", b""))
+        self.windows = StateTable(maps, RateLimitWindow, roots.get("windows", b""))
 
     @classmethod
-    def load(cls, maps: Maps, objects: Objects, fold: bytes) -> Mind:
+    def load(cls, maps: Maps, objects: ObjectStore, fold: bytes) -> SessionState:
         """The mind a fold holds; b"": a new one."""
-        return cls(maps, decode(Fold, objects.get(objects.heir(Oid(fold)))) if fold else None)
+        return cls(
+            maps, decode(Fold, objects.get(objects.replacement_of(Oid(fold)))) if fold else None
+        )
 
-    def equals(self, other: Mind) -> bool:
+    def equals(self, other: SessionState) -> bool:
         """Whether both know the same, however their maps came to be."""
         mine, theirs = (msgspec.structs.replace(m.core, last=b"") for m in (self, other))
         return mine == theirs and all(
             list(getattr(self, name)) == list(getattr(other, name)) for name in _TABLES
         )
 
-    def change(self, **fields: object) -> None:
+    def change_core(self, **fields: object) -> None:
         """Replace some of the core."""
         self.core = msgspec.structs.replace(self.core, **fields)
 
-    def save(self, objects: Objects) -> Oid:
+    def save(self, objects: ObjectStore) -> Oid:
         """Store it: the core, and the pages of tables that changed."""
         roots = [(name, getattr(self, name).save()) for name in sorted(_TABLES)]
         fold = Fold(encode(self.core), [(name, root) for name, root in roots if root])
         return objects.put(Kind.FOLD, encode(fold))
 
-    def ahead(self) -> Ahead:
+    def pending_changes(self) -> PendingChanges:
         """What another needs to know the same that has its fold."""
         tables = [(name, *getattr(self, name).ahead()) for name in sorted(_TABLES)]
-        return Ahead(encode(self.core), tables)
+        return PendingChanges(encode(self.core), tables)
 
-    def go_ahead(self, ahead: Ahead) -> bool:
+    def apply_pending_changes(self, pending: PendingChanges) -> bool:
         """Know that too, as one that was just loaded; False where it goes on from another fold."""
-        tables = {name: (root, changes) for name, root, changes in ahead.tables}
+        tables = {name: (root, changes) for name, root, changes in pending.tables}
         if set(tables) != set(_TABLES):
             return False
         if any(getattr(self, name).root != root for name, (root, _) in tables.items()):
             return False
-        core = decode(Core, ahead.core)
+        core = decode(CoreState, pending.core)
         for name, (_, changes) in tables.items():
             getattr(self, name).go_ahead(changes)
         self.core = core
         return True
 
-    def saved(self) -> None:
+    def mark_committed(self) -> None:
         """The commit that it was stored for is there."""
         for name in _TABLES:
             getattr(self, name).saved()

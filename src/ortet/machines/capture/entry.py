@@ -7,24 +7,24 @@ import os
 import stat
 
 from ortet._util.codec import encode
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.machines.base import Loss
-from ortet.machines.capture.mmap_writers import sync
-from ortet.machines.capture.seen import seen
-from ortet.objects.base import Kind, Objects
+from ortet.machines.capture.mmap_writers import flush_mapped_writes
+from ortet.machines.capture.seen import stat_record
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_file
 
-TRIES = 4
+MAX_READ_ATTEMPTS = 4
 """How often a file that changes while it is read is read again."""
 
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE})
+GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE})
 _NO_FILE = frozenset({errno.ESPIPE, errno.EISDIR})  # read as a file, and it is none by now
-CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY})
+UNREADABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY})
 
 _NOATIME = getattr(os, "O_NOATIME", 0)
 # NONBLOCK: should a FIFO take the file's place just now, opening it must not wait for a writer
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_HIDDEN = ("trusted.overlay.", "user.overlay.")
+_OVERLAY_XATTR_PREFIXES = ("trusted.overlay.", "user.overlay.")
 _EARLIEST, _LATEST = -(1 << 63), (1 << 64) - 1  # what msgpack has room for
 _NO_XATTRS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.ENOENT, errno.EINVAL})
 
@@ -37,26 +37,26 @@ class Unreadable(Exception):
         self.loss = loss
 
 
-def capture(
-    objects: Objects,
+def capture_entry(
+    objects: ObjectStore,
     dirfd: int,
     name: bytes,
     st: os.stat_result,
     *,
     path: bytes,
     losses: list[Loss],
-) -> Entry | None:
+) -> TreeEntry | None:
     """Anything but a directory. None: it is gone, or it cannot be read, which then is a Loss."""
     try:
-        found = look(objects, dirfd, name, st, path=path, losses=losses)
+        found = capture_with_stat(objects, dirfd, name, st, path=path, losses=losses)
     except Unreadable as error:
         losses.append(error.loss)
         return None
     return None if found is None else found[0]
 
 
-def look(
-    objects: Objects,
+def capture_with_stat(
+    objects: ObjectStore,
     dirfd: int,
     name: bytes,
     st: os.stat_result,
@@ -64,34 +64,34 @@ def look(
     path: bytes,
     losses: list[Loss],
     mapped: bool = False,
-) -> tuple[Entry, os.stat_result] | None:
+) -> tuple[TreeEntry, os.stat_result] | None:
     """As `capture`, with the stat that belongs to the Entry; None: gone, or a directory by now.
 
     Raises Unreadable where the name is there and cannot be read. `mapped`: see mapped.py.
     """
     try:
-        if state_time(st) != st.st_mtime_ns:
-            losses.append(far_time(path))
+        if clamped_mtime(st) != st.st_mtime_ns:
+            losses.append(mtime_range_loss(path))
         if stat.S_ISREG(st.st_mode):
             return _file(objects, dirfd, name, st, path=path, losses=losses, mapped=mapped)
         return _other(objects, dirfd, name, st)
     except OSError as error:
-        if error.errno in CLOSED:
-            raise Unreadable(unreadable(path, error)) from error
-        if error.errno not in GONE and error.errno not in _NO_FILE:
+        if error.errno in UNREADABLE_ERRNOS:
+            raise Unreadable(unreadable_loss(path, error)) from error
+        if error.errno not in GONE_ERRNOS and error.errno not in _NO_FILE:
             raise
-    return _replaced(objects, dirfd, name, st, path=path, losses=losses)
+    return _capture_replacement(objects, dirfd, name, st, path=path, losses=losses)
 
 
-def _replaced(
-    objects: Objects,
+def _capture_replacement(
+    objects: ObjectStore,
     dirfd: int,
     name: bytes,
     st: os.stat_result,
     *,
     path: bytes,
     losses: list[Loss],
-) -> tuple[Entry, os.stat_result] | None:
+) -> tuple[TreeEntry, os.stat_result] | None:
     """The name did not lead to what `st` said: it is gone, or something else took its place."""
     try:
         now = os.stat(name, dir_fd=dirfd, follow_symlinks=False)
@@ -99,11 +99,11 @@ def _replaced(
         return None
     if stat.S_ISDIR(now.st_mode) or stat.S_IFMT(now.st_mode) == stat.S_IFMT(st.st_mode):
         return None
-    return look(objects, dirfd, name, now, path=path, losses=losses)
+    return capture_with_stat(objects, dirfd, name, now, path=path, losses=losses)
 
 
 def _file(
-    objects: Objects,
+    objects: ObjectStore,
     dirfd: int,
     name: bytes,
     st: os.stat_result,
@@ -111,23 +111,23 @@ def _file(
     path: bytes,
     losses: list[Loss],
     mapped: bool,
-) -> tuple[Entry, os.stat_result] | None:
-    fd = open_quietly(name, dirfd)
+) -> tuple[TreeEntry, os.stat_result] | None:
+    fd = open_noatime(name, dirfd)
     try:
-        for _ in range(TRIES):
+        for _ in range(MAX_READ_ATTEMPTS):
             if mapped:
-                sync(fd)
+                flush_mapped_writes(fd)
                 st = os.fstat(fd)
             holes = find_holes(fd, st)
-            if objects.search is not None:
-                objects.search.file(fd, st.st_size, path)
+            if objects.scanner is not None:
+                objects.scanner.file(fd, st.st_size, path)
             data = put_file(objects, fd, st.st_size, holes) if st.st_size else b""
             xattrs = put_xattrs(objects, fd)
             now = os.fstat(fd)
-            if seen(now) == seen(st):
+            if stat_record(now) == stat_record(st):
                 return _entry(objects, name, st, data=data, xattrs=xattrs, holes=holes), st
             if not stat.S_ISREG(now.st_mode):
-                return _replaced(objects, dirfd, name, st, path=path, losses=losses)
+                return _capture_replacement(objects, dirfd, name, st, path=path, losses=losses)
             was, st = st, now
     finally:
         os.close(fd)
@@ -138,7 +138,7 @@ def _file(
     return _entry(objects, name, was, data=data, xattrs=xattrs, holes=holes), was
 
 
-def open_quietly(name: bytes | str, dirfd: int, flags: int = _OPEN) -> int:
+def open_noatime(name: bytes | str, dirfd: int, flags: int = _OPEN) -> int:
     """Open for reading without following a link, and without moving atime where we may."""
     if _NOATIME:
         try:
@@ -169,19 +169,19 @@ def find_holes(fd: int, st: os.stat_result) -> list[tuple[int, int]]:
 
 
 def _entry(
-    objects: Objects,
+    objects: ObjectStore,
     name: bytes,
     st: os.stat_result,
     *,
     data: bytes,
     xattrs: bytes,
     holes: list[tuple[int, int]],
-) -> Entry:
+) -> TreeEntry:
     where = objects.put(Kind.META, encode(holes)) if holes else b""
-    return Entry(
+    return TreeEntry(
         name,
         st.st_mode,
-        state_time(st),
+        clamped_mtime(st),
         st.st_uid,
         st.st_gid,
         st.st_size,
@@ -193,21 +193,21 @@ def _entry(
 
 
 def _other(
-    objects: Objects, dirfd: int, name: bytes, st: os.stat_result
-) -> tuple[Entry, os.stat_result]:
+    objects: ObjectStore, dirfd: int, name: bytes, st: os.stat_result
+) -> tuple[TreeEntry, os.stat_result]:
     """Symlinks, FIFOs, sockets and devices: never opened."""
     target, rdev = b"", 0
     if stat.S_ISLNK(st.st_mode):
         target = os.readlink(name, dir_fd=dirfd)
-        if objects.search is not None:
-            objects.search.data(target, f"link {os.fsdecode(name)}")
+        if objects.scanner is not None:
+            objects.scanner.data(target, f"link {os.fsdecode(name)}")
     elif stat.S_ISCHR(st.st_mode) or stat.S_ISBLK(st.st_mode):
         rdev = st.st_rdev
     xattrs = put_xattrs(objects, b"/proc/self/fd/%d/%s" % (dirfd, name))
-    entry = Entry(
+    entry = TreeEntry(
         name,
         st.st_mode,
-        state_time(st),
+        clamped_mtime(st),
         st.st_uid,
         st.st_gid,
         data=target,
@@ -217,7 +217,7 @@ def _other(
     return entry, st
 
 
-def state_time(st: os.stat_result) -> int:
+def clamped_mtime(st: os.stat_result) -> int:
     """mtime, or the nearest that a record can hold: from 1677 to 2554."""
     mtime = st.st_mtime_ns
     if _EARLIEST <= mtime <= _LATEST:
@@ -225,12 +225,12 @@ def state_time(st: os.stat_result) -> int:
     return _EARLIEST if mtime < 0 else _LATEST
 
 
-def far_time(path: bytes) -> Loss:
+def mtime_range_loss(path: bytes) -> Loss:
     """For an Entry whose mtime is not that of its stat."""
     return Loss(os.fsdecode(path), "time", "its mtime is not between the years 1677 and 2554")
 
 
-def put_xattrs(objects: Objects, at: int | bytes) -> bytes:
+def put_xattrs(objects: ObjectStore, at: int | bytes) -> bytes:
     """Oid of the extended attributes of a descriptor, or of a path that is not followed."""
     found = read_xattrs(at)
     return objects.put(Kind.META, encode(found)) if found else b""
@@ -249,7 +249,7 @@ def read_xattrs(at: int | bytes) -> list[tuple[bytes, bytes]]:
         raise
     found = []
     for name in names:
-        if name != "security.selinux" and not name.startswith(_HIDDEN):
+        if name != "security.selinux" and not name.startswith(_OVERLAY_XATTR_PREFIXES):
             try:
                 found.append((os.fsencode(name), os.getxattr(at, name, follow_symlinks=follow)))
             except OSError as error:
@@ -258,5 +258,5 @@ def read_xattrs(at: int | bytes) -> list[tuple[bytes, bytes]]:
     return sorted(found)
 
 
-def unreadable(path: bytes, error: OSError) -> Loss:
+def unreadable_loss(path: bytes, error: OSError) -> Loss:
     return Loss(os.fsdecode(path), "unreadable", error.strerror or str(error))

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from ortet.history.records import Entry
-from ortet.machines.capture.entry import CLOSED, GONE
-from ortet.machines.capture.seen import Node
+from ortet.history.records import TreeEntry
+from ortet.machines.capture.entry import GONE_ERRNOS, UNREADABLE_ERRNOS
+from ortet.machines.capture.seen import DirectoryNode
 
 
-class Dirty(msgspec.Struct, frozen=True):
+class DirtyPaths(msgspec.Struct, frozen=True):
     """What may have changed since the last scan.
 
     `names`: directory (relative, b"" the root) -> names in it to look at, None: list it again.
@@ -26,58 +26,62 @@ class Dirty(msgspec.Struct, frozen=True):
     held: set[bytes] = set()
 
 
-class Plan:
+class ScanPlan:
     """Which names of a directory to look at (None: all), and the plans of those below it.
 
     `whole`: everything in it, down to the leaves.
     """
 
-    __slots__ = ("below", "names", "whole")
+    __slots__ = ("children", "is_recursive", "names")
 
     def __init__(self) -> None:
-        self.whole = False
+        self.is_recursive = False
         self.names: set[str] | None = set()
-        self.below: dict[str, Plan] = {}
+        self.children: dict[str, ScanPlan] = {}
 
     def add(self, names: Mapping[bytes, Iterable[bytes] | None]) -> None:
         for path, some in names.items():
-            plan = self.at(path)
+            plan = self.subplan(path)
             if some is None:
                 plan.names = None
             elif plan.names is not None:
                 plan.names.update(map(os.fsdecode, some))
 
-    def at(self, path: bytes) -> Plan:
+    def subplan(self, path: bytes) -> ScanPlan:
         """The plan of a directory below."""
         plan = self
         for name in os.fsdecode(path).split("/") if path else ():
-            plan = plan.below.get(name) or plan.below.setdefault(name, Plan())
+            plan = plan.children.get(name) or plan.children.setdefault(name, ScanPlan())
         return plan
 
 
-class Sub(NamedTuple):
+class PendingDirectory(NamedTuple):
     """A directory to enter: without a plan all of it, without a stat as one that is unchanged."""
 
     name: str
     st: os.stat_result | None
-    plan: Plan | None
+    plan: ScanPlan | None
 
 
-class Frame:
+class DirectoryScan:
     """A directory that is being looked at; with no plan all of it, down to the leaves."""
 
-    __slots__ = ("changes", "fd", "meta", "name", "new", "node", "path", "plan", "subs")
+    __slots__ = ("changes", "fd", "is_new", "meta", "name", "node", "path", "pending", "plan")
 
-    def __init__(self, node: Node, path: bytes, *, fd: int, name: str, plan: Plan | None) -> None:
+    def __init__(
+        self, node: DirectoryNode, path: bytes, *, fd: int, name: str, plan: ScanPlan | None
+    ) -> None:
         self.node = node
         self.path = path
         self.fd = fd
         self.name = name
         self.plan = plan
-        self.meta: Entry | None = None  # its own Entry, still without a tree, if its stat changed
-        self.new = False  # the directory above does not hold it yet
-        self.changes: dict[bytes, Entry | None] = {}
-        self.subs: list[Sub] = []
+        self.meta: TreeEntry | None = (
+            None  # its own Entry, still without a tree, if its stat changed
+        )
+        self.is_new = False  # the directory above does not hold it yet
+        self.changes: dict[bytes, TreeEntry | None] = {}
+        self.pending: list[PendingDirectory] = []
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -85,57 +89,57 @@ class Frame:
             self.fd = -1
 
 
-class Found(NamedTuple):
+class DirectoryChanges(NamedTuple):
     """What a look at a directory found different from its node."""
 
-    fresh: list[tuple[str, os.stat_result]]  # a new name, or a stat that is not as it was
-    gone: set[str]
-    closed: list[tuple[str, OSError]]  # there, but not to be looked at
+    changed: list[tuple[str, os.stat_result]]  # a new name, or a stat that is not as it was
+    removed: set[str]
+    unreadable: list[tuple[str, OSError]]  # there, but not to be looked at
 
 
-def list_all(frame: Frame) -> Found:
+def compare_all(frame: DirectoryScan) -> DirectoryChanges:
     """Compare every name. The loop all of an unchanged workspace goes through: keep it short."""
-    known = frame.node.seen
+    known = frame.node.stats
     get = known.get
     names: list[str] = []
-    found = Found([], set(), [])
-    fresh = found.fresh
+    found = DirectoryChanges([], set(), [])
+    fresh = found.changed
     with os.scandir(frame.fd) as listing:
         for item in listing:
             try:
                 st = item.stat(follow_symlinks=False)
             except OSError as error:
-                _missed(found, item.name, error)
+                _record_stat_error(found, item.name, error)
                 continue
             name = item.name
             names.append(name)
             if get(name) != (*st[:7], st.st_mtime_ns, st.st_ctime_ns):
                 fresh.append((name, st))
-    if len(names) != len(known) or fresh or found.closed:
-        found.gone.update(known.keys() - set(names))
-        found.gone.difference_update(name for name, _ in found.closed)
+    if len(names) != len(known) or fresh or found.unreadable:
+        found.removed.update(known.keys() - set(names))
+        found.removed.difference_update(name for name, _ in found.unreadable)
     return found
 
 
-def look_at(frame: Frame, names: Iterable[str]) -> Found:
+def compare_names(frame: DirectoryScan, names: Iterable[str]) -> DirectoryChanges:
     """Compare only these names."""
-    get = frame.node.seen.get
-    found = Found([], set(), [])
+    get = frame.node.stats.get
+    found = DirectoryChanges([], set(), [])
     for name in names:
         try:
             st = os.stat(name, dir_fd=frame.fd, follow_symlinks=False)
         except OSError as error:
-            _missed(found, name, error)
-            if get(name) is not None and error.errno in GONE:
-                found.gone.add(name)
+            _record_stat_error(found, name, error)
+            if get(name) is not None and error.errno in GONE_ERRNOS:
+                found.removed.add(name)
             continue
         if get(name) != (*st[:7], st.st_mtime_ns, st.st_ctime_ns):
-            found.fresh.append((name, st))
+            found.changed.append((name, st))
     return found
 
 
-def _missed(found: Found, name: str, error: OSError) -> None:
-    if error.errno in CLOSED:
-        found.closed.append((name, error))
-    elif error.errno not in GONE:
+def _record_stat_error(changes: DirectoryChanges, name: str, error: OSError) -> None:
+    if error.errno in UNREADABLE_ERRNOS:
+        changes.unreadable.append((name, error))
+    elif error.errno not in GONE_ERRNOS:
         raise error

@@ -11,10 +11,12 @@ from typing import TypeVar, cast
 
 J = TypeVar("J")
 
-Names = list[str]
+NameList = list[str]
 
 
-def in_halves(work: Callable[[J], Names], jobs: Sequence[J], *, cut: int) -> list[Names]:
+def map_in_two_processes(
+    work: Callable[[J], NameList], jobs: Sequence[J], *, cut: int
+) -> list[NameList]:
     """`[work(job) for job in jobs]`, those from `cut` on in a child of fork(2).
 
     For a process that is ours alone. The child only calls `work` and exits: it runs no clean-up of
@@ -32,7 +34,7 @@ def in_halves(work: Callable[[J], Names], jobs: Sequence[J], *, cut: int) -> lis
         return [work(job) for job in jobs]
     if not child:
         os.close(ours)  # else it would wait for itself to read
-        _answer(work, jobs[cut:], theirs)
+        _run_child(work, jobs[cut:], theirs)
     os.close(theirs)
     try:
         first = [work(job) for job in jobs[:cut]]
@@ -43,7 +45,7 @@ def in_halves(work: Callable[[J], Names], jobs: Sequence[J], *, cut: int) -> lis
     return first + ([work(job) for job in jobs[cut:]] if rest is None else rest)
 
 
-def _answer(work: Callable[[J], Names], jobs: Sequence[J], pipe: int) -> None:
+def _run_child(work: Callable[[J], NameList], jobs: Sequence[J], pipe: int) -> None:
     """In the child."""
     code = 1
     with suppress(BaseException):
@@ -53,11 +55,11 @@ def _answer(work: Callable[[J], Names], jobs: Sequence[J], pipe: int) -> None:
     os._exit(code)
 
 
-def _read(pipe: int, count: int) -> list[Names] | None:
+def _read(pipe: int, count: int) -> list[NameList] | None:
     with open(pipe, "rb", closefd=False) as file:
         data = file.read()
     try:
         found = marshal.loads(data)
     except (EOFError, ValueError, TypeError):
         return None
-    return cast(list[Names], found) if len(found) == count else None
+    return cast(list[NameList], found) if len(found) == count else None

@@ -6,61 +6,61 @@ import os
 from collections.abc import Iterator
 
 from ortet._util.codec import encode
-from ortet.machines.capture.seen import RACY, Node
+from ortet.machines.capture.seen import RACY, DirectoryNode
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.objects.base import Kind, Objects
+from ortet.objects.base import Kind, ObjectStore
 
 Inode = tuple[int, ...]
 """ino and dev, as they stand in a Seen."""
 
 
-def walk(index: StatIndex) -> Iterator[tuple[bytes, Node]]:
+def walk_index(index: StatIndex) -> Iterator[tuple[bytes, DirectoryNode]]:
     """Every directory that was seen, with its path."""
     stack = [(b"", index.root)]
     while stack:
         path, node = stack.pop()
         yield path, node
         for name, child in node.dirs.items():
-            stack.append((join(path, os.fsencode(name)), child))
+            stack.append((join_path(path, os.fsencode(name)), child))
 
 
-def join(directory: bytes, name: bytes) -> bytes:
+def join_path(directory: bytes, name: bytes) -> bytes:
     return directory + b"/" + name if directory else name
 
 
-def put_links(objects: Objects, index: StatIndex) -> bytes:
+def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
     """Store the groups of two and more; b"" when there are none."""
     groups: dict[Inode, list[bytes]] = {}
-    for path, node in walk(index):
+    for path, node in walk_index(index):
         for name in node.linked:
-            inode = node.seen[name][1:3]
-            groups.setdefault(inode, []).append(join(path, os.fsencode(name)))
+            inode = node.stats[name][1:3]
+            groups.setdefault(inode, []).append(join_path(path, os.fsencode(name)))
     found = sorted(sorted(paths) for paths in groups.values() if len(paths) > 1)
     return objects.put(Kind.META, encode(found)) if found else b""
 
 
-def siblings(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
+def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
     """All names of these files, by directory: a change of one name's file is a change of all."""
     found: dict[bytes, set[bytes]] = {}
-    for path, node in walk(index):
-        for name, was in node.seen.items():
+    for path, node in walk_index(index):
+        for name, was in node.stats.items():
             if was[1:3] in inodes:
                 found.setdefault(path, set()).add(os.fsencode(name))
     return found
 
 
-def linked_below(top: Node) -> set[Inode]:
+def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
     """The files in and below a directory that have other names too."""
     found: set[Inode] = set()
     stack = [top]
     while stack:
         node = stack.pop()
-        found.update(node.seen[name][1:3] for name in node.linked)
+        found.update(node.stats[name][1:3] for name in node.linked)
         stack += node.dirs.values()
     return found
 
 
-class Moves:
+class MovedDirectories:
     """Finds a directory again that was moved while nobody looked, so that its files are not read.
 
     What is known of it is safe to use under its new name: every file in it is compared anyway.
@@ -68,29 +68,31 @@ class Moves:
 
     def __init__(self, index: StatIndex) -> None:
         self._index = index
-        self._left: dict[Inode, Node] = {}
-        self._places: dict[Inode, tuple[Node, str]] | None = None if index.root.dirs else {}
+        self._vanished: dict[Inode, DirectoryNode] = {}
+        self._known_directories: dict[Inode, tuple[DirectoryNode, str]] | None = (
+            None if index.root.dirs else {}
+        )
 
-    def leave(self, inode: Inode, node: Node) -> None:
+    def add_vanished(self, inode: Inode, node: DirectoryNode) -> None:
         """It is no longer where it was."""
-        self._left[inode] = node
+        self._vanished[inode] = node
 
-    def take(self, inode: Inode) -> Node | None:
+    def pop_moved(self, inode: Inode) -> DirectoryNode | None:
         if self._index.pending:
             return None  # what was recorded below it is known by its old path only
-        if inode in self._left:
-            return self._left.pop(inode)
-        if self._places is None:
-            self._places = {
-                node.seen[name][1:3]: (node, name)
-                for _, node in walk(self._index)
+        if inode in self._vanished:
+            return self._vanished.pop(inode)
+        if self._known_directories is None:
+            self._known_directories = {
+                node.stats[name][1:3]: (node, name)
+                for _, node in walk_index(self._index)
                 for name in node.dirs
-                if name in node.seen
+                if name in node.stats
             }
-        above, name = self._places.pop(inode, (None, ""))
+        above, name = self._known_directories.pop(inode, (None, ""))
         node = above.dirs.pop(name, None) if above is not None else None
         if above is None or node is None:
             return None
-        above.put(name, (*above.seen[name][:9], RACY))  # so that it counts as changed there
+        above.put(name, (*above.stats[name][:9], RACY))  # so that it counts as changed there
         self._index.links = None
         return node

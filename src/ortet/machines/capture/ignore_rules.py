@@ -15,10 +15,10 @@ import msgspec
 
 from ortet._util.codec import checksum
 from ortet.errors import Invalid
-from ortet.machines.dirfd import STAGE
+from ortet.machines.dirfd import STAGE_PREFIX
 
-FILE = b".ortetignore"
-POINTER = b".ortet"
+IGNORE_FILE = b".ortetignore"
+POINTER_FILE = b".ortet"
 
 _SIZE_LINE = re.compile(rb"size\s*>(.*)", re.DOTALL)
 _SIZE = re.compile(
@@ -28,7 +28,7 @@ _WILD = {b"*": b"[^/]*", b"?": b"[^/]"}
 _POWER = {b"": 0, b"k": 1, b"m": 2, b"g": 3, b"t": 4}
 
 
-class Pattern(msgspec.Struct, frozen=True):
+class IgnorePattern(msgspec.Struct, frozen=True):
     """One line. With `limit` it is about larger files only, otherwise about all it matches."""
 
     regex: re.Pattern[bytes]
@@ -37,16 +37,16 @@ class Pattern(msgspec.Struct, frozen=True):
     limit: int | None = None
 
 
-class Rules:
+class IgnoreRules:
     """The rules of one workspace, by the directory whose file said them (b"": the root)."""
 
     def __init__(self) -> None:
-        self._patterns: dict[bytes, list[Pattern]] = {}
+        self._patterns: dict[bytes, list[IgnorePattern]] = {}
         self._digests: dict[bytes, bytes] = {}
 
-    def set(self, directory: bytes, text: bytes | None) -> None:
+    def set_rules(self, directory: bytes, text: bytes | None) -> None:
         """What the directory's `.ortetignore` says now; None: there is none."""
-        patterns = parse(text, os.fsdecode(directory)) if text else []
+        patterns = parse_ignore_file(text, os.fsdecode(directory)) if text else []
         if patterns:
             self._patterns[directory] = patterns
             self._digests[directory] = checksum(text or b"")
@@ -55,7 +55,7 @@ class Rules:
             self._digests.pop(directory, None)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """No file says anything: only our own names are left out."""
         return not self._patterns
 
@@ -63,45 +63,45 @@ class Rules:
         self._patterns.clear()
         self._digests.clear()
 
-    def forget(self, directory: bytes) -> None:
+    def remove_below(self, directory: bytes) -> None:
         """The directory is gone, and all below it."""
         below = directory + b"/"
         for at in [at for at in self._patterns if at == directory or at.startswith(below)]:
-            self.set(at, None)
+            self.set_rules(at, None)
 
-    def known(self, directory: bytes) -> bool:
+    def has_rules(self, directory: bytes) -> bool:
         return directory in self._patterns
 
     def digest(self, directory: bytes) -> bytes:
         """Changes when what applies in this directory may have changed; b"" without any rule."""
         if not self._digests:
             return b""
-        return b"".join(self._digests.get(at, b"") for at in _upwards(directory))
+        return b"".join(self._digests.get(at, b"") for at in _ancestors(directory))
 
-    def ignored(self, path: bytes, is_dir: bool) -> bool:
+    def is_ignored(self, path: bytes, is_dir: bool) -> bool:
         """Is it no state? Asked of a path whose directories are not ignored themselves."""
         name = path.rpartition(b"/")[2]
-        if name == FILE:
+        if name == IGNORE_FILE:
             return False  # what says what is state is state
-        if name.startswith(STAGE) or (path == POINTER and not is_dir):
+        if name.startswith(STAGE_PREFIX) or (path == POINTER_FILE and not is_dir):
             return True
         for pattern in self._matching(path):
             if pattern.limit is None and (is_dir or not pattern.only_dirs):
                 return not pattern.keep
         return False
 
-    def limit(self, path: bytes) -> int | None:
+    def size_limit(self, path: bytes) -> int | None:
         """The size above which this file is left out."""
         for pattern in self._matching(path):
             if pattern.limit is not None:
                 return pattern.limit
         return None
 
-    def _matching(self, path: bytes) -> Iterator[Pattern]:
+    def _matching(self, path: bytes) -> Iterator[IgnorePattern]:
         """The patterns that match, the one that decides first."""
         if not self._patterns:
             return
-        for directory in _upwards(path.rpartition(b"/")[0]):
+        for directory in _ancestors(path.rpartition(b"/")[0]):
             if directory in self._patterns:
                 relative = path[len(directory) + 1 :] if directory else path
                 for pattern in reversed(self._patterns[directory]):
@@ -109,7 +109,7 @@ class Rules:
                         yield pattern
 
 
-def parse(text: bytes, directory: str = "") -> list[Pattern]:
+def parse_ignore_file(text: bytes, directory: str = "") -> list[IgnorePattern]:
     """The patterns of an ignore file; Invalid for a size line that says no size."""
     patterns = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -123,7 +123,7 @@ def parse(text: bytes, directory: str = "") -> list[Pattern]:
     return patterns
 
 
-def _upwards(directory: bytes) -> Iterator[bytes]:
+def _ancestors(directory: bytes) -> Iterator[bytes]:
     while directory:
         yield directory
         directory = directory.rpartition(b"/")[0]
@@ -138,19 +138,19 @@ def _trim(line: bytes) -> bytes:
     return trimmed
 
 
-def _size_rule(said: bytes, place: str) -> Pattern:
-    match = _SIZE.fullmatch(said)
+def _size_rule(expression: bytes, place: str) -> IgnorePattern:
+    match = _SIZE.fullmatch(expression)
     if match is None:
-        shown = said.decode(errors="backslashreplace").strip()
+        shown = expression.decode(errors="backslashreplace").strip()
         message = f"{place}: {shown!r} is not a size: write for example `size > 500MB *.bin`"
         raise Invalid("bad_rule", message)
     number, unit, binary, glob = match.groups()
     limit = float(number) * (1024 if binary else 1000) ** _POWER[(unit or b"").lower()]
     about = _pattern(glob) if glob else None
-    return Pattern(about.regex if about else re.compile(rb".*", re.DOTALL), limit=int(limit))
+    return IgnorePattern(about.regex if about else re.compile(rb".*", re.DOTALL), limit=int(limit))
 
 
-def _pattern(line: bytes) -> Pattern | None:
+def _pattern(line: bytes) -> IgnorePattern | None:
     keep = line.startswith(b"!")
     glob = line[1:] if keep else line
     only_dirs = glob.endswith(b"/")
@@ -159,7 +159,9 @@ def _pattern(line: bytes) -> Pattern | None:
         return None
     anchored = b"/" in glob
     start = b"" if anchored else b"(?:.*/)?"
-    return Pattern(re.compile(start + _translate(glob.lstrip(b"/")), re.DOTALL), keep, only_dirs)
+    return IgnorePattern(
+        re.compile(start + _translate(glob.lstrip(b"/")), re.DOTALL), keep, only_dirs
+    )
 
 
 def _translate(glob: bytes) -> bytes:

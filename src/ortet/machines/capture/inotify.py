@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 
-from ortet.machines.base import News
-from ortet.machines.capture.frames import Dirty
-from ortet.machines.capture.hardlinks import join
+from ortet.machines.base import ChangeNotice
+from ortet.machines.capture.frames import DirtyPaths
+from ortet.machines.capture.hardlinks import join_path
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
@@ -28,21 +28,21 @@ _MOVE_SELF = 0x800
 _UNMOUNT, _OVERFLOW, _IGNORED, _ISDIR = 0x2000, 0x4000, 0x8000, 0x4000_0000
 _ONLYDIR, _DONT_FOLLOW, _EXCL_UNLINK = 0x0100_0000, 0x0200_0000, 0x0400_0000
 
-_INSIDE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
-_DIRECTORY = _INSIDE | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
+_CHILD_EVENTS = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_DIRECTORY = _CHILD_EVENTS | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
 _FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DONT_FOLLOW
-_RELEASED = _CLOSE_WRITE | _MOVED_FROM | _DELETE
+_WRITE_ENDED_EVENTS = _CLOSE_WRITE | _MOVED_FROM | _DELETE
 
 _EVENT = Struct("iIII")
 _READ = 1 << 16
 
-_LOCAL = frozenset(
+_LOCAL_FILESYSTEMS = frozenset(
     b"bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay tmpfs vfat xfs zfs".split()
 )
 """Where every change passes this kernel, which can therefore tell of it."""
 
 
-class Watch:
+class InotifyWatch:
     """The watches of one workspace. `broken`: why it does not cover everything (or empty)."""
 
     def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
@@ -51,15 +51,15 @@ class Watch:
         self._paths: dict[int, bytes] = {}
         self._dirs: dict[bytes, int] = {}
         self._files: dict[bytes, int] = {}
-        self._held: set[bytes] = set()
-        self._heard: Dirty | None = Dirty({})  # by `listen`; None: anything
-        self.broken = ""
+        self._open_for_write: set[bytes] = set()
+        self._undrained: DirtyPaths | None = DirtyPaths({})  # by `listen`; None: anything
+        self.broken_reason = ""
         self._pid = os.getpid()
 
     @classmethod
-    def open(cls, root: Path) -> Watch | None:
+    def open(cls, root: Path) -> InotifyWatch | None:
         """None where changes cannot be told: no inotify, or not a local file system."""
-        if not sys.platform.startswith("linux") or not is_local(root):
+        if not sys.platform.startswith("linux") or not is_local_filesystem(root):
             return None
         libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ class Watch:
         name = path.rpartition(b"/")[2]
         self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path, self._files)
 
-    def drop(self, path: bytes) -> None:
+    def remove(self, path: bytes) -> None:
         """The directory is not there any more, nor anything below it."""
         below = path + b"/"
         for known in (self._dirs, self._files):
@@ -89,34 +89,36 @@ class Watch:
                 if self._paths.get(wd) == at:
                     self._libc.inotify_rm_watch(self._fd, wd)
                     del self._paths[wd]
-        self._held = {at for at in self._held if not at.startswith(below)}
+        self._open_for_write = {at for at in self._open_for_write if not at.startswith(below)}
 
-    def drain(self) -> Dirty | None:
+    def drain(self) -> DirtyPaths | None:
         """What changed since the last call; None: anything may have changed."""
-        heard, self._heard = self._heard, Dirty({})
-        return _merged(heard, self._drain())
+        heard, self._undrained = self._undrained, DirtyPaths({})
+        return _merge_dirty(heard, self._drain())
 
-    def listen(self, timeout: float, wake: int, ignored: Callable[[bytes, bool], bool]) -> News:
+    def wait_for_changes(
+        self, timeout: float, wake_fd: int, is_ignored: Callable[[bytes, bool], bool]
+    ) -> ChangeNotice:
         """See Machine.listen. What is heard is not lost: `drain` tells of it."""
         poll = select.poll()
-        for fd in (self._fd, wake):
+        for fd in (self._fd, wake_fd):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(None if timeout < 0 else timeout * 1000)}
         if self._fd not in ready:
-            return News()
+            return ChangeNotice()
         dirty = self._drain()
-        self._heard = _merged(self._heard, dirty)
+        self._undrained = _merge_dirty(self._undrained, dirty)
         if dirty is None:
-            return News(changed=True, fresh=True)
-        fresh = any(not ignored(path, True) for path in dirty.whole)
-        return News(changed=fresh or _matters(dirty, ignored), fresh=fresh)
+            return ChangeNotice(changed=True, fresh=True)
+        fresh = any(not is_ignored(path, True) for path in dirty.whole)
+        return ChangeNotice(changed=fresh or _has_state_changes(dirty, is_ignored), fresh=fresh)
 
-    def _drain(self) -> Dirty | None:
+    def _drain(self) -> DirtyPaths | None:
         if os.getpid() != self._pid:
             return None  # after fork(2) the queue is our parent's
-        dirty = Dirty({}, set(), self._held)
-        everything = bool(self.broken)
+        dirty = DirtyPaths({}, set(), self._open_for_write)
+        everything = bool(self.broken_reason)
         while data := self._read():
             at = 0
             while at < len(data):
@@ -132,7 +134,7 @@ class Watch:
         except BlockingIOError:
             return b""
 
-    def _event(self, wd: int, mask: int, name: bytes, dirty: Dirty) -> bool:
+    def _event(self, wd: int, mask: int, name: bytes, dirty: DirtyPaths) -> bool:
         """Note it; True when it means that anything may have changed."""
         if mask & (_OVERFLOW | _UNMOUNT):
             return True
@@ -153,22 +155,22 @@ class Watch:
             some.add(name)
         if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
             # perhaps with the inode number of one that was there: its number proves nothing
-            dirty.whole.add(join(path, name))
+            dirty.whole.add(join_path(path, name))
         elif mask & _MODIFY:
-            self._held.add(join(path, name))
-        elif mask & _RELEASED:
-            self._held.discard(join(path, name))
+            self._open_for_write.add(join_path(path, name))
+        elif mask & _WRITE_ENDED_EVENTS:
+            self._open_for_write.discard(join_path(path, name))
         return False
 
-    def _add(self, place: bytes, mask: int, path: bytes, known: dict[bytes, int]) -> None:
+    def _add(self, place: bytes, mask: int, path: bytes, watches: dict[bytes, int]) -> None:
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
         if wd < 0:
             code = ctypes.get_errno()
-            if code != errno.ENOENT or known is self._dirs:  # a file that is gone had an event
-                self.broken = os.strerror(code)
+            if code != errno.ENOENT or watches is self._dirs:  # a file that is gone had an event
+                self.broken_reason = os.strerror(code)
             return
         self._paths[wd] = path
-        known[path] = wd
+        watches[path] = wd
 
     def _forget(self, wd: int) -> None:
         path = self._paths.pop(wd, None)
@@ -177,25 +179,25 @@ class Watch:
                 del known[path]
 
 
-def _merged(before: Dirty | None, after: Dirty | None) -> Dirty | None:
+def _merge_dirty(before: DirtyPaths | None, after: DirtyPaths | None) -> DirtyPaths | None:
     if before is None or after is None or not before.names:
         return after if before is not None else None
     names = dict(before.names)
     for path, some in after.names.items():
         known = names.get(path, some)
         names[path] = None if known is None or some is None else known | some
-    return Dirty(names, before.whole | after.whole, after.held)
+    return DirtyPaths(names, before.whole | after.whole, after.held)
 
 
-def _matters(dirty: Dirty, ignored: Callable[[bytes, bool], bool]) -> bool:
+def _has_state_changes(dirty: DirtyPaths, is_ignored: Callable[[bytes, bool], bool]) -> bool:
     """Whether something changed that is state; directories are told of by what is in them."""
     for path, some in dirty.names.items():
-        if not some or not all(ignored(join(path, name), False) for name in some):
+        if not some or not all(is_ignored(join_path(path, name), False) for name in some):
             return True
     return False
 
 
-def is_local(root: Path) -> bool:
+def is_local_filesystem(root: Path) -> bool:
     """Does this kernel see every change below `root`, on all that is mounted there?"""
     top = os.path.realpath(os.fsencode(root))
     inside = top.rstrip(b"/") + b"/"
@@ -212,4 +214,4 @@ def is_local(root: Path) -> bool:
             types.append(kind)
         elif inside.startswith(point.rstrip(b"/") + b"/") and len(point) >= len(nearest):
             nearest, types[0] = point, kind
-    return _LOCAL.issuperset(types)
+    return _LOCAL_FILESYSTEMS.issuperset(types)

@@ -28,7 +28,7 @@ def mapped_inodes() -> set[int]:
     return found
 
 
-def moves_mtime(dev: int) -> bool:
+def tracks_mmap_writes(dev: int) -> bool:
     """Does a store to a synced page move mtime? Not where nothing is ever written back."""
     wanted = b"%d:%d" % (os.major(dev), os.minor(dev))
     with suppress(OSError):
@@ -39,7 +39,7 @@ def moves_mtime(dev: int) -> bool:
     return False
 
 
-def sync(fd: int) -> None:
+def flush_mapped_writes(fd: int) -> None:
     """Write back what was stored, so that the next store is noticed."""
     getattr(os, "fdatasync", os.fsync)(fd)
 

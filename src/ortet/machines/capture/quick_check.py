@@ -11,38 +11,40 @@ import os
 from bisect import bisect_left
 from itertools import accumulate
 
-from ortet.machines.capture.halves import in_halves
-from ortet.machines.capture.hardlinks import join, walk
-from ortet.machines.capture.ignore_rules import FILE
-from ortet.machines.capture.seen import MAPPED, STAT, Node, is_same, mark_of
-from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.halves import map_in_two_processes
+from ortet.machines.capture.hardlinks import join_path, walk_index
+from ortet.machines.capture.ignore_rules import IGNORE_FILE
+from ortet.machines.capture.seen import MAPPED, STAT, DirectoryNode, is_unchanged, marks_of
+from ortet.machines.capture.sieve import IgnoreFilter
 from ortet.machines.capture.stat_index import StatIndex
 
-Names = dict[bytes, set[bytes] | None]
-Known = tuple[bytes, Node, list[str]]
+NamesByDirectory = dict[bytes, set[bytes] | None]
+IndexedDirectory = tuple[bytes, DirectoryNode, list[str]]
 """A directory that was seen: path, node, names in it."""
 
-_RULES = os.fsdecode(FILE)
-_MANY = 8192  # names, from which on a second process pays
-_LONG = 3000  # with one more name a path could be too long for the kernel
+_IGNORE_FILE_NAME = os.fsdecode(IGNORE_FILE)
+_MIN_NAMES_TO_FORK = 8192  # names, from which on a second process pays
+_MAX_PREFIX_LENGTH = 3000  # with one more name a path could be too long for the kernel
 
 
-def suspects(fd: int, index: StatIndex, sieve: Sieve, *, alone: bool = False) -> Names:
+def find_changed_names(
+    fd: int, index: StatIndex, ignore_filter: IgnoreFilter, *, may_fork: bool = False
+) -> NamesByDirectory:
     """Names below the open root whose stat is not as it was; directories to list again are None.
 
     `alone`: the process is ours and may fork.
     """
-    found: Names = dict.fromkeys(index.losses)
-    if not is_same(index.root_seen, os.fstat(fd)):
+    found: NamesByDirectory = dict.fromkeys(index.losses)
+    if not is_unchanged(index.root_stat, os.fstat(fd)):
         found[b""] = None
     ruled: list[bytes] = []
-    governed: list[tuple[bytes, Node]] = []
-    nodes = [(path, node, node.names()) for path, node in walk(index)]
-    changed = _changed_names(fd, nodes, many=_MANY if alone else 0)
+    governed: list[tuple[bytes, DirectoryNode]] = []
+    nodes = [(path, node, node.names()) for path, node in walk_index(index)]
+    changed = _changed_names(fd, nodes, many=_MIN_NAMES_TO_FORK if may_fork else 0)
     for (path, node, names), different in zip(nodes, changed, strict=True):
-        if _RULES in names:
+        if _IGNORE_FILE_NAME in names:
             ruled.append(path)
-        if node.rules or _RULES in names:
+        if node.rules_digest or _IGNORE_FILE_NAME in names:
             governed.append((path, node))
         for name in different:
             raw = os.fsencode(name)
@@ -50,27 +52,27 @@ def suspects(fd: int, index: StatIndex, sieve: Sieve, *, alone: bool = False) ->
             if some is not None:
                 some.add(raw)
             if name in node.dirs:
-                found[join(path, raw)] = None
-    for path in sieve.reload(fd, ruled, governed):
-        found[path] = {FILE}
+                found[join_path(path, raw)] = None
+    for path in ignore_filter.reload(fd, ruled, governed):
+        found[path] = {IGNORE_FILE}
     return found
 
 
-def _changed_names(fd: int, nodes: list[Known], *, many: int) -> list[list[str]]:
+def _changed_names(fd: int, nodes: list[IndexedDirectory], *, many: int) -> list[list[str]]:
     """For each directory; from `many` names on (0: never) by two processes."""
 
-    def changed(known: Known) -> list[str]:
+    def changed(known: IndexedDirectory) -> list[str]:
         path, node, names = known
         return _changed(fd, os.fsdecode(path) + "/" if path else "", node, names)
 
     sizes = list(accumulate(len(names) for _, _, names in nodes))
     cut = bisect_left(sizes, sizes[-1] // 2) + 1 if 0 < many <= sizes[-1] else 0
-    return in_halves(changed, nodes, cut=cut)
+    return map_in_two_processes(changed, nodes, cut=cut)
 
 
-def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:
+def _changed(fd: int, prefix: str, node: DirectoryNode, names: list[str]) -> list[str]:
     packed = node.packed
-    if len(prefix) > _LONG:
+    if len(prefix) > _MAX_PREFIX_LENGTH:
         return names
     if (
         packed is not None
@@ -80,8 +82,8 @@ def _changed(fd: int, prefix: str, node: Node, names: list[str]) -> list[str]:
         return []
     return [
         name
-        for name, was in node.seen.items()
-        if mark_of(was) & MAPPED or not is_same(was, _stat(fd, prefix + name))
+        for name, was in node.stats.items()
+        if marks_of(was) & MAPPED or not is_unchanged(was, _stat(fd, prefix + name))
     ]
 
 

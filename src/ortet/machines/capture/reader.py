@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.machines.base import Loss
-from ortet.machines.capture.entry import Unreadable, look
-from ortet.objects.base import Objects
+from ortet.machines.capture.entry import Unreadable, capture_with_stat
+from ortet.objects.base import ObjectStore
 
 
-class Job(NamedTuple):
+class ReadJob(NamedTuple):
     """One name to read."""
 
     name: str
@@ -23,20 +23,22 @@ class Job(NamedTuple):
     mapped: bool = False
 
 
-class Outcome(NamedTuple):
+class ReadOutcome(NamedTuple):
     """`found` is None for a file that is gone; `unreadable` says why what was known must stand."""
 
-    job: Job
-    found: tuple[Entry, os.stat_result] | None
+    job: ReadJob
+    captured: tuple[TreeEntry, os.stat_result] | None
     unreadable: bool
     losses: list[Loss]
 
 
-def read(objects: Objects, fd: int, job: Job) -> Outcome:
+def read_file_entry(objects: ObjectStore, fd: int, job: ReadJob) -> ReadOutcome:
     """What is at a name in an open directory, with its content stored."""
     losses: list[Loss] = []
     try:
-        found = look(objects, fd, job.raw, job.st, path=job.path, losses=losses, mapped=job.mapped)
+        found = capture_with_stat(
+            objects, fd, job.raw, job.st, path=job.path, losses=losses, mapped=job.mapped
+        )
     except Unreadable as error:
-        return Outcome(job, None, True, [*losses, error.loss])
-    return Outcome(job, found, False, losses)
+        return ReadOutcome(job, None, True, [*losses, error.loss])
+    return ReadOutcome(job, found, False, losses)

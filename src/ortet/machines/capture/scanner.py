@@ -14,39 +14,39 @@ from pathlib import Path
 import msgspec
 
 from ortet.errors import Invalid, NotFound
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
-from ortet.machines.capture.frames import Dirty, Plan
-from ortet.machines.capture.hardlinks import Inode, put_links, siblings
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.machines.capture.frames import DirtyPaths, ScanPlan
+from ortet.machines.capture.hardlinks import Inode, names_of_inodes, put_links
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.mmap_writers import mapped_inodes
-from ortet.machines.capture.quick_check import suspects
-from ortet.machines.capture.reader import Job
-from ortet.machines.capture.sieve import Sieve
+from ortet.machines.capture.quick_check import find_changed_names
+from ortet.machines.capture.reader import ReadJob
+from ortet.machines.capture.sieve import IgnoreFilter
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.capture.walk import Walk, Watching
-from ortet.objects.base import Objects
+from ortet.machines.capture.walk import ScanWalk, ScanWatcher
+from ortet.objects.base import ObjectStore
 
 
 class ScanResult(msgspec.Struct, frozen=True):
-    root: Entry
+    root: TreeEntry
     links: bytes
     changed: int  # names that came, went or became something else
     learned: int  # how much the index did not know before: see Walk
 
 
 def scan(
-    objects: Objects,
+    objects: ObjectStore,
     trees: Trees,
     *,
     root: Path,
     index: StatIndex,
-    rules: Rules,
+    rules: IgnoreRules,
     losses: list[Loss],
-    dirty: Dirty | None = None,
-    watch: Watching | None = None,
-    alone: bool = False,
+    dirty: DirtyPaths | None = None,
+    watch: ScanWatcher | None = None,
+    may_fork: bool = False,
 ) -> ScanResult:
     """The directory's Entry (name b"") and links, with `index` and `rules` brought up to date.
 
@@ -54,7 +54,7 @@ def scan(
     ours and may fork. `losses` gets all that is known to be missing. When it fails the index is
     empty afterwards, for it would be half true.
     """
-    work = _Scan(objects, trees, index, rules=rules, watch=watch, alone=alone)
+    work = _Scan(objects, trees, index, rules=rules, watch=watch, may_fork=may_fork)
     try:
         result = work.run(root, dirty)
     except BaseException:
@@ -71,52 +71,54 @@ class _Scan:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         trees: Trees,
         index: StatIndex,
         *,
-        rules: Rules,
-        watch: Watching | None,
-        alone: bool,
+        rules: IgnoreRules,
+        watch: ScanWatcher | None,
+        may_fork: bool,
     ) -> None:
         self._objects = objects
         self._index = index
-        self._alone = alone
+        self._may_fork = may_fork
         self._watched = watch is not None
-        self._sieve = Sieve(index, rules)
-        self._walk = Walk(objects, trees, index, sieve=self._sieve, watch=watch)
+        self._ignore_filter = IgnoreFilter(index, rules)
+        self._walk = ScanWalk(objects, trees, index, ignore_filter=self._ignore_filter, watch=watch)
 
-    def run(self, root: Path, dirty: Dirty | None) -> ScanResult:
+    def run(self, root: Path, dirty: DirtyPaths | None) -> ScanResult:
         index, walk = self._index, self._walk
         try:
-            with _opened(root) as fd, _uncollected(index):
+            with _opened(root) as fd, _gc_paused(index):
                 walk.run(fd, self._first_plan(fd, dirty))
-                if dirty is not None and walk.linked:
+                if dirty is not None and walk.changed_hardlinks:
                     # the other names of a file that changed got no event of their own
-                    walk.run(fd, self._plan(self._others(walk.linked)))
-                if self._notice_mapped(walk.read, dirty):
+                    walk.run(fd, self._plan(self._other_names(walk.changed_hardlinks)))
+                if self._update_mapped(walk.files_read, dirty):
                     walk.run(fd, self._plan({}))
         finally:
             walk.close()
         if index.links is None:
             index.links = put_links(self._objects, index)
         assert index.root.entry is not None
-        return ScanResult(index.root.entry, index.links, walk.changed, walk.learned)
+        return ScanResult(index.root.entry, index.links, walk.changed_count, walk.learned_count)
 
-    def _first_plan(self, fd: int, dirty: Dirty | None) -> Plan | None:
+    def _first_plan(self, fd: int, dirty: DirtyPaths | None) -> ScanPlan | None:
         if dirty is not None:
             plan = self._plan(dirty.names)
             for path in dirty.whole:
-                plan.at(path).whole = True
+                plan.subplan(path).is_recursive = True
             return plan
         # a watcher has to be told of every directory, so then all are opened
         if not self._watched and self._index.root.entry is not None:
-            return self._plan(suspects(fd, self._index, self._sieve, alone=self._alone))
+            return self._plan(
+                find_changed_names(fd, self._index, self._ignore_filter, may_fork=self._may_fork)
+            )
         return None
 
-    def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> Plan:
+    def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> ScanPlan:
         """What to look at, with what has to be looked at every time."""
-        plan = Plan()
+        plan = ScanPlan()
         plan.add(names)
         for path, changes in self._index.pending.items():
             # what was forgotten may have had to stay, because it holds what is no state
@@ -126,14 +128,14 @@ class _Scan:
             plan.add({above: (name,)})
         return plan
 
-    def _others(self, inodes: set[Inode]) -> dict[bytes, set[bytes] | None]:
+    def _other_names(self, inodes: set[Inode]) -> dict[bytes, set[bytes] | None]:
         """Other names of these files: those we know, and all that is left out until it changes."""
-        found: dict[bytes, set[bytes] | None] = dict(siblings(self._index, inodes))
+        found: dict[bytes, set[bytes] | None] = dict(names_of_inodes(self._index, inodes))
         for path, lost in self._index.losses.items():
             found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
         return found
 
-    def _notice_mapped(self, read: dict[int, Job], dirty: Dirty | None) -> bool:
+    def _update_mapped(self, read: dict[int, ReadJob], dirty: DirtyPaths | None) -> bool:
         """Mark the files just read that are written through memory; True: read some again."""
         index = self._index
         if dirty is not None and not any(j.mapped or j.path in dirty.held for j in read.values()):
@@ -146,7 +148,7 @@ class _Scan:
 
 
 @contextmanager
-def _uncollected(index: StatIndex) -> Iterator[None]:
+def _gc_paused(index: StatIndex) -> Iterator[None]:
     """A first look fills an index with what stays: the collector would go through all of it again
     and again for nothing, a twentieth of the time."""
     resting = index.root.entry is None and gc.isenabled()

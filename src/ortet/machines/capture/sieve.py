@@ -7,82 +7,82 @@ import stat
 from contextlib import suppress
 
 from ortet.machines.base import Loss
-from ortet.machines.capture.entry import open_quietly
-from ortet.machines.capture.frames import Found, Frame
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.capture.ignore_rules import FILE, Rules
-from ortet.machines.capture.seen import Node
+from ortet.machines.capture.entry import open_noatime
+from ortet.machines.capture.frames import DirectoryChanges, DirectoryScan
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
+from ortet.machines.capture.seen import DirectoryNode
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.dirfd import Dirs
+from ortet.machines.dirfd import DirFdCache
 
-_FILE = os.fsdecode(FILE)
+_FILE = os.fsdecode(IGNORE_FILE)
 _OURS = ".ortet"
-_MOST = 1 << 20
+_MAX_IGNORE_FILE_BYTES = 1 << 20
 
 
-class Sieve:
+class IgnoreFilter:
     """Applies the rules of a workspace to the directories of a scan."""
 
-    def __init__(self, index: StatIndex, rules: Rules) -> None:
+    def __init__(self, index: StatIndex, rules: IgnoreRules) -> None:
         self._index = index
         self._rules = rules
 
-    def apply(self, frame: Frame, found: Found) -> None:
+    def apply(self, frame: DirectoryScan, changes: DirectoryChanges) -> None:
         """Read this directory's ignore file; where rules changed, ask again for all below it."""
         node, path = frame.node, frame.path
-        if _FILE in node.seen or any(name == _FILE for name, _ in found.fresh):
-            self._rules.set(path, _read(frame.fd))
-        elif self._rules.known(path):
-            self._rules.set(path, None)
+        if _FILE in node.stats or any(name == _FILE for name, _ in changes.changed):
+            self._rules.set_rules(path, _read(frame.fd))
+        elif self._rules.has_rules(path):
+            self._rules.set_rules(path, None)
         digest = self._rules.digest(path)
-        if digest != node.rules:
-            node.rules = digest
+        if digest != node.rules_digest:
+            node.rules_digest = digest
             frame.plan = None
-            for name, was in node.seen.items():
-                if self.left_out(frame, name, was[0], size=was[6]):
-                    found.gone.add(name)
+            for name, was in node.stats.items():
+                if self.is_left_out(frame, name, was[0], size=was[6]):
+                    changes.removed.add(name)
 
-    def left_out(self, frame: Frame, name: str, mode: int, *, size: int) -> bool:
+    def is_left_out(self, frame: DirectoryScan, name: str, mode: int, *, size: int) -> bool:
         """Is it no state? Being too large for a rule is a loss, too."""
         rules = self._rules
-        if rules.empty and not name.startswith(_OURS):
+        if rules.is_empty and not name.startswith(_OURS):
             return False
-        path = join(frame.path, os.fsencode(name))
-        if rules.ignored(path, stat.S_ISDIR(mode)):
+        path = join_path(frame.path, os.fsencode(name))
+        if rules.is_ignored(path, stat.S_ISDIR(mode)):
             return True
-        limit = rules.limit(path) if stat.S_ISREG(mode) else None
+        limit = rules.size_limit(path) if stat.S_ISREG(mode) else None
         if limit is None or size <= limit:
             return False
         why = f"its {size} bytes are more than the {limit} that {_FILE} allows"
-        self.lose(frame, name, Loss(os.fsdecode(path), "size", why))
+        self.record_loss(frame, name, Loss(os.fsdecode(path), "size", why))
         return True
 
-    def lose(self, frame: Frame, name: str, *losses: Loss) -> None:
+    def record_loss(self, frame: DirectoryScan, name: str, *losses: Loss) -> None:
         self._index.losses.setdefault(frame.path, {})[name] = list(losses)
 
     def reload(
-        self, fd: int, ruled: list[bytes], governed: list[tuple[bytes, Node]]
+        self, fd: int, rule_dirs: list[bytes], governed: list[tuple[bytes, DirectoryNode]]
     ) -> list[bytes]:
         """Read all the ignore files there are; which of `governed` are under other rules now."""
         self._rules.clear()
-        with Dirs(fd) as dirs:
-            for path in ruled:
+        with DirFdCache(fd) as dirs:
+            for path in rule_dirs:
                 with suppress(OSError):
-                    self._rules.set(path, _read(dirs.fd(path)))
-        return [path for path, node in governed if self._rules.digest(path) != node.rules]
+                    self._rules.set_rules(path, _read(dirs.fd(path)))
+        return [path for path, node in governed if self._rules.digest(path) != node.rules_digest]
 
-    def forget(self, path: bytes) -> None:
+    def forget_directory(self, path: bytes) -> None:
         """A directory is gone, with its ignore files."""
-        self._rules.forget(path)
+        self._rules.remove_below(path)
 
 
 def _read(fd: int) -> bytes | None:
     """The text of an ignore file that is a plain file."""
     try:
-        own = open_quietly(FILE, fd)
+        own = open_noatime(IGNORE_FILE, fd)
     except OSError:
         return None
     try:
-        return os.read(own, _MOST) if stat.S_ISREG(os.fstat(own).st_mode) else None
+        return os.read(own, _MAX_IGNORE_FILE_BYTES) if stat.S_ISREG(os.fstat(own).st_mode) else None
     finally:
         os.close(own)

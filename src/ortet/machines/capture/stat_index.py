@@ -11,38 +11,48 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ortet._util.codec import Record, checksum, decode, encode
+from ortet._util.codec import StoredRecord, checksum, decode, encode
 from ortet.errors import Corrupt
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
-from ortet.machines.capture.seen import MAPPED, ODD, RACY, Node, Packed, Seen, mark_of, marked, seen
+from ortet.machines.capture.seen import (
+    MAPPED,
+    NOT_APPLIED,
+    RACY,
+    DirectoryNode,
+    PackedStats,
+    StatRecord,
+    marks_of,
+    stat_record,
+    with_mark,
+)
 
-__all__ = ["CALM", "ODD", "Seen", "StatIndex", "mark_of", "seen"]
+__all__ = ["NEVER_RACY", "NOT_APPLIED", "StatIndex", "StatRecord", "marks_of", "stat_record"]
 
-CALM = 1 << 62
+NEVER_RACY = 1 << 62
 """A `horizon` that no time reaches: nothing is racy."""
 
 _MAGIC = b"ortet index 1\n"
 _CHECK = 8
 
 
-class _Directory(Record, frozen=True):
+class _SavedDirectory(StoredRecord, frozen=True):
     depth: int
     name: bytes
-    entry: Entry | None
+    entry: TreeEntry | None
     rules: bytes
-    packed: Packed
+    packed: PackedStats
 
 
-class _File(Record, frozen=True):
+class _SavedIndex(StoredRecord, frozen=True):
     image: bytes
     root: list[str]
-    pending: list[tuple[bytes, list[tuple[bytes, Entry | None]]]]
+    pending: list[tuple[bytes, list[tuple[bytes, TreeEntry | None]]]]
     mapped: list[bytes]
     lossy: list[bytes]
-    directories: list[_Directory]
+    directories: list[_SavedDirectory]
 
 
 class StatIndex:
@@ -55,32 +65,32 @@ class StatIndex:
 
     def __init__(self, trees: Trees) -> None:
         self.trees = trees
-        self.root = Node()
-        self.root_seen: Seen = ()
-        self.pending: dict[bytes, dict[bytes, Entry | None]] = {}
+        self.root = DirectoryNode()
+        self.root_stat: StatRecord = ()
+        self.pending: dict[bytes, dict[bytes, TreeEntry | None]] = {}
         self.links: bytes | None = None  # Oid of the hardlink groups, None: to be found again
         self.losses: dict[bytes, dict[str, list[Loss]]] = {}  # by directory and name
         self.mapped: set[bytes] = set()  # paths to look at every time
-        self.horizon = CALM
+        self.horizon = NEVER_RACY
         self.device = 0  # that of the root, which `horizon` is for
-        self.abroad = CALM  # the horizon on file systems mounted below it
+        self.foreign_horizon = NEVER_RACY  # the horizon on file systems mounted below it
         self.image = Oid(b"")
 
-    def record(self, path: bytes, st: os.stat_result, entry: Entry) -> None:
+    def record(self, path: bytes, st: os.stat_result, entry: TreeEntry) -> None:
         """`entry` is what `path` (b"": the root) is now, and `st` is how it looks on disk.
 
         Recording a directory says that what was recorded and forgotten in it so far, on top of
         what was there before, is exactly the tree its Entry names: record it after what it holds.
         What that tree holds and the disk could not be given stays in the state.
         """
-        was = self.judge(st, entry)
+        was = self.stat_with_marks(st, entry)
         node = self._node(path) if entry.is_dir else None
         if node is not None:
             node.entry = entry
             self.pending.pop(path, None)
         self.links = None
         if not path:
-            self.root_seen = was
+            self.root_stat = was
             return
         parent, _, name = path.rpartition(b"/")
         above = self._node(parent)
@@ -91,20 +101,20 @@ class StatIndex:
         above.put(key, was)
         self.pending.setdefault(parent, {})[name] = entry
 
-    def judge(self, st: os.stat_result, entry: Entry, mark: int = 0) -> Seen:
+    def stat_with_marks(self, st: os.stat_result, entry: TreeEntry, mark: int = 0) -> StatRecord:
         """The stat to remember beside an Entry, with its marks."""
-        was = seen(st)
+        was = stat_record(st)
         at_home = st.st_dev == self.device
-        if st.st_ctime_ns >= (self.horizon if at_home else min(self.horizon, self.abroad)):
+        if st.st_ctime_ns >= (self.horizon if at_home else min(self.horizon, self.foreign_horizon)):
             mark |= RACY
         if (entry.mode, entry.uid, entry.gid, entry.mtime) != (was[0], was[4], was[5], was[7]):
-            mark |= ODD
+            mark |= NOT_APPLIED
         return (*was, mark) if mark else was
 
     def forget(self, path: bytes) -> None:
         """`path` is gone, with everything below it."""
         if not path:
-            self.root, self.root_seen, self.links = Node(), (), None
+            self.root, self.root_stat, self.links = DirectoryNode(), (), None
             self.pending.clear()
             self.losses.clear()
             self.mapped.clear()
@@ -117,11 +127,11 @@ class StatIndex:
         if key in node.dirs:
             self.forget_below(path)
         node.drop(key)
-        self._doubt(parent)
+        self._mark_racy(parent)
         self.links = None
         self.pending.setdefault(parent, {})[name] = None
 
-    def lookup(self, path: bytes, st: os.stat_result) -> Entry | None:
+    def lookup(self, path: bytes, st: os.stat_result) -> TreeEntry | None:
         """The Entry of a name whose stat is as it was; None when it has to be looked at again.
 
         A directory's Entry names its tree as of the last scan.
@@ -130,8 +140,8 @@ class StatIndex:
         node = self.find(parent)
         if node is None:
             return None
-        was = node.seen.get(os.fsdecode(name), ()) if path else self.root_seen
-        if was[:9] != seen(st) or mark_of(was) & (RACY | MAPPED):
+        was = node.stats.get(os.fsdecode(name), ()) if path else self.root_stat
+        if was[:9] != stat_record(st) or marks_of(was) & (RACY | MAPPED):
             return None
         if not path:
             return node.entry
@@ -140,20 +150,20 @@ class StatIndex:
             return changed[name]
         return self.entry_of(node, name)
 
-    def entry_of(self, node: Node, name: bytes) -> Entry | None:
+    def entry_of(self, node: DirectoryNode, name: bytes) -> TreeEntry | None:
         """What the directory's tree holds under this name."""
         if node.entry is None or not node.entry.data:
             return None
         return self.trees.lookup(Oid(node.entry.data), name)
 
-    def find(self, path: bytes) -> Node | None:
+    def find(self, path: bytes) -> DirectoryNode | None:
         """The directory at a path, if it was seen."""
-        node: Node | None = self.root
+        node: DirectoryNode | None = self.root
         for name in os.fsdecode(path).split("/") if path else ():
             node = node.dirs.get(name) if node is not None else None
         return node
 
-    def nodes(self) -> Iterator[tuple[int, str, Node]]:
+    def nodes(self) -> Iterator[tuple[int, str, DirectoryNode]]:
         """(depth, name, directory), each before what it holds."""
         stack = [(0, "", self.root)]
         while stack:
@@ -164,13 +174,13 @@ class StatIndex:
     def save(self, file: Path, image: Oid) -> None:
         """Replace `file` by this index, which rests on `image`."""
         directories = [
-            _Directory(depth, os.fsencode(name), node.entry, node.rules, node.pack())
+            _SavedDirectory(depth, os.fsencode(name), node.entry, node.rules_digest, node.pack())
             for depth, name, node in self.nodes()
         ]
         body = encode(
-            _File(
+            _SavedIndex(
                 image,
-                list(map(str, self.root_seen)),
+                list(map(str, self.root_stat)),
                 [(path, list(changes.items())) for path, changes in self.pending.items()],
                 sorted(self.mapped),
                 list(self.losses),
@@ -189,18 +199,18 @@ class StatIndex:
             data = memoryview(file.read_bytes())
             if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != checksum(data[start:]):
                 return None
-            stored = decode(_File, bytes(data[start:]))
+            stored = decode(_SavedIndex, bytes(data[start:]))
             return cls(trees)._fill(stored)
         return None
 
-    def _fill(self, stored: _File) -> StatIndex:
+    def _fill(self, stored: _SavedIndex) -> StatIndex:
         self.image = Oid(stored.image)
-        self.root_seen = tuple(map(int, stored.root))
+        self.root_stat = tuple(map(int, stored.root))
         self.pending = {path: dict(changes) for path, changes in stored.pending}
-        trail: list[Node] = []
+        trail: list[DirectoryNode] = []
         for item in stored.directories:
-            node = Node(item.packed)
-            node.entry, node.rules = item.entry, item.rules
+            node = DirectoryNode(item.packed)
+            node.entry, node.rules_digest = item.entry, item.rules
             del trail[item.depth :]
             if trail:
                 trail[-1].dirs[os.fsdecode(item.name)] = node
@@ -211,10 +221,10 @@ class StatIndex:
         self.losses = {path: {} for path in stored.lossy}
         return self
 
-    def _node(self, path: bytes) -> Node:
+    def _node(self, path: bytes) -> DirectoryNode:
         node = self.root
         for name in os.fsdecode(path).split("/") if path else ():
-            node = node.dirs.get(name) or node.dirs.setdefault(name, Node())
+            node = node.dirs.get(name) or node.dirs.setdefault(name, DirectoryNode())
         return node
 
     def forget_below(self, path: bytes) -> None:
@@ -225,27 +235,27 @@ class StatIndex:
                 known.pop(at, None)
         self.mapped = {at for at in self.mapped if not at.startswith(below)}
 
-    def _doubt(self, path: bytes) -> None:
+    def _mark_racy(self, path: bytes) -> None:
         """Unless it is recorded next, list this directory again: the name may still be there."""
         if not path:
-            self.root_seen = marked(self.root_seen, RACY)
+            self.root_stat = with_mark(self.root_stat, RACY)
             return
         parent, _, name = path.rpartition(b"/")
         above, key = self.find(parent), os.fsdecode(name)
-        if above is not None and key in above.seen:
-            above.put(key, marked(above.seen[key], RACY))
+        if above is not None and key in above.stats:
+            above.put(key, with_mark(above.stats[key], RACY))
 
     def mark_mapped(self, path: bytes, mapped: bool) -> None:
         """Some process writes this file through memory (read it again), or none does any more."""
         parent, _, name = path.rpartition(b"/")
         node, key = self.find(parent), os.fsdecode(name)
-        if node is None or key not in node.seen:
+        if node is None or key not in node.stats:
             return
-        was = node.seen[key]
+        was = node.stats[key]
         if mapped:
-            node.put(key, marked(was, MAPPED | RACY))
+            node.put(key, with_mark(was, MAPPED | RACY))
             self.mapped.add(path)
         else:
-            mark = mark_of(was) & ~MAPPED
+            mark = marks_of(was) & ~MAPPED
             node.put(key, (*was[:9], mark) if mark else was[:9])
             self.mapped.discard(path)

@@ -9,31 +9,31 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, NotFound, OrtetError
-from ortet.machines.base import Output, Result
-from ortet.machines.command import LIMIT
-from ortet.machines.control.attending import attend_inside
-from ortet.machines.control.connection import Caller
+from ortet.machines.base import OutputCallback, Result
+from ortet.machines.command import OUTPUT_LIMIT_BYTES
+from ortet.machines.control.attending import run_in_machine
+from ortet.machines.control.connection import InitConnection
 from ortet.machines.control.jobs import (
-    Hook,
+    HookResult,
     Job,
     JobInfo,
-    Kind,
-    Process,
-    exit_code,
-    refused,
-    to_text,
+    JobKind,
+    ProcessInfo,
+    encode_base64,
+    reply_error,
+    shell_exit_code,
 )
 
 
-class Indoors(Caller):
+class InitClient(InitConnection):
     """Any number of threads may use it at once."""
 
     def __init__(
-        self, pid: int, *, path: str | os.PathLike[str] | None = None, lock: str = ""
+        self, pid: int, *, path: str | os.PathLike[str] | None = None, lock_path: str = ""
     ) -> None:
-        super().__init__(pid, path=path, lock=lock)
+        super().__init__(pid, path=path, lock_path=lock_path)
         self.busy = False
         """Was any process but pid 1 alive after the last run or spawn, or at the last `state`?"""
 
@@ -45,20 +45,20 @@ class Indoors(Caller):
         cwd: str,
         timeout: float | None = None,
         stdin: bytes | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
         mark: str = "",
-        limit: int = LIMIT,
+        limit: int = OUTPUT_LIMIT_BYTES,
     ) -> Result:
         """Run to its end, as `command.run_command` does on the host. `env` is complete and carries
         `mark`, by which descendants are found when the time is up."""
 
         def start() -> int:
-            request = _program("run", argv, env=env, cwd=cwd, mark=mark)
+            request = _start_request("run", argv, env=env, cwd=cwd, mark=mark)
             request |= {"stdin": stdin is not None, "followed": True}
             number: int = self._start(request)["id"]
             return number
 
-        result, self.busy = attend_inside(
+        result, self.busy = run_in_machine(
             self.ask,
             start,
             program=argv[0],
@@ -76,7 +76,7 @@ class Indoors(Caller):
         *,
         env: Mapping[str, str],
         cwd: str,
-        kind: Kind = "service",
+        kind: JobKind = "service",
         tty: tuple[int, int] | None = None,
         stdin: bool = False,
         mark: str = "",
@@ -86,7 +86,7 @@ class Indoors(Caller):
 
         Conflict while another of this name runs; one that ended gives way, with its output.
         """
-        request = _program(kind, argv, env=env, cwd=cwd, mark=mark)
+        request = _start_request(kind, argv, env=env, cwd=cwd, mark=mark)
         request |= {"name": name, "tty": tty, "stdin": stdin, "declared": declared}
         try:
             reply = self._start(request)
@@ -104,79 +104,82 @@ class Indoors(Caller):
         for one in reversed(self.jobs()):
             if one.name == name:
                 return Job(self.ask, id=one.id, name=name, pid=one.pid)
-        raise refused({"error": "no_job"}, name)
+        raise reply_error({"error": "no_job"}, name)
 
     def jobs(self) -> list[JobInfo]:
         told = self.ask({"do": "ps", "processes": False})["jobs"]
         return msgspec.convert(
-            [{**one, "code": exit_code(one["code"])} for one in told], known(list[JobInfo])
+            [{**one, "code": shell_exit_code(one["code"])} for one in told],
+            thread_safe_struct(list[JobInfo]),
         )
 
-    def ps(self) -> list[Process]:
+    def ps(self) -> list[ProcessInfo]:
         """Every process of the machine but its pid 1."""
-        return msgspec.convert(self.ask({"do": "ps"})["processes"], known(list[Process]))
+        return msgspec.convert(
+            self.ask({"do": "ps"})["processes"], thread_safe_struct(list[ProcessInfo])
+        )
 
     # the machine
 
-    def state(self, place: str) -> list[str]:
+    def read_state(self, workspace_path: str) -> list[str]:
         """Sets `busy`; returns the files below `place` that processes may write through memory,
         relative to it."""
-        reply = self.ask({"do": "state", "place": place})
+        reply = self.ask({"do": "state", "place": workspace_path})
         self.busy = reply["busy"]
         mapped: list[str] = reply["mapped"]
         return mapped
 
-    def renew(
+    def renew_identity(
         self,
-        hooks: str,
+        hook_kind: str,
         *,
         machine_id: str,
         hostname: str,
         entropy: bytes,
-        place: str,
+        workspace_path: str,
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
-    ) -> list[Hook]:
+    ) -> list[HookResult]:
         """Make a copy a machine of its own, and run its "on-fork" or "on-restore" hooks, each for
         `timeout` seconds at most. Runs of the original that were under way have no reader here."""
         request = {
             "do": "renew",
-            "hooks": hooks,
+            "hooks": hook_kind,
             "machine_id": machine_id,
             "hostname": hostname,
-            "entropy": to_text(entropy),
-            "place": place,
+            "entropy": encode_base64(entropy),
+            "place": workspace_path,
             "env": dict(env) if env else None,
             "timeout": timeout,
         }
         reply = self.ask(request, 100 * timeout)
         if "hooks" not in reply:
-            raise refused(reply, hooks)
-        return msgspec.convert(reply["hooks"], known(list[Hook]))
+            raise reply_error(reply, hook_kind)
+        return msgspec.convert(reply["hooks"], thread_safe_struct(list[HookResult]))
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         """OSError when it cannot be executed."""
         reply = self.ask(request)
         if reply.get("directory"):
-            raise _wrong_directory(request["cwd"], reply["errno"], reply["error"])
+            raise _directory_error(request["cwd"], reply["errno"], reply["error"])
         if "errno" in reply:
             raise OSError(reply["errno"], reply["error"])
         if "bad" in reply:
             message = f"it cannot be run ({reply['bad']}): correct the command or its environment"
             raise Invalid("bad_command", message)
         if "error" in reply:
-            raise refused(reply, request["name"])
+            raise reply_error(reply, request["name"])
         return reply
 
 
-def _program(
-    kind: Kind, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, mark: str
+def _start_request(
+    kind: JobKind, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, mark: str
 ) -> dict[str, Any]:
     given = {"argv": list(argv), "env": dict(env), "cwd": cwd, "mark": mark}
     return {"do": "start", "kind": kind, **given}
 
 
-def _wrong_directory(cwd: str, number: int, why: str) -> OrtetError:
+def _directory_error(cwd: str, number: int, why: str) -> OrtetError:
     """In the words of `command.check_directory`."""
     if number == errno.ENOENT:
         return NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")

@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortet._util.validation import BYTES, NUMBER, may_be, must_be
+from ortet._util.validation import NUMBER, TEXT_OR_BYTES, optional, require
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 
-Kind = Literal["run", "service", "shell"]
+JobKind = Literal["run", "service", "shell"]
 Stream = Literal["stdout", "stderr", "output"]
 """`output` is both streams of a service in the order they came; a terminal has only stdout."""
 
 Ask = Callable[[dict[str, Any], float], dict[str, Any]]
 """A request and how long its answer may take beyond the usual."""
 
-_CHUNK = 1 << 19
-_STEP = 20.0  # seconds that one request waits; longer waits are repeated
+_INPUT_CHUNK_BYTES = 1 << 19
+_REQUEST_WAIT_SECONDS = 20.0  # seconds that one request waits; longer waits are repeated
 
 
-class Process(msgspec.Struct, frozen=True):
+class ProcessInfo(msgspec.Struct, frozen=True):
     """One process of a machine; pids are the machine's own."""
 
     pid: int
@@ -42,7 +42,7 @@ class JobInfo(msgspec.Struct, frozen=True):
 
     id: int
     name: str
-    kind: Kind
+    kind: JobKind
     pid: int
     argv: list[str]
     cwd: str
@@ -52,7 +52,7 @@ class JobInfo(msgspec.Struct, frozen=True):
     code: int | None
 
 
-class Piece(msgspec.Struct, frozen=True):
+class StreamChunk(msgspec.Struct, frozen=True):
     """A part of a stream. `cursor` is where the next begins; `missed` bytes before it are gone."""
 
     data: bytes
@@ -62,7 +62,7 @@ class Piece(msgspec.Struct, frozen=True):
     code: int | None  # of the job, once it has ended
 
 
-class Hook(msgspec.Struct, frozen=True):
+class HookResult(msgspec.Struct, frozen=True):
     """How a program run in a new copy did; no code when it could not be started."""
 
     path: str
@@ -88,24 +88,26 @@ class Job:
         *,
         stream: Stream = "stdout",
         most: int | None = None,
-    ) -> Piece:
+    ) -> StreamChunk:
         """What came after `cursor`; waits for it until the job ends, at most `wait` seconds.
 
         Of output that nobody reads the last megabyte is kept.
         """
-        must_be(NUMBER, wait=wait)
+        require(NUMBER, wait=wait)
         request = {"do": "read", "id": self.id, "stream": stream, "cursor": cursor, "most": most}
         until = time.monotonic() + wait
         while True:
-            reply = self._asked(request, min(max(until - time.monotonic(), 0.0), _STEP))
+            reply = self._request(
+                request, min(max(until - time.monotonic(), 0.0), _REQUEST_WAIT_SECONDS)
+            )
             over = reply["data"] or reply["eof"] or reply["code"] is not None
             if over or time.monotonic() >= until:
-                return Piece(
+                return StreamChunk(
                     a2b_base64(reply["data"]),
                     reply["cursor"],
                     reply["missed"],
                     reply["eof"],
-                    exit_code(reply["code"]),
+                    shell_exit_code(reply["code"]),
                 )
 
     def write(self, data: bytes | str, *, eof: bool = False, wait: float = 30.0) -> None:
@@ -113,63 +115,63 @@ class Job:
 
         Conflict when it does not read within `wait` seconds; what it did take stays taken.
         """
-        must_be(NUMBER, wait=wait)
-        must_be(BYTES, data=data)
+        require(NUMBER, wait=wait)
+        require(TEXT_OR_BYTES, data=data)
         if isinstance(data, str):
             data = data.encode("utf-8", "surrogateescape")
         until = time.monotonic() + wait
-        for at in range(0, len(data), _CHUNK):
-            self._feed(data[at : at + _CHUNK], until)
+        for at in range(0, len(data), _INPUT_CHUNK_BYTES):
+            self._feed(data[at : at + _INPUT_CHUNK_BYTES], until)
         if eof:
-            self._asked({"do": "write", "id": self.id, "eof": True})
+            self._request({"do": "write", "id": self.id, "eof": True})
 
-    def _feed(self, rest: bytes, until: float) -> None:
+    def _feed(self, rest: bytes, deadline: float) -> None:
         while rest:
-            left = min(max(until - time.monotonic(), 0.0), _STEP)
-            reply = self._asked({"do": "write", "id": self.id, "data": to_text(rest)}, left)
+            left = min(max(deadline - time.monotonic(), 0.0), _REQUEST_WAIT_SECONDS)
+            reply = self._request({"do": "write", "id": self.id, "data": encode_base64(rest)}, left)
             rest = rest[len(rest) - reply["left"] :]
-            if rest and time.monotonic() >= until:
+            if rest and time.monotonic() >= deadline:
                 raise Conflict(
                     "input_full",
                     f"{self.name} does not read its input: read what it says, or kill it",
                 )
 
     def resize(self, rows: int, columns: int) -> None:
-        self._asked({"do": "resize", "id": self.id, "rows": rows, "columns": columns})
+        self._request({"do": "resize", "id": self.id, "rows": rows, "columns": columns})
 
     def signal(self, number: int, *, group: bool = True) -> bool:
         """To all its processes of the first hour, or to the first alone. False once it ended."""
         if number not in set(Signals):
             raise Invalid("bad_signal", f"{number!r} is no signal: give one of signal.Signals")
         request = {"do": "signal", "id": self.id, "signal": int(number), "group": group}
-        return bool(self._asked(request)["sent"])
+        return bool(self._request(request)["sent"])
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Its exit code, 128 + n after signal n; None when it still runs at the time-out."""
-        may_be(NUMBER, timeout=timeout)
+        optional(NUMBER, timeout=timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _STEP if until is None else max(until - time.monotonic(), 0.0)
-            reply = self._asked({"do": "wait", "id": self.id}, min(left, _STEP))
+            left = _REQUEST_WAIT_SECONDS if until is None else max(until - time.monotonic(), 0.0)
+            reply = self._request({"do": "wait", "id": self.id}, min(left, _REQUEST_WAIT_SECONDS))
             if reply["code"] is not None or (until is not None and time.monotonic() >= until):
-                return exit_code(reply["code"])
+                return shell_exit_code(reply["code"])
 
     def kill(self) -> None:
         """With all that it started."""
-        self._asked({"do": "kill", "id": self.id}, _STEP)
+        self._request({"do": "kill", "id": self.id}, _REQUEST_WAIT_SECONDS)
 
     def logs(self, last: int | None = None) -> bytes:
         """Its last output, stdout and stderr as they came: all that is kept, or `last` bytes."""
-        return a2b_base64(self._asked({"do": "logs", "id": self.id, "last": last})["data"])
+        return a2b_base64(self._request({"do": "logs", "id": self.id, "last": last})["data"])
 
     def forget(self) -> None:
         """Let go of the output of an ended job, and of its name."""
-        self._asked({"do": "forget", "id": self.id})
+        self._request({"do": "forget", "id": self.id})
 
-    def _asked(self, request: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
         reply = self._ask({**request, "wait": wait}, wait)
         if "bad" in reply or "error" in reply:
-            raise refused(reply, self.name)
+            raise reply_error(reply, self.name)
         return reply
 
 
@@ -178,16 +180,16 @@ def check_port(number: int) -> None:
         raise Invalid("bad_port", f"{number!r} is no port: give a number from 1 to 65535")
 
 
-def exit_code(code: int | None) -> int | None:
+def shell_exit_code(code: int | None) -> int | None:
     """As a shell tells it."""
     return 128 - code if code is not None and code < 0 else code
 
 
-def to_text(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode("ascii")
 
 
-def refused(reply: dict[str, Any], name: str) -> OrtetError:
+def reply_error(reply: dict[str, Any], name: str) -> OrtetError:
     """What the pid 1 of a machine said no to."""
     said = reply.get("error")
     if said == "no_job":

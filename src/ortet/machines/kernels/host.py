@@ -20,19 +20,19 @@ from ortet.history.records import Image
 from ortet.ids import Oid
 from ortet.machines.standalone.process_tree import kill_run
 
-FDS = 4
+KERNEL_FD_COUNT = 4
 """A kernel's descriptors: stdin, stdout, stderr, and the socket it answers on."""
 
-VENVS = (".venv", "venv")
+VENV_DIRECTORIES = (".venv", "venv")
 
 
-Seen = tuple[Oid, Image]
+FilesSnapshot = tuple[Oid, Image]
 
 
-Residents = Callable[[], Collection[int]]
+ListKernelPids = Callable[[], Collection[int]]
 
 
-class Branch(msgspec.Struct, frozen=True):
+class KernelLayer(msgspec.Struct, frozen=True):
     """Files for one fork: a directory to make its root, and what keeps the mounts there alive. Both
     are open here until it is dropped."""
 
@@ -41,19 +41,19 @@ class Branch(msgspec.Struct, frozen=True):
     namespace: int
 
 
-class Growing(msgspec.Struct, frozen=True):
+class ForkLayers(msgspec.Struct, frozen=True):
     """Layers that nobody writes to any more: `grow` makes files upon them for one fork.
 
     `moved`: the machine itself went on to new ones, so its kernels have to follow. `instead`: the
     fork that is forked has to, to this branch.
     """
 
-    grow: Callable[[], Branch]
+    grow: Callable[[], KernelLayer]
     moved: bool = False
-    instead: Branch | None = None
+    instead: KernelLayer | None = None
 
 
-class Ends(NamedTuple):
+class KernelChannel(NamedTuple):
     """Our ends of a kernel's socket and streams; `theirs` are the others, not yet given away."""
 
     sock: socket.socket
@@ -62,92 +62,100 @@ class Ends(NamedTuple):
     theirs: list[int]
 
 
-class Entered(NamedTuple):
+class KernelProcess(NamedTuple):
     """A kernel's process, and how to reach it."""
 
-    ends: Ends
+    channel: KernelChannel
     pid: int
     pidfd: int
 
 
-class Seat(ABC):
+class KernelHost(ABC):
     """One thread at a time, but for `end`. `place` is the workspace as processes inside see it,
     `view` where the host can read it."""
 
     engine: str
-    place: str
-    view: Path
+    workspace_path: str
+    host_path: Path
     contained = True  # its processes end with the hub by themselves
-    carries = False  # its processes are part of what is frozen
+    captures_processes = False  # its processes are part of what is frozen
 
     @abstractmethod
-    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
+    def start_interpreter(
+        self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
+    ) -> KernelProcess:
         """Start an interpreter. OSError when it cannot be executed."""
 
-    def find(self, name: str) -> Entered | None:
+    def find_running(self, name: str) -> KernelProcess | None:
         """One that is there already, as after a restore of a machine with its processes."""
         del name
         return None
 
-    def last_words(self, name: str) -> str:
+    def startup_output(self, name: str) -> str:
         """What one that did not start said, where it cannot be read at its streams."""
         del name
         return ""
 
-    def around_freeze(
-        self, check: Callable[[], None], leave: Callable[[], None], welcome: Callable[[], None]
+    def add_snapshot_hooks(
+        self,
+        check: Callable[[], None],
+        disconnect: Callable[[], None],
+        reconnect: Callable[[], None],
     ) -> None:
         """To be called before and after what lives here is frozen; `check` well before."""
-        del check, leave, welcome
+        del check, disconnect, reconnect
 
     @abstractmethod
-    def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
+    def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
         """Kill it with all it started, but for other kernels; -1 for one that has ended."""
 
     @abstractmethod
-    def code(self, pid: int) -> int | None:
+    def wait_exit_code(self, pid: int) -> int | None:
         """How one that was started here ended; called once. None: nobody knows."""
 
     # files of their own for forks: what a machine without them refuses
 
-    def number(self, pid: int, pidfd: int) -> int:
+    def host_pid(self, pid: int, pidfd: int) -> int:
         """Under which `end` knows a process that a kernel told of."""
         del pidfd
         return pid
 
-    def glance(self, of: Branch | None = None) -> Seen:
+    def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
         """What the machine's files are now, or those of a fork; for `branching`."""
-        del of
-        raise no_fork(self.engine)
+        del layer
+        raise fork_unsupported(self.engine)
 
-    def branching(
-        self, residents: Residents, seen: Seen, of: Branch | None = None
-    ) -> AbstractContextManager[Growing]:
+    def fork_layers(
+        self,
+        list_kernel_pids: ListKernelPids,
+        snapshot: FilesSnapshot,
+        layer: KernelLayer | None = None,
+    ) -> AbstractContextManager[ForkLayers]:
         """Files for forks, as they were `seen`. `residents` are the kernels that work on them, and
         can follow; asked for at need.
 
         What changes there later shows neither in the machine nor in another branch.
         """
-        del residents, seen, of
-        raise no_fork(self.engine)
+        del list_kernel_pids, snapshot, layer
+        raise fork_unsupported(self.engine)
 
-    def basis(self, branch: Branch) -> Oid:
+    def base_image(self, layer: KernelLayer) -> Oid:
         """The image of the machine that a branch began from."""
-        del branch
-        raise no_fork(self.engine)
+        del layer
+        raise fork_unsupported(self.engine)
 
-    def check_return(self, pid: int) -> None:
+    def check_can_adopt(self, pid: int) -> None:
         """Conflict when a fork has what it cannot take along to the machine's own files."""
         del pid
 
-    def take(self, branch: Branch, residents: Collection[int]) -> int:
+    def adopt_layer(self, layer: KernelLayer, kernel_pids: Collection[int]) -> int:
         """Make a branch's files those of the machine; returns the machine's root, open."""
-        del branch, residents
-        raise no_fork(self.engine)
+        del layer, kernel_pids
+        raise fork_unsupported(self.engine)
 
-    def drop(self, branch: Branch) -> None:
+    def drop_layer(self, layer: KernelLayer) -> None:
         """Let go of a branch and delete its files, or what `take` left of it; once."""
-        del branch
+        del layer
 
 
 Launch = Callable[..., tuple[int, int]]
@@ -155,23 +163,25 @@ Launch = Callable[..., tuple[int, int]]
 `fds` as its descriptors from 0 on and the right to change its root directory."""
 
 
-def enter_by(launch: Launch, argv: Sequence[str], env: Mapping[str, str]) -> Entered:
+def launch_interpreter(
+    launch: Launch, argv: Sequence[str], env: Mapping[str, str]
+) -> KernelProcess:
     """Start an interpreter that has its socket and streams from us."""
-    ends = open_ends()
+    ends = open_channel()
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     out, err, sock = ends.theirs
     try:
         pid, pidfd = launch(argv, env=env, fds=[null, out, err, sock])
     except BaseException:
-        close_ends(ends)
+        close_channel(ends)
         raise
     finally:
         for fd in (null, out, err, sock):
             os.close(fd)
-    return Entered(ends._replace(theirs=[]), pid, pidfd)
+    return KernelProcess(ends._replace(theirs=[]), pid, pidfd)
 
 
-def no_fork(engine: str) -> Unsupported:
+def fork_unsupported(engine: str) -> Unsupported:
     return Unsupported(
         "no_kernel_fork",
         f"engine {engine!r} cannot give the fork of a kernel files of its own: use a private "
@@ -179,28 +189,30 @@ def no_fork(engine: str) -> Unsupported:
     )
 
 
-class HostSeat(Seat):
+class LocalKernelHost(KernelHost):
     """For machines whose commands run on the host itself."""
 
     contained = False
 
-    def __init__(self, engine: str, place: Path) -> None:
+    def __init__(self, engine: str, workspace_path: Path) -> None:
         self.engine = engine
-        self.place = str(place)
-        self.view = place
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self.workspace_path = str(workspace_path)
+        self.host_path = workspace_path
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
+    def start_interpreter(
+        self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
+    ) -> KernelProcess:
         del name
-        return enter_by(self._launch, argv, env)
+        return launch_interpreter(self._launch, argv, env)
 
     def _launch(
         self, argv: Sequence[str], *, env: Mapping[str, str], fds: Sequence[int]
     ) -> tuple[int, int]:
-        number = fds[FDS - 1]
+        number = fds[KERNEL_FD_COUNT - 1]
         process = subprocess.Popen(
             list(argv),
-            cwd=self.place,
+            cwd=self.workspace_path,
             env={**env, "ORTET_KERNEL_FD": str(number)},
             stdin=fds[0],
             stdout=fds[1],
@@ -216,21 +228,21 @@ class HostSeat(Seat):
             raise Unsupported(
                 "no_pidfd", "a kernel needs Linux 5.3 or later: run scripts with run() instead"
             ) from error
-        self._started[process.pid] = process
+        self._processes[process.pid] = process
         return process.pid, pidfd
 
-    def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
-        kill_run(mark, pid, spare)
+    def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
+        kill_run(mark, pid, exclude)
         with suppress(ProcessLookupError):
             if pid > 0:
                 os.kill(pid, signal.SIGKILL)
 
-    def code(self, pid: int) -> int | None:
-        process = self._started.pop(pid, None)
+    def wait_exit_code(self, pid: int) -> int | None:
+        process = self._processes.pop(pid, None)
         return None if process is None else process.wait()
 
 
-def open_ends() -> Ends:
+def open_channel() -> KernelChannel:
     ours, theirs = socket.socketpair()
     made: list[int] = []
     try:
@@ -243,24 +255,24 @@ def open_ends() -> Ends:
         theirs.close()
         raise
     out, their_out, err, their_err = made
-    return Ends(ours, out, err, [their_out, their_err, theirs.detach()])
+    return KernelChannel(ours, out, err, [their_out, their_err, theirs.detach()])
 
 
-def close_ends(ends: Ends) -> None:
-    ends.sock.close()
-    os.close(ends.out)
-    os.close(ends.err)
+def close_channel(channel: KernelChannel) -> None:
+    channel.sock.close()
+    os.close(channel.out)
+    os.close(channel.err)
 
 
-def python_of(seat: Seat, asked: str | None) -> str:
+def choose_python(host: KernelHost, requested: str | None) -> str:
     """The interpreter for a kernel: the one asked for, the workspace's own, or this one."""
-    if asked is not None:
-        if not asked or "\0" in asked:
+    if requested is not None:
+        if not requested or "\0" in requested:
             raise Invalid("bad_python", "python is no program: give its name or path")
-        return asked
-    for name in VENVS:
-        if os.path.lexists(seat.view / name / "bin" / "python"):
-            return f"{seat.place}/{name}/bin/python"
+        return requested
+    for name in VENV_DIRECTORIES:
+        if os.path.lexists(host.host_path / name / "bin" / "python"):
+            return f"{host.workspace_path}/{name}/bin/python"
     if not sys.executable:
         raise Unavailable("no_python", "this process does not know its interpreter: give python=…")
     return sys.executable

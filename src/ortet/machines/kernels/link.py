@@ -14,36 +14,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ortet.machines.base import Output
-from ortet.machines.command import Kept
-from ortet.machines.kernels.host import Ends, Entered
-from ortet.machines.poll import LONGEST
+from ortet.machines.base import OutputCallback
+from ortet.machines.command import HeadTailBuffer
+from ortet.machines.kernels.host import KernelChannel, KernelProcess
+from ortet.machines.poll import MAX_POLL_SECONDS
 from ortet.machines.standalone import ipc
 
-LIMIT = 8 << 20
+MAX_STREAM_BYTES = 8 << 20
 """Bytes of each stream that a Ran keeps; `output` sees all of them."""
 
-GRACE = 10.0
+INTERRUPT_GRACE_SECONDS = 10.0
 """Seconds between the interrupt at a time-out and the kill of a kernel that ignores it."""
 
-_AGAIN = 1.0  # seconds to the second interrupt, twice as many to each one after it
+_REPEAT_INTERRUPT_SECONDS = (
+    1.0  # seconds to the second interrupt, twice as many to each one after it
+)
 
-_CHUNK = 1 << 20
-_PART = 30.0  # seconds for the rest of a message that has begun
-_NAMES = ("stdout", "stderr")
+_CHUNK_BYTES = 1 << 20
+_MESSAGE_TIMEOUT_SECONDS = 30.0  # seconds for the rest of a message that has begun
+_STREAM_NAMES = ("stdout", "stderr")
 
 
-class Gone(Exception):
+class KernelGone(Exception):
     """The process has ended, or says what no kernel says; `why` where that is known, `words` is
     what came out of its stderr."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
         self.why = why
-        self.words = ""
+        self.stderr = ""
 
 
-class Said(NamedTuple):
+class KernelReply(NamedTuple):
     """An answer, and what was printed until it came."""
 
     reply: dict[str, Any]
@@ -53,85 +55,85 @@ class Said(NamedTuple):
     timed_out: bool
 
 
-class Link:
+class KernelLink:
     """One at a time converses; `interrupt` and `kill` may come from any thread."""
 
-    left = False  # for a freeze
+    is_disconnected = False  # for a freeze
 
-    def __init__(self, entered: Entered, mark: str) -> None:
-        self.pid = entered.pid
+    def __init__(self, process: KernelProcess, mark: str) -> None:
+        self.pid = process.pid
         self.mark = mark
-        self.pidfd = entered.pidfd
+        self.pidfd = process.pidfd
         self._lock = threading.Lock()
-        self._take(entered.ends)
+        self._attach(process.channel)
 
-    def _take(self, ends: Ends) -> None:
-        self._sock = ends.sock
-        self._streams = {ends.out: "stdout", ends.err: "stderr"}
-        self._theirs = ends.theirs  # which it has yet to be given
+    def _attach(self, channel: KernelChannel) -> None:
+        self._sock = channel.sock
+        self._streams = {channel.out: "stdout", channel.err: "stderr"}
+        self._unsent_fds = channel.theirs  # which it has yet to be given
         for fd in self._streams:
             os.set_blocking(fd, False)
 
-    def greet(self, timeout: float) -> None:
+    def wait_greeting(self, timeout: float) -> None:
         """Wait until it speaks first, and give it the streams it was not started with."""
-        self.converse(None, timeout=timeout)
-        if self._theirs:
+        self.request(None, timeout=timeout)
+        if self._unsent_fds:
             try:
-                self.converse({"do": "streams"}, self._theirs, timeout=timeout)
+                self.request({"do": "streams"}, self._unsent_fds, timeout=timeout)
             finally:
-                self._drop_theirs()
+                self._close_unsent_fds()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Hang up, so that nothing of it leads out of its machine."""
-        self.converse({"do": "leave"}, timeout=_PART)
-        self.left = True
+        self.request({"do": "leave"}, timeout=_MESSAGE_TIMEOUT_SECONDS)
+        self.is_disconnected = True
         with suppress(OSError):
-            self._sock.settimeout(_PART)
+            self._sock.settimeout(_MESSAGE_TIMEOUT_SECONDS)
             while self._sock.recv(1):
                 pass
         self._hang_up()
 
-    def rejoin(self, entered: Entered, timeout: float) -> None:
+    def reconnect(self, process: KernelProcess, timeout: float) -> None:
         """Afterwards; it is the same process."""
-        os.close(entered.pidfd)
-        self._take(entered.ends)
-        self.greet(timeout)
-        self.left = False
+        os.close(process.pidfd)
+        self._attach(process.channel)
+        self.wait_greeting(timeout)
+        self.is_disconnected = False
 
     def _hang_up(self) -> None:
         self._sock.close()
         for fd in self._streams:
             os.close(fd)
         self._streams = {}
-        self._drop_theirs()
+        self._close_unsent_fds()
 
-    def _drop_theirs(self) -> None:
-        for fd in self._theirs:
+    def _close_unsent_fds(self) -> None:
+        for fd in self._unsent_fds:
             os.close(fd)
-        self._theirs = []
+        self._unsent_fds = []
 
     @property
     def alive(self) -> bool:
         with self._lock:
             return self.pidfd >= 0 and not readable(self.pidfd)
 
-    def converse(
+    def request(
         self,
         message: dict[str, Any] | None,
         fds: Sequence[int] = (),
         *,
         timeout: float | None = None,
-        output: Output | None = None,
-    ) -> Said:
+        output: OutputCallback | None = None,
+    ) -> KernelReply:
         """Say something, or only listen, and pump its output until it answers.
 
         At the time-out it is interrupted, again when that did nothing, and then killed: Gone.
         """
         if message is not None:
-            self.say(message, fds)
-        kept = {name: Kept(LIMIT) for name in _NAMES}
+            self.send(message, fds)
+        kept = {name: HeadTailBuffer(MAX_STREAM_BYTES) for name in _STREAM_NAMES}
         deadline = None if timeout is None else time.monotonic() + timeout
-        timed_out, pauses = False, _pauses(GRACE)
+        timed_out, pauses = False, _interrupt_pauses(INTERRUPT_GRACE_SECONDS)
         poll = select.poll()
         for fd in (self._sock.fileno(), self.pidfd, *self._streams):
             poll.register(fd, select.POLLIN)
@@ -141,12 +143,15 @@ class Link:
                 pause = next(pauses, None)
                 if pause is None:
                     self.signal(signal.SIGKILL)
-                    raise Gone(f"it ignored the interrupt at its time-out of {timeout:g} s")
+                    raise KernelGone(f"it ignored the interrupt at its time-out of {timeout:g} s")
                 timed_out, deadline = True, time.monotonic() + pause
                 self.interrupt()
                 continue
             ready = {
-                fd for fd, _ in poll.poll(None if left is None else min(left, LONGEST) * 1000 + 1)
+                fd
+                for fd, _ in poll.poll(
+                    None if left is None else min(left, MAX_POLL_SECONDS) * 1000 + 1
+                )
             }
             for fd, name in self._streams.items():
                 if fd in ready and not self._read(fd, name, kept[name], output):
@@ -154,23 +159,25 @@ class Link:
             if self._sock.fileno() in ready or self.pidfd in ready:
                 try:
                     reply, passed = self._receive(dead=self.pidfd in ready)
-                except Gone as gone:
+                except KernelGone as gone:
                     self._drain(kept, output)
-                    gone.words = kept["stderr"].text()
+                    gone.stderr = kept["stderr"].text()
                     raise
                 self._drain(kept, output)
-                return Said(reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out)
+                return KernelReply(
+                    reply, passed, kept["stdout"].text(), kept["stderr"].text(), timed_out
+                )
 
-    def say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """The first half of `converse`."""
         try:
             ipc.send(self._sock, message, fds)
-        except (ipc.Closed, OSError) as error:
-            raise Gone from error
+        except (ipc.ConnectionClosed, OSError) as error:
+            raise KernelGone from error
 
-    def dead(self, within: float) -> bool:
+    def wait_exit(self, timeout: float) -> bool:
         """Whether the process is gone by then: it hangs up a moment before."""
-        return self.pidfd < 0 or readable(self.pidfd, within)
+        return self.pidfd < 0 or readable(self.pidfd, timeout)
 
     def interrupt(self) -> None:
         self.signal(signal.SIGINT)
@@ -180,11 +187,11 @@ class Link:
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)
 
-    def hang_up_and_wait(self, within: float) -> None:
+    def hang_up_and_wait(self, timeout: float) -> None:
         """Close the connection and wait until the process, which then ends, has ended."""
         with self._lock:
             self._hang_up()
-        self.dead(within)
+        self.wait_exit(timeout)
         self.close()
 
     def close(self) -> None:
@@ -197,49 +204,51 @@ class Link:
 
     def _receive(self, *, dead: bool) -> tuple[dict[str, Any], list[int]]:
         if dead and not readable(self._sock.fileno()):
-            raise Gone
-        self._sock.settimeout(_PART)
+            raise KernelGone
+        self._sock.settimeout(_MESSAGE_TIMEOUT_SECONDS)
         try:
             reply, fds = ipc.receive(self._sock)
             if not isinstance(reply, dict):
-                raise Gone("it said something that no kernel says")
+                raise KernelGone("it said something that no kernel says")
             return reply, fds
-        except (ipc.Closed, TimeoutError) as error:
-            raise Gone from error
+        except (ipc.ConnectionClosed, TimeoutError) as error:
+            raise KernelGone from error
         except (ValueError, RecursionError) as error:
-            raise Gone("it said something that no kernel says") from error
+            raise KernelGone("it said something that no kernel says") from error
         finally:
             self._sock.settimeout(None)
 
-    def _read(self, fd: int, name: str, kept: Kept, output: Output | None) -> int:
+    def _read(
+        self, fd: int, name: str, captured: HeadTailBuffer, output: OutputCallback | None
+    ) -> int:
         """Bytes taken; 0 at the end of the stream, -1 when there is nothing now."""
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
             return -1
-        kept.add(data)
+        captured.add(data)
         if data and output is not None:
             output(name, data)  # type: ignore[arg-type]
         return len(data)
 
-    def _drain(self, kept: dict[str, Kept], output: Output | None) -> None:
+    def _drain(self, captured: dict[str, HeadTailBuffer], output: OutputCallback | None) -> None:
         """What it wrote before its answer; of what its children go on writing, one pipe full."""
         for fd, name in self._streams.items():
-            left = _CHUNK
-            while left > 0 and (got := self._read(fd, name, kept[name], output)) > 0:
+            left = _CHUNK_BYTES
+            while left > 0 and (got := self._read(fd, name, captured[name], output)) > 0:
                 left -= got
 
 
-def _pauses(grace: float) -> Iterator[float]:
+def _interrupt_pauses(grace: float) -> Iterator[float]:
     """After each interrupt; one that comes before the code has begun is lost."""
-    pause = min(_AGAIN, grace / 2)
+    pause = min(_REPEAT_INTERRUPT_SECONDS, grace / 2)
     while grace > 0:
         yield min(pause, grace)
         grace, pause = grace - pause, 2 * pause
 
 
-def readable(fd: int, within: float = 0) -> bool:
+def readable(fd: int, timeout: float = 0) -> bool:
     """Tell whether a descriptor can be read within so many seconds; a pidfd: the process ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(within * 1000))
+    return bool(poll.poll(timeout * 1000))

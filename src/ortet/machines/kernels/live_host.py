@@ -14,79 +14,94 @@ from typing import TYPE_CHECKING
 
 from ortet.errors import NotFound, OrtetError
 from ortet.ids import Oid
-from ortet.machines.control.client import Indoors
-from ortet.machines.kernels.host import Branch, Ends, Entered, Growing, Residents, Seat, Seen
+from ortet.machines.control.client import InitClient
+from ortet.machines.kernels.host import (
+    FilesSnapshot,
+    ForkLayers,
+    KernelChannel,
+    KernelHost,
+    KernelLayer,
+    KernelProcess,
+    ListKernelPids,
+)
 from ortet.machines.standalone.process_tree import kill_run
 
 if TYPE_CHECKING:
-    from ortet.machines.kernels.livebranches import LiveBranches
+    from ortet.machines.kernels.livebranches import LiveKernelLayers
 
-_START = 30.0  # seconds until a new interpreter listens
-_LOOK = 0.005  # between two looks whether it does
-_ENDING = 5.0  # seconds until pid 1 has reaped one that was killed
-_NOBODY = "-"  # no run's mark
+_START_TIMEOUT_SECONDS = 30.0  # seconds until a new interpreter listens
+_POLL_SECONDS = 0.005  # between two looks whether it does
+_REAP_TIMEOUT_SECONDS = 5.0  # seconds until pid 1 has reaped one that was killed
+_NO_MARK = "-"  # no run's mark
 _CREDENTIALS = struct.Struct("3i")
 
 
-class LiveSeat(Seat):
+class LiveKernelHost(KernelHost):
     """`indoors` is asked each time: after a restore another process is the machine's pid 1."""
 
     engine = "criu"
-    carries = True
+    captures_processes = True
 
     def __init__(
         self,
-        indoors: Callable[[], Indoors],
-        place: str,
-        view: Callable[[], Path],
-        files: LiveBranches,
+        init_client: Callable[[], InitClient],
+        workspace_path: str,
+        host_path: Callable[[], Path],
+        layers: LiveKernelLayers,
     ) -> None:
-        self._files = files
-        self.place = place
-        self._indoors = indoors
-        self._view = view
-        self._names: dict[int, str] = {}
-        self._visitors: list[tuple[Callable[[], None], ...]] = []
+        self._layers = layers
+        self.workspace_path = workspace_path
+        self._init_client = init_client
+        self._host_path = host_path
+        self._names_by_pid: dict[int, str] = {}
+        self._snapshot_hooks: list[tuple[Callable[[], None], ...]] = []
 
     @property
-    def view(self) -> Path:  # type: ignore[override]
-        return self._view()
+    def host_path(self) -> Path:  # type: ignore[override]
+        return self._host_path()
 
-    def around_freeze(
-        self, check: Callable[[], None], leave: Callable[[], None], welcome: Callable[[], None]
+    def add_snapshot_hooks(
+        self,
+        check: Callable[[], None],
+        disconnect: Callable[[], None],
+        reconnect: Callable[[], None],
     ) -> None:
-        self._visitors.append((check, leave, welcome))
+        self._snapshot_hooks.append((check, disconnect, reconnect))
 
-    def check_freeze(self) -> None:
-        for check, _, _ in self._visitors:
+    def check_snapshot(self) -> None:
+        for check, _, _ in self._snapshot_hooks:
             check()
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def disconnected(self) -> Iterator[None]:
         """For the time of a freeze nobody is connected to a kernel; Conflict while one is busy."""
         with ExitStack() as gone:
-            for _, leave, welcome in self._visitors:
+            for _, leave, welcome in self._snapshot_hooks:
                 leave()
                 gone.callback(welcome)
             yield
 
-    def enter(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Entered:
-        given = {**env, "ORTET_KERNEL_AT": f"/{_socket(name)}"}
+    def start_interpreter(
+        self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
+    ) -> KernelProcess:
+        given = {**env, "ORTET_KERNEL_AT": f"/{_socket_path(name)}"}
         try:
-            job = self._indoors().spawn(_job(name), argv, env=given, cwd=self.place)
+            job = self._init_client().spawn(
+                _job_name(name), argv, env=given, cwd=self.workspace_path
+            )
         except NotFound as error:
             raise FileNotFoundError(2, "No such file or directory") from error
-        until = time.monotonic() + _START
+        until = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < until and job.wait(0) is None:
-            if (entered := self.find(name)) is not None:
+            if (entered := self.find_running(name)) is not None:
                 return entered
-            time.sleep(_LOOK)
-        raise OSError(0, self.last_words(name).strip()[-500:] or "it ended without a word")
+            time.sleep(_POLL_SECONDS)
+        raise OSError(0, self.startup_output(name).strip()[-500:] or "it ended without a word")
 
-    def find(self, name: str) -> Entered | None:
+    def find_running(self, name: str) -> KernelProcess | None:
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(f"/proc/{self._indoors().pid}/root/{_socket(name)}")
+            sock.connect(f"/proc/{self._init_client().pid}/root/{_socket_path(name)}")
             size = _CREDENTIALS.size
             told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
             pid = _CREDENTIALS.unpack(told)[0]
@@ -94,62 +109,65 @@ class LiveSeat(Seat):
         except OSError:
             sock.close()
             return None
-        self._names[pid] = name
+        self._names_by_pid[pid] = name
         out, their_out = os.pipe()
         err, their_err = os.pipe()
-        return Entered(Ends(sock, out, err, [their_out, their_err]), pid, pidfd)
+        return KernelProcess(KernelChannel(sock, out, err, [their_out, their_err]), pid, pidfd)
 
-    def last_words(self, name: str) -> str:
+    def startup_output(self, name: str) -> str:
         with suppress(OrtetError):
-            job = self._indoors().job(_job(name))
+            job = self._init_client().job(_job_name(name))
             return job.logs().decode("utf-8", "replace")
         return ""
 
-    def number(self, pid: int, pidfd: int) -> int:
+    def host_pid(self, pid: int, pidfd: int) -> int:
         """The host's: one inside says another."""
         del pid
         with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
-    def end(self, pid: int, mark: str, spare: Collection[int]) -> None:
+    def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
         """From outside: pid 1 would take forks of a kernel for what it started."""
-        kill_run(mark or _NOBODY, pid, spare)
-        name = self._names.pop(pid, None)
+        kill_run(mark or _NO_MARK, pid, exclude)
+        name = self._names_by_pid.pop(pid, None)
         with suppress(OrtetError):  # a fork that took the place of another is no job
             if name is not None:
-                self._indoors().job(_job(name)).wait(_ENDING)
+                self._init_client().job(_job_name(name)).wait(_REAP_TIMEOUT_SECONDS)
 
     # files for forks
 
-    def glance(self, of: Branch | None = None) -> Seen:
-        return self._files.glance(of)
+    def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
+        return self._layers.capture_files(layer)
 
-    def branching(
-        self, residents: Residents, seen: Seen, of: Branch | None = None
-    ) -> AbstractContextManager[Growing]:
-        return self._files.branching(residents, seen, of)
+    def fork_layers(
+        self,
+        list_kernel_pids: ListKernelPids,
+        snapshot: FilesSnapshot,
+        layer: KernelLayer | None = None,
+    ) -> AbstractContextManager[ForkLayers]:
+        return self._layers.fork_layers(list_kernel_pids, snapshot, layer)
 
-    def basis(self, branch: Branch) -> Oid:
-        return self._files.basis(branch)
+    def base_image(self, layer: KernelLayer) -> Oid:
+        return self._layers.base_image(layer)
 
-    def check_return(self, pid: int) -> None:
-        self._files.check_return(pid)
+    def check_can_adopt(self, pid: int) -> None:
+        self._layers.check_can_adopt(pid)
 
-    def take(self, branch: Branch, residents: Collection[int]) -> int:
-        return self._files.take(branch, residents)
+    def adopt_layer(self, layer: KernelLayer, kernel_pids: Collection[int]) -> int:
+        return self._layers.adopt_layer(layer, kernel_pids)
 
-    def drop(self, branch: Branch) -> None:
-        self._files.drop(branch)
+    def drop_layer(self, layer: KernelLayer) -> None:
+        self._layers.drop_layer(layer)
 
-    def code(self, pid: int) -> int | None:
+    def wait_exit_code(self, pid: int) -> int | None:
         del pid
         return None
 
 
-def _job(name: str) -> str:
+def _job_name(name: str) -> str:
     return f"kernel {name}"
 
 
-def _socket(name: str) -> str:
+def _socket_path(name: str) -> str:
     """Short, as paths of sockets have to be."""
     return f"run/ortet/kernel-{hashlib.sha256(name.encode()).hexdigest()[:16]}.sock"

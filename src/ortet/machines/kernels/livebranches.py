@@ -11,40 +11,40 @@ from ortet._util.codec import encode
 from ortet.errors import Conflict, Unavailable, Unsupported
 from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machines.kernels.host import Branch, Residents, Seen
-from ortet.machines.kernels.livemounts import dwellers, left_there
-from ortet.machines.live.context import LiveGround
-from ortet.machines.live.liveruns import LiveRuns
-from ortet.machines.overlay.ignoredlayers import with_ignored
-from ortet.machines.overlay.layers import Stack
+from ortet.machines.kernels.host import FilesSnapshot, KernelLayer, ListKernelPids
+from ortet.machines.kernels.livemounts import foreign_files, processes_rooted_at
+from ortet.machines.live.context import LiveEngineContext
+from ortet.machines.live.liveruns import LiveCommands
+from ortet.machines.overlay.ignoredlayers import add_ignored_layer
+from ortet.machines.overlay.layers import LayerStack
 from ortet.objects.base import Kind
 
 
-class LiveBranches(LiveRuns):
+class LiveKernelLayers(LiveCommands):
     """Its own mounts are never changed: CRIU must find them as its processes hold them. So what a
     fork begins with is written from the store, and one that is kept is written back."""
 
-    _ground: LiveGround
+    _context: LiveEngineContext
 
-    def look(self) -> Oid:
-        return self._ground.objects.put(Kind.IMAGE, encode(self._present()))
+    def snapshot_files(self) -> Oid:
+        return self._context.objects.put(Kind.IMAGE, encode(self._current_image()))
 
-    def glance(self, of: Branch | None = None) -> Seen:
-        if of is not None:
-            return super().glance(of)
-        image = replace(self._present(), services=b"", processes=b"")
-        return self._ground.objects.put(Kind.IMAGE, encode(image)), image
+    def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
+        if layer is not None:
+            return super().capture_files(layer)
+        image = replace(self._current_image(), services=b"", processes=b"")
+        return self._context.objects.put(Kind.IMAGE, encode(image)), image
 
-    def take(self, branch: Branch, residents: Collection[int]) -> int:
-        del residents
-        image = self.glance(branch)[1]
-        current = self._present()
-        self._rewrite(current, replace(current, root=image.root, links=image.links), None)
+    def adopt_layer(self, layer: KernelLayer, kernel_pids: Collection[int]) -> int:
+        del kernel_pids
+        image = self.capture_files(layer)[1]
+        current = self._current_image()
+        self._restore_files(current, replace(current, root=image.root, links=image.links), None)
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        return os.open(f"/proc/{self._guard.pid}/root", flags)
+        return os.open(f"/proc/{self._live_process.pid}/root", flags)
 
-    def check_return(self, pid: int) -> None:
-        if left := left_there(pid, self._guard.pid):
+    def check_can_adopt(self, pid: int) -> None:
+        if left := foreign_files(pid, self._live_process.pid):
             raise Conflict(
                 "files_stuck",
                 f"a fork that loaded {', '.join(left[:5])} cannot become part of this machine's "
@@ -54,28 +54,30 @@ class LiveBranches(LiveRuns):
 
     # inside
 
-    def _below(self, residents: Residents, image: Image) -> Stack:
-        del residents
-        stack = self._standing.stack
-        if stack.image == replace(image, system=None) and not self._standing.ignoring:
+    def _frozen_layers(self, list_kernel_pids: ListKernelPids, image: Image) -> LayerStack:
+        del list_kernel_pids
+        stack = self._layout.stack
+        if stack.image == replace(image, system=None) and not self._layout.ignoring:
             return stack
-        stack = self._ground.bases.stack(image, stack)[0]
-        return with_ignored(self._ground, stack, self._ignored())[0]
+        stack = self._context.layer_store.ensure_stack(image, stack)[0]
+        return add_ignored_layer(self._context, stack, self._ignored_files())[0]
 
-    def _held(self, residents: Collection[int], of: Branch | None = None) -> list[str]:
-        return [] if of is None else dwellers(of.root, residents)
+    def _other_users(
+        self, kernel_pids: Collection[int], layer: KernelLayer | None = None
+    ) -> list[str]:
+        return [] if layer is None else processes_rooted_at(layer.root, kernel_pids)
 
-    def _mount_branch(self, stack: Stack, upper: str, work: str) -> tuple[int, int]:
-        ground = self._ground
+    def _mount_layer(self, stack: LayerStack, upper: str, work: str) -> tuple[int, int]:
+        ground = self._context
         plan = {
-            "place": self.place,
+            "place": self.workspace_path,
             "root": "",
-            "held": ground.held(self._home),
-            "steps": [{"do": "hold", "at": str(ground.bases.area / "hold"), "host": True}],
-            "workspace": ground.options_of(stack, upper, work),
+            "held": ground.mount_sources(self._home),
+            "steps": [{"do": "hold", "at": str(ground.layer_store.area / "hold"), "host": True}],
+            "workspace": ground.mount_options(stack, upper, work),
         }
         try:
-            return ground.keeper.branch(self._guard.pid, plan)
+            return ground.supervisor.clone_mounts(self._live_process.pid, plan)
         except Unsupported as error:
             raise Unavailable(
                 "mount_refused",

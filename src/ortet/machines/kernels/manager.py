@@ -15,20 +15,23 @@ from typing import Any
 
 from ortet.errors import Conflict, NotFound, OrtetError, Refused, Unavailable
 from ortet.ids import Oid, Random
-from ortet.machines.command import environment
-from ortet.machines.kernels.fork import Sprout, listen, settle
-from ortet.machines.kernels.host import Branch, Growing, Seat, python_of
+from ortet.machines.command import build_environment
+from ortet.machines.kernels.fork import PendingKernelFork, send_layer, wait_ready
+from ortet.machines.kernels.host import ForkLayers, KernelHost, KernelLayer, choose_python
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.link import Gone, Link
+from ortet.machines.kernels.link import KernelGone, KernelLink
 
-_START = 30.0  # seconds; a start takes a tenth of one
-_MOST = 1024
-_FDS = 8  # descriptors of this process that a kernel may take for a moment
-_TUNABLES, _HUGE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"  # a fork copies far fewer entries
-_MODULES = ("ipc", "kernel_cell", "kernel_variables", "kernel_guest")
+_START_TIMEOUT_SECONDS = 30.0  # seconds; a start takes a tenth of one
+_MAX_KERNELS = 1024
+_FDS_PER_KERNEL = 8  # descriptors of this process that a kernel may take for a moment
+_GLIBC_TUNABLES, _HUGE_PAGES = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.hugetlb=1",
+)  # a fork copies far fewer entries
+_GUEST_MODULES = ("ipc", "kernel_cell", "kernel_variables", "kernel_guest")
 
 # What is imported before the workspace is in the search path: a json.py there is not ours.
-_BOOT = """
+_BOOTSTRAP_CODE = """
 import sys
 if sys.version_info < (3, 8):
     sys.exit("this is Python " + sys.version.split()[0])
@@ -68,56 +71,56 @@ sys.modules["_ortet_kernel_guest"].main(
 """
 
 
-class Kernels:
+class KernelManager:
     """`looking` is held while the machine's files are looked at, `safe` is called before they are
     replaced by others than those of this image."""
 
     def __init__(
         self,
-        seat: Seat,
+        host: KernelHost,
         *,
-        looking: Callable[[], AbstractContextManager[Any]],
-        safe: Callable[[Oid], None],
+        reading_files: Callable[[], AbstractContextManager[Any]],
+        before_replace: Callable[[Oid], None],
         random: Random = os.urandom,
     ) -> None:
-        self._seat = seat
-        self._looking = looking
-        self._safe = safe
+        self._host = host
+        self._reading_files = reading_files
+        self._before_replace = before_replace
         self._random = random
-        self._named: dict[str, Kernel] = {}
+        self._kernels: dict[str, Kernel] = {}
         self._forks: dict[str, Kernel] = {}
-        self._numbers: dict[str, int] = {}  # of the last fork of each name
-        self._change = threading.RLock()
-        self._away: ExitStack | None = None
-        seat.around_freeze(self.check_forks, self.leave, self.welcome)
+        self._fork_numbers: dict[str, int] = {}  # of the last fork of each name
+        self._lock = threading.RLock()
+        self._disconnected: ExitStack | None = None
+        host.add_snapshot_hooks(self.check_no_forks, self.disconnect, self.reconnect)
 
     def get(
         self, name: str, *, python: str | None = None, env: Mapping[str, str | None] | None = None
     ) -> tuple[Kernel, bool]:
         """The living kernel of this name, or a new one: then True."""
-        with self._change:
-            known = self._named.get(name)
+        with self._lock:
+            known = self._kernels.get(name)
             if known is not None and known.alive:
                 return known, False
             if known is not None:
                 known.close()
-            self._room(1)
-            found = self._find(name)
-            kernel = found or self._start(name, python, env or {})
-            self._named[name] = kernel
+            self._check_capacity(1)
+            found = self._find_running(name)
+            kernel = found or self._start_kernel(name, python, env or {})
+            self._kernels[name] = kernel
             return kernel, found is None
 
-    def alive(self) -> list[Kernel]:
+    def list_alive(self) -> list[Kernel]:
         """Those on the machine's own files."""
-        return [kernel for kernel in self._named.values() if kernel.alive]
+        return [kernel for kernel in self._kernels.values() if kernel.alive]
 
     def close(self, why: str = "the workspace was closed: open it again") -> None:
-        for kernel in [*self._named.values(), *self._forks.values()]:
+        for kernel in [*self._kernels.values(), *self._forks.values()]:
             kernel.end(f"kernel {kernel.name!r} is closed: {why}")
 
     # around a freeze
 
-    def check_forks(self) -> None:
+    def check_no_forks(self) -> None:
         """Conflict while there are forks: their files are on mounts that are not the machine's, so
         no image can hold them."""
         if forks := [one.name for one in self._forks.values() if one.alive]:
@@ -128,199 +131,212 @@ class Kernels:
                 forks=forks,
             )
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Have no connection to the machine; Conflict while one of them runs code, or has forks."""
         with ExitStack() as stack:
-            stack.enter_context(self._change)
-            self.check_forks()
-            living = self.alive()
+            stack.enter_context(self._lock)
+            self.check_no_forks()
+            living = self.list_alive()
             for kernel in living:
-                stack.enter_context(kernel.turn("be frozen"))
-            stack.callback(self._rejoin, living)
+                stack.enter_context(kernel.exclusive("be frozen"))
+            stack.callback(self._reconnect_kernels, living)
             for kernel in living:
-                kernel.link.leave()
-            self._away = stack.pop_all()
+                kernel.link.disconnect()
+            self._disconnected = stack.pop_all()
 
-    def welcome(self) -> None:
-        away, self._away = self._away, None
+    def reconnect(self) -> None:
+        away, self._disconnected = self._disconnected, None
         if away is not None:
             away.close()
 
-    def _rejoin(self, living: list[Kernel]) -> None:
-        for kernel in living:
-            with suppress(Gone, OSError):  # then it is found to be gone when it is used
-                if kernel.link.left and (entered := self._seat.find(kernel.name)) is not None:
-                    kernel.link.rejoin(entered, _START)
+    def _reconnect_kernels(self, kernels: list[Kernel]) -> None:
+        for kernel in kernels:
+            with suppress(KernelGone, OSError):  # then it is found to be gone when it is used
+                if (
+                    kernel.link.is_disconnected
+                    and (entered := self._host.find_running(kernel.name)) is not None
+                ):
+                    kernel.link.reconnect(entered, _START_TIMEOUT_SECONDS)
 
     # for Kernel
 
-    def grow(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]:
+    def fork_kernel(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]:
         """Within the kernel's turn: all or none. Each process is made while its files are."""
         made: list[Kernel] = []
-        with self._change, ExitStack() as stack:
-            self._room(n)
+        with self._lock, ExitStack() as stack:
+            self._check_capacity(n)
             residents = [kernel]
-            if kernel.branch is None:
+            if kernel.layer is None:
                 residents += [
-                    one for one in self.alive() if one is not kernel and _follows(one, stack)
+                    one
+                    for one in self.list_alive()
+                    if one is not kernel and _can_follow(one, stack)
                 ]
             try:
-                first = self._sprout(kernel, look=True, force=force)
-                with self._looking():
+                first = self._begin_fork(kernel, check_first=True, force=force)
+                with self._reading_files():
                     try:
-                        seen = self._seat.glance(kernel.branch)
-                        growing = self._seat.branching(
-                            lambda: [*_pids(residents), first.come(self._seat).pid],
+                        seen = self._host.capture_files(kernel.layer)
+                        growing = self._host.fork_layers(
+                            lambda: [*_pids(residents), first.wait_process(self._host).pid],
                             seen,
-                            kernel.branch,
+                            kernel.layer,
                         )
                         files = stack.enter_context(growing)
                     except BaseException:
-                        first.wither()
+                        first.abandon()
                         raise
                     try:
-                        made.append(self._raise(kernel, first, files))
+                        made.append(self._finish_fork(kernel, first, files))
                     finally:
-                        self._move(residents, files)
+                        self._switch_residents(residents, files)
                 while len(made) < n:
-                    sprout = self._sprout(kernel, look=False, force=True)
-                    made.append(self._raise(kernel, sprout, files))
+                    sprout = self._begin_fork(kernel, check_first=False, force=True)
+                    made.append(self._finish_fork(kernel, sprout, files))
                 for one in made:
-                    listen(one)
+                    wait_ready(one)
             except BaseException:
                 for one in made:
                     one.close()
                 raise
         return made
 
-    def _sprout(self, kernel: Kernel, *, look: bool, force: bool) -> Sprout:
-        return Sprout(kernel, self._random(8).hex(), look=look, force=force)
+    def _begin_fork(self, kernel: Kernel, *, check_first: bool, force: bool) -> PendingKernelFork:
+        return PendingKernelFork(
+            kernel, self._random(8).hex(), check_first=check_first, force=force
+        )
 
-    def _raise(self, kernel: Kernel, sprout: Sprout, files: Growing) -> Kernel:
+    def _finish_fork(
+        self, kernel: Kernel, pending: PendingKernelFork, layers: ForkLayers
+    ) -> Kernel:
         """Files for a process that is on its way, and its name."""
-        branch: Branch | None = None
+        branch: KernelLayer | None = None
         try:
-            branch = files.grow()
-            link = sprout.come(self._seat)
+            branch = layers.grow()
+            link = pending.wait_process(self._host)
         except BaseException:
-            sprout.wither()
+            pending.abandon()
             if branch is not None:
-                self._seat.drop(branch)
+                self._host.drop_layer(branch)
             raise
-        self._numbers[kernel.name] = number = self._numbers.get(kernel.name, 0) + 1
-        fork = Kernel(self, f"{kernel.name}/{number}", link, branch=branch)
-        fork.keeping = list(kernel.keeping)
+        self._fork_numbers[kernel.name] = number = self._fork_numbers.get(kernel.name, 0) + 1
+        fork = Kernel(self, f"{kernel.name}/{number}", link, layer=branch)
+        fork.declared_variables = list(kernel.declared_variables)
         self._forks[fork.name] = fork
         try:
-            settle(fork, branch)
+            send_layer(fork, branch)
         except BaseException:
             fork.close()
             raise
         return fork
 
-    def _move(self, residents: list[Kernel], files: Growing) -> None:
+    def _switch_residents(self, kernels: list[Kernel], layers: ForkLayers) -> None:
         """Those whose files became a layer go on upon it."""
-        if files.moved:
-            for one in residents:
-                one.follow()
-        if files.instead is not None:
-            (kernel,) = residents
-            old, kernel.branch = kernel.branch, files.instead
+        if layers.moved:
+            for one in kernels:
+                one.switch_files()
+        if layers.instead is not None:
+            (kernel,) = kernels
+            old, kernel.layer = kernel.layer, layers.instead
             assert old is not None
             try:
-                kernel.follow(files.instead.root, files.instead.namespace)
+                kernel.switch_files(layers.instead.root, layers.instead.namespace)
             finally:
-                self._seat.drop(old)
+                self._host.drop_layer(old)
 
-    def take(self, kernel: Kernel, fork: Kernel) -> None:
-        assert fork.branch is not None
+    def adopt_fork(self, kernel: Kernel, fork: Kernel) -> None:
+        assert fork.layer is not None
         name = kernel.name
-        with self._change, ExitStack() as stack:
-            if kernel.branch is None:
-                self._take(kernel, fork, stack)
+        with self._lock, ExitStack() as stack:
+            if kernel.layer is None:
+                self._adopt_files(kernel, fork, stack)
             kernel.end(f"kernel {name!r} was replaced by its fork {fork.name!r}: use that one")
             self._forks.pop(fork.name, None)
             fork.name = name
-            fork.keeping = list(dict.fromkeys([*kernel.keeping, *fork.keeping]))
-            where = self._named if fork.branch is None else self._forks
+            fork.declared_variables = list(
+                dict.fromkeys([*kernel.declared_variables, *fork.declared_variables])
+            )
+            where = self._kernels if fork.layer is None else self._forks
             where[name] = fork
 
-    def _take(self, kernel: Kernel, fork: Kernel, stack: ExitStack) -> None:
-        assert fork.branch is not None
-        others = [one for one in self.alive() if one is not kernel and _follows(one, stack)]
-        fork.get_ready(everywhere=self._seat.carries)
-        self._seat.check_return(fork.link.pid)
-        self._safe(self._seat.basis(fork.branch))
-        with self._looking():
-            root = self._seat.take(fork.branch, _pids([kernel, *others]))
+    def _adopt_files(self, kernel: Kernel, fork: Kernel, stack: ExitStack) -> None:
+        assert fork.layer is not None
+        others = [one for one in self.list_alive() if one is not kernel and _can_follow(one, stack)]
+        fork.check_can_follow(everywhere=self._host.captures_processes)
+        self._host.check_can_adopt(fork.link.pid)
+        self._before_replace(self._host.base_image(fork.layer))
+        with self._reading_files():
+            root = self._host.adopt_layer(fork.layer, _pids([kernel, *others]))
         try:
-            fork.follow(root)
+            fork.switch_files(root)
         finally:
             os.close(root)
         for one in others:
-            one.follow()
-        branch, fork.branch = fork.branch, None
-        self._seat.drop(branch)
+            one.switch_files()
+        branch, fork.layer = fork.layer, None
+        self._host.drop_layer(branch)
 
-    def forget(self, kernel: Kernel) -> None:
+    def release_kernel(self, kernel: Kernel) -> None:
         """End its process and give back its files."""
-        with self._change:
-            self._named = {k: v for k, v in self._named.items() if v is not kernel}
+        with self._lock:
+            self._kernels = {k: v for k, v in self._kernels.items() if v is not kernel}
             self._forks = {k: v for k, v in self._forks.items() if v is not kernel}
-            spare = [one.link.pid for one in (*self._named.values(), *self._forks.values())]
+            spare = [one.link.pid for one in (*self._kernels.values(), *self._forks.values())]
         link = kernel.link
         with suppress(OrtetError):  # a machine that is gone has nothing left to end
-            self._seat.end(link.pid if link.alive else -1, link.mark, spare)
-            self.autopsy(kernel)
-            if kernel.branch is not None:
-                self._seat.drop(kernel.branch)
-        kernel.retire()
+            self._host.kill_kernel(link.pid if link.alive else -1, link.mark, spare)
+            self.exit_reason(kernel)
+            if kernel.layer is not None:
+                self._host.drop_layer(kernel.layer)
+        kernel.close_link_when_idle()
 
-    def autopsy(self, kernel: Kernel) -> str:
+    def exit_reason(self, kernel: Kernel) -> str:
         """How it ended, where that can be known."""
         if not kernel.launched or kernel.link.alive:
             return ""
         kernel.launched = False
         with suppress(OrtetError, OSError):
-            code = self._seat.code(kernel.link.pid)
+            code = self._host.wait_exit_code(kernel.link.pid)
             if code is not None and code >= 0:
                 return f"its process ended with exit code {code}"
             if code is not None:
-                return f"its process was ended by {_name_of(-code)}"
+                return f"its process was ended by {_signal_name(-code)}"
         return ""
 
     # inside
 
-    def _room(self, n: int) -> None:
+    def _check_capacity(self, n: int) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = min(_MOST, files // _FDS) if files > 0 else _MOST
-        if len(self._named) + len(self._forks) + n > most:
+        most = min(_MAX_KERNELS, files // _FDS_PER_KERNEL) if files > 0 else _MAX_KERNELS
+        if len(self._kernels) + len(self._forks) + n > most:
             raise Refused(
                 "too_many_kernels",
                 f"{n} more kernels would be more than {most}, which is what this process has "
                 "descriptors for: close some first, or raise its limit of open files",
             )
 
-    def _start(self, name: str, python: str | None, env: Mapping[str, str | None]) -> Kernel:
-        program = python_of(self._seat, python)
+    def _start_kernel(self, name: str, python: str | None, env: Mapping[str, str | None]) -> Kernel:
+        program = choose_python(self._host, python)
         mark = self._random(8).hex()
         try:
-            given = {_TUNABLES: _HUGE, **environment(env, mark)}
-            entered = self._seat.enter(name, [program, "-c", _BOOT], env=given)
+            given = {_GLIBC_TUNABLES: _HUGE_PAGES, **build_environment(env, mark)}
+            entered = self._host.start_interpreter(
+                name, [program, "-c", _BOOTSTRAP_CODE], env=given
+            )
         except OSError as error:
             raise NotFound(
                 "no_python",
                 f"{program} cannot be started inside the machine ({error.strerror}): give "
                 "python='…', the path of an interpreter there",
             ) from error
-        launched = not self._seat.carries
-        kernel = Kernel(self, name, Link(entered, mark), launched=launched)
+        launched = not self._host.captures_processes
+        kernel = Kernel(self, name, KernelLink(entered, mark), launched=launched)
         try:
             with suppress(OSError):  # it has ended: it may have said why
-                entered.ends.sock.sendall(_package(self._seat))
-            kernel.link.greet(_START)
-        except Gone as error:
-            words = self._seat.last_words(name) or error.words
+                entered.channel.sock.sendall(_bootstrap_message(self._host))
+            kernel.link.wait_greeting(_START_TIMEOUT_SECONDS)
+        except KernelGone as error:
+            words = self._host.startup_output(name) or error.stderr
             kernel.close()
             raise Unavailable(
                 "kernel_not_started",
@@ -333,26 +349,26 @@ class Kernels:
             raise
         return kernel
 
-    def _find(self, name: str) -> Kernel | None:
+    def _find_running(self, name: str) -> Kernel | None:
         """One that came with the machine's processes."""
-        entered = self._seat.find(name)
+        entered = self._host.find_running(name)
         if entered is None:
             return None
-        kernel = Kernel(self, name, Link(entered, ""))
+        kernel = Kernel(self, name, KernelLink(entered, ""))
         try:
-            kernel.link.greet(_START)
-        except (Gone, OSError):
+            kernel.link.wait_greeting(_START_TIMEOUT_SECONDS)
+        except (KernelGone, OSError):
             kernel.close()
             return None
         return kernel
 
 
-def _follows(kernel: Kernel, stack: ExitStack) -> bool:
+def _can_follow(kernel: Kernel, stack: ExitStack) -> bool:
     """Whether another kernel is idle, and its open files can go to other layers with it."""
-    if not stack.enter_context(kernel.held()):
+    if not stack.enter_context(kernel.try_exclusive()):
         return False
     with suppress(OrtetError):
-        kernel.get_ready()
+        kernel.check_can_follow()
         return True
     return False
 
@@ -361,16 +377,16 @@ def _pids(kernels: Iterable[Kernel]) -> list[int]:
     return [kernel.link.pid for kernel in kernels]
 
 
-def _package(seat: Seat) -> bytes:
+def _bootstrap_message(host: KernelHost) -> bytes:
     """What makes an interpreter a kernel."""
     here = Path(__file__).parents[1] / "standalone"
-    texts = [(name, (here / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    given = {"modules": texts, "place": seat.place, "alone": not seat.contained}
+    texts = [(name, (here / f"{name}.py").read_text("utf-8")) for name in _GUEST_MODULES]
+    given = {"modules": texts, "place": host.workspace_path, "alone": not host.contained}
     body = json.dumps(given).encode()
     return struct.pack("!I", len(body)) + body
 
 
-def _name_of(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

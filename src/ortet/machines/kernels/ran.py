@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 
-class Frame(msgspec.Struct, frozen=True):
+class TracebackFrame(msgspec.Struct, frozen=True):
     """A line that was being executed; `source` is its text, of a cell too."""
 
     file: str
@@ -18,19 +18,19 @@ class Frame(msgspec.Struct, frozen=True):
     source: str
 
 
-class Failure(msgspec.Struct, frozen=True):
+class CellError(msgspec.Struct, frozen=True):
     """An error in the code that was run; `text` is the whole traceback, as Python shows it."""
 
     type: str
     message: str
-    frames: list[Frame]
+    frames: list[TracebackFrame]
     text: str
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-class Ran(msgspec.Struct, frozen=True):
+class CellResult(msgspec.Struct, frozen=True):
     """How a run in a kernel went.
 
     `value` is that of the last expression when it is plain data (a tuple becomes a list), otherwise
@@ -41,12 +41,12 @@ class Ran(msgspec.Struct, frozen=True):
     repr: str = ""
     stdout: str = ""
     stderr: str = ""
-    error: Failure | None = None
+    error: CellError | None = None
     duration: float = 0.0
     timed_out: bool = False
 
 
-class Var(msgspec.Struct, frozen=True):
+class KernelVariable(msgspec.Struct, frozen=True):
     """A variable that is to outlive its interpreter; `why` says why it cannot."""
 
     name: str
@@ -58,51 +58,63 @@ class Var(msgspec.Struct, frozen=True):
         return not self.why
 
 
-def ran_of(
+def parse_cell_result(
     reply: Mapping[str, Any], *, stdout: str, stderr: str, duration: float, timed_out: bool
-) -> Ran:
+) -> CellResult:
     """ValueError or TypeError for what no kernel says."""
     error = reply.get("error")
-    return Ran(
-        value=_sound(reply.get("value")),
-        repr=_text(reply.get("repr", "")),
+    return CellResult(
+        value=_storable_value(reply.get("value")),
+        repr=_storable_text(reply.get("repr", "")),
         stdout=stdout,
         stderr=stderr,
-        error=None if error is None else _failure(error),
+        error=None if error is None else _parse_error(error),
         duration=duration,
         timed_out=timed_out,
     )
 
 
-def vars_of(items: Any) -> list[Var]:
+def parse_variables(items: Any) -> list[KernelVariable]:
     """ValueError for what no kernel says."""
     try:
         return [
-            Var(_text(one["name"]), _text(one["type"]), _text(one.get("why", ""))) for one in items
+            KernelVariable(
+                _storable_text(one["name"]),
+                _storable_text(one["type"]),
+                _storable_text(one.get("why", "")),
+            )
+            for one in items
         ]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("no list of variables") from error
 
 
-def _failure(said: Any) -> Failure:
+def _parse_error(reply: Any) -> CellError:
     try:
         frames = [
-            Frame(_text(file), int(line), _text(function), _text(source))
-            for file, line, function, source in said["frames"]
+            TracebackFrame(
+                _storable_text(file), int(line), _storable_text(function), _storable_text(source)
+            )
+            for file, line, function, source in reply["frames"]
         ]
-        return Failure(_text(said["type"]), _text(said["message"]), frames, _text(said["text"]))
+        return CellError(
+            _storable_text(reply["type"]),
+            _storable_text(reply["message"]),
+            frames,
+            _storable_text(reply["text"]),
+        )
     except (TypeError, KeyError) as error:
         raise ValueError("no error of a cell") from error
 
 
-def _text(value: Any) -> str:
+def _storable_text(value: Any) -> str:
     """Text that can be stored: a lone surrogate cannot."""
     if not isinstance(value, str):
         raise TypeError("no text")
     return value.encode("utf-8", "replace").decode()
 
 
-def _sound(value: Any) -> Any:
+def _storable_value(value: Any) -> Any:
     """Plain data that can be stored."""
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

@@ -15,117 +15,127 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ortet.machines.base import Capability, Loss, Result
-from ortet.machines.limits import PIDS, Limits
-from ortet.machines.live.grouphome import CONTROLLERS, Place, find_places, put
+from ortet.machines.limits import DEFAULT_MAX_PIDS, MachineLimits
+from ortet.machines.live.grouphome import (
+    CONTROLLERS,
+    CgroupParent,
+    find_cgroup_parents,
+    write_control_file,
+)
 
-RECORD = "groups"
+GROUPS_FILE = "groups"
 """In a machine's home: the groups it has, one a line, so that those of a dead one are found."""
 
-PREFIX = "ortet-"
+GROUP_PREFIX = "ortet-"
 """What the names of groups begin with that are ours to remove."""
 
-_PERIOD = 100_000  # microseconds
-_SPARE = Limits(memory=64 << 20, pids=16)  # what CRIU needs for itself while it restores
-_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # not there without swap accounting
-_TRIES, _PAUSE = 50, 0.01
+_CPU_PERIOD_MICROSECONDS = 100_000  # microseconds
+_CRIU_HEADROOM = MachineLimits(
+    memory=64 << 20, pids=16
+)  # what CRIU needs for itself while it restores
+_SWAP_FILES = (
+    "memory.swap.max",
+    "memory.memsw.limit_in_bytes",
+)  # not there without swap accounting
+_REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 50, 0.01
 _FIX = (
     "run ortet as root where the control groups memory, cpu and pids can be written; machines run "
     "without limits until then"
 )
 
 
-class Groups:
+class CgroupFactory:
     """The places of this process, looked up at first need."""
 
-    def __init__(self, places: Mapping[str, Place] | None = None) -> None:
-        self._places = places
+    def __init__(self, parents: Mapping[str, CgroupParent] | None = None) -> None:
+        self._parents = parents
 
     @property
-    def places(self) -> Mapping[str, Place]:
-        if self._places is None:
-            self._places = find_places(
+    def parents(self) -> Mapping[str, CgroupParent]:
+        if self._parents is None:
+            self._parents = find_cgroup_parents(
                 Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_bytes()
             )
-        return self._places
+        return self._parents
 
-    def make(
+    def create(
         self,
-        machine: str,
-        limits: Limits,
+        machine_id: str,
+        limits: MachineLimits,
         home: Path,
         *,
         restoring: bool = False,
         reserved: str = "",
-    ) -> Group:
+    ) -> MachineCgroup:
         """A group for a machine that is about to begin; what cannot be limited here is in its
         `losses`. With `restoring` there is room for CRIU too, until `tighten`. One that was made
         before, `reserved`, is used for what it can limit."""
-        remove_recorded(home)
-        group = Group(limits, home)
+        remove_recorded_groups(home)
+        group = MachineCgroup(limits, home)
         # never the name of one before: whoever is to remove that must not find this
-        name = f"{PREFIX}{machine}-{os.urandom(4).hex()}"
+        name = f"{GROUP_PREFIX}{machine_id}-{os.urandom(4).hex()}"
         for controller in CONTROLLERS:
             if getattr(limits, controller):
-                place = self.places.get(controller)
+                place = self.parents.get(controller)
                 if place is not None and reserved and Path(reserved).parent == place.path:
-                    group.take(controller, Path(reserved), place.version)
+                    group.add_existing(controller, Path(reserved), place.version)
                 else:
                     group.add(controller, place, name)
-        group.write(_with_spare(limits) if restoring else limits)
+        group.write_limits(_with_criu_headroom(limits) if restoring else limits)
         return group
 
 
-class Group:
+class MachineCgroup:
     """What one machine is in: a directory for each controller, or one for all."""
 
-    def __init__(self, limits: Limits, home: Path) -> None:
+    def __init__(self, limits: MachineLimits, home: Path) -> None:
         self._limits = limits
         self._home = home
-        self._by: dict[str, tuple[Path, int]] = {}
+        self._by_controller: dict[str, tuple[Path, int]] = {}
         self.losses: list[Loss] = []
 
     @property
     def paths(self) -> list[str]:
         """Directories whose `cgroup.procs` a process joins."""
-        return sorted({str(path) for path, _ in self._by.values()})
+        return sorted({str(path) for path, _ in self._by_controller.values()})
 
-    def add(self, controller: str, place: Place | None, name: str) -> None:
-        if place is None:
-            self._lack(controller, "this host has no such control group for us")
+    def add(self, controller: str, parent: CgroupParent | None, name: str) -> None:
+        if parent is None:
+            self._drop_controller(controller, "this host has no such control group for us")
             return
-        path = place.path / name
+        path = parent.path / name
         try:
             if str(path) not in self.paths:
-                _record(self._home, [*recorded(self._home), path])
+                _write_record(self._home, [*recorded_groups(self._home), path])
                 path.mkdir()
-            self._by[controller] = path, place.version
+            self._by_controller[controller] = path, parent.version
         except OSError as error:
-            self._lack(controller, str(error))
+            self._drop_controller(controller, str(error))
 
-    def take(self, controller: str, path: Path, version: int) -> None:
+    def add_existing(self, controller: str, path: Path, version: int) -> None:
         """One that is there."""
         if str(path) not in self.paths:
-            _record(self._home, [*recorded(self._home), path])
-        self._by[controller] = path, version
+            _write_record(self._home, [*recorded_groups(self._home), path])
+        self._by_controller[controller] = path, version
 
-    def write(self, limits: Limits) -> None:
-        for controller, (path, version) in list(self._by.items()):
+    def write_limits(self, limits: MachineLimits) -> None:
+        for controller, (path, version) in list(self._by_controller.items()):
             try:
-                for name, value in _files(controller, limits, version):
-                    if (path / name).exists() or name not in _SWAP:
-                        put(path / name, value)
+                for name, value in _limit_files(controller, limits, version):
+                    if (path / name).exists() or name not in _SWAP_FILES:
+                        write_control_file(path / name, value)
             except OSError as error:
-                self._lack(controller, str(error))
+                self._drop_controller(controller, str(error))
 
-    def tighten(self) -> None:
+    def drop_criu_headroom(self) -> None:
         """Nothing but the machine is in it any more."""
-        self.write(self._limits)
+        self.write_limits(self._limits)
 
-    def kills(self) -> int:
+    def oom_kills(self) -> int:
         """How often a process was killed in it for lack of memory."""
-        if "memory" not in self._by:
+        if "memory" not in self._by_controller:
             return 0
-        path, version = self._by["memory"]
+        path, version = self._by_controller["memory"]
         with suppress(OSError):
             text = (path / ("memory.events" if version == 2 else "memory.oom_control")).read_text()
             for line in text.splitlines():
@@ -133,47 +143,49 @@ class Group:
                     return int(line.split()[1])
         return 0
 
-    def explain(self, result: Result, kills: int) -> Result:
+    def explain_limits(self, result: Result, kills_before: int) -> Result:
         """A result that says so when a limit was in the way; `kills` is the number of before."""
-        if self.kills() > kills:
+        if self.oom_kills() > kills_before:
             size = self._limits.memory
             why = f"the machine reached its memory limit of {size} bytes and a process was killed"
             return replace(result, oom=True, stderr=f"{result.stderr}ortet: {why}\n")
-        if result.exit_code and self._full():
+        if result.exit_code and self._is_at_pids_limit():
             why = f"the machine has as many processes as its limit allows, {self._limits.pids}"
             return replace(result, stderr=f"{result.stderr}ortet: {why}: stop some\n")
         return result
 
     def close(self) -> None:
         """Remove it; what still has an ending process in it is found later by its record."""
-        for _ in range(_TRIES):
-            if not remove_recorded(self._home, [Path(path) for path in self.paths]):
+        for _ in range(_REMOVE_TRIES):
+            if not remove_recorded_groups(self._home, [Path(path) for path in self.paths]):
                 return
-            time.sleep(_PAUSE)
+            time.sleep(_REMOVE_PAUSE_SECONDS)
 
-    def _full(self) -> bool:
-        if "pids" not in self._by:
+    def _is_at_pids_limit(self) -> bool:
+        if "pids" not in self._by_controller:
             return False
         with suppress(OSError):
-            current = int((self._by["pids"][0] / "pids.current").read_text())
+            current = int((self._by_controller["pids"][0] / "pids.current").read_text())
             return current >= self._limits.pids
         return False
 
-    def _lack(self, controller: str, why: str) -> None:
-        self._by.pop(controller, None)
-        if controller != "pids" or self._limits.pids != PIDS:  # else nobody asked for it
+    def _drop_controller(self, controller: str, why: str) -> None:
+        self._by_controller.pop(controller, None)
+        if (
+            controller != "pids" or self._limits.pids != DEFAULT_MAX_PIDS
+        ):  # else nobody asked for it
             self.losses.append(Loss("", "limit", f"{controller} is not limited here: {why}"))
 
 
-def probe_limits(groups: Groups) -> list[Capability]:
+def probe_limits(cgroups: CgroupFactory) -> list[Capability]:
     """Tried for real. Not one of an engine's needs: machines run without."""
     bad = []
     for name in CONTROLLERS:
-        place = groups.places.get(name)
+        place = cgroups.parents.get(name)
         if place is None:
             bad.append(f"there is no control group {name}")
             continue
-        trial = place.path / f"{PREFIX}probe-{os.getpid()}-{name}"
+        trial = place.path / f"{GROUP_PREFIX}probe-{os.getpid()}-{name}"
         try:
             trial.mkdir()
             trial.rmdir()
@@ -184,12 +196,12 @@ def probe_limits(groups: Groups) -> list[Capability]:
     return [Capability("limits", True, "memory, cpu and pids of live machines")]
 
 
-def recorded(home: Path) -> list[Path]:
+def recorded_groups(home: Path) -> list[Path]:
     """Groups that the machine of this home made and did not remove."""
-    return written(home / RECORD)
+    return read_record(home / GROUPS_FILE)
 
 
-def written(record: Path) -> list[Path]:
+def read_record(record: Path) -> list[Path]:
     """The groups that a file names."""
     try:
         return [Path(line) for line in record.read_text().splitlines() if line]
@@ -197,19 +209,19 @@ def written(record: Path) -> list[Path]:
         return []
 
 
-def remove_recorded(home: Path, those: list[Path] | None = None) -> list[Path]:
+def remove_recorded_groups(home: Path, groups: list[Path] | None = None) -> list[Path]:
     """Remove all groups of a home, or those, that no process is in; returns those that stay."""
-    known = recorded(home)
-    due = known if those is None else those
+    known = recorded_groups(home)
+    due = known if groups is None else groups
     left = [path for path in known if path not in due or not remove_group(path)]
     if left != known:
-        _record(home, left)
-    return left if those is None else [path for path in left if path in those]
+        _write_record(home, left)
+    return left if groups is None else [path for path in left if path in groups]
 
 
 def remove_group(path: Path) -> bool:
     """Whether it is gone; one with processes in it stays."""
-    if not path.name.startswith(PREFIX):
+    if not path.name.startswith(GROUP_PREFIX):
         return False
     try:
         path.rmdir()
@@ -218,12 +230,12 @@ def remove_group(path: Path) -> bool:
     return True
 
 
-def _record(home: Path, groups: list[Path]) -> None:
+def _write_record(home: Path, groups: list[Path]) -> None:
     with suppress(FileNotFoundError):  # a home that is being removed
-        (home / RECORD).write_text("".join(f"{path}\n" for path in groups))
+        (home / GROUPS_FILE).write_text("".join(f"{path}\n" for path in groups))
 
 
-def _files(controller: str, limits: Limits, version: int) -> list[tuple[str, str]]:
+def _limit_files(controller: str, limits: MachineLimits, version: int) -> list[tuple[str, str]]:
     if controller == "pids":
         return [("pids.max", str(limits.pids))]
     if controller == "memory":
@@ -231,12 +243,12 @@ def _files(controller: str, limits: Limits, version: int) -> list[tuple[str, str
         if version == 2:
             return [("memory.swap.max", "0"), ("memory.max", size)]
         return [("memory.limit_in_bytes", size), ("memory.memsw.limit_in_bytes", size)]
-    quota = round(limits.cpu * _PERIOD)
+    quota = round(limits.cpu * _CPU_PERIOD_MICROSECONDS)
     if version == 2:
-        return [("cpu.max", f"{quota} {_PERIOD}")]
-    return [("cpu.cfs_period_us", str(_PERIOD)), ("cpu.cfs_quota_us", str(quota))]
+        return [("cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")]
+    return [("cpu.cfs_period_us", str(_CPU_PERIOD_MICROSECONDS)), ("cpu.cfs_quota_us", str(quota))]
 
 
-def _with_spare(limits: Limits) -> Limits:
-    memory = limits.memory + _SPARE.memory if limits.memory else 0
-    return replace(limits, memory=memory, pids=limits.pids + _SPARE.pids)
+def _with_criu_headroom(limits: MachineLimits) -> MachineLimits:
+    memory = limits.memory + _CRIU_HEADROOM.memory if limits.memory else 0
+    return replace(limits, memory=memory, pids=limits.pids + _CRIU_HEADROOM.pids)

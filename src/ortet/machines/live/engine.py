@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from ortet.history.records import Image
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
-from ortet.machines.base import Capability, Loss, Spec
-from ortet.machines.live.cgroups import remove_recorded
-from ortet.machines.live.context import LiveGround
+from ortet.machines.base import Capability, Loss, MachineSpec
+from ortet.machines.live.cgroups import remove_recorded_groups
+from ortet.machines.live.context import LiveEngineContext
 from ortet.machines.live.criu.binary import find_criu, probe_criu
-from ortet.machines.live.machine import FORKED, RESTORED, CriuMachine
-from ortet.machines.overlay.context import Ground
+from ortet.machines.live.machine import ON_FORK, ON_RESTORE, LiveMachine
+from ortet.machines.overlay.context import EngineContext
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.machines.overlay.home import Home, Standing
-from ortet.machines.overlay.layers import Bases
+from ortet.machines.overlay.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers import LayerStore
 from ortet.machines.overlay.overlaymachine import OverlayMachine
-from ortet.machines.overlay.pending_machines import Coming
-from ortet.objects.base import Objects
+from ortet.machines.overlay.pending_machines import PendingMachines
+from ortet.objects.base import ObjectStore
 
 
 class CriuEngine(OverlayEngine):
@@ -32,10 +32,10 @@ class CriuEngine(OverlayEngine):
     name = "criu"
 
     def __init__(
-        self, objects: Objects, trees: Trees, clock: Clock, *, root: Path, program: str = ""
+        self, objects: ObjectStore, trees: Trees, clock: Clock, *, root: Path, program: str = ""
     ) -> None:
         self._program = find_criu(program)
-        self._hooks = ""  # of the machines that are being made
+        self._hook_kind = ""  # of the machines that are being made
         super().__init__(objects, trees, clock, root=root)
 
     def probe(self) -> list[Capability]:
@@ -45,57 +45,61 @@ class CriuEngine(OverlayEngine):
                 self._probed = [*self._probed, *super().probe()]
         return self._probed
 
-    def _grounded(self, objects: Objects, trees: Trees, clock: Clock, bases: Bases) -> Ground:
-        return LiveGround(objects, trees, clock, bases=bases, criu=self._program)
+    def _make_context(
+        self, objects: ObjectStore, trees: Trees, clock: Clock, layer_store: LayerStore
+    ) -> EngineContext:
+        return LiveEngineContext(objects, trees, clock, layer_store=layer_store, criu=self._program)
 
     def _machine(
-        self, spec: Spec, home: Home, standing: Standing, processes: bytes
+        self, spec: MachineSpec, home: MachineHome, layout: LayerLayout, processes: bytes
     ) -> OverlayMachine:
-        assert isinstance(self._ground, LiveGround)
-        return CriuMachine(
-            self._ground,
+        assert isinstance(self._context, LiveEngineContext)
+        return LiveMachine(
+            self._context,
             spec,
             home,
-            standing=standing,
+            layout=layout,
             fork=self.fork,
-            begin=self.begin,
+            start_forks=self.start_forks,
             processes=processes,
-            hooks=self._hooks or (RESTORED if processes else ""),
+            hook_kind=self._hook_kind or (ON_RESTORE if processes else ""),
         )
 
-    def begin(self, specs: Sequence[Spec], standing: Standing, processes: bytes = b"") -> Coming:
-        self._hooks = FORKED
+    def start_forks(
+        self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
+    ) -> PendingMachines:
+        self._hook_kind = ON_FORK
         try:
-            return super().begin(specs, standing, processes)
+            return super().start_forks(specs, layout, processes)
         finally:
-            self._hooks = ""
+            self._hook_kind = ""
 
     def remove(self, home: Path) -> None:
         machine = self._open.get(home)
         if machine is not None:
             machine.close()
-        remove_recorded(home)
+        remove_recorded_groups(home)
         super().remove(home)
 
     def close(self) -> None:
-        assert isinstance(self._ground, LiveGround)
-        self._ground.keeper.close()
+        assert isinstance(self._context, LiveEngineContext)
+        self._context.supervisor.close()
 
-    def _wake(self, machines: Sequence[OverlayMachine]) -> None:
+    def _wait_started(self, machines: Sequence[OverlayMachine]) -> None:
         if len(machines) == 1:
-            _ready(machines[0])
+            _wait_machine_started(machines[0])
         else:
             with ThreadPoolExecutor(min(len(machines), os.cpu_count() or 1)) as pool:
-                list(pool.map(_ready, machines))
+                list(pool.map(_wait_machine_started, machines))
 
-    def _left_behind(self, image: Image) -> list[Loss]:
+    def _service_losses(self, image: Image) -> list[Loss]:
         del image
         return []
 
-    def _normal(self, spec: Spec) -> Spec:
+    def _normal(self, spec: MachineSpec) -> MachineSpec:
         return super()._normal(replace(spec, scope="host"))
 
 
-def _ready(machine: OverlayMachine) -> None:
-    assert isinstance(machine, CriuMachine)
-    machine.wake()
+def _wait_machine_started(machine: OverlayMachine) -> None:
+    assert isinstance(machine, LiveMachine)
+    machine.wait_started()

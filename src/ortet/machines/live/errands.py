@@ -6,19 +6,19 @@ from collections.abc import Callable
 from threading import Thread
 
 
-class Errands:
+class BackgroundTask:
     """One after the other, each in a thread."""
 
     def __init__(self) -> None:
-        self._running: Thread | None = None
+        self._thread: Thread | None = None
 
-    def do(self, task: Callable[[], object]) -> None:
+    def start(self, task: Callable[[], object]) -> None:
         self.wait()
-        self._running = Thread(target=task, name="ortet-errand", daemon=True)
-        self._running.start()
+        self._thread = Thread(target=task, name="ortet-errand", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
         """Until it is done."""
-        running, self._running = self._running, None
+        running, self._thread = self._thread, None
         if running is not None:
             running.join()

@@ -14,7 +14,7 @@ from ortet.errors import Conflict
 from ortet.history.records import Processes
 
 _CPUINFO = Path("/proc/cpuinfo")
-_SEEN = re.compile(
+_PROGRAM_CPU_FEATURES = re.compile(
     r"fpu|fxsr|mmx\w*|3dnow\w*|(s|ss)se\w*|pni|avx\w*|amx_\w+|fma4?|f16c|aes|vaes|sha\w*|sm[34]|gfni"
     r"|v?pclmulqdq|adx|bmi[12]|abm|tbm|xop|lwp|popcnt|movbe|movdir\w*|cx8|cx16|cmov|erms|fsrm|fs[rz]\w+"
     r"|rdrand|rdseed|rdpid|rdtscp|tsc|lahf_lm|clflush\w*|clwb|clzero|cldemote|rtm|hle|xsave\w*|xgetbv1"
@@ -23,7 +23,7 @@ _SEEN = re.compile(
 """Features a program can use. The others say how a kernel defends itself, or what a host is."""
 
 
-class Host(msgspec.Struct, frozen=True):
+class HostProfile(msgspec.Struct, frozen=True):
     """`version` is of CRIU; `cpu` are sorted names of features, empty where they are not known."""
 
     version: str
@@ -33,61 +33,61 @@ class Host(msgspec.Struct, frozen=True):
     cpu: list[str]
 
 
-class Reason(msgspec.Struct, frozen=True):
+class HostMismatch(msgspec.Struct, frozen=True):
     """Why processes cannot go on here. `kind` is one of arch, page_size, kernel, cpu, criu."""
 
     kind: str
     text: str
 
 
-def this_host(version: str) -> Host:
+def this_host(version: str) -> HostProfile:
     """The host we are on, with this version of CRIU."""
     text = _CPUINFO.read_text(errors="replace") if _CPUINFO.exists() else ""
-    return Host(
+    return HostProfile(
         version=version,
         kernel=platform.release(),
         arch=platform.machine(),
         page_size=os.sysconf("SC_PAGE_SIZE"),
-        cpu=features(text, platform.machine()),
+        cpu=cpu_features(text, platform.machine()),
     )
 
 
-def features(text: str, arch: str) -> list[str]:
+def cpu_features(cpuinfo: str, arch: str) -> list[str]:
     """What /proc/cpuinfo says a program can use, of the first processor."""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     names = set(found[1].split()) if found else set[str]()
     if arch in ("x86_64", "i686"):
-        names = {name for name in names if _SEEN.fullmatch(name)}
+        names = {name for name in names if _PROGRAM_CPU_FEATURES.fullmatch(name)}
     return sorted(names)
 
 
-def check_host(processes: Processes, host: Host) -> list[Reason]:
+def check_host(processes: Processes, host: HostProfile) -> list[HostMismatch]:
     """Why this host cannot take them, most telling first; nothing when it can.
 
     Another kernel is a reason, older or newer: an image holds what that kernel gave its processes,
     and CRIU promises nothing across them.
     """
-    reasons: list[Reason] = []
+    reasons: list[HostMismatch] = []
 
     def differ(kind: str, what: str, theirs: object, ours: object) -> None:
-        reasons.append(Reason(kind, f"{what} is {ours} here and was {theirs}"))
+        reasons.append(HostMismatch(kind, f"{what} is {ours} here and was {theirs}"))
 
     if processes.arch != host.arch:
         differ("arch", "the processor architecture", processes.arch, host.arch)
         return reasons
     if processes.page_size != host.page_size:
         differ("page_size", "the size of a memory page", processes.page_size, host.page_size)
-    if _numbers(processes.kernel)[:2] != _numbers(host.kernel)[:2]:
+    if _version_numbers(processes.kernel)[:2] != _version_numbers(host.kernel)[:2]:
         differ("kernel", "the Linux kernel", processes.kernel, host.kernel)
     missing = _missing(processes.cpu, host.cpu)
     if missing:
-        reasons.append(Reason("cpu", f"the processor here lacks {', '.join(missing)}"))
-    if _numbers(processes.version) > _numbers(host.version):
+        reasons.append(HostMismatch("cpu", f"the processor here lacks {', '.join(missing)}"))
+    if _version_numbers(processes.version) > _version_numbers(host.version):
         differ("criu", "the version of CRIU", processes.version, host.version or "unknown")
     return reasons
 
 
-def refuse_elsewhere(record: Processes, host: Host) -> None:
+def require_compatible_host(record: Processes, host: HostProfile) -> None:
     """Conflict where this host cannot take what another has dumped."""
     reasons = [one.text for one in check_host(record, host)]
     if reasons:
@@ -99,22 +99,22 @@ def refuse_elsewhere(record: Processes, host: Host) -> None:
         )
 
 
-def refuse_other_place(mounts: Collection[str], place: str) -> None:
+def require_same_workspace_path(mounts: Collection[str], workspace_path: str) -> None:
     """Conflict where the processes had their workspace elsewhere: they know it by its path, and
     would go on with other files than those of their machine."""
-    if place not in mounts:
+    if workspace_path not in mounts:
         raise Conflict(
             "other_place",
-            f"the processes of this commit had their workspace in another directory than {place}: "
+            f"the processes of this commit had their workspace in another directory than {workspace_path}: "
             "restore the files alone with only={'files'} (`--only files`), or go on in a machine "
             "of that directory",
         )
 
 
-def _missing(wanted: Iterable[str], there: Iterable[str]) -> list[str]:
-    return sorted(set(wanted).difference(there))
+def _missing(wanted: Iterable[str], available: Iterable[str]) -> list[str]:
+    return sorted(set(wanted).difference(available))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -8,35 +8,35 @@ from typing import Any
 
 from ortet.machines.base import Command, Loss, Result
 from ortet.machines.command import argv_of
-from ortet.machines.control.client import Indoors
-from ortet.machines.folder import inside
-from ortet.machines.live.process import LiveGuard
-from ortet.machines.live.secret_env import handed
+from ortet.machines.control.client import InitClient
+from ortet.machines.folder import relative_cwd
+from ortet.machines.live.process import LiveMachineProcess
+from ortet.machines.live.secret_env import secret_launcher_argv
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 from ortet.machines.secrets.names import is_secret
 
-HOSTNAME = 12
+HOSTNAME_LENGTH = 12
 """Letters of a machine's id that are its name."""
 
 
-class LiveRuns(OverlayMachine):
+class LiveCommands(OverlayMachine):
     """The part of a live machine that runs commands to their end."""
 
-    _running: LiveGuard | None
+    _process: LiveMachineProcess | None
 
     @property
-    def _guard(self) -> LiveGuard:
-        assert self._running is not None
-        return self._running
+    def _live_process(self) -> LiveMachineProcess:
+        assert self._process is not None
+        return self._process
 
     @property
-    def indoors(self) -> Indoors:
+    def init_client(self) -> InitClient:
         """Its pid 1, to be asked."""
-        return self._guard.indoors
+        return self._live_process.init_client
 
     @property
     def losses(self) -> list[Loss]:
-        missed = [] if self._running is None else self._running.outlet.missed()
+        missed = [] if self._process is None else self._process.outbound.runtime_losses()
         return [*super().losses, *missed]
 
     def run(
@@ -47,11 +47,11 @@ class LiveRuns(OverlayMachine):
         cwd: str = "",
         **options: Any,
     ) -> Result:
-        argv, where = argv_of(command), inside(cwd)
+        argv, where = argv_of(command), relative_cwd(cwd)
         self._check_directory(where)
-        return self._attended(argv, where, os.urandom(8).hex(), env=env, **options)
+        return self._run_in_machine(argv, where, os.urandom(8).hex(), env=env, **options)
 
-    def run_with(
+    def run_with_secrets(
         self,
         secrets: Mapping[str, str],
         command: Command,
@@ -60,49 +60,49 @@ class LiveRuns(OverlayMachine):
         cwd: str = "",
         **options: Any,
     ) -> Result:
-        argv, where = argv_of(command), inside(cwd)
+        argv, where = argv_of(command), relative_cwd(cwd)
         self._check_directory(where)
         mark = os.urandom(8).hex()
-        with handed(self._guard.pid, mark, secrets) as before:
-            return self._attended([*before, *argv], where, mark, env=env, **options)
+        with secret_launcher_argv(self._live_process.pid, mark, secrets) as before:
+            return self._run_in_machine([*before, *argv], where, mark, env=env, **options)
 
-    def withheld(self) -> dict[str, str | None]:
+    def withheld_variables(self) -> dict[str, str | None]:
         """Secrets of ours: they would be in the memory that a commit keeps."""
         return {name: None for name, value in os.environ.items() if is_secret(name, value)}
 
     def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
-        return super()._environment({**self.withheld(), **env}, mark)
+        return super()._environment({**self.withheld_variables(), **env}, mark)
 
-    def _attended(
+    def _run_in_machine(
         self,
         argv: list[str],
-        where: str,
+        directory: str,
         mark: str,
         *,
         env: Mapping[str, str | None] | None,
         **options: Any,
     ) -> Result:
         self._busy = True
-        group = self._guard.group
-        kills = group.kills()
-        result = self.indoors.run(
+        group = self._live_process.cgroup
+        kills = group.oom_kills()
+        result = self.init_client.run(
             argv,
             env=self._environment(env or {}, mark),
-            cwd=os.path.join(str(self._spec.path), where),
+            cwd=os.path.join(str(self._spec.path), directory),
             mark=mark,
             **options,
         )
-        return group.explain(result, kills)
+        return group.explain_limits(result, kills)
 
-    def _renew(self, hooks: str) -> list[Loss]:
+    def _renew_identity(self, hook_kind: str) -> list[Loss]:
         """Make a copy a machine of its own before it does anything: id, name, randomness, and what
         its user wants done then."""
-        ran = self.indoors.renew(
-            hooks,
+        ran = self.init_client.renew_identity(
+            hook_kind,
             machine_id=self._spec.id,
-            hostname=self._spec.id[-HOSTNAME:],
+            hostname=self._spec.id[-HOSTNAME_LENGTH:],
             entropy=os.urandom(64),
-            place=str(self._spec.path),
+            workspace_path=str(self._spec.path),
         )
         return [
             Loss(hook.path, "hook", f"it ended with {hook.code}: {hook.output[-200:].strip()}")

@@ -13,384 +13,434 @@ from typing import Any
 from msgspec.structs import replace
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, OrtetError
 from ortet.history.records import Image, Layer
 from ortet.ids import Oid
-from ortet.machines.base import Loss, Machine, Report, Spec
+from ortet.machines.base import Loss, Machine, MachineSpec, Report
 from ortet.machines.control.jobs import JobInfo
-from ortet.machines.kernels.host import Seat
-from ortet.machines.kernels.live_host import LiveSeat
-from ortet.machines.kernels.livebranches import LiveBranches
+from ortet.machines.kernels.host import KernelHost
+from ortet.machines.kernels.live_host import LiveKernelHost
+from ortet.machines.kernels.livebranches import LiveKernelLayers
 from ortet.machines.live import process
-from ortet.machines.live.cgroups import Group
-from ortet.machines.live.context import IMAGES, Dump, LiveGround
+from ortet.machines.live.cgroups import MachineCgroup
+from ortet.machines.live.context import IMAGES_PREFIX, Dump, LiveEngineContext
 from ortet.machines.live.criu import preflight
-from ortet.machines.live.criu.dump import LiveDump
-from ortet.machines.live.criu.external_connections import close_outside
-from ortet.machines.live.criu.rpc import Worker
-from ortet.machines.live.criu.spares import Spare
-from ortet.machines.live.errands import Errands
-from ortet.machines.live.host_compat import refuse_other_place
-from ortet.machines.live.images.save import Kept, keep
-from ortet.machines.live.liveruns import HOSTNAME
-from ortet.machines.live.network.port_forward import Doors
-from ortet.machines.live.network.slirp import prepare
-from ortet.machines.live.open_files import Held
-from ortet.machines.live.prefork import Begin, Heirs
-from ortet.machines.live.process import LiveGuard
-from ortet.machines.live.temp_dirs import Scratch, give_back
-from ortet.machines.overlay.home import Home, Standing
-from ortet.machines.overlay.ignored_files import Ignored
-from ortet.machines.overlay.ignoredlayers import bring_along, with_ignored
-from ortet.machines.overlay.layers import Stack
-from ortet.machines.overlay.machine import Fork, add_losses
-from ortet.machines.services import Carried, Connection, ended_outside, put_services, storable
+from ortet.machines.live.criu.dump import CriuDumper
+from ortet.machines.live.criu.external_connections import close_external_connections
+from ortet.machines.live.criu.rpc import CriuWorker
+from ortet.machines.live.criu.spares import SpareCriu
+from ortet.machines.live.errands import BackgroundTask
+from ortet.machines.live.host_compat import require_same_workspace_path
+from ortet.machines.live.images.save import SavedImages, save_images
+from ortet.machines.live.liveruns import HOSTNAME_LENGTH
+from ortet.machines.live.network.port_forward import PortForwards
+from ortet.machines.live.network.slirp import prepare_network
+from ortet.machines.live.open_files import OpenFilesCapture
+from ortet.machines.live.prefork import PreforkedMachines, StartForks
+from ortet.machines.live.process import LiveMachineProcess
+from ortet.machines.live.temp_dirs import TempDirs, restore_temp_dirs
+from ortet.machines.overlay.home import LayerLayout, MachineHome
+from ortet.machines.overlay.ignored_files import IgnoredFiles
+from ortet.machines.overlay.ignoredlayers import add_ignored_layer, link_ignored_files
+from ortet.machines.overlay.layers import LayerStack
+from ortet.machines.overlay.machine import ForkCallback, add_losses
+from ortet.machines.services import (
+    ExternalConnection,
+    RunningServices,
+    closed_connection_losses,
+    make_storable,
+    put_services,
+)
 from ortet.objects.base import Kind
 
-FORKED, RESTORED = "on-fork", "on-restore"
-_WATCHED = ("/tmp", "/run", "/etc")  # where else programs watch files
+ON_FORK, ON_RESTORE = "on-fork", "on-restore"
+_WATCHED_DIRECTORIES = ("/tmp", "/run", "/etc")  # where else programs watch files
 
 
-class CriuMachine(LiveBranches):
+class LiveMachine(LiveKernelLayers):
     """As an overlay machine, but what runs in it is carried along. Its pid 1 is a program inside.
 
     With `processes` it starts as they were when that was frozen; `hooks` are run in it then.
     """
 
     engine = "criu"
-    _ground: LiveGround
+    _context: LiveEngineContext
 
     def __init__(
         self,
-        ground: LiveGround,
-        spec: Spec,
-        home: Home,
+        context: LiveEngineContext,
+        spec: MachineSpec,
+        home: MachineHome,
         *,
-        standing: Standing,
-        fork: Fork,
-        begin: Begin,
+        layout: LayerLayout,
+        fork: ForkCallback,
+        start_forks: StartForks,
         processes: bytes = b"",
-        hooks: str = "",
+        hook_kind: str = "",
     ) -> None:
-        super().__init__(ground, spec, home, standing=standing, fork=fork)
-        self._asleep = processes  # what it begins with
-        self._hooks = hooks  # what is run in it then
-        self._kept: Kept | None = None  # what the next dump is compared with
-        self._dumped: tuple[bytes, Path] | None = None  # the last one, on disk
-        self._errands = Errands()
-        self._heirs = Heirs(ground, begin)
-        self._worker: Worker | None = None
-        self._scratch: Scratch | None = None
-        self._lost: list[Loss] = []
-        self._left_over: Ignored | None = None  # of the machine that ends when this one runs
-        self._doors = Doors(ground.keeper)
-        self._seat = LiveSeat(lambda: self.indoors, str(spec.path), lambda: self.path, self)
+        super().__init__(context, spec, home, standing=layout, fork=fork)
+        self._dump_to_restore = processes  # what it begins with
+        self._hook_kind = hook_kind  # what is run in it then
+        self._saved_images: SavedImages | None = None  # what the next dump is compared with
+        self._last_dump: tuple[bytes, Path] | None = None  # the last one, on disk
+        self._background_task = BackgroundTask()
+        self._prefork = PreforkedMachines(context, start_forks)
+        self._worker: CriuWorker | None = None
+        self._temp_dirs: TempDirs | None = None
+        self._start_losses: list[Loss] = []
+        self._previous_ignored: IgnoredFiles | None = (
+            None  # of the machine that ends when this one runs
+        )
+        self._ports = PortForwards(context.supervisor)
+        self._kernel_host = LiveKernelHost(
+            lambda: self.init_client, str(spec.path), lambda: self.path, self
+        )
 
     # beginning and end
 
-    def _guarded(self, plan: dict[str, Any]) -> LiveGuard:
-        ground, spec = self._ground, self._spec
-        spare = ground.keeper.spare() if self._asleep else None
-        group = ground.groups.make(
+    def _start_process(self, plan: dict[str, Any]) -> LiveMachineProcess:
+        ground, spec = self._context, self._spec
+        spare = ground.supervisor.take_spare() if self._dump_to_restore else None
+        group = ground.cgroups.create(
             spec.id,
             spec.limits,
-            self._home.place,
+            self._home.path,
             restoring=spare is not None,
-            reserved=spare.group if spare is not None else "",
+            reserved=spare.cgroup if spare is not None else "",
         )
         try:
-            guard = self._restored(plan, group, spare) if spare else self._started(plan, group)
+            guard = (
+                self._start_from_dump(plan, group, spare)
+                if spare
+                else self._start_fresh(plan, group)
+            )
         except BaseException:
             if spare is not None:
                 spare.close()
             group.close()
             raise
-        self._lost += group.losses
+        self._start_losses += group.losses
         return guard
 
-    def _started(self, plan: dict[str, Any], group: Group) -> LiveGuard:
-        self._bring_along()
-        hostname, place = self._spec.id[-HOSTNAME:], str(self._spec.path)
-        keeper = self._ground.keeper
-        outlet = prepare(keeper, self._covers, self._spec.network)
-        starting = keeper.start(plan, hostname, group.paths)
-        return process.start(starting, place, group=group, outlet=outlet)
+    def _start_fresh(self, plan: dict[str, Any], cgroup: MachineCgroup) -> LiveMachineProcess:
+        self._link_ignored_files()
+        hostname, place = self._spec.id[-HOSTNAME_LENGTH:], str(self._spec.path)
+        keeper = self._context.supervisor
+        outlet = prepare_network(keeper, self._host_overlays, self._spec.network)
+        starting = keeper.start_machine(plan, hostname, cgroup.paths)
+        return process.start(starting, place, cgroup=cgroup, outbound=outlet)
 
-    def _restored(self, plan: dict[str, Any], group: Group, spare: Spare) -> LiveGuard:
-        ground = self._ground
-        dump = ground.dump_of(self._asleep, self._home)
+    def _start_from_dump(
+        self, plan: dict[str, Any], cgroup: MachineCgroup, spare: SpareCriu
+    ) -> LiveMachineProcess:
+        ground = self._context
+        dump = ground.load_dump(self._dump_to_restore, self._home)
         carried, mounts = dump.carried, dump.carried.mounts
-        refuse_other_place(mounts, str(self._spec.path))
-        upper, objects = self._home.upper(self._standing.upper), ground.objects
-        self._lost = give_back(objects, ground.trees, self._covers, dump.covers, upper)
-        self._bring_along()
-        self._lost += ended_outside(carried.outside)
+        require_same_workspace_path(mounts, str(self._spec.path))
+        upper, objects = self._home.upper(self._layout.upper), ground.objects
+        self._start_losses = restore_temp_dirs(
+            objects, ground.trees, self._host_overlays, dump.covers, upper
+        )
+        self._link_ignored_files()
+        self._start_losses += closed_connection_losses(carried.outside)
         network, counted_on = self._spec.network, carried.outlet
-        outlet = prepare(ground.keeper, self._covers, network, counted_on=counted_on)
+        outlet = prepare_network(
+            ground.supervisor, self._host_overlays, network, needs_address=counted_on
+        )
         # what the host had mounted then may be gone: the place itself stands in for it
         stand_ins = [at for at in mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
-        self._kept = dump.kept
+        self._saved_images = dump.kept
         return process.restore(
-            ground.keeper.restorer(spare, plan, group.paths),
+            ground.supervisor.prepare_restore_worker(spare, plan, cgroup.paths),
             dump.images,
             str(self._spec.path),
-            group=group,
-            outlet=outlet,
-            work=self._home.empty("restoring"),
-            root=ground.bases.area / "root",
+            cgroup=cgroup,
+            outbound=outlet,
+            work_dir=self._home.make_empty_dir("restoring"),
+            root=ground.layer_store.area / "root",
             mounts=mounts,
-            keeper=ground.keeper,
+            supervisor=ground.supervisor,
         )
 
-    def _bring_along(self) -> None:
+    def _link_ignored_files(self) -> None:
         """What was no state in the machine before it goes on in this one."""
-        ground, standing = self._ground, self._standing
-        ignored, self._left_over = self._left_over, None
+        ground, standing = self._context, self._layout
+        ignored, self._previous_ignored = self._previous_ignored, None
         if ignored is not None:
-            bring_along(ground, ignored, self._home.upper(standing.upper), standing.stack.root)
+            link_ignored_files(
+                ground, ignored, self._home.upper(standing.upper), standing.stack.root
+            )
 
-    def wake(self) -> None:
+    def wait_started(self) -> None:
         """The part of `ready` that takes long; machines may do it side by side."""
-        self._guard.ready()
+        self._live_process.ready()
 
-    def ready(self, losses: Sequence[Loss] = ()) -> None:
-        super().ready([*losses, *self._lost])
-        self._losses += self._guard.outlet.losses
-        self._busy = bool(self._asleep)
-        if self._hooks:
-            self._losses += self._renew(self._hooks)
-        self._asleep, self._lost, self._hooks = b"", [], ""
-        self._errands.do(self._hire)
+    def finish_start(self, losses: Sequence[Loss] = ()) -> None:
+        super().finish_start([*losses, *self._start_losses])
+        self._losses += self._live_process.outbound.losses
+        self._busy = bool(self._dump_to_restore)
+        if self._hook_kind:
+            self._losses += self._renew_identity(self._hook_kind)
+        self._dump_to_restore, self._start_losses, self._hook_kind = b"", [], ""
+        self._background_task.start(self._prestart_worker)
 
-    def _hire(self) -> None:
+    def _prestart_worker(self) -> None:
         """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
-        self._dismiss()
+        self._close_worker()
         with suppress(OrtetError, OSError):  # the machine may have ended meanwhile
-            self._worker = self._ground.keeper.worker(self._guard.pid)
-        self._ground.keeper.refill()
+            self._worker = self._context.supervisor.start_dump_worker(self._live_process.pid)
+        self._context.supervisor.refill_spares()
 
-    def _dismiss(self) -> None:
+    def _close_worker(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
     def close(self) -> None:
-        self._heirs.announce(())
-        self._errands.wait()
-        self._dismiss()
-        self._doors.close()
+        self._prefork.announce(())
+        self._background_task.wait()
+        self._close_worker()
+        self._ports.close()
         super().close()
 
-    def _jobs_now(self) -> list[JobInfo]:
-        return self.indoors.jobs()
+    def _current_jobs(self) -> list[JobInfo]:
+        return self.init_client.jobs()
 
-    def _not_kept(self, jobs: Sequence[JobInfo]) -> list[Loss]:
+    def _unsaved_process_losses(self, jobs: Sequence[JobInfo]) -> list[Loss]:
         del jobs
         return []
 
     # what it does
 
-    def seat(self) -> Seat:
-        return self._seat
+    def kernel_host(self) -> KernelHost:
+        return self._kernel_host
 
     def expose(self, port: int, at: int = 0) -> int:
-        return self._doors.open(self._guard.pid, port, at)
+        return self._ports.open(self._live_process.pid, port, at)
 
-    def exposed(self) -> dict[int, int]:
-        return self._doors.all()
+    def exposed_ports(self) -> dict[int, int]:
+        return self._ports.host_ports()
 
     def unexpose(self, port: int) -> None:
-        self._doors.shut(port)
+        self._ports.close_port(port)
 
-    def herald(self, specs: Sequence[Spec]) -> None:
-        self._heirs.announce(specs)
+    def announce_forks(self, specs: Sequence[MachineSpec]) -> None:
+        self._prefork.announce(specs)
         if not specs and self._worker is None and not self._closed:
-            self._errands.do(self._hire)
+            self._background_task.start(self._prestart_worker)
 
-    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
-        if self._settled is None:
+    def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
+        if self._committed_image is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
-        image = decode(Image, self._ground.objects.get(self._settled))
-        forks, losses = self._heirs.take(specs, image.processes)
+        image = decode(Image, self._context.objects.get(self._committed_image))
+        forks, losses = self._prefork.claim(specs, image.processes)
         if forks:
             for machine in forks:
-                assert isinstance(machine, CriuMachine)
-                machine._kept = self._kept
+                assert isinstance(machine, LiveMachine)
+                machine._saved_images = self._saved_images
             return add_losses(forks, losses)
-        with self._ground.bases.using():
-            standing, losses = self._copied(image)
-            forks = self._fork(specs, standing, lambda: None, image.processes)
+        with self._context.layer_store.prevent_prune():
+            standing, losses = self._fork_layout(image)
+            forks = self._start_forks(specs, standing, lambda: None, image.processes)
         return add_losses(forks, losses)
 
-    def _copied(self, image: Image) -> tuple[Standing, list[Loss]]:
+    def _fork_layout(self, image: Image) -> tuple[LayerLayout, list[Loss]]:
         """What forks stand on."""
-        stack, losses = with_ignored(self._ground, self._share(image), self._ignored())
-        return Standing(1, stack, image.system, self._standing.ignoring), losses
+        stack, losses = add_ignored_layer(
+            self._context, self._shared_stack(image), self._ignored_files()
+        )
+        return LayerLayout(1, stack, image.system, self._layout.ignoring), losses
 
-    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
-        target = decode(Image, self._ground.objects.get(image))
-        idle = self._idle()
+    def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        target = decode(Image, self._context.objects.get(image))
+        idle = self._is_idle()
         # what a merge makes keeps the processes that are here: only files change under them
-        same = self._frozen is not None and target.processes == self._frozen[1].processes
+        same = (
+            self._last_snapshot is not None and target.processes == self._last_snapshot[1].processes
+        )
         if paths is not None or (same and not idle) or (idle and not target.processes):
-            return super().thaw(image, paths)
-        return self._begin_anew(target)
+            return super().restore(image, paths)
+        return self._restart_from_image(target)
 
-    def _left_behind(self, target: Image) -> list[Loss]:
+    def _service_losses(self, target: Image) -> list[Loss]:
         del target
         return []
 
     # freezing
 
-    def _freeze(self) -> tuple[Oid, Image]:
-        if self._idle():
-            return super()._freeze()
-        self._guard.gather()
-        self._seat.check_freeze()
-        watching = preflight.check(self._guard.pid).watching
-        self._open_eyes()
-        self._unsettled = True  # from here on, also when the dump fails
-        mapped, jobs = self._mapped(), self.indoors.jobs()
-        images = self._home.empty(f"{IMAGES}-{time.monotonic_ns()}")
-        found: list[tuple[Image, list[Layer], list[Connection]]] = []
+    def _snapshot(self) -> tuple[Oid, Image]:
+        if self._is_idle():
+            return super()._snapshot()
+        self._live_process.wait_for_memory()
+        self._kernel_host.check_snapshot()
+        watching = preflight.check(self._live_process.pid).watching
+        self._ensure_snapshotter()
+        self._has_uncommitted = True  # from here on, also when the dump fails
+        mapped, jobs = self._mapped(), self.init_client.jobs()
+        images = self._home.make_empty_dir(f"{IMAGES_PREFIX}-{time.monotonic_ns()}")
+        found: list[tuple[Image, list[Layer], list[ExternalConnection]]] = []
 
         def frozen() -> None:
-            files = self._seen(mapped, quiet=False)
-            covers = self._look_aside(files, images)
-            found.append((files, covers, close_outside(images, self._guard.pid)))
+            files = self._scan_files(mapped, quiet=False)
+            covers = self._capture_temp_dirs(files, images)
+            found.append(
+                (files, covers, close_external_connections(images, self._live_process.pid))
+            )
 
         self._was_busy = True
         try:
-            with self._seat.away():
-                self._dump(images, frozen, [str(self._spec.path), *_WATCHED] if watching else [])
-            reach("criu.dumped")
-            self._search(images)
+            with self._kernel_host.disconnected():
+                self._dump(
+                    images,
+                    frozen,
+                    [str(self._spec.path), *_WATCHED_DIRECTORIES] if watching else [],
+                )
+            failpoint("criu.dumped")
+            self._search_secrets(images)
         except BaseException:  # half a dump, or a secret, is not to lie about
-            self._home.drop(images.name)
-            self._errands.do(self._hire)
+            self._home.remove_dir(images.name)
+            self._background_task.start(self._prestart_worker)
             raise
-        (files, covers, outside), guard = found[-1], self._guard
-        carried = Carried(guard.external, storable(jobs), guard.outlet.counted_on, outside)
+        (files, covers, outside), guard = found[-1], self._live_process
+        carried = RunningServices(
+            guard.external_mounts, make_storable(jobs), guard.outbound.needs_address, outside
+        )
         dump = Dump(images, carried, covers)
-        self._heirs.begin(dump, lambda: self._copied(files))
-        if not self._heirs.announced:  # which need the processors now
-            self._errands.do(self._hire)
-        kept = keep(
-            self._ground.objects,
+        self._prefork.start(dump, lambda: self._fork_layout(files))
+        if not self._prefork.announced_specs:  # which need the processors now
+            self._background_task.start(self._prestart_worker)
+        kept = save_images(
+            self._context.objects,
             images,
-            self._kept,
-            host=self._ground.host,
+            self._saved_images,
+            host=self._context.host,
             covers=covers,
             jobs=encode(carried),
         )
-        self._hold(replace(dump, kept=kept), kept)
-        services = put_services(self._ground.objects, jobs, str(self._spec.path))
+        self._register_dump(replace(dump, kept=kept), kept)
+        services = put_services(self._context.objects, jobs, str(self._spec.path))
         image = replace(files, services=services, processes=kept.oid)
-        self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
-        self._unsettled = True
-        return self._frozen
+        self._last_snapshot = self._context.objects.put(Kind.IMAGE, encode(image)), image
+        self._has_uncommitted = True
+        return self._last_snapshot
 
-    def _search(self, images: Path) -> None:
-        search, page = self._ground.objects.search, self._ground.host.page_size
+    def _search_secrets(self, images: Path) -> None:
+        search, page = self._context.objects.scanner, self._context.host.page_size
         if search is not None:
-            search.images(images, page, self._guard.tell)
+            search.images(images, page, self._live_process.describe_process)
 
-    def _laid_out(self) -> Standing:
-        return replace(self._standing, system=None)  # which is in the upper directories themselves
+    def _lower_layout(self) -> LayerLayout:
+        return replace(self._layout, system=None)  # which is in the upper directories themselves
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Asked each time: programs of others may have started something in it."""
         self._mapped()
         return not self._busy
 
-    def _present(self) -> Image:
-        if self._idle():
-            return super()._present()
-        self._open_eyes()
-        self._was_busy = self._unsettled = True
-        return self._seen(self._mapped(), quiet=False)
+    def _current_image(self) -> Image:
+        if self._is_idle():
+            return super()._current_image()
+        self._ensure_snapshotter()
+        self._was_busy = self._has_uncommitted = True
+        return self._scan_files(self._mapped(), quiet=False)
 
-    def _dump(self, images: Path, frozen: Callable[[], None], watched: Sequence[str]) -> None:
-        guard, keeper, lock = self._guard, self._ground.keeper, self.door.lock
-        dump = LiveDump(guard, keeper, lock=lock, worker=self._hired)
-        dump.write(images, frozen, watched=watched, anew=lambda: self._home.empty(images.name))
+    def _dump(self, images: Path, on_frozen: Callable[[], None], watched: Sequence[str]) -> None:
+        guard, keeper, lock = self._live_process, self._context.supervisor, self.control_socket.lock
+        dump = CriuDumper(guard, keeper, lock=lock, take_worker=self._take_worker)
+        dump.dump(
+            images,
+            on_frozen,
+            watched=watched,
+            clear_images=lambda: self._home.make_empty_dir(images.name),
+        )
 
-    def _hired(self) -> Worker:
-        self._errands.wait()
+    def _take_worker(self) -> CriuWorker:
+        self._background_task.wait()
         if self._worker is None or not self._worker.alive:
-            self._hire()
+            self._prestart_worker()
         worker, self._worker = self._worker, None
-        return worker or self._ground.keeper.worker(self._guard.pid)
+        return worker or self._context.supervisor.start_dump_worker(self._live_process.pid)
 
-    def _look_aside(self, files: Image, images: Path) -> list[Layer]:
+    def _capture_temp_dirs(self, files: Image, images: Path) -> list[Layer]:
         """At files that are no state, but that the processes count on."""
-        ground, covers = self._ground, self._covers
-        if self._scratch is None:
+        ground, covers = self._context, self._host_overlays
+        if self._temp_dirs is None:
             place, objects, trees = str(self._spec.path), ground.objects, ground.trees
-            held = Held(objects, trees, place=place, covers=covers)
+            held = OpenFilesCapture(objects, trees, workspace_path=place, host_overlays=covers)
             own = [os.path.realpath(path) for path in (self._spec.path, *self._spec.hide)]
-            self._scratch = Scratch(objects, trees, covers, own=own, watch=ground.aside, held=held)
-        inside = Path(f"/proc/{self._guard.pid}/root")
-        return self._scratch.look(ground.horizon(), files, images=images, inside=inside)
+            self._temp_dirs = TempDirs(
+                objects,
+                trees,
+                covers,
+                machine_dirs=own,
+                watch=ground.temp_dirs_watch,
+                open_files=held,
+            )
+        inside = Path(f"/proc/{self._live_process.pid}/root")
+        return self._temp_dirs.capture_layers(
+            ground.horizon(), files, images=images, machine_root=inside
+        )
 
-    def _hold(self, dump: Dump, kept: Kept) -> None:
+    def _register_dump(self, dump: Dump, saved: SavedImages) -> None:
         """Of the dumps on disk the last is enough to fork from."""
-        self._kept = kept
-        old, self._dumped = self._dumped, (kept.oid, dump.images)
-        self._ground.at_hand[kept.oid] = dump
-        self._heirs.stored(kept.oid)
-        if old is not None and old[0] != kept.oid:
-            self._ground.at_hand.pop(old[0], None)
-            self._errands.do(partial(self._home.drop, old[1].name))
+        self._saved_images = saved
+        old, self._last_dump = self._last_dump, (saved.oid, dump.images)
+        self._context.local_dumps[saved.oid] = dump
+        self._prefork.mark_stored(saved.oid)
+        if old is not None and old[0] != saved.oid:
+            self._context.local_dumps.pop(old[0], None)
+            self._background_task.start(partial(self._home.remove_dir, old[1].name))
 
-    def _look_anew(self) -> None:
-        super()._look_anew()
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
+    def _reset_snapshotter(self) -> None:
+        super()._reset_snapshotter()
+        if self._temp_dirs is not None:
+            self._temp_dirs.close()
+            self._temp_dirs = None
 
     # layers
 
-    def _share(self, image: Image) -> Stack:
-        return self._ground.bases.stack(_files(image), self._standing.stack)[0]
+    def _shared_stack(self, image: Image) -> LayerStack:
+        return self._context.layer_store.ensure_stack(
+            _without_processes(image), self._layout.stack
+        )[0]
 
-    def _begin_anew(self, target: Image) -> Report:
+    def _restart_from_image(self, target: Image) -> Report:
         """Everything as in an image: other mounts, other processes. The present ones end last."""
-        old, home, bases = self._standing, self._home, self._ground.bases
-        with bases.using():
-            system, losses = self._ground.system_for(self._spec, target)
-            stack, more = bases.stack(_files(target), old.stack)
+        old, home, bases = self._layout, self._home, self._context.layer_store
+        with bases.prevent_prune():
+            system, losses = self._context.system_for(self._spec, target)
+            stack, more = bases.ensure_stack(_without_processes(target), old.stack)
             new = replace(old, upper=old.upper + 1, stack=stack, system=system, outer=old.outer + 1)
-            losses += more + home.fresh(new.upper, stack, bases)
-            self._asleep, self._hooks = target.processes, RESTORED
-            self._left_over = self._ignored()
+            losses += more + home.make_upper(new.upper, stack, bases)
+            self._dump_to_restore, self._hook_kind = target.processes, ON_RESTORE
+            self._previous_ignored = self._ignored_files()
             self._restart(new)
-        home.tidy(new)
+        home.remove_unused_dirs(new)
         losses += self._losses  # of the start
         running = [job.name for job in self.jobs() if job.name and job.code is None]
         return Report(losses=losses, started=running)
 
-    def _restart(self, new: Standing) -> None:
-        old, before, covers = self._standing, self._running, self._covers
+    def _restart(self, new: LayerLayout) -> None:
+        old, before, covers = self._layout, self._process, self._host_overlays
         try:
-            self._standing = new
+            self._layout = new
             self.start()
-            self.ready()
+            self.finish_start()
         except BaseException:
-            if self._running is not None and self._running is not before:
-                self._running.close()
-            self._standing, self._running, self._covers = old, before, covers
-            self._asleep, self._hooks, self._left_over = b"", "", None
-            self._home.tidy(old)  # the next try finds nothing of this one
+            if self._process is not None and self._process is not before:
+                self._process.close()
+            self._layout, self._process, self._host_overlays = old, before, covers
+            self._dump_to_restore, self._hook_kind, self._previous_ignored = b"", "", None
+            self._home.remove_unused_dirs(old)  # the next try finds nothing of this one
             raise
         if before is not None:
             before.close()
-        self._doors.move(self._guard.pid)
-        self._look_anew()
-        self._stand(new)
+        self._ports.reattach(self._live_process.pid)
+        self._reset_snapshotter()
+        self._set_layout(new)
 
 
-def _files(image: Image) -> Image:
+def _without_processes(image: Image) -> Image:
     return replace(image, services=b"", processes=b"")

@@ -10,81 +10,83 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from ortet.errors import Conflict, OrtetError
-from ortet.machines.base import Loss, Machine, Spec
-from ortet.machines.live.context import Dump, LiveGround
-from ortet.machines.overlay.home import Standing
-from ortet.machines.overlay.pending_machines import Coming
+from ortet.machines.base import Loss, Machine, MachineSpec
+from ortet.machines.live.context import Dump, LiveEngineContext
+from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.pending_machines import PendingMachines
 
 
-class Begin(Protocol):
+class StartForks(Protocol):
     """Begins machines that stand so, from a dump; all or none."""
 
     def __call__(
-        self, specs: Sequence[Spec], standing: Standing, processes: bytes = b""
-    ) -> Coming: ...
+        self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
+    ) -> PendingMachines: ...
 
 
-class _Begun(NamedTuple):
-    coming: Coming
-    woken: Future[None]
+class _StartedForks(NamedTuple):
+    pending: PendingMachines
+    started: Future[None]
     losses: list[Loss]
 
 
-class Heirs:
+class PreforkedMachines:
     """Those of one machine. `announced` are the ones that will be asked for."""
 
-    def __init__(self, ground: LiveGround, begin: Begin) -> None:
-        self.announced: Sequence[Spec] = ()
-        self._ground = ground
-        self._begin = begin
-        self._begun: _Begun | None = None
-        self._processes = b""
+    def __init__(self, context: LiveEngineContext, start_forks: StartForks) -> None:
+        self.announced_specs: Sequence[MachineSpec] = ()
+        self._context = context
+        self._start_forks = start_forks
+        self._started: _StartedForks | None = None
+        self._stored_dump = b""
 
-    def announce(self, specs: Sequence[Spec]) -> None:
+    def announce(self, specs: Sequence[MachineSpec]) -> None:
         """These, and no others: what was begun goes."""
-        begun, self._begun = self._begun, None
+        begun, self._started = self._started, None
         if begun is not None:
-            begun.woken.exception()  # which waits
-            begun.coming.cancel()
-            for spec in self.announced:
+            begun.started.exception()  # which waits
+            begun.pending.cancel()
+            for spec in self.announced_specs:
                 with suppress(OSError):
                     spec.home.rmdir()
-        self.announced = specs
+        self.announced_specs = specs
 
-    def begin(self, dump: Dump, copied: Callable[[], tuple[Standing, list[Loss]]]) -> None:
+    def start(self, dump: Dump, fork_layout: Callable[[], tuple[LayerLayout, list[Loss]]]) -> None:
         """From a dump that nobody has stored yet; `copied` is what they stand on. When it fails,
         they are begun when they are asked for."""
-        if not self.announced:
+        if not self.announced_specs:
             return
-        self.announce(self.announced)
-        ground, key = self._ground, os.fsencode(dump.images.name)
-        ground.at_hand[key] = dump
+        self.announce(self.announced_specs)
+        ground, key = self._context, os.fsencode(dump.images.name)
+        ground.local_dumps[key] = dump
         try:
-            with suppress(OrtetError), ground.bases.using():
-                standing, losses = copied()
-                coming = self._begin(self.announced, standing, key)
+            with suppress(OrtetError), ground.layer_store.prevent_prune():
+                standing, losses = fork_layout()
+                coming = self._start_forks(self.announced_specs, standing, key)
                 pool = ThreadPoolExecutor(1, "ortet-heirs")
-                self._begun = _Begun(coming, pool.submit(coming.wake), losses)
+                self._started = _StartedForks(coming, pool.submit(coming.wait_started), losses)
                 pool.shutdown(wait=False)
         finally:
-            del ground.at_hand[key]
+            del ground.local_dumps[key]
 
-    def stored(self, processes: bytes) -> None:
+    def mark_stored(self, processes: bytes) -> None:
         """The dump is in the store now, as this."""
-        self._processes = processes
+        self._stored_dump = processes
 
-    def take(self, specs: Sequence[Spec], processes: bytes) -> tuple[list[Machine], list[Loss]]:
+    def claim(
+        self, specs: Sequence[MachineSpec], processes: bytes
+    ) -> tuple[list[Machine], list[Loss]]:
         """Those that were begun, if it is these; when they could not begin, none is left."""
-        if self._begun is None or [one.home for one in specs] != [
-            one.home for one in self.announced
+        if self._started is None or [one.home for one in specs] != [
+            one.home for one in self.announced_specs
         ]:
             return [], []
-        begun, self._begun = self._begun, None
+        begun, self._started = self._started, None
         try:
-            begun.woken.result()
-            if self._processes != processes:
+            begun.started.result()
+            if self._stored_dump != processes:
                 raise Conflict("fork_moved", "another commit came between: fork again")
         except BaseException:
-            begun.coming.cancel()
+            begun.pending.cancel()
             raise
-        return begun.coming.finish(), begun.losses
+        return begun.pending.finish(), begun.losses

@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 
 from ortet.errors import Invalid
 
-_PLACE = "/run/ortet"
+_FIFO_DIRECTORY = "/run/ortet"
 _F_SETPIPE_SZ = 1031
-_LARGEST = 1 << 20  # what a pipe takes
+_MAX_SECRETS_BYTES = 1 << 20  # what a pipe takes
 
 # Becomes the command: what it had in its own memory is gone then.
-_PROGRAM = """
+_LAUNCHER_CODE = """
 import json, os, sys
 with open(sys.argv[1], "rb") as file:
     size = int.from_bytes(file.read(8), "big")
@@ -32,13 +32,13 @@ except OSError as error:
 
 
 @contextmanager
-def handed(pid: int, mark: str, values: Mapping[str, str]) -> Iterator[list[str]]:
+def secret_launcher_argv(pid: int, mark: str, values: Mapping[str, str]) -> Iterator[list[str]]:
     """What to write in front of a command so that it has these in its environment. They go through
     a pipe with a name in the machine whose pid 1 is this, and so are never on a disk."""
     data = json.dumps(dict(values)).encode()
-    if len(data) + 8 > _LARGEST:
+    if len(data) + 8 > _MAX_SECRETS_BYTES:
         raise Invalid("bad_value", "these secrets are too large for an environment: write a file")
-    name = f"{_PLACE}/{mark}"
+    name = f"{_FIFO_DIRECTORY}/{mark}"
     place = f"/proc/{pid}/root{name}"
     os.mkfifo(place, 0o600)
     try:
@@ -47,7 +47,7 @@ def handed(pid: int, mark: str, values: Mapping[str, str]) -> Iterator[list[str]
             fcntl.fcntl(fd, _F_SETPIPE_SZ, max(1 << 16, len(data) + 8))
             os.write(fd, len(data).to_bytes(8, "big") + data)
             python = os.path.realpath(sys.executable)
-            yield [python, "-I", "-S", "-c", _PROGRAM, name]
+            yield [python, "-I", "-S", "-c", _LAUNCHER_CODE, name]
         finally:
             os.close(fd)
     finally:

@@ -14,140 +14,146 @@ from threading import Lock
 from typing import Any
 
 from ortet.errors import OrtetError, Unavailable, Unsupported
-from ortet.machines.command import without_key
-from ortet.machines.control.connection import gone
-from ortet.machines.live.cgroups import Groups
-from ortet.machines.live.criu.rpc import Worker
-from ortet.machines.live.criu.spares import Spare, Spares, mounted
-from ortet.machines.live.criu.worker_pool import Reserved
+from ortet.machines.command import environ_without_vault_key
+from ortet.machines.control.connection import machine_gone
+from ortet.machines.live.cgroups import CgroupFactory
+from ortet.machines.live.criu.rpc import CriuWorker
+from ortet.machines.live.criu.spares import SpareCriu, SpareCriuPool, read_mountinfo
+from ortet.machines.live.criu.worker_pool import ReservedCgroups
 from ortet.machines.standalone import ipc
 
 READY = b"\n"
 """What pid 1 of a machine writes when it can be asked."""
 
-_START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
-_INIT = str(Path(__file__).parents[1] / "standalone" / "init.py")
-_LARGEST = 1 << 16
-_ANEW = ("start", "spare")  # requests that do not depend on what the keeper has
+_START_TIMEOUT_SECONDS = (
+    30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+)
+_INIT_PROGRAM = str(Path(__file__).parents[1] / "standalone" / "init.py")
+_READ_BYTES = 1 << 16
+_RETRYABLE_REQUESTS = ("start", "spare")  # requests that do not depend on what the keeper has
 
 
-class Keeper:
+class SupervisorClient:
     """One helper process, started at first need; it ends with this object, or this process, and
     takes every machine with it."""
 
-    def __init__(self, criu: str, area: Path, groups: Groups) -> None:
+    def __init__(self, criu: str, area: Path, cgroups: CgroupFactory) -> None:
         self._criu = criu
         self._area = area
         self._sock: socket.socket | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._finalizer: Callable[[], object] = lambda: None
         self._lock = Lock()
-        self._spares = Spares()
-        self._reserved = Reserved(groups, area)
+        self._spares = SpareCriuPool()
+        self._reserved_cgroups = ReservedCgroups(cgroups, area)
 
-    def start(self, plan: dict[str, Any], hostname: str, groups: Sequence[str] = ()) -> Starting:
+    def start_machine(
+        self, plan: dict[str, Any], hostname: str, cgroup_paths: Sequence[str] = ()
+    ) -> StartingProcess:
         """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
         it."""
         # -B: what it compiles would be a change of the machine's system
-        argv = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT]
+        argv = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT_PROGRAM]
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
         request = {"do": "start", "plan": plan, "hostname": hostname, "argv": argv, "env": env}
-        request["groups"] = list(groups)
-        return self._begin(request, [])
+        request["groups"] = list(cgroup_paths)
+        return self._start_process(request, [])
 
-    def worker(self, pid: int) -> Worker:
+    def start_dump_worker(self, pid: int) -> CriuWorker:
         """CRIU, ready to dump the machine whose pid 1 is this."""
-        with _network(pid) as net:
-            return self._criu_for({"do": "worker"}, [net])
+        with _open_network_namespace(pid) as net:
+            return self._start_criu_worker({"do": "worker"}, [net])
 
-    def spare(self) -> Spare:
+    def take_spare(self) -> SpareCriu:
         """CRIU, ready to restore something."""
-        return self._spares.take() or self._spare()
+        return self._spares.acquire() or self._start_spare()
 
-    def restorer(self, spare: Spare, plan: dict[str, Any], groups: Sequence[str] = ()) -> Worker:
+    def prepare_restore_worker(
+        self, spare: SpareCriu, plan: dict[str, Any], cgroup_paths: Sequence[str] = ()
+    ) -> CriuWorker:
         """The same, ready to restore a machine in these control groups and with these mounts, which
         are made meanwhile."""
-        join = [group for group in groups if group != spare.group]
-        with spare.space() as space:
+        join = [group for group in cgroup_paths if group != spare.cgroup]
+        with spare.open_mount_namespace() as space:
             request = {"do": "fit", "pid": spare.pid, "plan": plan, "groups": join}
-            fitting = self._begin(request, [space])
-        self._reserved.give(spare.group)
-        return Worker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
+            fitting = self._start_process(request, [space])
+        self._reserved_cgroups.assign(spare.cgroup)
+        return CriuWorker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
 
-    def hush(self, pid: int, *, on: bool) -> None:
+    def set_network_blocked(self, pid: int, *, blocked: bool) -> None:
         """Have nothing be sent in the network of this process, or all again."""
-        with suppress(FileNotFoundError), _network(pid) as net:
-            self._begin({"do": "hush", "on": on}, [net]).wait()
+        with suppress(FileNotFoundError), _open_network_namespace(pid) as net:
+            self._start_process({"do": "hush", "on": blocked}, [net]).wait()
 
     @contextmanager
-    def silence(self, pid: int) -> Iterator[None]:
+    def network_blocked(self, pid: int) -> Iterator[None]:
         """Nothing is sent in its network during the block."""
-        self.hush(pid, on=True)
+        self.set_network_blocked(pid, blocked=True)
         try:
             yield
         finally:
-            self.hush(pid, on=False)
+            self.set_network_blocked(pid, blocked=False)
 
-    def refill(self) -> None:
+    def refill_spares(self) -> None:
         """Have CRIUs ready for the next restores: starting one takes as long as a small restore."""
         with suppress(OrtetError):
-            self._spares.fill(self._spare)
+            self._spares.fill(self._start_spare)
 
-    def _spare(self) -> Spare:
-        mounts, group = mounted(), self._reserved.make()
+    def _start_spare(self) -> SpareCriu:
+        mounts, group = read_mountinfo(), self._reserved_cgroups.create()
         request = {"do": "spare", "groups": [group] if group else []}
         try:
-            sock, starting = self._hire(request, [])
+            sock, starting = self._start_criu(request, [])
         except BaseException:
-            self._reserved.drop(group)
+            self._reserved_cgroups.abandon(group)
             raise
 
         def ended() -> None:
             starting.close()
-            self._reserved.drop(group)
+            self._reserved_cgroups.abandon(group)
 
-        return Spare(sock, starting.pid, mounts, group, starting.wait, ended)
+        return SpareCriu(sock, starting.pid, mounts, group, starting.wait, ended)
 
-    def pager(self, images: Path, work: Path) -> int:
+    def start_pager(self, images: Path, work_dir: Path) -> int:
         """CRIU that hands out the memory of a dump to processes that run already; returns its pid.
         It ends when they have all of it."""
-        request = {"do": "pager", "images": str(images), "work": str(work)}
-        starting = self._begin(request, [])
+        request = {"do": "pager", "images": str(images), "work": str(work_dir)}
+        starting = self._start_process(request, [])
         starting.wait()
         return starting.pid
 
-    def porter(self, pid: int, port: int, listener: socket.socket) -> int:
+    def start_port_forwarder(self, pid: int, port: int, listener: socket.socket) -> int:
         """Let connections to a socket of the host into a machine; returns the process's pid."""
         try:
             machine = os.pidfd_open(pid)
         except ProcessLookupError as error:
-            raise gone() from error
+            raise machine_gone() from error
         try:
-            with _network(pid) as net:
+            with _open_network_namespace(pid) as net:
                 request = {"do": "porter", "port": port}
-                starting = self._begin(request, [listener.fileno(), net, machine])
+                starting = self._start_process(request, [listener.fileno(), net, machine])
             starting.wait()
             return starting.pid
         except FileNotFoundError as error:  # it was killed in between
-            raise gone() from error
+            raise machine_gone() from error
         finally:
             os.close(machine)
 
-    def outlet(self, pid: int, argv: Sequence[str], log: int) -> Starting:
+    def start_outbound_network(self, pid: int, argv: Sequence[str], log: int) -> StartingProcess:
         """A program that is the way out of the network of this process; see `outlet`."""
-        with _network(pid) as net:
-            return self._begin({"do": "outlet", "argv": list(argv)}, [net, log])
+        with _open_network_namespace(pid) as net:
+            return self._start_process({"do": "outlet", "argv": list(argv)}, [net, log])
 
-    def stand(self, pid: int, *, on: bool) -> None:
+    def set_fallback_address(self, pid: int, *, on: bool) -> None:
         """Have loopback stand in for a way out of the network of this process, or not any more."""
-        with _network(pid) as net:
-            self._begin({"do": "stand", "on": on}, [net]).wait()
+        with _open_network_namespace(pid) as net:
+            self._start_process({"do": "stand", "on": on}, [net]).wait()
 
-    def tie(self, machine: int, other: int) -> None:
+    def kill_with_machine(self, machine_pidfd: int, other_pidfd: int) -> None:
         """A process ends with a machine, also when nobody here does anything about it; both are
         given as descriptors."""
-        self._ask({"do": "tie"}, [machine, other])
+        self._ask({"do": "tie"}, [machine_pidfd, other_pidfd])
 
-    def branch(self, pid: int, plan: dict[str, Any]) -> tuple[int, int]:
+    def clone_mounts(self, pid: int, plan: dict[str, Any]) -> tuple[int, int]:
         """A copy of the mounts of the machine whose pid 1 is this, with another workspace: its root
         directory and its namespace, both open."""
         machine = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -155,7 +161,7 @@ class Keeper:
         with ours:
             try:
                 with theirs:
-                    starting = self._begin(
+                    starting = self._start_process(
                         {"do": "branch", "plan": plan}, [theirs.fileno(), machine]
                     )
             finally:
@@ -163,33 +169,35 @@ class Keeper:
             starting.wait()
             try:
                 root, namespace = ipc.receive(ours)[1]
-            except ipc.Closed as error:
-                raise refused("it ended without a word") from error
+            except ipc.ConnectionClosed as error:
+                raise machine_refused("it ended without a word") from error
             return root, namespace
 
     def close(self) -> None:
         self._spares.close()
         self._sock = None
-        self._end()
-        self._reserved.close()
+        self._finalizer()
+        self._reserved_cgroups.close()
 
     # inside
 
-    def _criu_for(self, request: dict[str, Any], fds: list[int]) -> Worker:
-        sock, starting = self._hire(request, fds)
-        return Worker(sock, starting.wait, starting.close)
+    def _start_criu_worker(self, request: dict[str, Any], fds: list[int]) -> CriuWorker:
+        sock, starting = self._start_criu(request, fds)
+        return CriuWorker(sock, starting.wait, starting.close)
 
-    def _hire(self, request: dict[str, Any], fds: list[int]) -> tuple[socket.socket, Starting]:
+    def _start_criu(
+        self, request: dict[str, Any], fds: list[int]
+    ) -> tuple[socket.socket, StartingProcess]:
         # CRIU takes descriptors in a request for those of whoever made the socket: that is us
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                return ours, self._begin(request, [theirs.fileno(), *fds])
+                return ours, self._start_process(request, [theirs.fileno(), *fds])
         except BaseException:
             ours.close()
             raise
 
-    def _begin(self, request: dict[str, Any], fds: Sequence[int]) -> Starting:
+    def _start_process(self, request: dict[str, Any], fds: Sequence[int]) -> StartingProcess:
         told, tell = os.pipe2(os.O_CLOEXEC)
         try:
             reply = self._ask(request, [*fds, tell])
@@ -200,8 +208,8 @@ class Keeper:
             os.close(tell)
         if "error" in reply:
             os.close(told)
-            raise refused(reply["error"])
-        return Starting(reply["pid"], told)
+            raise machine_refused(reply["error"])
+        return StartingProcess(reply["pid"], told)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """One that was killed is replaced; its machines are gone, new ones are not concerned."""
@@ -211,9 +219,9 @@ class Keeper:
                     sock = self._connect()
                     ipc.send(sock, request, fds)
                     return ipc.receive(sock)[0]
-                except ipc.Closed as error:
-                    dead = self._dead()
-                    if last or request["do"] not in _ANEW:
+                except ipc.ConnectionClosed as error:
+                    dead = self._supervisor_died()
+                    if last or request["do"] not in _RETRYABLE_REQUESTS:
                         raise dead from error
         raise AssertionError("not reached")
 
@@ -233,19 +241,19 @@ class Keeper:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=without_key(),
+                env=environ_without_vault_key(),
                 start_new_session=True,
             )
-        self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        self._sock, self._finalizer = ours, weakref.finalize(self, _stop_supervisor, ours, process)
         try:
-            ours.settimeout(_START)
+            ours.settimeout(_START_TIMEOUT_SECONDS)
             ipc.receive(ours)
             ours.settimeout(None)
-        except (ipc.Closed, TimeoutError) as error:
-            raise self._dead() from error
+        except (ipc.ConnectionClosed, TimeoutError) as error:
+            raise self._supervisor_died() from error
         return ours
 
-    def _dead(self) -> OrtetError:
+    def _supervisor_died(self) -> OrtetError:
         self.close()
         return Unavailable(
             "no_keeper",
@@ -254,41 +262,41 @@ class Keeper:
         )
 
 
-class Starting:
+class StartingProcess:
     """A process that the keeper has forked, on its way."""
 
-    def __init__(self, pid: int, told: int) -> None:
+    def __init__(self, pid: int, status_fd: int) -> None:
         self.pid = pid
-        self._told = told
+        self._status_fd = status_fd
 
     def wait(self) -> None:
         """Until it has begun its own program; Unsupported, with the reason, if it could not."""
-        said = self.hear()
+        said = self.read_status()
         if said not in (b"", READY):
-            raise refused(said.decode(errors="replace"))
+            raise machine_refused(said.decode(errors="replace"))
 
-    def hear(self, word: bytes = READY) -> bytes:
+    def read_status(self, expected: bytes = READY) -> bytes:
         """What it says until it has begun, and has said `word` or nothing; or why it could not."""
-        if self._told < 0:
+        if self._status_fd < 0:
             return b""
         said = b""
         try:
-            while part := os.read(self._told, _LARGEST):
+            while part := os.read(self._status_fd, _READ_BYTES):
                 said += part
-                if said == word:
+                if said == expected:
                     break
         finally:
             self.close()
         return said
 
     def close(self) -> None:
-        if self._told >= 0:
-            os.close(self._told)
-            self._told = -1
+        if self._status_fd >= 0:
+            os.close(self._status_fd)
+            self._status_fd = -1
 
 
 @contextmanager
-def _network(pid: int) -> Iterator[int]:
+def _open_network_namespace(pid: int) -> Iterator[int]:
     """The network namespace of a process, open."""
     net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -297,7 +305,7 @@ def _network(pid: int) -> Iterator[int]:
         os.close(net)
 
 
-def refused(reason: str) -> Unsupported:
+def machine_refused(reason: str) -> Unsupported:
     return Unsupported(
         "machine_refused",
         f"this host did not let the machine start ({reason}): run `ortet doctor`, or use "
@@ -305,7 +313,7 @@ def refused(reason: str) -> Unsupported:
     )
 
 
-def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _stop_supervisor(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """Hang up; the keeper exits at once, and is reaped."""
     with suppress(OSError):
         sock.close()

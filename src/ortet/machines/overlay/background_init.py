@@ -8,19 +8,21 @@ import sys
 from pathlib import Path
 
 from ortet.errors import Unavailable
-from ortet.machines.command import without_key
-from ortet.machines.control.client import Indoors
-from ortet.machines.overlay.supervisor_client import Guard, spawn
+from ortet.machines.command import environ_without_vault_key
+from ortet.machines.control.client import InitClient
+from ortet.machines.overlay.supervisor_client import MachineProcess, spawn_in_machine
 
 _INIT = str(Path(__file__).parents[1] / "standalone" / "init.py")
 
 
-def move_in(guard: Guard) -> Indoors:
+def start_init(machine_process: MachineProcess) -> InitClient:
     """Start an init among the processes of a machine, to be asked like the pid 1 of a live one."""
     place = f"/tmp/.ortet-{os.urandom(8).hex()}"
     program = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT, "3", f"{place}/init.sock"]
     argv = ["/bin/sh", "-c", f"mkdir -m 700 {place} && exec 3>&1 && exec {shlex.join(program)}"]
-    process, pidfd = spawn(guard, argv, env=without_key(), cwd="/", stdin=False)
+    process, pidfd = spawn_in_machine(
+        machine_process, argv, env=environ_without_vault_key(), cwd="/", stdin=False
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     try:
@@ -31,7 +33,7 @@ def move_in(guard: Guard) -> Indoors:
                     "no_programs",
                     f"nothing can be kept running in this machine ({said}): try again",
                 )
-        return Indoors(_pid(pidfd), path=f"/proc/{guard.pid}/root{place}/init.sock")
+        return InitClient(_pid(pidfd), path=f"/proc/{machine_process.pid}/root{place}/init.sock")
     finally:
         os.close(pidfd)
 

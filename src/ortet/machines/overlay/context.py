@@ -14,66 +14,72 @@ from typing import Any
 from ortet.history.records import Image, Layer, System
 from ortet.history.tree.tree import Trees
 from ortet.ids import Clock
-from ortet.machines.base import Loss, Spec
-from ortet.machines.capture.ctimes import granularity
-from ortet.machines.capture.stat_index import CALM
-from ortet.machines.overlay.home import Home, Standing
-from ortet.machines.overlay.layers import Bases, Stack
+from ortet.machines.base import Loss, MachineSpec
+from ortet.machines.capture.ctimes import ctime_granularity_ns
+from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.overlay.home import LayerLayout, MachineHome
+from ortet.machines.overlay.layers import LayerStack, LayerStore
 from ortet.machines.overlay.mount_plan import (
-    Cover,
-    Mounted,
-    Step,
+    HostMount,
+    HostOverlay,
+    MountStep,
+    dirs_to_overlay,
+    mount_steps,
     parse_mounts,
-    places_to_cover,
-    steps,
 )
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.overlay.system_diff import fingerprint, stack_system
-from ortet.machines.overlay.upper.fd_cache import Spare
+from ortet.machines.overlay.system_diff import ensure_system_layer, host_fingerprint
+from ortet.machines.overlay.upper.fd_cache import FdBudget
 from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.machines.standalone.syscalls import overlay_options
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 
 _BASES = "b"  # the names under which a supervisor holds host directories
 _HOME = "h"
 
 
-class Ground:
+class EngineContext:
     """Shared by the machines of one engine in one process."""
 
     def __init__(
-        self, objects: Objects, trees: Trees, clock: Clock, *, bases: Bases, user: bool
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        clock: Clock,
+        *,
+        layer_store: LayerStore,
+        rootless: bool,
     ) -> None:
         self.objects = objects
         self.trees = trees
-        self.bases = bases
-        self.user = user
-        self.zygote = Zygote(user=user)
+        self.layer_store = layer_store
+        self.rootless = rootless
+        self.zygote = Zygote(rootless=rootless)
         self.watch = UpperWatch()
-        self.spare = Spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self.fd_budget = FdBudget(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._clock = clock
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint()
+        return host_fingerprint()
 
     @cached_property
-    def _margin(self) -> int:
-        return granularity(self.bases.root)
+    def _ctime_margin_ns(self) -> int:
+        return ctime_granularity_ns(self.layer_store.root)
 
     def horizon(self) -> int:
         """ctimes from here on are racy."""
-        return self._clock.now_ns() - self._margin if self._margin else CALM
+        return self._clock.now_ns() - self._ctime_margin_ns if self._ctime_margin_ns else NEVER_RACY
 
-    def options(self, standing: Standing) -> str:
+    def workspace_mount_options(self, layout: LayerLayout) -> str:
         """The workspace's overlay."""
-        number = standing.upper
-        return self.options_of(standing.stack, f"upper-{number}", f"work-{number}")
+        number = layout.upper
+        return self.mount_options(layout.stack, f"upper-{number}", f"work-{number}")
 
-    def options_of(self, stack: Stack, upper: str, work: str) -> str:
+    def mount_options(self, stack: LayerStack, upper: str, work: str) -> str:
         """An overlay of these layers and directories of a home."""
         extra = ["xino=off", "volatile"]
-        extra += ["userxattr"] if self.user else ["redirect_dir=on", "metacopy=on", "index=off"]
+        extra += ["userxattr"] if self.rootless else ["redirect_dir=on", "metacopy=on", "index=off"]
         return overlay_options(
             [f"{_BASES}/{name}" for name in stack.layers],
             f"{_HOME}/{upper}",
@@ -81,38 +87,40 @@ class Ground:
             extra=extra,
         )
 
-    def held(self, home: Home) -> dict[str, str]:
+    def mount_sources(self, home: MachineHome) -> dict[str, str]:
         """What the names in `options_of` stand for."""
-        return {_BASES: str(self.bases.root), _HOME: str(home.place)}
+        return {_BASES: str(self.layer_store.root), _HOME: str(home.path)}
 
     def plan(
-        self, spec: Spec, home: Home, standing: Standing
-    ) -> tuple[dict[str, Any], list[Cover]]:
+        self, spec: MachineSpec, home: MachineHome, layout: LayerLayout
+    ) -> tuple[dict[str, Any], list[HostOverlay]]:
         """All a supervisor needs to know, and what it will cover."""
         host = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
         covers = []
-        for at, state in places_to_cover(spec, host):
+        for at, state in dirs_to_overlay(spec, host):
             with suppress(FileNotFoundError):  # the host has just unmounted it
-                covers.append(self._cover(home, standing, at, state=state))
-        area = self.bases.area
+                covers.append(self._make_host_overlay(home, layout, at, state=state))
+        area = self.layer_store.area
         (area / "root").mkdir(parents=True, exist_ok=True)
         for number, cover in enumerate(covers):
             if cover.layers:
                 (area / f"under{number}").mkdir(exist_ok=True)
-        home.work(standing.upper)
+        home.make_work_dir(layout.upper)
         plan = {
             "root": str(area / "root"),
-            "held": self.held(home),
+            "held": self.mount_sources(home),
             "steps": self._steps(spec, host, covers),
             "place": str(spec.path),
-            "workspace": self.options(standing),
+            "workspace": self.workspace_mount_options(layout),
         }
         return plan, covers
 
-    def _steps(self, spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover]) -> list[Step]:
-        return steps(spec, host, covers, area=self.bases.area, user=self.user)
+    def _steps(
+        self, spec: MachineSpec, host: Sequence[HostMount], covers: Sequence[HostOverlay]
+    ) -> list[MountStep]:
+        return mount_steps(spec, host, covers, area=self.layer_store.area, rootless=self.rootless)
 
-    def system_for(self, spec: Spec, image: Image) -> tuple[System | None, list[Loss]]:
+    def system_for(self, spec: MachineSpec, image: Image) -> tuple[System | None, list[Loss]]:
         """The image's system difference, if it can be laid over this host; a Loss if not."""
         system = image.system
         if system is None:
@@ -125,26 +133,32 @@ class Ground:
             return system, []
         return None, [Loss("", "system", why)]
 
-    def _cover(self, home: Home, standing: Standing, at: str, *, state: bool) -> Cover:
-        name = home.outer(standing, at)
-        upper = home.place / name
+    def _make_host_overlay(
+        self, home: MachineHome, layout: LayerLayout, at: str, *, state: bool
+    ) -> HostOverlay:
+        name = home.host_upper_name(layout, at)
+        upper = home.path / name
         fresh = not upper.is_dir()
         if fresh:
             upper.mkdir()
-            _dress(upper, at)
-        work = home.empty(name.replace("host", "hostwork", 1))
-        known = () if standing.system is None else standing.system.layers
+            _copy_metadata(upper, at)
+        work = home.make_empty_dir(name.replace("host", "hostwork", 1))
+        known = () if layout.system is None else layout.system.layers
         layers = [layer for layer in known if layer.mount == os.fsencode(at)]
-        return Cover(at, state, upper, work, self._between(layers, upper if fresh else None))
+        return HostOverlay(
+            at, state, upper, work, self._system_layers(layers, upper if fresh else None)
+        )
 
-    def _between(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
+    def _system_layers(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
         """What lies between a directory of the host and an upper directory; `fresh` is that one
         when it is new."""
         del fresh
-        return tuple(stack_system(self.objects, self.trees, self.bases, one) for one in layers)
+        return tuple(
+            ensure_system_layer(self.objects, self.trees, self.layer_store, one) for one in layers
+        )
 
 
-def _dress(upper: Path, at: str) -> None:
+def _copy_metadata(upper: Path, at: str) -> None:
     """An overlay's root looks like its upper directory: make that look like what it covers."""
     shutil.copystat(at, upper)
     st = os.stat(at)

@@ -7,28 +7,28 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.dirfd import directory
-from ortet.machines.restore.plan import Side
-from ortet.machines.restore.write_entry import Target, Writer
-from ortet.machines.restore.write_tree import Item, build
-from ortet.objects.base import Objects
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.dirfd import open_directory
+from ortet.machines.restore.plan import ImageFiles
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_tree import TreeItem, write_tree
+from ortet.objects.base import ObjectStore
 
 
-def whiteout(name: bytes) -> Entry:
+def whiteout_entry(name: bytes) -> TreeEntry:
     """What the kernel takes for "gone from the layer below"."""
-    return Entry(name, stat.S_IFCHR, 0, os.geteuid(), os.getegid())
+    return TreeEntry(name, stat.S_IFCHR, 0, os.geteuid(), os.getegid())
 
 
-def distance(trees: Trees, below: Entry, above: Entry, *, most: int) -> int:
+def count_changes(trees: Trees, below: TreeEntry, above: TreeEntry, *, limit: int) -> int:
     """How many names a layer between them would hold; counting ends beyond `most`."""
     count = 0
     stack = [(below, above)]
-    while stack and count <= most:
+    while stack and count <= limit:
         old, new = stack.pop()
         for was, now in trees.difference(Oid(old.data), Oid(new.data)):
             count += 1
@@ -37,83 +37,87 @@ def distance(trees: Trees, below: Entry, above: Entry, *, most: int) -> int:
             elif now is not None and now.is_dir:
                 for _ in trees.walk(now):
                     count += 1
-                    if count > most:
+                    if count > limit:
                         break
     return count
 
 
-def difference(trees: Trees, below: Side, above: Side) -> tuple[list[Item], list[list[bytes]]]:
+def layer_items(
+    trees: Trees, below: ImageFiles, above: ImageFiles
+) -> tuple[list[TreeItem], list[list[bytes]]]:
     """What to write, parents first, and the hardlink groups among it."""
-    found: dict[bytes, Entry] = {b"": above.root}
+    found: dict[bytes, TreeEntry] = {b"": above.root}
     stack = [(b"", below.root, above.root)]
     while stack:
         path, old, new = stack.pop()
         for was, now in trees.difference(Oid(old.data), Oid(new.data)):
             if now is None:
                 assert was is not None
-                found[join(path, was.name)] = whiteout(was.name)
+                found[join_path(path, was.name)] = whiteout_entry(was.name)
                 continue
-            at = join(path, now.name)
+            at = join_path(path, now.name)
             found[at] = now
             if now.is_dir and was is not None and was.is_dir:
                 stack.append((at, was, now))
             elif now.is_dir:
                 found.update(trees.walk(now, at))
-    groups = _relinked(trees, below, above, found)
-    return [Item(path, found[path], path) for path in sorted(found)], groups
+    groups = _add_relinked(trees, below, above, found)
+    return [TreeItem(path, found[path], path) for path in sorted(found)], groups
 
 
-def _relinked(
-    trees: Trees, below: Side, above: Side, found: dict[bytes, Entry]
+def _add_relinked(
+    trees: Trees, below: ImageFiles, above: ImageFiles, entries: dict[bytes, TreeEntry]
 ) -> list[list[bytes]]:
     """Add files whose other names change: a group is in one layer whole, or not at all."""
     before = {tuple(group) for group in below.groups}
     after = {tuple(group) for group in above.groups}
     for group in before - after:
-        _include(trees, above.root, group, found)
+        _add_files(trees, above.root, group, entries)
     groups = []
     for names in above.groups:
-        if tuple(names) not in before or any(path in found for path in names):
-            _include(trees, above.root, names, found)
+        if tuple(names) not in before or any(path in entries for path in names):
+            _add_files(trees, above.root, names, entries)
             groups.append(names)
     return groups
 
 
-def _include(trees: Trees, root: Entry, paths: Iterable[bytes], found: dict[bytes, Entry]) -> None:
+def _add_files(
+    trees: Trees, root: TreeEntry, paths: Iterable[bytes], entries: dict[bytes, TreeEntry]
+) -> None:
     """These files, as far as they are there, with the directories above them."""
     for path in paths:
         entry = trees.resolve(root, path)
-        if entry is None or path in found:
+        if entry is None or path in entries:
             continue
-        found[path] = entry
+        entries[path] = entry
         above = path.rpartition(b"/")[0]
-        while above not in found:
+        while above not in entries:
             parent = trees.resolve(root, above)
             assert parent is not None
-            found[above] = parent
+            entries[above] = parent
             above = above.rpartition(b"/")[0]
 
 
-def carried(trees: Trees, side: Side) -> tuple[list[Item], list[list[bytes]]]:
+def hardlinked_items(trees: Trees, side: ImageFiles) -> tuple[list[TreeItem], list[list[bytes]]]:
     """The hardlinked files of a side, for a fresh upper directory.
 
     The kernel copies one name of a file up, and the others stay behind: a write through one would
     no longer be seen through the others. Files that are up with all their names stay one file.
     """
-    found: dict[bytes, Entry] = {b"": side.root}
+    found: dict[bytes, TreeEntry] = {b"": side.root}
     for group in side.groups:
-        _include(trees, side.root, group, found)
-    return [Item(path, found[path], path) for path in sorted(found)], list(side.groups)
+        _add_files(trees, side.root, group, found)
+    return [TreeItem(path, found[path], path) for path in sorted(found)], list(side.groups)
 
 
-def write(
-    objects: Objects, place: Path, items: Sequence[Item], groups: Sequence[Sequence[bytes]]
+def write_layer(
+    objects: ObjectStore, place: Path, items: Sequence[TreeItem], groups: Sequence[Sequence[bytes]]
 ) -> list[Loss]:
     """Write a layer into an empty directory; what could not be written as it is comes back."""
-    writer = Writer(objects)
-    with directory(place) as fd:
+    writer = EntryWriter(objects)
+    with open_directory(place) as fd:
         if len(items) == 1:
-            writer.settle(Target(fd), items[0].entry, path=b"")
+            writer.apply_metadata(MetadataTarget(fd), items[0].entry, path=b"")
         else:
-            build(objects, fd, items, groups, writer=writer)
+            write_tree(objects, fd, items, groups, writer=writer)
     return list(dict.fromkeys(writer.losses))

@@ -10,51 +10,51 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.errors import Conflict, Corrupt
 from ortet.history.records import System
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
-from ortet.machines.dirfd import directory, remove
-from ortet.machines.overlay.delta import carried, write
-from ortet.machines.overlay.layers import Bases, Stack
-from ortet.machines.overlay.system_diff import layer_of
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import open_directory, remove_tree
+from ortet.machines.overlay.delta import hardlinked_items, write_layer
+from ortet.machines.overlay.layers import LayerStack, LayerStore
+from ortet.machines.overlay.system_diff import layer_directory_name
+from ortet.objects.base import ObjectStore
 
-CARRY_FILES = 2000
-CARRY_BYTES = 64 << 20
+MAX_CARRIED_FILES = 2000
+MAX_CARRIED_BYTES = 64 << 20
 """Hardlinked files that every fresh upper directory gets a copy of; see `delta.carried`."""
 
 _INNER = ("upper", "work")
 _OUTER = ("host", "hostwork")
-_BRANCH = "branch"
-_BRANCHES = (_BRANCH, f"{_BRANCH}work", f"{_BRANCH}stack")
+_KERNEL_LAYER = "branch"
+_KERNEL_LAYER_DIRS = (_KERNEL_LAYER, f"{_KERNEL_LAYER}work", f"{_KERNEL_LAYER}stack")
 _RECORD = "machine"
 _LOCK = "lock"
 
 
-class Standing(Record, frozen=True):
+class LayerLayout(StoredRecord, frozen=True):
     """What a machine is made of; replaced as a whole, so that it is always one or the other."""
 
     upper: int  # number of the upper directory in use
-    stack: Stack  # what lies below it
+    stack: LayerStack  # what lies below it
     system: System | None = None  # what lies between the host and its system
     ignoring: bool = False  # it may hold files that are no state, above or below
     outer: int = 0  # number of the upper directories over the host's own
 
 
-class Home:
+class MachineHome:
     """The files of a machine. The lock is held from `lock` until `close`."""
 
-    def __init__(self, objects: Objects, trees: Trees, place: Path) -> None:
-        self.place = place
+    def __init__(self, objects: ObjectStore, trees: Trees, path: Path) -> None:
+        self.path = path
         self._objects = objects
         self._trees = trees
         self._lock = -1
 
     def lock(self) -> None:
         """Conflict while another process, or another handle of this one, has it open."""
-        fd = os.open(self.place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,27 +71,27 @@ class Home:
             os.close(self._lock)
             self._lock = -1
 
-    def read(self) -> Standing | None:
+    def read_layout(self) -> LayerLayout | None:
         """None when the machine was never opened."""
         try:
-            return decode(Standing, (self.place / _RECORD).read_bytes())
+            return decode(LayerLayout, (self.path / _RECORD).read_bytes())
         except FileNotFoundError:
             return None
 
-    def write(self, standing: Standing) -> None:
-        fresh = self.place / f"{_RECORD}.new"
-        fresh.write_bytes(encode(standing))
-        fresh.rename(self.place / _RECORD)
+    def write_layout(self, layout: LayerLayout) -> None:
+        fresh = self.path / f"{_RECORD}.new"
+        fresh.write_bytes(encode(layout))
+        fresh.rename(self.path / _RECORD)
 
     def upper(self, number: int) -> Path:
-        return self.place / f"upper-{number}"
+        return self.path / f"upper-{number}"
 
-    def work(self, number: int) -> Path:
-        return self.empty(f"work-{number}")
+    def make_work_dir(self, number: int) -> Path:
+        return self.make_empty_dir(f"work-{number}")
 
-    def empty(self, name: str) -> Path:
+    def make_empty_dir(self, name: str) -> Path:
         """An empty directory: with what a mount left in its work directory the next is refused."""
-        place = self.place / name
+        place = self.path / name
         try:
             place.mkdir()
         except FileExistsError:
@@ -99,104 +99,111 @@ class Home:
             place.mkdir()
         return place
 
-    def drop(self, name: str) -> None:
+    def remove_dir(self, name: str) -> None:
         """Remove one of its directories, if it is there."""
         with suppress(FileNotFoundError):
             self._remove(name)
 
-    def fresh(self, number: int, stack: Stack, bases: Bases) -> list[Loss]:
+    def make_upper(self, number: int, stack: LayerStack, layer_store: LayerStore) -> list[Loss]:
         """A new upper directory for this stack; what it could not be given."""
-        return self._fill(self.upper(number).name, stack, bases)
+        return self._write_upper(self.upper(number).name, stack, layer_store)
 
-    def _fill(self, name: str, stack: Stack, bases: Bases) -> list[Loss]:
-        side = bases.side(stack.image)
-        items, groups = carried(self._trees, side)
+    def _write_upper(self, name: str, stack: LayerStack, layer_store: LayerStore) -> list[Loss]:
+        side = layer_store.image_files(stack.image)
+        items, groups = hardlinked_items(self._trees, side)
         losses = []
-        if len(items) > CARRY_FILES or sum(item.entry.size for item in items) > CARRY_BYTES:
+        if (
+            len(items) > MAX_CARRIED_FILES
+            or sum(item.entry.size for item in items) > MAX_CARRIED_BYTES
+        ):
             why = "there are too many hardlinks: a write through one name is not seen by the others"
             losses.append(Loss("", "hardlink", why))
             items, groups = items[:1], []
-        place = self.empty(name)
-        return losses + write(self._objects, place, items, groups)
+        place = self.make_empty_dir(name)
+        return losses + write_layer(self._objects, place, items, groups)
 
     # branches: the files of kernels that forked, as long as they live
 
-    def branch(self, number: int, stack: Stack, bases: Bases) -> tuple[str, str]:
+    def make_kernel_layer(
+        self, number: int, stack: LayerStack, layer_store: LayerStore
+    ) -> tuple[str, str]:
         """An upper and a work directory for a fork of a kernel; their names."""
-        upper, work = self.branch_upper(number).name, f"{_BRANCH}work-{number}"
-        self._fill(upper, stack, bases)
-        self.empty(work)
-        note = self.place / f"{_BRANCH}stack-{stack.layers[0]}"
+        upper, work = self.kernel_upper_dir(number).name, f"{_KERNEL_LAYER}work-{number}"
+        self._write_upper(upper, stack, layer_store)
+        self.make_empty_dir(work)
+        note = self.path / f"{_KERNEL_LAYER}stack-{stack.layers[0]}"
         if not note.exists():  # one for all who rest on it; it stays until the machine is closed
             note.write_bytes(encode(stack))
         return upper, work
 
-    def branch_upper(self, number: int) -> Path:
-        return self.place / f"{_BRANCH}-{number}"
+    def kernel_upper_dir(self, number: int) -> Path:
+        return self.path / f"{_KERNEL_LAYER}-{number}"
 
-    def take_branch(self, number: int, upper: int) -> None:
+    def adopt_kernel_layer(self, number: int, upper: int) -> None:
         """Make its upper directory one of the machine's."""
         self._remove(self.upper(upper).name)
-        self.branch_upper(number).rename(self.upper(upper))
+        self.kernel_upper_dir(number).rename(self.upper(upper))
 
-    def drop_branch(self, number: int | None = None) -> None:
+    def remove_kernel_layers(self, number: int | None = None) -> None:
         """One, or all that a killed process left."""
-        for name in os.listdir(self.place):
+        for name in os.listdir(self.path):
             kind, _, which = name.partition("-")
-            if kind in _BRANCHES and (number is None or which == str(number)):
+            if kind in _KERNEL_LAYER_DIRS and (number is None or which == str(number)):
                 with suppress(OSError):
                     self._remove(name)
 
-    def layers(self) -> set[str]:
+    def layers_in_use(self) -> set[str]:
         """All layers that this machine and its branches rest on."""
         found: set[str] = set()
-        standing = self.read()
+        standing = self.read_layout()
         if standing is not None:
             found.update(standing.stack.layers)
             if standing.system is not None:
-                found.update(map(layer_of, standing.system.layers))
-            for path in self.place.glob(f"{_BRANCH}stack-*"):
+                found.update(map(layer_directory_name, standing.system.layers))
+            for path in self.path.glob(f"{_KERNEL_LAYER}stack-*"):
                 with suppress(FileNotFoundError, Corrupt):
-                    found.update(decode(Stack, path.read_bytes()).layers)
+                    found.update(decode(LayerStack, path.read_bytes()).layers)
         return found
 
-    def recover(self, standing: Standing, bases: Bases, machine: str) -> Standing:
+    def recover_layout(
+        self, layout: LayerLayout, layer_store: LayerStore, machine: str
+    ) -> LayerLayout:
         """The standing after a process was killed while it changed it."""
-        name = layer_name(machine, standing.upper)
-        if not self.upper(standing.upper).is_dir():
-            stack = bases.known(name)
+        name = layer_name(machine, layout.upper)
+        if not self.upper(layout.upper).is_dir():
+            stack = layer_store.load_stack(name)
             if stack is not None:  # it had become a layer, on which forks may rest
-                standing = replace(standing, upper=standing.upper + 1, stack=stack)
-                self.fresh(standing.upper, stack, bases)
-                self.write(standing)
-            elif (bases.root / name).is_dir():
-                (bases.root / name).rename(self.upper(standing.upper))
+                layout = replace(layout, upper=layout.upper + 1, stack=stack)
+                self.make_upper(layout.upper, stack, layer_store)
+                self.write_layout(layout)
+            elif (layer_store.root / name).is_dir():
+                (layer_store.root / name).rename(self.upper(layout.upper))
             else:
                 raise Corrupt(
                     "machine_broken",
-                    f"the files of machine {machine} are gone from {self.place}: drop the "
+                    f"the files of machine {machine} are gone from {self.path}: drop the "
                     "workspace and make it again from its branch",
                 )
-        self.tidy(standing)
-        self.drop_branch()
-        return standing
+        self.remove_unused_dirs(layout)
+        self.remove_kernel_layers()
+        return layout
 
-    def outer(self, standing: Standing, at: str) -> str:
+    def host_upper_name(self, layout: LayerLayout, at: str) -> str:
         """The name of the upper directory over a directory of the host."""
-        return f"host-{standing.outer}-{quote(at, safe='')}"
+        return f"host-{layout.outer}-{quote(at, safe='')}"
 
-    def tidy(self, standing: Standing) -> None:
+    def remove_unused_dirs(self, layout: LayerLayout) -> None:
         """Remove upper directories that are no longer, or not yet, in use."""
-        for name in os.listdir(self.place):
+        for name in os.listdir(self.path):
             kind, number, *_ = *name.split("-", 2), ""
-            used = standing.upper if kind in _INNER else standing.outer
+            used = layout.upper if kind in _INNER else layout.outer
             if kind in _INNER + _OUTER and number != str(used):
                 with suppress(OSError):
                     self._remove(name)
 
     def _remove(self, name: str) -> None:
-        with directory(self.place) as at:
-            remove(at, name.encode())
+        with open_directory(self.path) as at:
+            remove_tree(at, name.encode())
 
 
 def layer_name(machine: str, number: int) -> str:

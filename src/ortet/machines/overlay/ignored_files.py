@@ -14,23 +14,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.capture.ignore_rules import POINTER, Rules
-from ortet.machines.dirfd import STAGE, directory
-from ortet.machines.overlay.upper.uppermarks import metacopy, oversize, read_marks
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.capture.ignore_rules import POINTER_FILE, IgnoreRules
+from ortet.machines.dirfd import STAGE_PREFIX, open_directory
+from ortet.machines.overlay.upper.uppermarks import metacopy_redirect, oversize_loss, read_marks
 from ortet.machines.restore.clone import FICLONE
-from ortet.machines.restore.write_entry import Target, Writer
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
 
-MOST = 2 << 30
+MAX_COPIED_BYTES = 2 << 30
 """Bytes that are copied for a fork; what the file system can share is not copied."""
 
-How = Callable[["Ignored", "Found", bytes], bool]
+PutFile = Callable[["Ignored", "Found", bytes], bool]
 """Puts a file at a new path; False when it did not."""
 
 
-class Found(NamedTuple):
+class IgnoredFile(NamedTuple):
     path: bytes
     st: os.stat_result
 
@@ -39,194 +39,203 @@ class Found(NamedTuple):
         return stat.S_ISDIR(self.st.st_mode)
 
 
-class Ignored:
+class IgnoredFiles:
     """What of the merged directory `view` is no state; it lies in `places`, topmost first: nothing
     below them has such files."""
 
     def __init__(
-        self, view: Path, places: Sequence[Path], rules: Rules, *, root: bool = True
+        self, view: Path, layer_dirs: Sequence[Path], rules: IgnoreRules, *, is_root: bool = True
     ) -> None:
-        self._prefix = "trusted.overlay." if root else "user.overlay."
+        self._prefix = "trusted.overlay." if is_root else "user.overlay."
         self._view = os.fsencode(view)
-        self._places = [os.fsencode(place) for place in places]
+        self._layer_dirs = [os.fsencode(place) for place in layer_dirs]
         self._rules = rules
-        self.found = list(self._look(b"", False))
+        self.files = list(self._find(b"", False))
 
     def digest(self) -> str:
         """Another when any of it changed."""
         told = hashlib.blake2b(digest_size=16)
-        for path, st in self.found:
+        for path, st in self.files:
             told.update(b"%b\0%d %d %d %d\n" % (path, st.st_ino, *_version(st)))
         return told.hexdigest()
 
-    def _look(self, at: bytes, everything: bool) -> Iterator[Found]:
+    def _find(self, at: bytes, everything: bool) -> Iterator[IgnoredFile]:
         for path, st in _names(self._view, at):
             is_dir = stat.S_ISDIR(st.st_mode)
-            if path.rpartition(b"/")[2].startswith((STAGE, POINTER)):
+            if path.rpartition(b"/")[2].startswith((STAGE_PREFIX, POINTER_FILE)):
                 continue
-            if self._rules.ignored(path, is_dir) or oversize(self._rules, path, st) is not None:
-                yield Found(path, st)
+            if (
+                self._rules.is_ignored(path, is_dir)
+                or oversize_loss(self._rules, path, st) is not None
+            ):
+                yield IgnoredFile(path, st)
                 yield from self._all(path) if is_dir else ()
-            elif is_dir and (everything or self._is_here(path)):
-                yield from self._look(path, everything or self._is_moved(path))
+            elif is_dir and (everything or self._is_in_layers(path)):
+                yield from self._find(path, everything or self._is_moved(path))
 
-    def _all(self, at: bytes) -> Iterator[Found]:
+    def _all(self, at: bytes) -> Iterator[IgnoredFile]:
         for path, st in _names(self._view, at):
-            yield Found(path, st)
+            yield IgnoredFile(path, st)
             if stat.S_ISDIR(st.st_mode):
                 yield from self._all(path)
 
-    def _is_here(self, path: bytes) -> bool:
-        return any(os.path.isdir(join(place, path)) for place in self._places)
+    def _is_in_layers(self, path: bytes) -> bool:
+        return any(os.path.isdir(join_path(place, path)) for place in self._layer_dirs)
 
     def _is_moved(self, path: bytes) -> bool:
         """A directory that was renamed shows what lies below at another name."""
-        for place in self._places:
-            with suppress(OSError), directory(Path(os.fsdecode(join(place, path)))) as fd:
+        for place in self._layer_dirs:
+            with suppress(OSError), open_directory(Path(os.fsdecode(join_path(place, path)))) as fd:
                 if read_marks(fd, self._prefix)[1]:
                     return True
         return False
 
-    def lay(self, to: Path, root: Entry, trees: Trees, *, writer: Writer, how: How) -> None:
+    def write_to(
+        self, target: Path, root: TreeEntry, trees: Trees, *, writer: EntryWriter, put_file: PutFile
+    ) -> None:
         """Write it into the upper directory, or layer, `to`, where it is over the files of `root`:
         what those have, and what is there, stays. `how` is `link` or a `Copier`."""
-        _Layer(self, os.fsencode(to), root, trees=trees, writer=writer, how=how).write()
+        _IgnoredFilesWriter(
+            self, os.fsencode(target), root, trees=trees, writer=writer, put_file=put_file
+        ).write()
 
-    def source(self, found: Found) -> bytes | None:
+    def source_path(self, file: IgnoredFile) -> bytes | None:
         """Where a file itself lies; None when only the merged directory can tell."""
-        for place in self._places:
-            path = join(place, found.path)
+        for place in self._layer_dirs:
+            path = join_path(place, file.path)
             with suppress(OSError):
                 st = os.lstat(path)
-                whole = metacopy(path, self._prefix) is None and st.st_size == found.st.st_size
+                whole = (
+                    metacopy_redirect(path, self._prefix) is None and st.st_size == file.st.st_size
+                )
                 return path if stat.S_ISREG(st.st_mode) and whole else None
         return None
 
-    def merged(self, path: bytes) -> bytes:
-        return join(self._view, path)
+    def merged_path(self, path: bytes) -> bytes:
+        return join_path(self._view, path)
 
 
-class _Layer:
+class _IgnoredFilesWriter:
     def __init__(
         self,
-        ignored: Ignored,
-        to: bytes,
-        root: Entry,
+        ignored: IgnoredFiles,
+        target: bytes,
+        root: TreeEntry,
         *,
         trees: Trees,
-        writer: Writer,
-        how: How,
+        writer: EntryWriter,
+        put_file: PutFile,
     ) -> None:
         self._ignored = ignored
-        self._to = to
+        self._target = target
         self._root = root
         self._trees = trees
         self._writer = writer
-        self._how = how
-        self._known: dict[bytes, Entry | None] = {b"": root}
-        self._times: dict[bytes, int] = {}  # of directories that are written to
+        self._put_file = put_file
+        self._lower_entries: dict[bytes, TreeEntry | None] = {b"": root}
+        self._dir_mtimes: dict[bytes, int] = {}  # of directories that are written to
         self._linked: dict[int, bytes] = {}
 
     def write(self) -> None:
-        self._open(b"")
-        for found in self._ignored.found:
+        self._ensure_directory(b"")
+        for found in self._ignored.files:
             with suppress(FileNotFoundError):  # it is gone
-                self._lay(found)
-        for path, mtime in reversed(self._times.items()):
-            os.utime(join(self._to, path), ns=(mtime, mtime))
+                self._write_file(found)
+        for path, mtime in reversed(self._dir_mtimes.items()):
+            os.utime(join_path(self._target, path), ns=(mtime, mtime))
 
-    def _lay(self, found: Found) -> None:
-        if found.is_dir:
-            self._open(found.path)
+    def _write_file(self, file: IgnoredFile) -> None:
+        if file.is_dir:
+            self._ensure_directory(file.path)
             return
-        to, known = join(self._to, found.path), self._entry(found.path)
-        above = found.path.rpartition(b"/")[0]
-        if known is not None or not self._open(above) or os.path.lexists(to):
+        to, known = join_path(self._target, file.path), self._lower_entry(file.path)
+        above = file.path.rpartition(b"/")[0]
+        if known is not None or not self._ensure_directory(above) or os.path.lexists(to):
             return
-        several = found.st.st_nlink > 1
-        if several and found.st.st_ino in self._linked:
-            os.link(self._linked[found.st.st_ino], to, follow_symlinks=False)
-        elif self._how(self._ignored, found, to) and several:
-            self._linked[found.st.st_ino] = to
+        several = file.st.st_nlink > 1
+        if several and file.st.st_ino in self._linked:
+            os.link(self._linked[file.st.st_ino], to, follow_symlinks=False)
+        elif self._put_file(self._ignored, file, to) and several:
+            self._linked[file.st.st_ino] = to
 
-    def _entry(self, path: bytes) -> Entry | None:
+    def _lower_entry(self, path: bytes) -> TreeEntry | None:
         """What the files below have there."""
-        if path not in self._known:
+        if path not in self._lower_entries:
             above, _, name = path.rpartition(b"/")
-            parent = self._entry(above)
+            parent = self._lower_entry(above)
             is_dir = parent is not None and stat.S_ISDIR(parent.mode)
             entry = self._trees.resolve(self._root, path) if is_dir and name else None
-            self._known[path] = entry
-        return self._known[path]
+            self._lower_entries[path] = entry
+        return self._lower_entries[path]
 
-    def _open(self, path: bytes) -> bool:
+    def _ensure_directory(self, path: bytes) -> bool:
         """Have a directory to write to; False when something else has its name."""
-        if path in self._times:
+        if path in self._dir_mtimes:
             return True
-        entry = self._entry(path)
+        entry = self._lower_entry(path)
         if entry is not None and not stat.S_ISDIR(entry.mode):
             return False
-        if path and not self._open(path.rpartition(b"/")[0]):
+        if path and not self._ensure_directory(path.rpartition(b"/")[0]):
             return False
-        place = join(self._to, path)
+        place = join_path(self._target, path)
         if os.path.lexists(place):
             st = os.lstat(place)
             if not stat.S_ISDIR(st.st_mode):
                 return False
-            self._times[path] = st.st_mtime_ns
+            self._dir_mtimes[path] = st.st_mtime_ns
         else:
-            self._make(path, place, entry)
+            self._make_directory(path, place, entry)
         return True
 
-    def _make(self, path: bytes, place: bytes, entry: Entry | None) -> None:
+    def _make_directory(self, path: bytes, place: bytes, entry: TreeEntry | None) -> None:
         os.mkdir(place, 0o700)
         if entry is None:
-            shown = self._ignored.merged(path)
+            shown = self._ignored.merged_path(path)
             st = os.lstat(shown)
             with suppress(PermissionError):  # without root all is its maker's
                 os.chown(place, st.st_uid, st.st_gid)
             shutil.copystat(shown, place)
-            self._times[path] = st.st_mtime_ns
+            self._dir_mtimes[path] = st.st_mtime_ns
         else:
-            with directory(Path(os.fsdecode(place))) as fd:
-                self._writer.settle(Target(fd), entry, path=path)
-            self._times[path] = entry.mtime
+            with open_directory(Path(os.fsdecode(place))) as fd:
+                self._writer.apply_metadata(MetadataTarget(fd), entry, path=path)
+            self._dir_mtimes[path] = entry.mtime
 
 
 # how a file gets there
 
 
-def link(ignored: Ignored, found: Found, to: bytes) -> bool:
+def link_file(ignored: IgnoredFiles, file: IgnoredFile, target: bytes) -> bool:
     """For who has no use for it in its old place."""
-    source = ignored.source(found)
+    source = ignored.source_path(file)
     if source is not None:
         try:
-            os.link(source, to, follow_symlinks=False)
+            os.link(source, target, follow_symlinks=False)
             return True
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM):
                 raise
-    return Copier(most=None)(ignored, found, to)
+    return Copier(max_bytes=None)(ignored, file, target)
 
 
 class Copier:
     """At most so many bytes, but for what can be shared."""
 
-    def __init__(self, *, most: int | None) -> None:
-        self._left = most
+    def __init__(self, *, max_bytes: int | None) -> None:
+        self._bytes_left = max_bytes
         self._clones = True
 
-    def __call__(self, ignored: Ignored, found: Found, to: bytes) -> bool:
-        st, source = found.st, ignored.source(found)
+    def __call__(self, ignored: IgnoredFiles, file: IgnoredFile, to: bytes) -> bool:
+        st, source = file.st, ignored.source_path(file)
         if stat.S_ISREG(st.st_mode):
             if source is None or not self._clone(source, to):
-                if self._left is not None:
-                    if st.st_size > self._left:
+                if self._bytes_left is not None:
+                    if st.st_size > self._bytes_left:
                         return False
-                    self._left -= st.st_size
-                shutil.copyfile(ignored.merged(found.path), to, follow_symlinks=False)
+                    self._bytes_left -= st.st_size
+                shutil.copyfile(ignored.merged_path(file.path), to, follow_symlinks=False)
         elif stat.S_ISLNK(st.st_mode):
-            target = os.readlink(ignored.merged(found.path))
+            target = os.readlink(ignored.merged_path(file.path))
             Path(os.fsdecode(to)).symlink_to(os.fsdecode(target))
         elif stat.S_ISFIFO(st.st_mode):
             os.mkfifo(to)
@@ -234,7 +243,7 @@ class Copier:
             return False
         with suppress(PermissionError):
             os.chown(to, st.st_uid, st.st_gid, follow_symlinks=False)
-        shutil.copystat(ignored.merged(found.path), to, follow_symlinks=False)
+        shutil.copystat(ignored.merged_path(file.path), to, follow_symlinks=False)
         return True
 
     def _clone(self, source: bytes, to: bytes) -> bool:
@@ -249,15 +258,15 @@ class Copier:
                 return False
 
 
-def _names(view: bytes, at: bytes) -> Iterator[Found]:
+def _names(view: bytes, at: bytes) -> Iterator[IgnoredFile]:
     try:
-        names = sorted(os.listdir(join(view, at)))
+        names = sorted(os.listdir(join_path(view, at)))
     except (FileNotFoundError, NotADirectoryError):  # just gone
         return
     for name in names:
-        path = join(at, name)
+        path = join_path(at, name)
         with suppress(FileNotFoundError):
-            yield Found(path, os.lstat(join(view, path)))
+            yield IgnoredFile(path, os.lstat(join_path(view, path)))
 
 
 def _version(st: os.stat_result) -> tuple[int, int, int]:

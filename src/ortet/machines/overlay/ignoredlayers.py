@@ -8,58 +8,78 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.machines.base import Loss
-from ortet.machines.dirfd import directory
-from ortet.machines.overlay.context import Ground
-from ortet.machines.overlay.ignored_files import MOST, Copier, Found, Ignored, link
-from ortet.machines.overlay.layers import ASIDE, Stack
-from ortet.machines.restore.write_entry import Target, Writer
+from ortet.machines.dirfd import open_directory
+from ortet.machines.overlay.context import EngineContext
+from ortet.machines.overlay.ignored_files import (
+    MAX_COPIED_BYTES,
+    Copier,
+    IgnoredFile,
+    IgnoredFiles,
+    link_file,
+)
+from ortet.machines.overlay.layers import IGNORED_LAYER_PREFIX, LayerStack
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
 
-_FEW = 20
+_MAX_REPORTED_LOSSES = 20
 
 
-def with_ignored(ground: Ground, stack: Stack, ignored: Ignored | None) -> tuple[Stack, list[Loss]]:
+def add_ignored_layer(
+    context: EngineContext, stack: LayerStack, ignored: IgnoredFiles | None
+) -> tuple[LayerStack, list[Loss]]:
     """Layers for forks, with a copy of these files on top: as forks of an idle overlay machine,
     whose upper directory becomes a layer, have them. While they do not change it is made once."""
-    if ignored is None or not ignored.found:
+    if ignored is None or not ignored.files:
         return stack, []
-    root, empty = stack.root, ground.trees.empty()
+    root, empty = stack.root, context.trees.empty()
 
     def fill(place: Path) -> None:
-        writer = Writer(ground.objects)
-        with directory(place) as fd:
-            writer.settle(Target(fd), root, path=b"")
-        ignored.lay(place, root, ground.trees, writer=writer, how=Copier(most=MOST))
+        writer = EntryWriter(context.objects)
+        with open_directory(place) as fd:
+            writer.apply_metadata(MetadataTarget(fd), root, path=b"")
+        ignored.write_to(
+            place, root, context.trees, writer=writer, put_file=Copier(max_bytes=MAX_COPIED_BYTES)
+        )
 
-    name = f"{ASIDE}{ignored.digest()}-{ground.objects.hasher.oid(root.data).hex()[:16]}"
+    name = f"{IGNORED_LAYER_PREFIX}{ignored.digest()}-{context.objects.hasher.oid(root.data).hex()[:16]}"
     try:
         nothing = replace(root, data=empty.oid, cid=empty.cid)
-        place = ground.bases.make(name, nothing, fill, shared=False)
+        place = context.layer_store.ensure_layer(name, nothing, fill, shared=False)
     except OSError as error:  # a fork without them is better than none
         why = f"files that commits leave out did not come along: {error.strerror}"
         return stack, [Loss("", "ignored", why)]
-    losses = [_left(found) for found in ignored.found if _is_left(ground, found, place, root)]
-    return replace(stack, layers=[name, *stack.layers]), losses[:_FEW]
+    losses = [
+        _not_copied_loss(found)
+        for found in ignored.files
+        if _was_not_copied(context, found, place, root)
+    ]
+    return replace(stack, layers=[name, *stack.layers]), losses[:_MAX_REPORTED_LOSSES]
 
 
-def bring_along(ground: Ground, ignored: Ignored, upper: Path, root: Entry) -> None:
+def link_ignored_files(
+    context: EngineContext, ignored: IgnoredFiles, upper: Path, root: TreeEntry
+) -> None:
     """Into the upper directory over the files of `root`, of the machine that takes over: the very
     files, as who had them ends."""
-    ignored.lay(upper, root, ground.trees, writer=Writer(ground.objects), how=link)
-
-
-def _is_left(ground: Ground, found: Found, place: Path, root: Entry) -> bool:
-    return (
-        stat.S_ISREG(found.st.st_mode)
-        and not os.path.lexists(place / os.fsdecode(found.path))
-        and ground.trees.resolve(root, found.path) is None
+    ignored.write_to(
+        upper, root, context.trees, writer=EntryWriter(context.objects), put_file=link_file
     )
 
 
-def _left(found: Found) -> Loss:
+def _was_not_copied(
+    context: EngineContext, file: IgnoredFile, place: Path, root: TreeEntry
+) -> bool:
+    return (
+        stat.S_ISREG(file.st.st_mode)
+        and not os.path.lexists(place / os.fsdecode(file.path))
+        and context.trees.resolve(root, file.path) is None
+    )
+
+
+def _not_copied_loss(file: IgnoredFile) -> Loss:
     why = (
-        f"commits leave it out, and with it forks would get more than {MOST} bytes of such files: "
+        f"commits leave it out, and with it forks would get more than {MAX_COPIED_BYTES} bytes of such files: "
         "copy it where it is needed"
     )
-    return Loss(os.fsdecode(found.path), "ignored", why)
+    return Loss(os.fsdecode(file.path), "ignored", why)

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from ortet._util.codec import encode
 from ortet.errors import NotFound, Unavailable
-from ortet.history.records import Entry, Image, System
-from ortet.machines.base import Loss, Spec
-from ortet.machines.capture.ignore_rules import Rules
+from ortet.history.records import Image, System, TreeEntry
+from ortet.machines.base import Loss, MachineSpec
+from ortet.machines.capture.ignore_rules import IgnoreRules
 from ortet.machines.capture.scanner import scan
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.overlay.context import Ground
-from ortet.machines.overlay.home import Standing
-from ortet.machines.overlay.mount_plan import Cover
-from ortet.machines.overlay.system_diff import SystemUpper
-from ortet.machines.overlay.upper.scanner import Mapped, Upper
-from ortet.machines.restore.materialise import links_of
+from ortet.machines.overlay.context import EngineContext
+from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.mount_plan import HostOverlay
+from ortet.machines.overlay.system_diff import SystemUpperScanner
+from ortet.machines.overlay.upper.scanner import MappedFiles, UpperScanner
+from ortet.machines.restore.materialise import hardlink_groups
 from ortet.objects.base import Kind
 
-CROWDED = 1000
+CROWDED_NAMES = 1000
 """Names in an upper directory from which on it should become a layer: a scan looks at each."""
 
 
-class Lens:
+class OverlaySnapshotter:
     """Looks at one standing of a machine; another standing needs another lens.
 
     `upper` is the workspace's upper directory, `view` where the merged files are.
@@ -33,33 +33,35 @@ class Lens:
 
     def __init__(
         self,
-        ground: Ground,
-        spec: Spec,
+        context: EngineContext,
+        spec: MachineSpec,
         upper: Path,
         *,
-        standing: Standing,
-        covers: Sequence[Cover],
+        layout: LayerLayout,
+        host_overlays: Sequence[HostOverlay],
         view: Path,
     ) -> None:
         self.losses: list[Loss] = []
-        self._ground = ground
+        self._context = context
         self._view = view
-        self._groups = links_of(ground.objects, standing.stack.image)
-        self._index = StatIndex(ground.trees)
-        self._rules = Rules()
-        self._blind = False  # the upper directory cannot tell
-        self._upper = Upper(
-            ground.objects,
-            ground.trees,
+        self._groups = hardlink_groups(context.objects, layout.stack.image)
+        self._index = StatIndex(context.trees)
+        self._rules = IgnoreRules()
+        self._needs_full_scan = False  # the upper directory cannot tell
+        self._upper = UpperScanner(
+            context.objects,
+            context.trees,
             upper,
-            below=standing.stack.root,
-            root=not ground.user,
-            spare=ground.spare,
-            watch=ground.watch,
+            below=layout.stack.root,
+            is_root=not context.rootless,
+            fd_budget=context.fd_budget,
+            watch=context.watch,
             view=os.fsencode(view),
         )
         self._systems = [
-            self._outer(cover, spec, standing.system) for cover in covers if cover.state
+            self._make_system_scanner(cover, spec, layout.system)
+            for cover in host_overlays
+            if cover.state
         ]
 
     def close(self) -> None:
@@ -67,49 +69,49 @@ class Lens:
             upper.close()
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Would a fresh upper directory make the next look faster?"""
-        return self._upper.count > CROWDED or self._blind
+        return self._upper.name_count > CROWDED_NAMES or self._needs_full_scan
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> IgnoreRules:
         """What is no state, as the last look found them."""
-        return self._rules if self._blind else self._upper.rules
+        return self._rules if self._needs_full_scan else self._upper.rules
 
     @property
-    def ignoring(self) -> bool:
+    def has_ignored_files(self) -> bool:
         """Has it seen files that are no state?"""
-        return self._upper.ignoring or self._blind
+        return self._upper.has_ignored_files or self._needs_full_scan
 
-    def look(self, mapped: Mapped | None, *, quiet: bool) -> Image:
+    def snapshot(self, mapped: MappedFiles | None, *, quiet: bool) -> Image:
         """See Upper.scan."""
-        root, links = self._workspace(mapped, quiet)
-        return Image(root=root, links=links, system=self._outside())
+        root, links = self._scan_workspace(mapped, quiet)
+        return Image(root=root, links=links, system=self._scan_system())
 
-    def _workspace(self, mapped: Mapped | None, quiet: bool) -> tuple[Entry, bytes]:
+    def _scan_workspace(self, mapped: MappedFiles | None, quiet: bool) -> tuple[TreeEntry, bytes]:
         upper = self._upper
-        upper.horizon = self._ground.horizon()
+        upper.horizon = self._context.horizon()
         try:
             root = upper.scan(mapped, quiet=quiet)
-            self._blind = upper.restated
+            self._needs_full_scan = upper.has_changed_rules
         except (NotFound, Unavailable) as error:
             if error.kind not in ("no_object", "not_uploaded_yet"):
                 raise
-            self._blind = True  # the layers' own trees are gone from the store
-        if self._blind:
-            return self._all()
+            self._needs_full_scan = True  # the layers' own trees are gone from the store
+        if self._needs_full_scan:
+            return self._scan_merged()
         self.losses = upper.losses
-        if not upper.linked and not self._groups:
+        if not upper.linked_inodes and not self._groups:
             return root, b""
-        groups = upper.groups(self._groups)
-        return root, self._ground.objects.put(Kind.META, encode(groups)) if groups else b""
+        groups = upper.hardlink_groups(self._groups)
+        return root, self._context.objects.put(Kind.META, encode(groups)) if groups else b""
 
-    def _all(self) -> tuple[Entry, bytes]:
+    def _scan_merged(self) -> tuple[TreeEntry, bytes]:
         self.losses = []
-        self._index.horizon = self._ground.horizon()
+        self._index.horizon = self._context.horizon()
         found = scan(
-            self._ground.objects,
-            self._ground.trees,
+            self._context.objects,
+            self._context.trees,
             root=self._view,
             index=self._index,
             rules=self._rules,
@@ -117,25 +119,27 @@ class Lens:
         )
         return found.root, found.links
 
-    def _outside(self) -> System | None:
+    def _scan_system(self) -> System | None:
         """What differs from the host; None when nothing does."""
         layers = []
         for upper in self._systems:
-            upper.horizon = self._ground.horizon()
+            upper.horizon = self._context.horizon()
             layer = upper.difference()
             if layer is not None:
                 layers.append(layer)
-        return System(self._ground.fingerprint, layers) if layers else None
+        return System(self._context.fingerprint, layers) if layers else None
 
-    def _outer(self, cover: Cover, spec: Spec, system: System | None) -> SystemUpper:
+    def _make_system_scanner(
+        self, overlay: HostOverlay, spec: MachineSpec, system: System | None
+    ) -> SystemUpperScanner:
         own = [os.path.realpath(path) for path in (spec.path, *spec.hide)]
         layers = [] if system is None else system.layers
-        below = [layer for layer in layers if layer.mount == os.fsencode(cover.at)]
-        return SystemUpper(
-            self._ground.objects,
-            self._ground.trees,
-            cover,
+        below = [layer for layer in layers if layer.mount == os.fsencode(overlay.at)]
+        return SystemUpperScanner(
+            self._context.objects,
+            self._context.trees,
+            overlay,
             below=below[0] if below else None,
-            own=own,
-            watch=self._ground.watch,
+            machine_dirs=own,
+            watch=self._context.watch,
         )

@@ -17,40 +17,40 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ortet._util.codec import Record, decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.codec import StoredRecord, decode, encode
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt, NotFound
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Loss
-from ortet.machines.dirfd import directory, remove
-from ortet.machines.overlay.delta import difference, distance, write
-from ortet.machines.overlay.soundness import is_sound
-from ortet.machines.restore.materialise import links_of, materialise
-from ortet.machines.restore.plan import Side
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import open_directory, remove_tree
+from ortet.machines.overlay.delta import count_changes, layer_items, write_layer
+from ortet.machines.overlay.soundness import is_layer_intact
+from ortet.machines.restore.materialise import checkout_image, hardlink_groups
+from ortet.machines.restore.plan import ImageFiles
+from ortet.objects.base import ObjectStore
 
-DEEPEST = 8
+MAX_STACK_DEPTH = 8
 """Layers in a stack: lookups get slower with each."""
 
-FAR = 4000
+MAX_DELTA_NAMES = 4000
 """Names in a difference: beyond it a workspace is written whole."""
 
-ASIDE = "ignored-"
+IGNORED_LAYER_PREFIX = "ignored-"
 """What names of layers begin with that add nothing to what others add up to."""
 
-_NEAR = 6  # stacks compared when none is known to be near
+_MAX_COMPARED_STACKS = 6  # stacks compared when none is known to be near
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "lock"
 _BUILD = "build.lock"
 AREA = "area"
 
 
-class Stack(Record, frozen=True):
+class LayerStack(StoredRecord, frozen=True):
     """Layers, topmost first, and the workspace they add up to."""
 
     layers: list[str]
-    root: Entry
+    root: TreeEntry
     links: bytes = b""
 
     @property
@@ -58,26 +58,28 @@ class Stack(Record, frozen=True):
         return Image(root=self.root, links=self.links)
 
 
-class _Layer(Record, frozen=True):
-    stack: Stack
+class _LayerRecord(StoredRecord, frozen=True):
+    stack: LayerStack
     boot: str  # of the host when it was made, or last compared
     shared: bool = True  # False: it holds what no image does, and is for those who are told of it
 
 
-class Bases:
+class LayerStore:
     """The layers of one store. Several processes may use them at once."""
 
-    def __init__(self, objects: Objects, trees: Trees, root: Path) -> None:
+    def __init__(self, objects: ObjectStore, trees: Trees, root: Path) -> None:
         self.root = root
         self.area = root / AREA
         self.boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
         self._objects = objects
         self._trees = trees
-        self._stacks: dict[bytes, Stack] = {}  # by what they add up to
-        self._seen = 0  # mtime of the directory when it was last read
+        self._stacks: dict[bytes, LayerStack] = {}  # by what they add up to
+        self._root_mtime_ns = 0  # mtime of the directory when it was last read
         root.mkdir(parents=True, exist_ok=True)
 
-    def stack(self, image: Image, near: Stack | None = None) -> tuple[Stack, list[Loss]]:
+    def ensure_stack(
+        self, image: Image, hint: LayerStack | None = None
+    ) -> tuple[LayerStack, list[Loss]]:
         """Layers for the workspace of an image, made where there are none; `near` is a guess.
 
         Call it within `using`, and stay there until the machine's record names the layers.
@@ -89,81 +91,83 @@ class Bases:
             found = self._find(image)
             if found is not None:
                 return found, []
-            below = self._nearest(image, near)
+            below = self._nearest(image, hint)
             return self._base(image) if below is None else self._delta(image, below)
 
-    def side(self, image: Image) -> Side:
-        return Side(image.root, links_of(self._objects, image))
+    def image_files(self, image: Image) -> ImageFiles:
+        return ImageFiles(image.root, hardlink_groups(self._objects, image))
 
-    def adopt(self, upper: Path, name: str, *, below: Stack, image: Image, shared: bool) -> Stack:
+    def adopt(
+        self, upper: Path, name: str, *, below: LayerStack, image: Image, shared: bool
+    ) -> LayerStack:
         """Make a machine's upper directory, which nobody writes to any more, a layer.
 
         Not `shared`: it also holds what is no state, so it is not for other machines to find.
         """
         upper.rename(self.root / name)
-        reach("bases.adopted")
-        stack = Stack([name, *below.layers], image.root, image.links)
-        self._record(_Layer(stack, self.boot, shared))
+        failpoint("bases.adopted")
+        stack = LayerStack([name, *below.layers], image.root, image.links)
+        self._record(_LayerRecord(stack, self.boot, shared))
         return stack
 
-    def give_back(self, name: str, upper: Path) -> None:
+    def undo_adopt(self, name: str, upper: Path) -> None:
         """Undo `adopt`, as far as it went."""
         (self.root / f"{name}.layer").unlink(missing_ok=True)
         if not upper.exists() and (self.root / name).exists():
             (self.root / name).rename(upper)
 
-    def make(
-        self, name: str, root: Entry, fill: Callable[[Path], object], *, shared: bool = True
+    def ensure_layer(
+        self, name: str, root: TreeEntry, fill: Callable[[Path], object], *, shared: bool = True
     ) -> Path:
         """A layer outside of any workspace, filled unless it is there; see `adopt`."""
-        if self.known(name) is None:
+        if self.load_stack(name) is None:
             with self._locked(_BUILD, fcntl.LOCK_EX):
-                if self.known(name) is None:
-                    fill(self._fresh(name))
-                    self._finish(Stack([name], root), shared)
+                if self.load_stack(name) is None:
+                    fill(self._make_build_dir(name))
+                    self._finish(LayerStack([name], root), shared)
         return self.root / name
 
-    def known(self, name: str) -> Stack | None:
+    def load_stack(self, name: str) -> LayerStack | None:
         """The stack whose top this layer is; None when the layer is not as it was made."""
         layer = self._load(name)
         return None if layer is None else layer.stack
 
-    def own(self, stack: Stack) -> list[Path]:
+    def private_layers(self, stack: LayerStack) -> list[Path]:
         """Those of its layers that hold what is no state, topmost first."""
         layers = [(name, self._load(name)) for name in stack.layers]
         return [self.root / name for name, layer in layers if layer and not layer.shared]
 
-    def whole(self, stack: Stack) -> bool:
+    def is_complete(self, stack: LayerStack) -> bool:
         """Are all its layers there, as they were made?"""
-        return all(self.known(name) is not None for name in reversed(stack.layers))
+        return all(self.load_stack(name) is not None for name in reversed(stack.layers))
 
     def prune(self, in_use: Callable[[], Collection[str]]) -> int:
         """Remove all layers but those `in_use` names, asked when no machine can be opened."""
         removed = 0
-        with self._locked(_LOCK, fcntl.LOCK_EX), directory(self.root) as at:
+        with self._locked(_LOCK, fcntl.LOCK_EX), open_directory(self.root) as at:
             needed = {_LOCK, _BUILD, AREA, *in_use()}
             for name in os.listdir(self.root):
                 if name.removesuffix(".layer") not in needed:
                     removed += not name.endswith(".layer")
-                    remove(at, os.fsencode(name))
-        self._seen = 0
+                    remove_tree(at, os.fsencode(name))
+        self._root_mtime_ns = 0
         return removed
 
     @contextmanager
-    def using(self) -> Iterator[None]:
+    def prevent_prune(self) -> Iterator[None]:
         """While layers are chosen and not yet named by a machine's record: no prune."""
         with self._locked(_LOCK, fcntl.LOCK_SH):
             yield
 
     # finding
 
-    def _find(self, image: Image) -> Stack | None:
+    def _find(self, image: Image) -> LayerStack | None:
         moved = self.root.stat().st_mtime_ns
-        if moved != self._seen:
+        if moved != self._root_mtime_ns:
             self._read()
-            self._seen = moved
+            self._root_mtime_ns = moved
         stack = self._stacks.get(self._key(image))
-        return stack if stack is not None and self.whole(stack) else None
+        return stack if stack is not None and self.is_complete(stack) else None
 
     def _read(self) -> None:
         names = [name for name in os.listdir(self.root) if name.endswith(".layer")]
@@ -171,44 +175,48 @@ class Bases:
         found = [layer.stack for layer in layers if layer is not None and layer.shared]
         self._stacks = {self._key(stack.image): stack for stack in found}
 
-    def _load(self, name: str) -> _Layer | None:
+    def _load(self, name: str) -> _LayerRecord | None:
         try:
-            layer = decode(_Layer, (self.root / f"{name}.layer").read_bytes())
+            layer = decode(_LayerRecord, (self.root / f"{name}.layer").read_bytes())
         except (FileNotFoundError, Corrupt):
             return None
         if layer.boot != self.boot:
             stack, place = layer.stack, self.root / name
-            under = next((n for n in stack.layers[1:] if not n.startswith(ASIDE)), None)
-            below = None if under is None else self.known(under)
-            if not is_sound(self._objects, self._trees, place, stack.root, below):
+            under = next(
+                (n for n in stack.layers[1:] if not n.startswith(IGNORED_LAYER_PREFIX)), None
+            )
+            below = None if under is None else self.load_stack(under)
+            if not is_layer_intact(self._objects, self._trees, place, stack.root, below):
                 return None
             layer = replace(layer, boot=self.boot)
             self._record(layer)
         return layer
 
-    def _nearest(self, image: Image, near: Stack | None) -> Stack | None:
+    def _nearest(self, image: Image, hint: LayerStack | None) -> LayerStack | None:
         """The stack from which it is least far to this image, if it is not too far."""
-        near = None if near is None else self._found_by_all(near)
-        guesses = [stack for stack in (near, *self._stacks.values()) if stack is not None]
-        best, least = None, FAR
-        for guess in guesses[: 1 if near is not None else _NEAR]:
-            flat = guess if len(guess.layers) < DEEPEST else self.known(guess.layers[-1])
-            if flat is not None and self.whole(flat):
-                far = self._distance(flat, image, least)
+        hint = None if hint is None else self._shared_part(hint)
+        guesses = [stack for stack in (hint, *self._stacks.values()) if stack is not None]
+        best, least = None, MAX_DELTA_NAMES
+        for guess in guesses[: 1 if hint is not None else _MAX_COMPARED_STACKS]:
+            flat = (
+                guess if len(guess.layers) < MAX_STACK_DEPTH else self.load_stack(guess.layers[-1])
+            )
+            if flat is not None and self.is_complete(flat):
+                far = self._count_changes(flat, image, least)
                 if far < least:
                     best, least = flat, far
         return best
 
-    def _distance(self, below: Stack, image: Image, most: int) -> int:
+    def _count_changes(self, below: LayerStack, image: Image, limit: int) -> int:
         """As far as can be when what is below is not in the store: a kernel was forked there and
         nobody has committed it, or it was swept."""
         try:
-            self.side(below.image)
-            return distance(self._trees, below.root, image.root, most=most)
+            self.image_files(below.image)
+            return count_changes(self._trees, below.root, image.root, limit=limit)
         except NotFound:
-            return FAR
+            return MAX_DELTA_NAMES
 
-    def _found_by_all(self, stack: Stack) -> Stack | None:
+    def _shared_part(self, stack: LayerStack) -> LayerStack | None:
         """The part of it that has no layer with what is no state: others will rest on it too."""
         layers = [self._load(name) for name in stack.layers]
         own = [at for at, layer in enumerate(layers) if layer is None or not layer.shared]
@@ -222,36 +230,38 @@ class Bases:
 
     # making
 
-    def _base(self, image: Image) -> tuple[Stack, list[Loss]]:
+    def _base(self, image: Image) -> tuple[LayerStack, list[Loss]]:
         name = self._key(image).hex()
-        place = self._fresh(name)
-        report = materialise(self._objects, self._trees, image, place)
-        return self._finish(Stack([name], image.root, image.links)), report.losses
+        place = self._make_build_dir(name)
+        report = checkout_image(self._objects, self._trees, image, place)
+        return self._finish(LayerStack([name], image.root, image.links)), report.losses
 
-    def _delta(self, image: Image, below: Stack) -> tuple[Stack, list[Loss]]:
+    def _delta(self, image: Image, below: LayerStack) -> tuple[LayerStack, list[Loss]]:
         name = f"{self._key(image).hex()[:40]}-on-{below.layers[0][:40]}"
-        items, groups = difference(self._trees, self.side(below.image), self.side(image))
-        losses = write(self._objects, self._fresh(name), items, groups)
-        stack = Stack([name, *below.layers], image.root, image.links)
+        items, groups = layer_items(
+            self._trees, self.image_files(below.image), self.image_files(image)
+        )
+        losses = write_layer(self._objects, self._make_build_dir(name), items, groups)
+        stack = LayerStack([name, *below.layers], image.root, image.links)
         return self._finish(stack), losses
 
-    def _fresh(self, name: str) -> Path:
+    def _make_build_dir(self, name: str) -> Path:
         """An empty directory to build in, without what anyone left there before."""
         place = self.root / f"{name}.new"
-        with directory(self.root) as at:
+        with open_directory(self.root) as at:
             for leftover in (f"{name}.layer", name, place.name):
-                remove(at, leftover.encode())
+                remove_tree(at, leftover.encode())
         place.mkdir()
         return place
 
-    def _finish(self, stack: Stack, shared: bool = True) -> Stack:
+    def _finish(self, stack: LayerStack, shared: bool = True) -> LayerStack:
         name = stack.layers[0]
         (self.root / f"{name}.new").rename(self.root / name)
-        reach("bases.written")
-        self._record(_Layer(stack, self.boot, shared))
+        failpoint("bases.written")
+        self._record(_LayerRecord(stack, self.boot, shared))
         return stack
 
-    def _record(self, layer: _Layer) -> None:
+    def _record(self, layer: _LayerRecord) -> None:
         name = layer.stack.layers[0]
         fresh = self.root / f"{name}.layer.new"
         fresh.write_bytes(encode(layer))

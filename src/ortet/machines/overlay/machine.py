@@ -10,40 +10,40 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from ortet._util.codec import encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Unavailable
 from ortet.history.records import Image, System
 from ortet.ids import Oid
-from ortet.machines.base import Loss, Machine, Report, Spec
-from ortet.machines.overlay.context import Ground
-from ortet.machines.overlay.delta import distance
-from ortet.machines.overlay.home import Home, Standing, layer_name
-from ortet.machines.overlay.ignored_files import Ignored
-from ortet.machines.overlay.ignoredlayers import with_ignored
-from ortet.machines.overlay.image import Lens
-from ortet.machines.overlay.layers import DEEPEST, Stack
-from ortet.machines.overlay.mount_plan import View
-from ortet.machines.overlay.restore import rethaw, tally
-from ortet.machines.overlay.supervisor_client import Guard
-from ortet.machines.overlay.upper.scanner import Mapped
+from ortet.machines.base import Loss, Machine, MachineSpec, Report
+from ortet.machines.overlay.context import EngineContext
+from ortet.machines.overlay.delta import count_changes
+from ortet.machines.overlay.home import LayerLayout, MachineHome, layer_name
+from ortet.machines.overlay.ignored_files import IgnoredFiles
+from ortet.machines.overlay.ignoredlayers import add_ignored_layer
+from ortet.machines.overlay.image import OverlaySnapshotter
+from ortet.machines.overlay.layers import MAX_STACK_DEPTH, LayerStack
+from ortet.machines.overlay.mount_plan import MachinePath
+from ortet.machines.overlay.restore import count_written_and_removed, restore_through_overlay
+from ortet.machines.overlay.supervisor_client import MachineProcess
+from ortet.machines.overlay.upper.scanner import MappedFiles
 from ortet.machines.restore.plan import make_plan
-from ortet.machines.restore.restore import recover
+from ortet.machines.restore.restore import recover_restore
 from ortet.objects.base import Kind
 
-_VIEW = "root"
+_ROOT_LINK = "root"
 _STAGE = "stage"
-_SWITCH = 200  # differences from which on other layers are faster than writing files
-_DEEPEST_EVER = 60  # for a machine whose layers hold what no image does
+_MAX_REWRITTEN_NAMES = 200  # differences from which on other layers are faster than writing files
+_MAX_PRIVATE_STACK_DEPTH = 60  # for a machine whose layers hold what no image does
 
 
-class Fork(Protocol):
+class ForkCallback(Protocol):
     """Starts machines that stand so, calls back, and waits until they are ready; all or none."""
 
     def __call__(
         self,
-        specs: Sequence[Spec],
-        standing: Standing,
-        meanwhile: Callable[[], None],
+        specs: Sequence[MachineSpec],
+        layout: LayerLayout,
+        while_starting: Callable[[], None],
         processes: bytes = b"",
     ) -> list[Machine]: ...
 
@@ -51,124 +51,130 @@ class Fork(Protocol):
 def add_losses(forks: list[Machine], losses: Sequence[Loss]) -> list[Machine]:
     """What all of them could not be given."""
     for fork in forks:
-        if isinstance(fork, Body):
+        if isinstance(fork, OverlayMachineBase):
             fork._losses = [*fork._losses, *losses]
     return forks
 
 
-class Body(Machine):
+class OverlayMachineBase(Machine):
     """From `start` to `close` a supervisor holds its mounts and processes."""
 
     def __init__(
-        self, ground: Ground, spec: Spec, home: Home, *, standing: Standing, fork: Fork
+        self,
+        context: EngineContext,
+        spec: MachineSpec,
+        home: MachineHome,
+        *,
+        layout: LayerLayout,
+        fork: ForkCallback,
     ) -> None:
-        self._ground = ground
+        self._context = context
         self._spec = spec
         self._home = home
-        self._standing = standing
-        self._fork = fork
+        self._layout = layout
+        self._start_forks = fork
         self._losses: list[Loss] = []
-        self._settled: Oid | None = None
-        self._frozen: tuple[Oid, Image] | None = None
-        self._unsettled = False  # the lens rests on objects that no commit holds yet
-        self._epoch = self._sweeps()
+        self._committed_image: Oid | None = None
+        self._last_snapshot: tuple[Oid, Image] | None = None
+        self._has_uncommitted = False  # the lens rests on objects that no commit holds yet
+        self._sweep_epoch = self._read_sweep_epoch()
         self._busy = False  # processes may be running
         self._was_busy = False  # at the last freeze
         self._closed = False
-        self._lens: Lens | None = None
-        self._paused: Stack | None = None  # unmounted, to go on upon these layers
-        self._running: Guard | None = None
+        self._snapshotter: OverlaySnapshotter | None = None
+        self._paused_stack: LayerStack | None = None  # unmounted, to go on upon these layers
+        self._process: MachineProcess | None = None
 
     # beginning and end
 
     def start(self) -> None:
         """Ask for the mounts; `ready` waits for them."""
-        plan, self._covers = self._ground.plan(self._spec, self._home, self._standing)
-        self._running = self._guarded(plan)
+        plan, self._host_overlays = self._context.plan(self._spec, self._home, self._layout)
+        self._process = self._start_process(plan)
 
-    def _guarded(self, plan: dict[str, Any]) -> Guard:
-        return self._ground.zygote.start(plan)
+    def _start_process(self, plan: dict[str, Any]) -> MachineProcess:
+        return self._context.zygote.start(plan)
 
-    def ready(self, losses: Sequence[Loss] = ()) -> None:
+    def finish_start(self, losses: Sequence[Loss] = ()) -> None:
         self._supervisor.ready()
         self._losses = list(losses)
-        link, place = self._home.place / _VIEW, str(self._spec.path)
+        link, place = self._home.path / _ROOT_LINK, str(self._spec.path)
         with suppress(FileNotFoundError):
             link.unlink()
         link.symlink_to(f"/proc/{self._supervisor.pid}/root")
-        self.path = View(f"/proc/{self._supervisor.pid}/root{place}")
+        self.path = MachinePath(f"/proc/{self._supervisor.pid}/root{place}")
         # the same at every open, as the journal of a thaw needs it
-        self._stable = View(f"{link}{place}")
-        recover(self._home.place / _STAGE)
+        self._stable_view = MachinePath(f"{link}{place}")
+        recover_restore(self._home.path / _STAGE)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._look_anew()
-        if self._running is not None:
-            self._running.close()
+        self._reset_snapshotter()
+        if self._process is not None:
+            self._process.close()
             with suppress(OSError):
-                self._home.tidy(self._standing)
-                self._home.drop_branch()
+                self._home.remove_unused_dirs(self._layout)
+                self._home.remove_kernel_layers()
         with suppress(OSError):
-            (self._home.place / _VIEW).unlink()
+            (self._home.path / _ROOT_LINK).unlink()
         self._home.close()
 
     # looking
 
-    def _freeze(self) -> tuple[Oid, Image]:
-        self._open_eyes()
-        image = self._look()
-        if self._frozen is None or self._frozen[1] != image:
-            self._frozen = self._ground.objects.put(Kind.IMAGE, encode(image)), image
-            self._unsettled = self._frozen[0] != self._settled
-        return self._frozen
+    def _snapshot(self) -> tuple[Oid, Image]:
+        self._ensure_snapshotter()
+        image = self._scan_image()
+        if self._last_snapshot is None or self._last_snapshot[1] != image:
+            self._last_snapshot = self._context.objects.put(Kind.IMAGE, encode(image)), image
+            self._has_uncommitted = self._last_snapshot[0] != self._committed_image
+        return self._last_snapshot
 
-    def _open_eyes(self) -> None:
+    def _ensure_snapshotter(self) -> None:
         """Have a lens for this standing, one that rests on what is in the store."""
-        if self._epoch != self._sweeps():
+        if self._sweep_epoch != self._read_sweep_epoch():
             # a sweep may have taken what no commit held
-            self._epoch = self._sweeps()
-            if self._unsettled:
-                self._look_anew()
-        if self._lens is None:
-            self._lens = Lens(
-                self._ground,
+            self._sweep_epoch = self._read_sweep_epoch()
+            if self._has_uncommitted:
+                self._reset_snapshotter()
+        if self._snapshotter is None:
+            self._snapshotter = OverlaySnapshotter(
+                self._context,
                 self._spec,
-                self._home.upper(self._standing.upper),
-                standing=self._laid_out(),
-                covers=self._covers,
-                view=self._stable,
+                self._home.upper(self._layout.upper),
+                layout=self._lower_layout(),
+                host_overlays=self._host_overlays,
+                view=self._stable_view,
             )
 
-    def _laid_out(self) -> Standing:
+    def _lower_layout(self) -> LayerLayout:
         """What lies below the upper directories."""
-        return self._standing
+        return self._layout
 
-    def _look(self) -> Image:
+    def _scan_image(self) -> Image:
         busy_before = self._was_busy
-        mapped = self._mapped() if self._busy and self._written() else None
+        mapped = self._mapped() if self._busy and self._has_upper_files() else None
         self._was_busy = self._busy
-        return self._seen(mapped, quiet=not (self._busy or busy_before))
+        return self._scan_files(mapped, quiet=not (self._busy or busy_before))
 
-    def _seen(self, mapped: Mapped | None, *, quiet: bool) -> Image:
-        assert self._lens is not None
+    def _scan_files(self, mapped: MappedFiles | None, *, quiet: bool) -> Image:
+        assert self._snapshotter is not None
         try:
-            image = self._lens.look(mapped, quiet=quiet)
+            image = self._snapshotter.snapshot(mapped, quiet=quiet)
         except BaseException:
-            self._look_anew()  # what was learned may not be stored
+            self._reset_snapshotter()  # what was learned may not be stored
             raise
-        self._losses = self._lens.losses
-        if self._lens.ignoring and not self._standing.ignoring:
-            self._stand(replace(self._standing, ignoring=True))
+        self._losses = self._snapshotter.losses
+        if self._snapshotter.has_ignored_files and not self._layout.ignoring:
+            self._set_layout(replace(self._layout, ignoring=True))
         return image
 
-    def _written(self) -> bool:
+    def _has_upper_files(self) -> bool:
         """Has any file changed? What is mapped to be written has come to the upper directory."""
-        return bool(os.listdir(self._home.upper(self._standing.upper)))
+        return bool(os.listdir(self._home.upper(self._layout.upper)))
 
-    def _mapped(self) -> Mapped:
+    def _mapped(self) -> MappedFiles:
         """Files that running processes write through memory, by directory."""
         reply, _ = self._supervisor.ask({"do": "state"})
         self._busy = reply["busy"]
@@ -178,59 +184,63 @@ class Body(Machine):
             found.setdefault(os.fsencode(above), set()).add(name)
         return found
 
-    def _look_anew(self) -> None:
-        if self._lens is not None:
-            self._lens.close()
-        self._lens, self._frozen = None, None
+    def _reset_snapshotter(self) -> None:
+        if self._snapshotter is not None:
+            self._snapshotter.close()
+        self._snapshotter, self._last_snapshot = None, None
 
-    def _sweeps(self) -> object:
-        return getattr(self._ground.objects, "epoch", None)
+    def _read_sweep_epoch(self) -> object:
+        return getattr(self._context.objects, "epoch", None)
 
     @property
-    def _supervisor(self) -> Guard:
-        assert self._running is not None
-        return self._running
+    def _supervisor(self) -> MachineProcess:
+        assert self._process is not None
+        return self._process
 
     # layers
 
-    def _ignored(self) -> Ignored | None:
+    def _ignored_files(self) -> IgnoredFiles | None:
         """Files of it that are no state."""
-        if not self._standing.ignoring:
+        if not self._layout.ignoring:
             return None
-        self._open_eyes()
-        assert self._lens is not None
-        own = self._ground.bases.own(self._standing.stack)
-        places = [self._home.upper(self._standing.upper), *own]
-        return Ignored(self.path, places, self._lens.rules, root=not self._ground.user)
+        self._ensure_snapshotter()
+        assert self._snapshotter is not None
+        own = self._context.layer_store.private_layers(self._layout.stack)
+        places = [self._home.upper(self._layout.upper), *own]
+        return IgnoredFiles(
+            self.path, places, self._snapshotter.rules, is_root=not self._context.rootless
+        )
 
-    def _share(self, image: Image) -> Stack:
+    def _shared_stack(self, image: Image) -> LayerStack:
         """Layers that add up to the settled image, which this machine may have left since.
 
         What was mounted may be gone now, until `_resume`.
         """
-        stack, upper = self._standing.stack, self._home.upper(self._standing.upper)
+        stack, upper = self._layout.stack, self._home.upper(self._layout.upper)
         same = (stack.root, stack.links) == (image.root, image.links)
-        if same and not (self._standing.ignoring and os.listdir(upper)):
+        if same and not (self._layout.ignoring and os.listdir(upper)):
             return stack
-        if self._freeze()[0] == self._settled and self._pause(image):
-            assert self._paused is not None
-            return self._paused
-        return self._ground.bases.stack(image, stack)[0]
+        if self._snapshot()[0] == self._committed_image and self._pause(image):
+            assert self._paused_stack is not None
+            return self._paused_stack
+        return self._context.layer_store.ensure_stack(image, stack)[0]
 
     def _pause(self, image: Image) -> bool:
         """Make the upper directory, which adds up to `image`, a layer, to go on upon with another.
 
         False, and nothing changed, while anything has a file of the workspace open.
         """
-        old, bases = self._standing, self._ground.bases
-        deep = len(old.stack.layers) >= (_DEEPEST_EVER if old.ignoring else DEEPEST)
-        flat = bases.stack(image, old.stack)[0] if deep else None
+        old, bases = self._layout, self._context.layer_store
+        deep = len(old.stack.layers) >= (
+            _MAX_PRIVATE_STACK_DEPTH if old.ignoring else MAX_STACK_DEPTH
+        )
+        flat = bases.ensure_stack(image, old.stack)[0] if deep else None
         if flat is not None:
-            flat, _ = with_ignored(self._ground, flat, self._ignored())
+            flat, _ = add_ignored_layer(self._context, flat, self._ignored_files())
         if not self._unmount():
             return False
         try:
-            self._paused = flat or bases.adopt(
+            self._paused_stack = flat or bases.adopt(
                 self._home.upper(old.upper),
                 layer_name(self._spec.id, old.upper),
                 below=old.stack,
@@ -238,31 +248,31 @@ class Body(Machine):
                 shared=not old.ignoring,
             )
         except BaseException:
-            self._go_back()
+            self._undo_pause()
             raise
-        reach("overlay.frozen")
+        failpoint("overlay.frozen")
         return True
 
     def _resume(self) -> None:
         """Go on after `_pause`, if there was one."""
-        stack, self._paused = self._paused, None
+        stack, self._paused_stack = self._paused_stack, None
         if stack is None:
             return
-        new = replace(self._standing, upper=self._standing.upper + 1, stack=stack)
+        new = replace(self._layout, upper=self._layout.upper + 1, stack=stack)
         try:
-            self._home.fresh(new.upper, stack, self._ground.bases)
+            self._home.make_upper(new.upper, stack, self._context.layer_store)
             self._mount(new)
-            reach("overlay.mounted")
-            self._stand(new)
+            failpoint("overlay.mounted")
+            self._set_layout(new)
         except BaseException:
-            self._go_back()
+            self._undo_pause()
             raise
 
-    def _go_back(self) -> None:
+    def _undo_pause(self) -> None:
         """To where the machine stood before `_pause`."""
-        old = self._standing
+        old = self._layout
         name = layer_name(self._spec.id, old.upper)
-        self._ground.bases.give_back(name, self._home.upper(old.upper))
+        self._context.layer_store.undo_adopt(name, self._home.upper(old.upper))
         self._mount(old)
 
     def _switch(
@@ -272,90 +282,98 @@ class Body(Machine):
 
         None, and nothing changed, while files are open.
         """
-        old, home, bases = self._standing, self._home, self._ground.bases
-        with bases.using():
-            stack, losses = bases.stack(target, old.stack)
+        old, home, bases = self._layout, self._home, self._context.layer_store
+        with bases.prevent_prune():
+            stack, losses = bases.ensure_stack(target, old.stack)
             new = replace(old, upper=old.upper + 1, stack=stack)
-            losses += home.fresh(new.upper, stack, bases)
+            losses += home.make_upper(new.upper, stack, bases)
             if outer:
                 new = replace(new, system=system, outer=old.outer + 1)
                 self._restart(new)
             elif not self._unmount():
-                home.tidy(old)
+                home.remove_unused_dirs(old)
                 return None
             else:
-                self._mount(new, otherwise=old)
-                reach("overlay.mounted")
-                self._stand(new)
-                reach("overlay.switched")
-        home.tidy(new)
-        written, removed = tally(self._ground.trees, current.root, target.root)
+                self._mount(new, fallback=old)
+                failpoint("overlay.mounted")
+                self._set_layout(new)
+                failpoint("overlay.switched")
+        home.remove_unused_dirs(new)
+        written, removed = count_written_and_removed(self._context.trees, current.root, target.root)
         return Report(written=written, removed=removed, losses=losses)
 
-    def _rewrite(self, current: Image, target: Image, paths: Sequence[bytes] | None) -> Report:
+    def _restore_files(
+        self, current: Image, target: Image, paths: Sequence[bytes] | None
+    ) -> Report:
         """Write what differs through the merged view, where processes may be at work."""
-        ground = self._ground
-        self._unsettled = True
-        return rethaw(
+        ground = self._context
+        self._has_uncommitted = True
+        return restore_through_overlay(
             ground.objects,
             ground.trees,
-            ground.bases,
-            view=self._stable,
+            ground.layer_store,
+            view=self._stable_view,
             current=current,
             target=target,
-            stage=self._home.place / _STAGE,
+            stage=self._home.path / _STAGE,
             paths=paths,
         )
 
-    def _far(self, current: Image, target: Image) -> bool:
-        apart = distance(self._ground.trees, current.root, target.root, most=_SWITCH)
-        return apart > _SWITCH
+    def _is_far(self, current: Image, target: Image) -> bool:
+        apart = count_changes(
+            self._context.trees, current.root, target.root, limit=_MAX_REWRITTEN_NAMES
+        )
+        return apart > _MAX_REWRITTEN_NAMES
 
-    def _spares(self, current: Image, target: Image) -> bool:
+    def _changes_ignore_rules(self, current: Image, target: Image) -> bool:
         """Whether other ignore files come: files may stay then that the target's layers lack."""
-        bases = self._ground.bases
-        return make_plan(self._ground.trees, bases.side(current), bases.side(target)).new_rules
+        bases = self._context.layer_store
+        return make_plan(
+            self._context.trees, bases.image_files(current), bases.image_files(target)
+        ).has_new_rules
 
-    def _restart(self, new: Standing) -> None:
+    def _restart(self, new: LayerLayout) -> None:
         """New mounts all over: what lies below a root directory cannot be changed in place."""
-        old = self._standing
+        old = self._layout
         self._supervisor.close()
         try:
-            self._standing = new
+            self._layout = new
             self.start()
-            self.ready()
+            self.finish_start()
         except BaseException:
             self._supervisor.close()
-            self._standing = old
+            self._layout = old
             self.start()
-            self.ready()
+            self.finish_start()
             raise
-        self._look_anew()
-        self._stand(new)
+        self._reset_snapshotter()
+        self._set_layout(new)
 
-    def _stand(self, new: Standing) -> None:
+    def _set_layout(self, new: LayerLayout) -> None:
         """From here on, also after a crash, this is what the machine is made of."""
-        moved = (new.upper, new.outer) != (self._standing.upper, self._standing.outer)
-        self._home.write(new)
-        self._standing = new
+        moved = (new.upper, new.outer) != (self._layout.upper, self._layout.outer)
+        self._home.write_layout(new)
+        self._layout = new
         if moved:
-            self._look_anew()
+            self._reset_snapshotter()
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         if self._busy:
             self._mapped()
         return not self._busy
 
     def _unmount(self) -> bool:
         """False while a process, of the machine or of the host, has something of it open."""
-        return self._idle() and bool(self._supervisor.ask({"do": "unmount"})[0]["done"])
+        return self._is_idle() and bool(self._supervisor.ask({"do": "unmount"})[0]["done"])
 
-    def _mount(self, standing: Standing, otherwise: Standing | None = None) -> None:
-        self._home.work(standing.upper)
-        reply, _ = self._supervisor.ask({"do": "mount", "options": self._ground.options(standing)})
+    def _mount(self, layout: LayerLayout, fallback: LayerLayout | None = None) -> None:
+        self._home.make_work_dir(layout.upper)
+        reply, _ = self._supervisor.ask(
+            {"do": "mount", "options": self._context.workspace_mount_options(layout)}
+        )
         if "error" in reply:
-            if otherwise is not None:
-                self._mount(otherwise)
+            if fallback is not None:
+                self._mount(fallback)
             raise Unavailable(
                 "mount_refused",
                 f"the kernel refused new layers ({reply['error']}); the machine is as it was: try "

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from ortet.errors import Unsupported
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.standalone.syscalls import overlay_options
 
-Step = dict[str, Any]
+MountStep = dict[str, Any]
 
-NOISE = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
+EPHEMERAL_DIRS = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
 """Never state: temporary by convention, or no files at all."""
 
 # No places for files: in a machine they are what the host has, read-only.
@@ -33,11 +33,11 @@ _PSEUDO = frozenset((
 ))
 # fmt: on
 _VOLATILE = frozenset(("tmpfs", "ramfs"))
-_OWN = ("/dev", "/proc", "/sys")  # made or bound as a whole
+_MACHINE_MOUNTS = ("/dev", "/proc", "/sys")  # made or bound as a whole
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
-class Mounted(msgspec.Struct, frozen=True):
+class HostMount(msgspec.Struct, frozen=True):
     """A mount of the host."""
 
     at: str
@@ -45,7 +45,7 @@ class Mounted(msgspec.Struct, frozen=True):
     read_only: bool = False
 
 
-class Cover(msgspec.Struct, frozen=True):
+class HostOverlay(msgspec.Struct, frozen=True):
     """A host directory that shows through an overlay: what is written there stays in `upper`."""
 
     at: str
@@ -55,63 +55,76 @@ class Cover(msgspec.Struct, frozen=True):
     layers: tuple[Path, ...] = ()  # system differences between the host and `upper`
 
 
-class View(PosixPath):
+class MachinePath(PosixPath):
     """A path into a machine's mounts.
 
     It leads through a link whose text is "/": resolved, it would name the host's own files.
     """
 
-    def resolve(self, strict: bool = False) -> View:  # noqa: ARG002 - as Path has it
+    def resolve(self, strict: bool = False) -> MachinePath:  # noqa: ARG002 - as Path has it
         return self
 
 
-def parse_mounts(text: bytes) -> list[Mounted]:
+def parse_mounts(text: bytes) -> list[HostMount]:
     """/proc/self/mountinfo in order; of several at one place the last, which hides the others."""
-    found: dict[str, Mounted] = {}
+    found: dict[str, HostMount] = {}
     for line in text.splitlines():
         fields = line.split(b" ")
         at = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), fields[4]))
         kind = fields[fields.index(b"-") + 1].decode()
         found.pop(at, None)
-        found[at] = Mounted(at, kind, b"ro" in fields[5].split(b","))
+        found[at] = HostMount(at, kind, b"ro" in fields[5].split(b","))
     return list(found.values())
 
 
-def places_to_cover(spec: Spec, host: Sequence[Mounted]) -> list[tuple[str, bool]]:
+def dirs_to_overlay(spec: MachineSpec, host: Sequence[HostMount]) -> list[tuple[str, bool]]:
     """(directory, is it state) for each overlay but the workspace's own, parents first."""
     if spec.scope == "host":
         return [
-            (mounted.at, mounted.kind not in _VOLATILE and not within(mounted.at, NOISE))
+            (
+                mounted.at,
+                mounted.kind not in _VOLATILE and not is_within(mounted.at, EPHEMERAL_DIRS),
+            )
             for mounted in host
-            if _takes_files(mounted) and not within(mounted.at, (str(spec.path), *_OWN))
+            if _takes_files(mounted)
+            and not is_within(mounted.at, (str(spec.path), *_MACHINE_MOUNTS))
         ]
     wanted = ["/tmp", "/var/tmp", _home_directory()]
     places = sorted({os.path.realpath(place) for place in wanted if os.path.isdir(place)})
     own = str(spec.path)
-    kept = [place for place in places if place != "/" and not within(place, (own,))]
-    return [(p, False) for p in kept if not within(p, [q for q in kept if q != p])]
+    kept = [place for place in places if place != "/" and not is_within(place, (own,))]
+    return [(p, False) for p in kept if not is_within(p, [q for q in kept if q != p])]
 
 
-def steps(
-    spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover], *, area: Path, user: bool
-) -> list[Step]:
+def mount_steps(
+    spec: MachineSpec,
+    host: Sequence[HostMount],
+    host_overlays: Sequence[HostOverlay],
+    *,
+    area: Path,
+    rootless: bool,
+) -> list[MountStep]:
     """Everything up to the workspace itself. `area` is a place for mounts that show nowhere."""
     place = str(spec.path)
-    _check_place(place, covers)
-    made: list[Step] = []
+    _check_workspace_path(place, host_overlays)
+    made: list[MountStep] = []
     if spec.scope == "workspace":
         made.append({"do": "bind", "at": "/", "source": "/", "recursive": True, "sealed": True})
-    for number, cover in enumerate(covers):
-        made += _cover(cover, area / f"under{number}", user=user)
+    for number, cover in enumerate(host_overlays):
+        made += _overlay_steps(cover, area / f"under{number}", rootless=rootless)
         if spec.scope == "workspace":
-            below = [m.at for m in host if m.at != cover.at and within(m.at, (cover.at,))]
-            made += [_sealed(at) for at in below if not within(at, (place,))]
+            below = [m.at for m in host if m.at != cover.at and is_within(m.at, (cover.at,))]
+            made += [_read_only_bind(at) for at in below if not is_within(at, (place,))]
     if spec.scope == "host":
-        covered = {cover.at for cover in covers}
-        rest = [m.at for m in host if m.at not in covered and not within(m.at, (place, *_OWN))]
-        made += [_sealed(at) for at in rest if os.path.exists(at)]
+        covered = {cover.at for cover in host_overlays}
+        rest = [
+            m.at
+            for m in host
+            if m.at not in covered and not is_within(m.at, (place, *_MACHINE_MOUNTS))
+        ]
+        made += [_read_only_bind(at) for at in rest if os.path.exists(at)]
         made.append({"do": "bind", "at": "/dev", "source": "/dev", "recursive": True})
-        made.append({**_sealed("/sys"), "recursive": True})
+        made.append({**_read_only_bind("/sys"), "recursive": True})
     made.append({"do": "hold", "at": "/proc"})
     made += _hides(spec)
     made.append({"do": "proc", "at": "/proc"})
@@ -121,19 +134,25 @@ def steps(
     return made
 
 
-def live_steps(
-    spec: Spec, host: Sequence[Mounted], covers: Sequence[Cover], *, area: Path
-) -> list[Step]:
+def live_mount_steps(
+    spec: MachineSpec,
+    host: Sequence[HostMount],
+    host_overlays: Sequence[HostOverlay],
+    *,
+    area: Path,
+) -> list[MountStep]:
     """The same for a machine whose processes are kept: every mount is one that CRIU makes itself,
     or one that can be made again outside and handed to it."""
     place = str(spec.path)
-    _check_place(place, covers)
-    made: list[Step] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
-    for number, cover in enumerate(covers):
-        made += _cover(cover, area / f"under{number}", user=False)
-    covered = {cover.at for cover in covers}
-    rest = [m.at for m in host if m.at not in covered and not within(m.at, (place, *_OWN))]
-    made += [_sealed(at) for at in rest if os.path.exists(at)]
+    _check_workspace_path(place, host_overlays)
+    made: list[MountStep] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
+    for number, cover in enumerate(host_overlays):
+        made += _overlay_steps(cover, area / f"under{number}", rootless=False)
+    covered = {cover.at for cover in host_overlays}
+    rest = [
+        m.at for m in host if m.at not in covered and not is_within(m.at, (place, *_MACHINE_MOUNTS))
+    ]
+    made += [_read_only_bind(at) for at in rest if os.path.exists(at)]
     made += _hides(spec)
     made += [{"do": "mkdir", "at": at} for at in ("/dev", "/proc", "/sys", "/run", place)]
     made += [{"do": "devices", "at": "/dev"}, {"do": "devpts", "at": "/dev/pts"}]
@@ -141,52 +160,52 @@ def live_steps(
     return made
 
 
-def within(path: str, places: Iterable[str]) -> bool:
+def is_within(path: str, places: Iterable[str]) -> bool:
     """Is it one of these, or below one?"""
     return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)
 
 
-def _cover(cover: Cover, under: Path, *, user: bool) -> Iterator[Step]:
-    lowers = [cover.at]
-    if cover.layers:
+def _overlay_steps(overlay: HostOverlay, under: Path, *, rootless: bool) -> Iterator[MountStep]:
+    lowers = [overlay.at]
+    if overlay.layers:
         # a layer that lies below the directory it is stacked on is refused, so that directory
         # becomes an overlay of its own first: with nothing in it but itself
         yield {"do": "tmpfs", "at": str(under), "options": "mode=700", "host": True}
         for name in ("empty", "view"):
             yield {"do": "mkdir", "at": str(under / name), "host": True}
-        options = overlay_options([cover.at, str(under / "empty")])
+        options = overlay_options([overlay.at, str(under / "empty")])
         yield {"do": "overlay", "at": str(under / "view"), "options": options, "host": True}
-        lowers = [*map(str, cover.layers), str(under / "view")]
+        lowers = [*map(str, overlay.layers), str(under / "view")]
     extra = ["xino=off", "volatile"]
-    extra += ["userxattr"] if user else ["redirect_dir=nofollow", "metacopy=off", "index=off"]
-    options = overlay_options(lowers, str(cover.upper), str(cover.work), extra=extra)
-    step: Step = {"do": "overlay", "at": cover.at, "options": options}
-    if cover.state and cover.at != "/":
+    extra += ["userxattr"] if rootless else ["redirect_dir=nofollow", "metacopy=off", "index=off"]
+    options = overlay_options(lowers, str(overlay.upper), str(overlay.work), extra=extra)
+    step: MountStep = {"do": "overlay", "at": overlay.at, "options": options}
+    if overlay.state and overlay.at != "/":
         # a filesystem that cannot lie below an overlay
-        step["instead"] = {"source": cover.at, "sealed": True}
-    elif not cover.state:
+        step["instead"] = {"source": overlay.at, "sealed": True}
+    elif not overlay.state:
         # to a user namespace the kernel refuses what holds mounts of the host
-        scratch = within(cover.at, NOISE)
-        step["instead"] = {"source": str(cover.upper)} if scratch else {}
+        scratch = is_within(overlay.at, EPHEMERAL_DIRS)
+        step["instead"] = {"source": str(overlay.upper)} if scratch else {}
     yield step
 
 
-def _sealed(at: str) -> Step:
+def _read_only_bind(at: str) -> MountStep:
     """A mount of the host as it is, but read-only; it may be gone by now."""
     return {"do": "bind", "at": at, "source": at, "sealed": True, "optional": True}
 
 
-def _hides(spec: Spec) -> Iterator[Step]:
+def _hides(spec: MachineSpec) -> Iterator[MountStep]:
     """Hidden places; not one that holds the workspace, nor one inside it, which was given away."""
     place = str(spec.path)
     for path in map(os.path.realpath, spec.hide):
-        if os.path.exists(path) and not within(place, (path,)) and not within(path, (place,)):
+        if os.path.exists(path) and not is_within(place, (path,)) and not is_within(path, (place,)):
             yield {"do": "hide", "at": path, "directory": os.path.isdir(path)}
 
 
-def _check_place(place: str, covers: Sequence[Cover]) -> None:
+def _check_workspace_path(place: str, host_overlays: Sequence[HostOverlay]) -> None:
     """The workspace's directory is there, or can be made where no host directory is touched."""
-    if os.path.isdir(place) or within(place, [cover.at for cover in covers]):
+    if os.path.isdir(place) or is_within(place, [cover.at for cover in host_overlays]):
         return
     raise Unsupported(
         "no_place",
@@ -195,7 +214,7 @@ def _check_place(place: str, covers: Sequence[Cover]) -> None:
     )
 
 
-def _takes_files(mounted: Mounted) -> bool:
+def _takes_files(mounted: HostMount) -> bool:
     writable = mounted.kind not in _PSEUDO and not mounted.read_only
     return mounted.at == "/" or (writable and os.path.isdir(mounted.at))
 

@@ -13,107 +13,124 @@ from ortet._util.codec import decode
 from ortet.errors import Conflict, OrtetError, Unavailable
 from ortet.history.records import Image
 from ortet.ids import Oid
-from ortet.machines.base import Command, Door, Loss, Machine, Output, Report, Result, Spec
-from ortet.machines.command import argv_of, attend, check_directory, environment, not_started
-from ortet.machines.control.client import Indoors
-from ortet.machines.control.jobs import Job, JobInfo, Process, check_port
-from ortet.machines.folder import inside
-from ortet.machines.kernels.overlay_host import Branching
-from ortet.machines.overlay.background_init import move_in
-from ortet.machines.overlay.home import Standing
-from ortet.machines.overlay.ignoredlayers import with_ignored
+from ortet.machines.base import (
+    Command,
+    ControlSocket,
+    Loss,
+    Machine,
+    MachineSpec,
+    OutputCallback,
+    Report,
+    Result,
+)
+from ortet.machines.command import (
+    argv_of,
+    build_environment,
+    check_directory,
+    communicate,
+    start_failure_result,
+)
+from ortet.machines.control.client import InitClient
+from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo, check_port
+from ortet.machines.folder import relative_cwd
+from ortet.machines.kernels.overlay_host import OverlayKernelHost
+from ortet.machines.overlay.background_init import start_init
+from ortet.machines.overlay.home import LayerLayout
+from ortet.machines.overlay.ignoredlayers import add_ignored_layer
 from ortet.machines.overlay.machine import add_losses
-from ortet.machines.overlay.supervisor_client import spawn
-from ortet.machines.services import left_behind, not_kept, put_services
+from ortet.machines.overlay.supervisor_client import spawn_in_machine
+from ortet.machines.services import put_services, service_losses, unsaved_process_losses
 
-DOOR = "door"  # a file that is locked while connections from outside are not welcome
+CONTROL_LOCK_FILE = "door"  # a file that is locked while connections from outside are not welcome
 
 
-class OverlayMachine(Branching):
+class OverlayMachine(OverlayKernelHost):
     """A machine whose workspace is a stack of shared layers below a directory of its own."""
 
     engine = "overlay"
-    _household: Indoors | None = None
+    _init_client: InitClient | None = None
 
     def close(self) -> None:
-        self._leave()
+        self._stop_init()
         super().close()
 
-    def _restart(self, new: Standing) -> None:
-        self._leave()
+    def _restart(self, new: LayerLayout) -> None:
+        self._stop_init()
         super()._restart(new)
 
-    def _leave(self) -> None:
+    def _stop_init(self) -> None:
         """What goes on in it ends with its mounts."""
-        if self._household is not None:
-            self._household.close()
-            self._household = None
+        if self._init_client is not None:
+            self._init_client.close()
+            self._init_client = None
 
     @property
     def losses(self) -> list[Loss]:
         return list(self._losses)
 
-    def _look(self) -> Image:
-        image, jobs = super()._look(), self._jobs_now()
+    def _scan_image(self) -> Image:
+        image, jobs = super()._scan_image(), self._current_jobs()
         if not jobs:
             return image
-        self._losses = [*self._losses, *self._not_kept(jobs)]
-        services = put_services(self._ground.objects, jobs, str(self._spec.path))
+        self._losses = [*self._losses, *self._unsaved_process_losses(jobs)]
+        services = put_services(self._context.objects, jobs, str(self._spec.path))
         return replace(image, services=services)
 
-    def _not_kept(self, jobs: Sequence[JobInfo]) -> list[Loss]:
-        return not_kept(jobs, self.engine)
+    def _unsaved_process_losses(self, jobs: Sequence[JobInfo]) -> list[Loss]:
+        return unsaved_process_losses(jobs, self.engine)
 
-    def freeze(self) -> Oid:
-        return self._freeze()[0]
+    def snapshot(self) -> Oid:
+        return self._snapshot()[0]
 
-    def settle(self, image: Oid) -> None:
-        self._settled = image
-        self._unsettled = False
-        if self._lens is not None and self._lens.crowded and self._frozen is not None:
-            oid, frozen = self._frozen
+    def mark_committed(self, image: Oid) -> None:
+        self._committed_image = image
+        self._has_uncommitted = False
+        if (
+            self._snapshotter is not None
+            and self._snapshotter.is_crowded
+            and self._last_snapshot is not None
+        ):
+            oid, frozen = self._last_snapshot
             if oid == image:
-                with self._ground.bases.using():
+                with self._context.layer_store.prevent_prune():
                     self._pause(frozen)
                     self._resume()
 
-    def thaw(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
-        target = decode(Image, self._ground.objects.get(image))
-        current = self._present()
+    def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        target = decode(Image, self._context.objects.get(image))
+        current = self._current_image()
         if paths is not None:
-            return self._rewrite(current, target, paths)
-        system, losses = self._ground.system_for(self._spec, target)
+            return self._restore_files(current, target, paths)
+        system, losses = self._context.system_for(self._spec, target)
         outer = system != current.system
-        if outer and not self._idle():
-            raise self._in_use()
+        if outer and not self._is_idle():
+            raise self._busy_error()
         report = None
-        layers = not self._standing.ignoring and (outer or self._far(current, target))
-        if layers and not self._spares(current, target):
+        layers = not self._layout.ignoring and (outer or self._is_far(current, target))
+        if layers and not self._changes_ignore_rules(current, target):
             report = self._switch(current, target, system, outer=outer)
         if report is None:
-            report = self._rewrite(current, target, None)
+            report = self._restore_files(current, target, None)
             if outer:
-                self._restart(
-                    replace(self._standing, system=system, outer=self._standing.outer + 1)
-                )
-        return replace(report, losses=report.losses + losses + self._left_behind(target))
+                self._restart(replace(self._layout, system=system, outer=self._layout.outer + 1))
+        return replace(report, losses=report.losses + losses + self._service_losses(target))
 
-    def _left_behind(self, target: Image) -> list[Loss]:
+    def _service_losses(self, target: Image) -> list[Loss]:
         """Programs of an image that do not come back in a machine of this engine."""
-        return left_behind(self._ground.objects, target, self.engine)
+        return service_losses(self._context.objects, target, self.engine)
 
-    def fork(self, specs: Sequence[Spec]) -> list[Machine]:
-        if self._settled is None:
+    def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
+        if self._committed_image is None:
             raise Conflict("not_settled", "nothing was committed yet: commit, then fork")
-        image = decode(Image, self._ground.objects.get(self._settled))
-        with self._ground.bases.using():
-            stack = self._share(image)
+        image = decode(Image, self._context.objects.get(self._committed_image))
+        with self._context.layer_store.prevent_prune():
+            stack = self._shared_stack(image)
             losses: list[Loss] = []
-            if stack not in (self._standing.stack, self._paused):  # then it has state only
-                stack, losses = with_ignored(self._ground, stack, self._ignored())
-            standing = Standing(1, stack, image.system, self._standing.ignoring)
+            if stack not in (self._layout.stack, self._paused_stack):  # then it has state only
+                stack, losses = add_ignored_layer(self._context, stack, self._ignored_files())
+            standing = LayerLayout(1, stack, image.system, self._layout.ignoring)
             try:
-                forks = self._fork(specs, standing, self._resume)
+                forks = self._start_forks(specs, standing, self._resume)
             finally:
                 self._resume()
         return add_losses(forks, losses)
@@ -126,15 +143,15 @@ class OverlayMachine(Branching):
         cwd: str = "",
         timeout: float | None = None,
         stdin: bytes | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
     ) -> Result:
-        argv, where = argv_of(command), inside(cwd)
+        argv, where = argv_of(command), relative_cwd(cwd)
         self._check_directory(where)
         mark = os.urandom(8).hex()
         began = time.monotonic()
         self._busy = True
         try:
-            process, pidfd = spawn(
+            process, pidfd = spawn_in_machine(
                 self._supervisor,
                 argv,
                 env=self._environment(env or {}, mark),
@@ -142,12 +159,12 @@ class OverlayMachine(Branching):
                 stdin=stdin is not None,
             )
         except OSError as error:
-            return not_started(argv[0], error, time.monotonic() - began)
-        result = attend(
+            return start_failure_result(argv[0], error, time.monotonic() - began)
+        result = communicate(
             process,
             pidfd=pidfd,
             kill=lambda: process.kill(mark),
-            began=began,
+            started_at=began,
             timeout=timeout,
             stdin=stdin,
             output=output,
@@ -166,10 +183,10 @@ class OverlayMachine(Branching):
         tty: tuple[int, int] | None = None,
         stdin: bool = False,
     ) -> Job:
-        argv, where = argv_of(command), inside(cwd)
+        argv, where = argv_of(command), relative_cwd(cwd)
         self._check_directory(where)
         mark = os.urandom(8).hex()
-        return self.indoors.spawn(
+        return self.init_client.spawn(
             name,
             argv,
             env=self._environment(env or {}, mark),
@@ -182,13 +199,13 @@ class OverlayMachine(Branching):
         )
 
     def job(self, name: str) -> Job:
-        return self.indoors.job(name)
+        return self.init_client.job(name)
 
     def jobs(self) -> list[JobInfo]:
-        return self.indoors.jobs()
+        return self.init_client.jobs()
 
-    def ps(self) -> list[Process]:
-        return self.indoors.ps()
+    def ps(self) -> list[ProcessInfo]:
+        return self.init_client.ps()
 
     def expose(self, port: int, at: int = 0) -> int:
         check_port(port)
@@ -200,35 +217,35 @@ class OverlayMachine(Branching):
         return port
 
     @property
-    def indoors(self) -> Indoors:
+    def init_client(self) -> InitClient:
         """Who keeps its programs, started at first use."""
-        if self._household is None:
+        if self._init_client is None:
             self._busy = True
-            self._household = move_in(self._supervisor)
-        return self._household
+            self._init_client = start_init(self._supervisor)
+        return self._init_client
 
     @property
-    def door(self) -> Door:
-        inside = self.indoors
-        return Door(inside.pid, inside.path, str(self._home.place / DOOR))
+    def control_socket(self) -> ControlSocket:
+        inside = self.init_client
+        return ControlSocket(inside.pid, inside.path, str(self._home.path / CONTROL_LOCK_FILE))
 
-    def _jobs_now(self) -> list[JobInfo]:
+    def _current_jobs(self) -> list[JobInfo]:
         """What goes on in it, if anything ever did."""
-        if self._household is None:
+        if self._init_client is None:
             return []
         try:
-            return self._household.jobs()
+            return self._init_client.jobs()
         except Unavailable:  # killed, or closed with the machine's mounts
-            self._household = None
+            self._init_client = None
             return []
 
     def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
         """What a command has: this process's own, and these."""
-        return environment(env, mark)
+        return build_environment(env, mark)
 
-    def _present(self) -> Image:
+    def _current_image(self) -> Image:
         """What is there now, to be compared."""
-        return self._freeze()[1]
+        return self._snapshot()[1]
 
     def _check_directory(self, where: str) -> None:
         try:
@@ -237,7 +254,7 @@ class OverlayMachine(Branching):
             self._mapped()  # which says so when it is the machine that is gone
             raise
 
-    def _in_use(self) -> Conflict:
+    def _busy_error(self) -> Conflict:
         return Conflict(
             "busy",
             "processes of this machine are running, and what it changed outside of the workspace "

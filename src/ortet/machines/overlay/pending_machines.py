@@ -8,38 +8,38 @@ from contextlib import ExitStack
 from ortet.machines.base import Loss, Machine
 from ortet.machines.overlay.overlaymachine import OverlayMachine
 
-Made = tuple[OverlayMachine, list[Loss]]
+StartedMachine = tuple[OverlayMachine, list[Loss]]
 
 
-class Coming:
+class PendingMachines:
     """All or none. `undo` ends them and removes what was made for them; `wake` waits for what takes
     long, and `remember` is told when all are ready."""
 
     def __init__(
         self,
-        made: Sequence[Made],
+        started: Sequence[StartedMachine],
         undo: ExitStack,
-        wake: Callable[[Sequence[OverlayMachine]], None],
-        remember: Callable[[Sequence[OverlayMachine]], None],
+        wait_started: Callable[[Sequence[OverlayMachine]], None],
+        on_ready: Callable[[Sequence[OverlayMachine]], None],
     ) -> None:
-        self._made = made
-        self._machines = [machine for machine, _ in made]
+        self._started = started
+        self._machines = [machine for machine, _ in started]
         self._undo = undo
-        self._wake = wake
-        self._remember = remember
+        self._wait_started = wait_started
+        self._on_ready = on_ready
 
-    def wake(self) -> None:
+    def wait_started(self) -> None:
         """The part of `finish` that takes long; one thread may do it while another does its own."""
-        self._wake(self._machines)
+        self._wait_started(self._machines)
 
     def finish(self) -> list[Machine]:
         """Wait for them; when one cannot begin, none is left."""
         with self._undo:
-            self.wake()
-            for machine, losses in self._made:
-                machine.ready(losses)
+            self.wait_started()
+            for machine, losses in self._started:
+                machine.finish_start(losses)
             self._undo.pop_all()
-        self._remember(self._machines)
+        self._on_ready(self._machines)
         return list[Machine](self._machines)
 
     def cancel(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ortet.errors import OrtetError
 from ortet.machines.base import Capability
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.standalone.syscalls import overlay_options, privileged
+from ortet.machines.standalone.syscalls import is_privileged, overlay_options
 
 _SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
@@ -31,22 +31,22 @@ def probe_overlay(place: Path, zygote: Zygote) -> list[Capability]:
     """Start a machine with an overlay at `place`, look, and end it."""
     if sys.platform != "linux":
         return [Capability("overlay", False, "overlay mounts exist on Linux only", "use Linux")]
-    how = "as root" if privileged() else "in a user namespace"
+    how = "as root" if is_privileged() else "in a user namespace"
     try:
         with tempfile.TemporaryDirectory(prefix="probe-", dir=place) as name:
             try:
-                _try(Path(name), zygote, user=not privileged())
+                _try(Path(name), zygote, rootless=not is_privileged())
             finally:
-                _open_up(Path(name))
+                _make_removable(Path(name))
     except (OrtetError, OSError) as error:
         return [Capability("overlay", False, f"{how}: {error}", _fix(place))]
     return [Capability("overlay", True, how)]
 
 
-def _try(place: Path, zygote: Zygote, *, user: bool) -> None:
+def _try(place: Path, zygote: Zygote, *, rootless: bool) -> None:
     for name in ("lower", "upper", "work", "root"):
         (place / name).mkdir()
-    extra = ["xino=off", "volatile", "userxattr" if user else "redirect_dir=on"]
+    extra = ["xino=off", "volatile", "userxattr" if rootless else "redirect_dir=on"]
     options = overlay_options(["p/lower"], "p/upper", "p/work", extra=extra)
     machine = zygote.start(
         {
@@ -68,7 +68,7 @@ def _try(place: Path, zygote: Zygote, *, user: bool) -> None:
 
 
 def _fix(place: Path) -> str:
-    if not privileged():
+    if not is_privileged():
         for path, bad, command in _SWITCHES:
             try:
                 if Path(path).read_text().strip() == bad:
@@ -81,7 +81,7 @@ def _fix(place: Path) -> str:
     )
 
 
-def _open_up(place: Path) -> None:
+def _make_removable(place: Path) -> None:
     """What the kernel closed to everyone, so that it can be removed."""
     inner = place / "work" / "work"
     if inner.is_dir():

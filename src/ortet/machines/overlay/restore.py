@@ -7,25 +7,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Report
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.capture.ignore_rules import FILE, Rules
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.dirfd import Dirs, directory
-from ortet.machines.overlay.layers import Bases
-from ortet.machines.restore.plan import Plan, make_plan, select
-from ortet.machines.restore.restore import thaw
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import DirFdCache, open_directory
+from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.restore.plan import RestorePlan, make_plan, select_paths
+from ortet.machines.restore.restore import restore_directory
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes
 
 
-def rethaw(
-    objects: Objects,
+def restore_through_overlay(
+    objects: ObjectStore,
     trees: Trees,
-    bases: Bases,
+    layer_store: LayerStore,
     *,
     view: Path,
     current: Image,
@@ -34,11 +34,11 @@ def rethaw(
     paths: Sequence[bytes] | None,
 ) -> Report:
     """Bring `view`, which was frozen as `current` just now, to `target`; see thaw.py."""
-    before, after = bases.side(current), bases.side(target)
+    before, after = layer_store.image_files(current), layer_store.image_files(target)
     if paths is not None:
-        after = select(trees, before, after, paths)
+        after = select_paths(trees, before, after, paths)
     plan = make_plan(trees, before, after)
-    return thaw(
+    return restore_directory(
         objects,
         trees,
         view,
@@ -51,7 +51,7 @@ def rethaw(
     )
 
 
-def tally(trees: Trees, before: Entry, after: Entry) -> tuple[int, int]:
+def count_written_and_removed(trees: Trees, before: TreeEntry, after: TreeEntry) -> tuple[int, int]:
     """How many names are written and how many go from one tree to another."""
     written = removed = 0
     stack = [(before, after)]
@@ -68,18 +68,18 @@ def tally(trees: Trees, before: Entry, after: Entry) -> tuple[int, int]:
     return written, removed
 
 
-def _index(trees: Trees, view: Path, plan: Plan) -> StatIndex:
+def _index(trees: Trees, view: Path, plan: RestorePlan) -> StatIndex:
     """How each file that will be replaced looks: frozen just now, it is not read again."""
     index = StatIndex(trees)
-    with directory(view) as top, Dirs(top) as dirs:
-        for path, entry in _leaving(trees, plan):
+    with open_directory(view) as top, DirFdCache(top) as dirs:
+        for path, entry in _replaced_files(trees, plan):
             with suppress(OSError):  # gone since: the thaw will say so
-                at, name = dirs.parent(path)
+                at, name = dirs.open_parent(path)
                 index.record(path, os.stat(name, dir_fd=at, follow_symlinks=False), entry)
     return index
 
 
-def _leaving(trees: Trees, plan: Plan) -> Iterator[tuple[bytes, Entry]]:
+def _replaced_files(trees: Trees, plan: RestorePlan) -> Iterator[tuple[bytes, TreeEntry]]:
     for change in (*plan.swaps, *plan.altered):
         if change.old is None:
             continue
@@ -89,9 +89,9 @@ def _leaving(trees: Trees, plan: Plan) -> Iterator[tuple[bytes, Entry]]:
             yield change.path, change.old
 
 
-def _rules(objects: Objects, trees: Trees, root: Entry, plan: Plan) -> Rules:
+def _rules(objects: ObjectStore, trees: Trees, root: TreeEntry, plan: RestorePlan) -> IgnoreRules:
     """What the ignore files say in every directory that the plan concerns, and above."""
-    rules = Rules()
+    rules = IgnoreRules()
     concerned = {b""}
     for change in plan.dirs:
         concerned.add(change.path)
@@ -106,7 +106,7 @@ def _rules(objects: Objects, trees: Trees, root: Entry, plan: Plan) -> Rules:
             above = above.rpartition(b"/")[0]
             concerned.add(above)
     for path in concerned:
-        entry = trees.resolve(root, join(path, FILE))
+        entry = trees.resolve(root, join_path(path, IGNORE_FILE))
         if entry is not None and entry.is_file:
-            rules.set(path, get_bytes(objects, entry.data, entry.size))
+            rules.set_rules(path, get_bytes(objects, entry.data, entry.size))
     return rules

@@ -8,27 +8,29 @@ from pathlib import Path
 from typing import Protocol
 
 from ortet.errors import OrtetError
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
-from ortet.machines.dirfd import Dirs, directory
-from ortet.machines.overlay.upper.scanner import Upper
-from ortet.machines.standalone.syscalls import privileged
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import DirFdCache, open_directory
+from ortet.machines.overlay.upper.scanner import UpperScanner
+from ortet.machines.standalone.syscalls import is_privileged
+from ortet.objects.base import ObjectStore
 
 
-class Below(Protocol):
+class LowerLayers(Protocol):
     """What lies under a layer."""
 
     @property
-    def root(self) -> Entry: ...
+    def root(self) -> TreeEntry: ...
 
 
-def is_sound(objects: Objects, trees: Trees, place: Path, root: Entry, below: Below | None) -> bool:
+def is_layer_intact(
+    objects: ObjectStore, trees: Trees, place: Path, root: TreeEntry, below: LowerLayers | None
+) -> bool:
     """A crash loses the ends of files: sizes and times tell. A layer on others is read whole."""
     try:
         if below is None:
-            return _has_all(trees, place, root)
-        upper = Upper(objects, trees, place, below=below.root, root=privileged())
+            return _matches_tree(trees, place, root)
+        upper = UpperScanner(objects, trees, place, below=below.root, is_root=is_privileged())
         try:
             return upper.scan() == root
         finally:
@@ -37,10 +39,10 @@ def is_sound(objects: Objects, trees: Trees, place: Path, root: Entry, below: Be
         return False
 
 
-def _has_all(trees: Trees, place: Path, root: Entry) -> bool:
-    with directory(place) as top, Dirs(top) as dirs:
+def _matches_tree(trees: Trees, place: Path, root: TreeEntry) -> bool:
+    with open_directory(place) as top, DirFdCache(top) as dirs:
         for path, entry in trees.walk(root):
-            at, name = dirs.parent(path)
+            at, name = dirs.open_parent(path)
             st = os.stat(name, dir_fd=at, follow_symlinks=False)
             if stat.S_IFMT(st.st_mode) != stat.S_IFMT(entry.mode):
                 return False

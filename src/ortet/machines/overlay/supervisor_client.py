@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
-from ortet.machines.command import without_key
+from ortet.machines.command import environ_without_vault_key
 from ortet.machines.standalone import ipc
 
-_START = 30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+_START_TIMEOUT_SECONDS = (
+    30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+)
 
 
-class Guard(Protocol):
+class MachineProcess(Protocol):
     """A machine's pid 1, seen from outside; closing it ends all its processes and mounts."""
 
     pid: int
@@ -39,13 +41,13 @@ class Guard(Protocol):
 class Zygote:
     """One helper process, started at first need; it ends with this object, or this process."""
 
-    def __init__(self, *, user: bool) -> None:
-        self._user = user
+    def __init__(self, *, rootless: bool) -> None:
+        self._rootless = rootless
         self.pid = 0
         self._sock: socket.socket | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._stop: Callable[[], object] = lambda: None
 
-    def start(self, plan: dict[str, Any]) -> Supervised:
+    def start(self, plan: dict[str, Any]) -> OverlayMachineProcess:
         """Begin a machine with these mounts; `Supervised.ready` says how it went."""
         ours, theirs = socket.socketpair()
         try:
@@ -54,19 +56,19 @@ class Zygote:
             ipc.send(ours, plan)
         except BaseException as error:
             ours.close()
-            if isinstance(error, ipc.Closed):
-                raise self._dead() from error
+            if isinstance(error, ipc.ConnectionClosed):
+                raise self._start_error() from error
             raise
-        return Supervised(ours)
+        return OverlayMachineProcess(ours)
 
-    def lend(self) -> Zygote:
+    def share_with_child(self) -> Zygote:
         """The same helper, started, for a child of this process: it does not end with the child."""
         self._connect()
-        lent = Zygote(user=self._user)
+        lent = Zygote(rootless=self._rootless)
         lent._sock = self._sock
         return lent
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """In a child of this process, which has no use for it: the helper goes on."""
         if self._sock is not None:
             self._sock.close()
@@ -74,7 +76,7 @@ class Zygote:
 
     def close(self) -> None:
         self._sock = None
-        self._end()
+        self._stop()
 
     def _connect(self) -> socket.socket:
         if self._sock is not None:
@@ -83,7 +85,7 @@ class Zygote:
         with theirs:
             number = theirs.fileno()
             program = str(Path(__file__).parents[1] / "standalone" / "zygote.py")
-            kind = "user" if self._user else "root"
+            kind = "user" if self._rootless else "root"
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", program, str(number), kind],
                 pass_fds=[number],
@@ -91,22 +93,22 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=without_key(),  # what runs in a machine can read that of its pid 1
+                env=environ_without_vault_key(),  # what runs in a machine can read that of its pid 1
                 start_new_session=True,
             )
-        self._sock, self._end = ours, weakref.finalize(self, _end, ours, process)
+        self._sock, self._stop = ours, weakref.finalize(self, _stop_zygote, ours, process)
         self.pid = process.pid
         try:
-            ours.settimeout(_START)
+            ours.settimeout(_START_TIMEOUT_SECONDS)
             ipc.receive(ours)
             ours.settimeout(None)
-        except (ipc.Closed, TimeoutError) as error:
-            raise self._dead() from error
+        except (ipc.ConnectionClosed, TimeoutError) as error:
+            raise self._start_error() from error
         return ours
 
-    def _dead(self) -> OrtetError:
+    def _start_error(self) -> OrtetError:
         self.close()
-        if self._user:
+        if self._rootless:
             return Unsupported(
                 "no_user_namespace",
                 "this host lets no ordinary user make a user namespace: `ortet doctor` says which "
@@ -115,13 +117,13 @@ class Zygote:
         return Unavailable("no_zygote", "the helper process ended at its start: try again")
 
 
-def _end(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _stop_zygote(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """Hang up; the zygote exits at once, and is reaped."""
     sock.close()
     process.wait()
 
 
-class Supervised:
+class OverlayMachineProcess:
     """The Guard of an overlay machine."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -129,23 +131,23 @@ class Supervised:
         self._sock = sock
         self._pidfd = -1
         self._ready = False
-        self._awaited = False
-        self._turn = threading.Lock()  # interpreters are used by several threads
+        self._was_awaited = False
+        self._request_lock = threading.Lock()  # interpreters are used by several threads
 
     def ready(self) -> None:
         """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
-        self._awaited = True
-        self._sock.settimeout(_START)
+        self._was_awaited = True
+        self._sock.settimeout(_START_TIMEOUT_SECONDS)
         try:
             while not (self._ready and self.pid):
                 message, _ = ipc.receive(self._sock)
                 if "error" in message:
-                    raise _refused(message)
+                    raise _refused_error(message)
                 self.pid = message.get("pid", self.pid)
                 self._ready |= "ready" in message
             self._pidfd = os.pidfd_open(self.pid)
-        except (ipc.Closed, TimeoutError, ProcessLookupError) as error:
-            raise _gone() from error
+        except (ipc.ConnectionClosed, TimeoutError, ProcessLookupError) as error:
+            raise _gone_error() from error
         finally:
             self._sock.settimeout(None)
 
@@ -154,20 +156,20 @@ class Supervised:
     ) -> tuple[dict[str, Any], list[int]]:
         """One request, one reply."""
         try:
-            with self._turn:
+            with self._request_lock:
                 ipc.send(self._sock, message, fds)
                 return ipc.receive(self._sock)
-        except (ipc.Closed, OSError) as error:
-            raise _gone() from error
+        except (ipc.ConnectionClosed, OSError) as error:
+            raise _gone_error() from error
 
     def close(self) -> None:
         """Hang up and wait until its mounts are released."""
-        if not self._awaited:  # it still makes its mounts, and directories for them in its home
+        if not self._was_awaited:  # it still makes its mounts, and directories for them in its home
             with suppress(OrtetError):
                 self.ready()
         self._sock.close()
         if self._pidfd >= 0:
-            readable(self._pidfd, None)
+            wait_readable(self._pidfd, None)
             os.close(self._pidfd)
             self._pidfd = -1
 
@@ -175,7 +177,9 @@ class Supervised:
 class RemoteProcess:
     """A command inside a machine, with the face of a Popen."""
 
-    def __init__(self, machine: Guard, *, pid: int, stdin: int, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, machine: MachineProcess, *, pid: int, stdin: int, stdout: int, stderr: int
+    ) -> None:
         self.pid = pid
         self.stdin: IO[bytes] | None = FileIO(stdin, "w") if stdin >= 0 else None
         self.stdout: IO[bytes] | None = FileIO(stdout)
@@ -199,8 +203,8 @@ class RemoteProcess:
             self._machine.ask({"do": "kill", "pid": self.pid, "mark": mark})
 
 
-def spawn(
-    machine: Guard, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
+def spawn_in_machine(
+    machine: MachineProcess, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
 ) -> tuple[RemoteProcess, int]:
     """Start a command; returns it with its pidfd. OSError when it cannot be executed."""
     ours: list[int] = []
@@ -252,14 +256,14 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def readable(fd: int, timeout: int | None) -> bool:
+def wait_readable(fd: int, timeout: int | None) -> bool:
     """Wait for it, at most so many milliseconds; of a pidfd: until the process has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout))
 
 
-def _refused(message: dict[str, Any]) -> Unsupported:
+def _refused_error(message: dict[str, Any]) -> Unsupported:
     return Unsupported(
         "machine_refused",
         f"the kernel did not let the machine start: {message['error']}; `ortet doctor` says what "
@@ -267,7 +271,7 @@ def _refused(message: dict[str, Any]) -> Unsupported:
     )
 
 
-def _gone() -> Unavailable:
+def _gone_error() -> Unavailable:
     return Unavailable(
         "machine_gone",
         "the machine's processes ended unexpectedly; its files are safe: open the workspace again",

@@ -13,28 +13,28 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ortet._util.codec import checksum, decode, encode
-from ortet.history.records import Entry, Flag, Layer
+from ortet.history.records import Flag, Layer, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import read_xattrs
 from ortet.machines.live.network import resolver
-from ortet.machines.overlay.delta import whiteout, write
-from ortet.machines.overlay.layers import Bases
-from ortet.machines.overlay.mount_plan import NOISE, Cover, within
-from ortet.machines.overlay.upper.entry import Taker
+from ortet.machines.overlay.delta import whiteout_entry, write_layer
+from ortet.machines.overlay.layers import LayerStore
+from ortet.machines.overlay.mount_plan import EPHEMERAL_DIRS, HostOverlay, is_within
+from ortet.machines.overlay.upper.entry import UpperEntryReader
 from ortet.machines.overlay.upper.inotify import UpperWatch
-from ortet.machines.overlay.upper.scanner import Upper
-from ortet.machines.overlay.upper.uppernode import Node
-from ortet.machines.restore.write_tree import Item
-from ortet.objects.base import Kind, Objects
+from ortet.machines.overlay.upper.scanner import UpperScanner
+from ortet.machines.overlay.upper.uppernode import UpperDirectory
+from ortet.machines.restore.write_tree import TreeItem
+from ortet.objects.base import Kind, ObjectStore
 
 _PACKAGES = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed")
 _CACHES = ("/var/cache",)  # by the standard that defines them: can be made again at any time
-_OWN_NAME = ("/etc/machine-id",)  # every copy has another
+_HOST_IDENTITY_FILES = ("/etc/machine-id",)  # every copy has another
 
 
-def fingerprint() -> str:
+def host_fingerprint() -> str:
     """Names the host a difference is against: its release, its packages, its processor."""
     parts = [platform.machine().encode()]
     for path in ("/etc/os-release", *_PACKAGES):
@@ -45,50 +45,69 @@ def fingerprint() -> str:
     return checksum(*parts).hex()
 
 
-class SystemTaker(Taker):
+class SystemEntryReader(UpperEntryReader):
     """Compares each name with the host's: what is as there is no difference."""
 
     def __init__(
-        self, objects: Objects, trees: Trees, below: Entry, *, at: str, own: Sequence[str]
+        self,
+        objects: ObjectStore,
+        trees: Trees,
+        below: TreeEntry,
+        *,
+        mount_point: str,
+        machine_dirs: Sequence[str],
     ) -> None:
-        super().__init__(objects, trees, below, root=True)
-        self._at = os.fsencode(at)
-        self._own = tuple(own)
-        self._noise = frozenset((*NOISE, *_CACHES, *_OWN_NAME, *own, f"{_home()}/.cache"))
+        super().__init__(objects, trees, below, is_root=True)
+        self._mount_point = os.fsencode(mount_point)
+        self._machine_dirs = tuple(machine_dirs)
+        self._skipped_paths = frozenset(
+            (*EPHEMERAL_DIRS, *_CACHES, *_HOST_IDENTITY_FILES, *machine_dirs, f"{_home()}/.cache")
+        )
 
-    def host(self, path: bytes) -> bytes:
+    def host_path(self, path: bytes) -> bytes:
         """Where the host has it."""
-        return os.path.join(self._at, path)
+        return os.path.join(self._mount_point, path)
 
-    def skip(self, path: bytes, is_dir: bool) -> bool:
-        where = os.fsdecode(self.host(path))
+    def is_skipped(self, path: bytes, is_dir: bool) -> bool:
+        where = os.fsdecode(self.host_path(path))
         if is_dir and where.startswith("/home/") and where.endswith("/.cache"):
             return where.count("/") == 3
-        return where in self._noise
+        return where in self._skipped_paths
 
-    def whiteout(self, path: bytes) -> Entry | None:
+    def removed_entry(self, path: bytes) -> TreeEntry | None:
         """A mark where the host has the name; nothing where only a layer between had it."""
-        if not os.path.lexists(self.host(path)):
+        if not os.path.lexists(self.host_path(path)):
             return None
-        return replace(whiteout(path.rpartition(b"/")[2]), uid=0, gid=0, flags=int(Flag.WHITEOUT))
+        return replace(
+            whiteout_entry(path.rpartition(b"/")[2]), uid=0, gid=0, flags=int(Flag.WHITEOUT)
+        )
 
-    def entry(
-        self, node: Node, raw: bytes, st: os.stat_result, *, fd: int, path: bytes, mapped: bool
-    ) -> tuple[Entry | None, os.stat_result]:
-        entry, st = super().entry(node, raw, st, fd=fd, path=path, mapped=mapped)
-        if entry is not None and not entry.flags and self._is_none(fd, raw, st, path):
+    def read_entry(
+        self,
+        node: UpperDirectory,
+        raw: bytes,
+        st: os.stat_result,
+        *,
+        fd: int,
+        path: bytes,
+        mapped: bool,
+    ) -> tuple[TreeEntry | None, os.stat_result]:
+        entry, st = super().read_entry(node, raw, st, fd=fd, path=path, mapped=mapped)
+        if entry is not None and not entry.flags and self._is_same_as_host(fd, raw, st, path):
             return None, st
         return entry, st
 
-    def _is_none(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
+    def _is_same_as_host(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
         """Is it the host's own file, copied up and put back, or one that we gave the machine?"""
-        host = self.host(path)
+        host = self.host_path(path)
         here = b"/proc/self/fd/%d/%s" % (fd, raw)
-        if host == resolver.PLACE.encode() and resolver.is_ours(here):
+        if host == resolver.RESOLV_CONF.encode() and resolver.is_ours(here):
             return True
         try:
             its = os.lstat(host)
-            if _plain(its) != _plain(st) or read_xattrs(host) != read_xattrs(here):
+            if _comparable_stat(its) != _comparable_stat(st) or read_xattrs(host) != read_xattrs(
+                here
+            ):
                 return False
             if stat.S_ISLNK(st.st_mode):
                 return os.readlink(host) == os.readlink(here)
@@ -97,7 +116,7 @@ class SystemTaker(Taker):
             return False
 
 
-class SystemUpper(Upper):
+class SystemUpperScanner(UpperScanner):
     """The upper directory over one host directory; adds up to a difference, not to a whole tree.
 
     In it a taken-away name is an Entry with WHITEOUT, a directory that hides the host's has OPAQUE.
@@ -107,28 +126,30 @@ class SystemUpper(Upper):
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         trees: Trees,
-        cover: Cover,
+        overlay: HostOverlay,
         *,
         below: Layer | None,
-        own: Sequence[str],
+        machine_dirs: Sequence[str],
         watch: UpperWatch | None = None,
-        takes: type[SystemTaker] = SystemTaker,
+        reader_class: type[SystemEntryReader] = SystemEntryReader,
     ) -> None:
         empty = trees.empty()
-        nothing = Entry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
+        nothing = TreeEntry(b"", stat.S_IFDIR, 0, data=empty.oid, cid=empty.cid)
         root = nothing if below is None else below.root
-        taker = takes(objects, trees, root, at=cover.at, own=own)
-        super().__init__(
-            objects, trees, cover.upper, below=root, root=True, watch=watch, taker=taker
+        taker = reader_class(
+            objects, trees, root, mount_point=overlay.at, machine_dirs=machine_dirs
         )
-        self.at = cover.at
-        self._host = taker.host
+        super().__init__(
+            objects, trees, overlay.upper, below=root, is_root=True, watch=watch, entry_reader=taker
+        )
+        self.mount_point = overlay.at
+        self._host_path = taker.host_path
         self._empty = empty.oid
-        self._own = own
-        self._last: tuple[Entry, Layer | None] | None = None
-        self._groups = [] if below is None else links_of(objects, below)
+        self._machine_dirs = machine_dirs
+        self._last: tuple[TreeEntry, Layer | None] | None = None
+        self._groups = [] if below is None else layer_hardlink_groups(objects, below)
 
     def difference(self) -> Layer | None:
         """None when nothing differs from the host."""
@@ -137,54 +158,58 @@ class SystemUpper(Upper):
             self._last = root, self._layer(root)
         return self._last[1]
 
-    def _layer(self, root: Entry) -> Layer | None:
-        if root.data == self._empty and not self._differs(self.root, root):
+    def _layer(self, root: TreeEntry) -> Layer | None:
+        if root.data == self._empty and not self._has_own_changes(self.root, root):
             return None
-        groups = self.groups(self._groups)
+        groups = self.hardlink_groups(self._groups)
         links = self._objects.put(Kind.META, encode(groups)) if groups else b""
-        return Layer(os.fsencode(self.at), root, links)
+        return Layer(os.fsencode(self.mount_point), root, links)
 
-    def _obey(self, node: Node, fd: int) -> bool:  # noqa: ARG002 - ignore files rule a workspace
+    def _update_rules(self, node: UpperDirectory, fd: int) -> bool:  # noqa: ARG002 - ignore files rule a workspace
         return False
 
-    def _fold(self, node: Node) -> None:
+    def _fold(self, node: UpperDirectory) -> None:
         """As for any upper directory, but one without a difference is no change."""
         parent, raw = node.parent, os.fsencode(node.name)
         super()._fold(node)
         if parent is None or raw not in parent.changes:
             return
         entry = parent.changes[raw]
-        if entry is not None and entry.data == self._empty and not self._differs(node, entry):
+        if (
+            entry is not None
+            and entry.data == self._empty
+            and not self._has_own_changes(node, entry)
+        ):
             parent.changes[raw] = None
 
-    def _summary(self, node: Node) -> Entry:
+    def _summary(self, node: UpperDirectory) -> TreeEntry:
         entry = super()._summary(node)
         opaque = node.marks is not None and node.marks[0]
-        if (opaque and os.path.isdir(self._host(node.path))) or (
+        if (opaque and os.path.isdir(self._host_path(node.path))) or (
             node.below is not None and node.below.flags & Flag.OPAQUE
         ):
             return replace(entry, flags=int(Flag.OPAQUE))
         return entry
 
-    def _differs(self, node: Node, entry: Entry) -> bool:
+    def _has_own_changes(self, node: UpperDirectory, entry: TreeEntry) -> bool:
         """Does a directory without changed names say anything by itself?"""
-        where = self._host(node.path)
+        where = self._host_path(node.path)
         if entry.flags:
             return True
         try:
             its = os.lstat(where)
         except OSError:  # new: but a mere mount point for one of our own places says nothing
-            return not any(within(own, (os.fsdecode(where),)) for own in self._own)
+            return not any(is_within(own, (os.fsdecode(where),)) for own in self._machine_dirs)
         same = (its.st_mode, its.st_uid, its.st_gid) == (entry.mode, entry.uid, entry.gid)
         return not same or self._xattrs_differ(where, entry)
 
-    def _xattrs_differ(self, where: bytes, entry: Entry) -> bool:
+    def _xattrs_differ(self, where: bytes, entry: TreeEntry) -> bool:
         theirs = read_xattrs(where)
         oid = self._objects.put(Kind.META, encode(theirs)) if theirs else b""
         return oid != entry.xattrs
 
 
-def _plain(st: os.stat_result) -> tuple[int, ...]:
+def _comparable_stat(st: os.stat_result) -> tuple[int, ...]:
     return st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns, st.st_rdev
 
 
@@ -195,30 +220,38 @@ def _home() -> str:
         return ""
 
 
-def links_of(objects: Objects, layer: Layer) -> list[list[bytes]]:
+def layer_hardlink_groups(objects: ObjectStore, layer: Layer) -> list[list[bytes]]:
     return decode(list[list[bytes]], objects.get(Oid(layer.links))) if layer.links else []
 
 
-def layer_of(layer: Layer) -> str:
+def layer_directory_name(layer: Layer) -> str:
     """The name of the layer directory that holds a difference."""
     return f"system-{checksum(encode(layer)).hex()}"
 
 
-def stack_system(objects: Objects, trees: Trees, bases: Bases, layer: Layer) -> Path:
+def ensure_system_layer(
+    objects: ObjectStore, trees: Trees, layer_store: LayerStore, layer: Layer
+) -> Path:
     """The difference as a layer over the host, written once."""
-    return bases.make(layer_of(layer), layer.root, lambda place: lay(objects, trees, layer, place))
+    return layer_store.ensure_layer(
+        layer_directory_name(layer),
+        layer.root,
+        lambda place: write_system_layer(objects, trees, layer, place),
+    )
 
 
-def lay(objects: Objects, trees: Trees, layer: Layer, place: Path) -> list[Loss]:
+def write_system_layer(objects: ObjectStore, trees: Trees, layer: Layer, place: Path) -> list[Loss]:
     """Write a difference into an empty directory, with the marks that the kernel knows."""
-    items = [Item(b"", replace(layer.root, flags=0), b"")]
+    items = [TreeItem(b"", replace(layer.root, flags=0), b"")]
     opaque = []
     for path, entry in trees.walk(layer.root):
         if entry.flags & Flag.OPAQUE:
             opaque.append(path)
-        plain = whiteout(entry.name) if entry.flags & Flag.WHITEOUT else replace(entry, flags=0)
-        items.append(Item(path, plain, path))
-    losses = write(objects, place, items, links_of(objects, layer))
+        plain = (
+            whiteout_entry(entry.name) if entry.flags & Flag.WHITEOUT else replace(entry, flags=0)
+        )
+        items.append(TreeItem(path, plain, path))
+    losses = write_layer(objects, place, items, layer_hardlink_groups(objects, layer))
     for path in opaque:
         os.setxattr(os.path.join(os.fsencode(place), path), "trusted.overlay.opaque", b"y")
     return losses

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortet._util.codec import checksum, decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Invalid, OrtetError
-from ortet.machines.dirfd import OPEN_DIR, STAGE, movable, remove
+from ortet.machines.dirfd import OPEN_DIR_FLAGS, STAGE_PREFIX, remove_tree, writable_for_rename
 
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
-_TRIES = 5
-_HOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_CLAIM_ATTEMPTS = 5
+_OPEN_PARENT_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Stage:
+class StagingDirectory:
     """A directory to build `dest` in, open as `fd` while this is entered; gone afterwards.
 
     It lies beside `dest` and becomes it by one rename. Where that cannot be (`dest` is a mount, or
@@ -29,19 +29,21 @@ class Stage:
 
     def __init__(self, dest: Path) -> None:
         self._dest = dest
-        self._name = STAGE + checksum(os.fsencode(dest.name)).hex().encode()
+        self._name = STAGE_PREFIX + checksum(os.fsencode(dest.name)).hex().encode()
         self._list = self._name + b".names"
-        self.inside = dest.is_dir() and self._must_be_inside()
+        self.is_inside_dest = dest.is_dir() and self._must_be_inside()
         self.fd = -1
         self._finished = False
 
-    def __enter__(self) -> Stage:
-        self._at = os.open(self._dest if self.inside else self._dest.parent, _HOLDER)
+    def __enter__(self) -> StagingDirectory:
+        self._parent_fd = os.open(
+            self._dest if self.is_inside_dest else self._dest.parent, _OPEN_PARENT_FLAGS
+        )
         try:
-            if not self.inside or not _there(self._name, self._at):
-                self._check_free()  # before anything is made; else a leftover hides what is ours
+            if not self.is_inside_dest or not _exists(self._name, self._parent_fd):
+                self._check_dest_empty()  # before anything is made; else a leftover hides what is ours
             self.fd = self._claim()
-            self._check_free()
+            self._check_dest_empty()
         except BaseException:
             self.__exit__()
             raise
@@ -50,61 +52,63 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         try:
             if self.fd >= 0:
-                if self.inside or not self._finished:
+                if self.is_inside_dest or not self._finished:
                     self._discard()
                 os.close(self.fd)
         finally:
-            os.close(self._at)
+            os.close(self._parent_fd)
 
     def finish(self) -> None:
         """Make it `dest`."""
-        if self.inside:
+        if self.is_inside_dest:
             self._move_up()
             return
         try:
-            os.rename(self._name, self._dest.name, src_dir_fd=self._at, dst_dir_fd=self._at)
+            os.rename(
+                self._name, self._dest.name, src_dir_fd=self._parent_fd, dst_dir_fd=self._parent_fd
+            )
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise self._taken() from error
+                raise self._not_empty_error() from error
             raise
         self._finished = True
-        reach("stage.renamed")
+        failpoint("stage.renamed")
 
     def _must_be_inside(self) -> bool:
         dest, parent = self._dest, self._dest.parent
         if os.path.lexists(os.fsencode(dest) + b"/" + self._name):
             return True
-        return mount_of(dest) != mount_of(parent) or not os.access(parent, os.W_OK | os.X_OK)
+        return mount_key(dest) != mount_key(parent) or not os.access(parent, os.W_OK | os.X_OK)
 
     def _claim(self) -> int:
         """Make the directory, or take over what a dead process left, emptied; lock it."""
-        for _ in range(_TRIES):
+        for _ in range(_CLAIM_ATTEMPTS):
             try:
-                os.mkdir(self._name, 0o700, dir_fd=self._at)
+                os.mkdir(self._name, 0o700, dir_fd=self._parent_fd)
             except FileExistsError:
                 self._remove_leftover()
                 continue
             try:
-                fd = os.open(self._name, OPEN_DIR, dir_fd=self._at)
+                fd = os.open(self._name, OPEN_DIR_FLAGS, dir_fd=self._parent_fd)
             except FileNotFoundError:  # another process took it for a leftover, and is done already
                 continue
             if _lock(fd) and self._is_named(fd):
-                plain(fd)
+                clear_acls(fd)
                 return fd
             os.close(fd)  # the same, between our two calls
-        raise self._busy()
+        raise self._busy_error()
 
     def _remove_leftover(self) -> None:
         try:
-            fd = os.open(self._name, OPEN_DIR, dir_fd=self._at)
+            fd = os.open(self._name, OPEN_DIR_FLAGS, dir_fd=self._parent_fd)
         except FileNotFoundError:
             return
         except OSError:
-            remove(self._at, self._name)  # no directory: nothing that we made
+            remove_tree(self._parent_fd, self._name)  # no directory: nothing that we made
             return
         try:
             if not _lock(fd):
-                raise self._busy()
+                raise self._busy_error()
             if self._is_named(fd):
                 self._discard()
         finally:
@@ -112,33 +116,33 @@ class Stage:
 
     def _is_named(self, fd: int) -> bool:
         try:
-            now = os.stat(self._name, dir_fd=self._at, follow_symlinks=False)
+            now = os.stat(self._name, dir_fd=self._parent_fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return os.path.samestat(now, os.fstat(fd))
 
-    def _check_free(self) -> None:
+    def _check_dest_empty(self) -> None:
         try:
             names = set(os.listdir(os.fsencode(self._dest)))
         except FileNotFoundError:
             return
         except NotADirectoryError as error:
-            raise self._taken() from error
+            raise self._not_empty_error() from error
         if names - {self._name}:
-            raise self._taken()
+            raise self._not_empty_error()
 
     def _discard(self) -> None:
         """Undo a move that was not finished, and remove the directory, if it still has its name."""
-        if self.inside:
-            for name in self._listed():
-                if not _there(self._name + b"/" + name, self._at):
-                    remove(self._at, name)
-        remove(self._at, self._name)
-        remove(self._at, self._list)
+        if self.is_inside_dest:
+            for name in self._read_names():
+                if not _exists(self._name + b"/" + name, self._parent_fd):
+                    remove_tree(self._parent_fd, name)
+        remove_tree(self._parent_fd, self._name)
+        remove_tree(self._parent_fd, self._list)
 
-    def _listed(self) -> list[bytes]:
+    def _read_names(self) -> list[bytes]:
         try:
-            fd = os.open(self._list, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._at)
+            fd = os.open(self._list, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._parent_fd)
         except FileNotFoundError:
             return []
         with open(fd, "rb") as file, contextlib.suppress(OrtetError):
@@ -146,32 +150,34 @@ class Stage:
         return []  # cut short: it was never acted on
 
     def _move_up(self) -> None:
-        self._check_free()
+        self._check_dest_empty()
         names = [os.fsencode(name) for name in os.listdir(self.fd)]
-        fd = os.open(self._list, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._at)
+        fd = os.open(
+            self._list, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._parent_fd
+        )
         with open(fd, "wb") as file:
             file.write(encode(names))
         for name in names:
-            if _there(name, self._at):
-                raise self._taken()
-            with movable(self.fd, name):
-                os.rename(name, name, src_dir_fd=self.fd, dst_dir_fd=self._at)
-            reach("stage.moved")
-        remove(self._at, self._list)
+            if _exists(name, self._parent_fd):
+                raise self._not_empty_error()
+            with writable_for_rename(self.fd, name):
+                os.rename(name, name, src_dir_fd=self.fd, dst_dir_fd=self._parent_fd)
+            failpoint("stage.moved")
+        remove_tree(self._parent_fd, self._list)
 
-    def _taken(self) -> Invalid:
+    def _not_empty_error(self) -> Invalid:
         return Invalid(
             "not_empty", f"{self._dest} is not an empty directory: empty it, or give a new place"
         )
 
-    def _busy(self) -> Conflict:
+    def _busy_error(self) -> Conflict:
         return Conflict(
             "restore_running", f"another process is writing {self._dest}: wait until it has ended"
         )
 
 
 @contextlib.contextmanager
-def parents(dest: Path) -> Iterator[None]:
+def make_parents(dest: Path) -> Iterator[None]:
     """Make the directories above `dest` that are missing; take them away again after an error."""
     missing = []
     above = dest.parent
@@ -191,9 +197,9 @@ def parents(dest: Path) -> Iterator[None]:
         raise
 
 
-def mount_of(place: Path) -> int:
+def mount_key(place: Path) -> int:
     """What tells two mounts apart, also two of one file system."""
-    fd = os.open(place, _HOLDER)
+    fd = os.open(place, _OPEN_PARENT_FLAGS)
     try:
         found = _mount_id(fd)
         return os.fstat(fd).st_dev if found is None else found
@@ -229,7 +235,7 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def plain(fd: int) -> None:
+def clear_acls(fd: int) -> None:
     """Without a default ACL and set-group-id, which what we make in it would inherit."""
     for name in _ACLS:
         with contextlib.suppress(OSError, AttributeError):
@@ -237,7 +243,7 @@ def plain(fd: int) -> None:
     os.fchmod(fd, 0o700)
 
 
-def _there(name: bytes, at: int) -> bool:
+def _exists(name: bytes, at: int) -> bool:
     try:
         os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:

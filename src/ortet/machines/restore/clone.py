@@ -8,16 +8,18 @@ import os
 import threading
 from pathlib import Path
 
-from ortet.machines.capture.stat_index import StatIndex, seen
-from ortet.machines.dirfd import Dirs
-from ortet.machines.restore.write_tree import Item
+from ortet.machines.capture.stat_index import StatIndex, stat_record
+from ortet.machines.dirfd import DirFdCache
+from ortet.machines.restore.write_tree import TreeItem
 
 FICLONE = 0x40049409
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEVER = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
+_UNSUPPORTED_ERRNOS = frozenset(
+    {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
+)
 
 
-class Reflink:
+class ReflinkCloner:
     """Clones from the directory `source`, whose files `index` knows.
 
     `usable` turns False when the kernel says that it cannot be done between these two places.
@@ -27,33 +29,33 @@ class Reflink:
         self.usable = True
         self._index = index
         self._top = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._dirs = Dirs(self._top)
+        self._dirs = DirFdCache(self._top)
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Reflink:
+    def __enter__(self) -> ReflinkCloner:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._dirs.close()
         os.close(self._top)
 
-    def into(self, item: Item, fd: int) -> bool:
+    def clone_into(self, item: TreeItem, fd: int) -> bool:
         """Fill the new file `fd` from the source, if that still has the item's content."""
         if not self.usable:
             return False
         try:
             with self._lock:
-                at, name = self._dirs.parent(item.path)
+                at, name = self._dirs.open_parent(item.path)
                 source = os.open(name, _OPEN, dir_fd=at)
         except OSError:
             return False
         try:
             before = os.fstat(source)
-            return self._same(item, before) and self._clone(source, before, fd)
+            return self._has_content(item, before) and self._clone(source, before, fd)
         finally:
             os.close(source)
 
-    def _same(self, item: Item, now: os.stat_result) -> bool:
+    def _has_content(self, item: TreeItem, now: os.stat_result) -> bool:
         with self._lock:
             known = self._index.lookup(item.path, now)
         want = item.entry
@@ -67,9 +69,9 @@ class Reflink:
         try:
             fcntl.ioctl(fd, FICLONE, source)
         except OSError as error:
-            self.usable = self.usable and error.errno not in _NEVER
+            self.usable = self.usable and error.errno not in _UNSUPPORTED_ERRNOS
             return False
-        if seen(os.fstat(source)) == seen(before):
+        if stat_record(os.fstat(source)) == stat_record(before):
             return True
         os.ftruncate(fd, 0)  # it was written to while we cloned
         return False

@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from ortet._util.codec import Record, decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.codec import StoredRecord, decode, encode
+from ortet._util.failpoints import failpoint
 from ortet.errors import NotFound
-from ortet.machines.dirfd import directory, failure, remove
-from ortet.machines.restore.steps import Step, undo
+from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
+from ortet.machines.restore.steps import RestoreStep, undo_steps
 from ortet.objects.tail import sync_data
 
 T = TypeVar("T")
 
 
-class Begin(Record, frozen=True):
+class RestoreBegin(StoredRecord, frozen=True):
     """Where a thaw works; written before the area is made, so that it is found after a crash."""
 
     root: bytes
@@ -25,12 +25,12 @@ class Begin(Record, frozen=True):
     mtime: int | None = None  # of the root, when the area lies in it and so moves it
 
 
-class Log(Record, frozen=True):
-    steps: list[Step]
+class RestoreLog(StoredRecord, frozen=True):
+    steps: list[RestoreStep]
     mtime: int | None = None  # of the root after success, where Begin has one
 
 
-class Journal:
+class RestoreJournal:
     """The files `begin`, `journal` and `done` in a directory of the machine's own.
 
     `begin` alone: nothing was touched. `journal`: undo it. `done`: it is complete, only clean up.
@@ -39,22 +39,22 @@ class Journal:
     def __init__(self, home: Path) -> None:
         self._home = home
 
-    def begin(self, begin: Begin) -> None:
+    def begin(self, begin: RestoreBegin) -> None:
         self._home.mkdir(parents=True, exist_ok=True)
         (self._home / "done").unlink(missing_ok=True)  # cleaning up was killed at its last step
         self._write("begin", begin)
 
-    def write(self, log: Log) -> None:
+    def write_log(self, log: RestoreLog) -> None:
         self._write("journal", log)
-        with directory(self._home) as fd:
+        with open_directory(self._home) as fd:
             os.fsync(fd)
 
-    def done(self) -> None:
+    def mark_done(self) -> None:
         (self._home / "journal").rename(self._home / "done")
 
     def recover(self) -> bool:
         """Undo what was begun, or clean up after what was done; False: there was nothing."""
-        begin = self._read("begin", Begin)
+        begin = self._read("begin", RestoreBegin)
         if begin is None:
             return False
         shown = os.fsdecode(begin.root)
@@ -64,35 +64,37 @@ class Journal:
                 f"{shown} is gone, and a restore of it is unfinished: put it back, then try again",
             )
         try:
-            done = self._read("done", Log)
+            done = self._read("done", RestoreLog)
             self._undo(begin)
-            reach("thaw.undone")
+            failpoint("thaw.undone")
             self._clean(begin, begin.mtime if done is None else done.mtime)
         except OSError as error:
-            raise failure(error, f"cannot end an unfinished restore of {shown}") from error
+            raise translate_os_error(
+                error, f"cannot end an unfinished restore of {shown}"
+            ) from error
         return True
 
-    def _undo(self, begin: Begin) -> None:
-        log = self._read("journal", Log)
+    def _undo(self, begin: RestoreBegin) -> None:
+        log = self._read("journal", RestoreLog)
         if log is None:
             return
         if os.path.isdir(begin.area):
-            with directory(begin.root) as root, directory(begin.area) as area:
-                undo(root, area, log.steps)
+            with open_directory(begin.root) as root, open_directory(begin.area) as area:
+                undo_steps(root, area, log.steps)
         # before the area goes: half an area must not be taken for half a thaw
         (self._home / "journal").unlink()
 
-    def _clean(self, begin: Begin, mtime: int | None) -> None:
+    def _clean(self, begin: RestoreBegin, mtime: int | None) -> None:
         above, _, name = begin.area.rpartition(b"/")
-        with contextlib.suppress(FileNotFoundError), directory(above or b"/") as at:
-            remove(at, name)
+        with contextlib.suppress(FileNotFoundError), open_directory(above or b"/") as at:
+            remove_tree(at, name)
         if mtime is not None and os.stat(begin.root).st_mtime_ns != mtime:
             os.utime(begin.root, ns=(mtime, mtime))
-        reach("thaw.cleaned")
+        failpoint("thaw.cleaned")
         (self._home / "begin").unlink()
         (self._home / "done").unlink(missing_ok=True)
 
-    def _write(self, name: str, record: Record) -> None:
+    def _write(self, name: str, record: StoredRecord) -> None:
         fresh = self._home / f"{name}.new"
         with fresh.open("wb") as file:
             file.write(encode(record))

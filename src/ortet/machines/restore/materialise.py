@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortet._util.codec import decode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.base import Report
 from ortet.machines.capture.stat_index import StatIndex
-from ortet.machines.dirfd import directory, failure
-from ortet.machines.restore.checkout import Stage, parents
-from ortet.machines.restore.clone import Reflink
-from ortet.machines.restore.write_entry import Target, Writer
-from ortet.machines.restore.write_tree import Item, Made, Progress, build
-from ortet.machines.services import left_behind
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import open_directory, translate_os_error
+from ortet.machines.restore.checkout import StagingDirectory, make_parents
+from ortet.machines.restore.clone import ReflinkCloner
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.machines.restore.write_tree import Progress, TreeItem, WrittenItem, write_tree
+from ortet.machines.services import service_losses
+from ortet.objects.base import ObjectStore
 
 
-def materialise(
-    objects: Objects,
+def checkout_image(
+    objects: ObjectStore,
     trees: Trees,
     image: Image,
     dest: Path,
@@ -41,29 +41,29 @@ def materialise(
     with the index that knows it, unchanged files are cloned where the file system can.
     """
     dest = Path(os.path.realpath(dest))
-    writer = Writer(objects)
-    items = [Item(path, entry, path) for path, entry in walk(trees, image)]
-    groups = links_of(objects, image)
+    writer = EntryWriter(objects)
+    items = [TreeItem(path, entry, path) for path, entry in walk_image(trees, image)]
+    groups = hardlink_groups(objects, image)
     try:
-        with parents(dest), contextlib.ExitStack() as stack:
-            stage = stack.enter_context(Stage(dest))
-            cloner = stack.enter_context(Reflink(*source)) if source else None
-            made = build(
+        with make_parents(dest), contextlib.ExitStack() as stack:
+            stage = stack.enter_context(StagingDirectory(dest))
+            cloner = stack.enter_context(ReflinkCloner(*source)) if source else None
+            made = write_tree(
                 objects, stage.fd, items, groups, writer=writer, cloner=cloner, progress=progress
             )
-            reach("materialise.built")
+            failpoint("materialise.built")
             stage.finish()
-        made = _arrived(dest, made, inside=stage.inside, writer=writer)
+        made = _restat_moved(dest, made, inside=stage.is_inside_dest, writer=writer)
     except OSError as error:
-        raise failure(error, f"cannot write {dest}") from error
+        raise translate_os_error(error, f"cannot write {dest}") from error
     if index is not None:
         for item, stat in made:
             index.record(item.path, stat, item.entry)
-    losses = [*dict.fromkeys(writer.losses), *left_behind(objects, image, "folder")]
+    losses = [*dict.fromkeys(writer.losses), *service_losses(objects, image, "folder")]
     return Report(written=len(made), losses=losses)
 
 
-def walk(trees: Trees, image: Image) -> Iterator[tuple[bytes, Entry]]:
+def walk_image(trees: Trees, image: Image) -> Iterator[tuple[bytes, TreeEntry]]:
     """The root as b"" and everything below it, each directory before what it holds."""
     if not image.root.is_dir:
         raise Corrupt("bad_image", "the image's root is no directory: run `ortet verify`")
@@ -71,20 +71,22 @@ def walk(trees: Trees, image: Image) -> Iterator[tuple[bytes, Entry]]:
     yield from trees.walk(image.root)
 
 
-def links_of(objects: Objects, image: Image) -> list[list[bytes]]:
+def hardlink_groups(objects: ObjectStore, image: Image) -> list[list[bytes]]:
     """The hardlink groups of an image."""
     return decode(list[list[bytes]], objects.get(Oid(image.links))) if image.links else []
 
 
-def _arrived(dest: Path, made: list[Made], *, inside: bool, writer: Writer) -> list[Made]:
+def _restat_moved(
+    dest: Path, written: list[WrittenItem], *, inside: bool, writer: EntryWriter
+) -> list[WrittenItem]:
     """What was made, with the stat of what the last step moved; the root comes last."""
-    *rest, (root, _) = made
+    *rest, (root, _) = written
     if inside:  # it was there before us, and what moved up has touched it
-        with directory(dest) as fd:
-            rest = [_fresh(fd, one) if b"/" not in one.item.path else one for one in rest]
-            writer.settle(Target(fd), root.entry, path=b"")
-    return [*rest, Made(root, os.stat(dest, follow_symlinks=False))]
+        with open_directory(dest) as fd:
+            rest = [_restat(fd, one) if b"/" not in one.item.path else one for one in rest]
+            writer.apply_metadata(MetadataTarget(fd), root.entry, path=b"")
+    return [*rest, WrittenItem(root, os.stat(dest, follow_symlinks=False))]
 
 
-def _fresh(at: int, made: Made) -> Made:
-    return Made(made.item, os.stat(made.item.path, dir_fd=at, follow_symlinks=False))
+def _restat(at: int, written: WrittenItem) -> WrittenItem:
+    return WrittenItem(written.item, os.stat(written.item.path, dir_fd=at, follow_symlinks=False))

@@ -9,66 +9,66 @@ import msgspec
 from msgspec.structs import replace
 
 from ortet.errors import Corrupt, Invalid, NotFound
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
-from ortet.machines.capture.ignore_rules import FILE
+from ortet.machines.capture.ignore_rules import IGNORE_FILE
 from ortet.machines.dirfd import check_name
 
-Groups = list[list[bytes]]
+HardlinkGroups = list[list[bytes]]
 """Hardlinks: the paths of one file, for each file with several."""
 
 
-class Side(NamedTuple):
+class ImageFiles(NamedTuple):
     """The files of an image."""
 
-    root: Entry
-    groups: Groups
+    root: TreeEntry
+    groups: HardlinkGroups
 
 
-class Change(NamedTuple):
+class PathChange(NamedTuple):
     """A path with its entry before and after; None: nothing is there."""
 
     path: bytes
-    old: Entry | None
-    new: Entry | None
+    old: TreeEntry | None
+    new: TreeEntry | None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RestorePlan(msgspec.Struct, frozen=True):
     """Changes by kind. Of a directory that comes or goes only the topmost is named."""
 
-    swaps: list[Change]  # comes, goes, or is replaced by another file
-    altered: list[Change]  # the same file, no directory, with other metadata
-    dirs: list[Change]  # directories before and after that differ in anything, parents first
+    swaps: list[PathChange]  # comes, goes, or is replaced by another file
+    altered: list[PathChange]  # the same file, no directory, with other metadata
+    dirs: list[PathChange]  # directories before and after that differ in anything, parents first
     touched: set[bytes]  # those of them in which a name comes, goes or is replaced
 
     @property
-    def new_rules(self) -> bool:
+    def has_new_rules(self) -> bool:
         """Whether an ignore file comes or changes, so that what was state may be none any more."""
         return any(
-            change.new is not None and change.path.rpartition(b"/")[2] == FILE
+            change.new is not None and change.path.rpartition(b"/")[2] == IGNORE_FILE
             for change in self.swaps
         )
 
 
-def make_plan(trees: Trees, current: Side, target: Side) -> Plan:
+def make_plan(trees: Trees, current: ImageFiles, target: ImageFiles) -> RestorePlan:
     """Compare two sides; equal subtrees are not read."""
-    swaps: dict[bytes, Change] = {}
-    altered: dict[bytes, Change] = {}
-    dirs: dict[bytes, Change] = {}
+    swaps: dict[bytes, PathChange] = {}
+    altered: dict[bytes, PathChange] = {}
+    dirs: dict[bytes, PathChange] = {}
     touched: set[bytes] = set()
     stack = [(b"", current.root, target.root)] if current.root != target.root else []
     while stack:
         path, before, after = stack.pop()
-        dirs[path] = Change(path, before, after)
+        dirs[path] = PathChange(path, before, after)
         for old, new in trees.difference(Oid(before.data), Oid(after.data)):
-            at = join(path, check_name((old or new).name))  # type: ignore[union-attr]
+            at = join_path(path, check_name((old or new).name))  # type: ignore[union-attr]
             if old and new and old.is_dir and new.is_dir:
                 stack.append((at, old, new))
             elif old and new and _same_file(old, new):
-                altered[at] = Change(at, old, new)
+                altered[at] = PathChange(at, old, new)
             else:
-                swaps[at] = Change(at, old, new)
+                swaps[at] = PathChange(at, old, new)
                 touched.add(path)
     for change in _relinked(trees, current, target):
         if change.path not in swaps:
@@ -78,20 +78,22 @@ def make_plan(trees: Trees, current: Side, target: Side) -> Plan:
             touched.add(above)
             if above not in dirs:
                 was, will = (trees.resolve(side.root, above) for side in (current, target))
-                dirs[above] = Change(above, was, will)
+                dirs[above] = PathChange(above, was, will)
     ordered = [dirs[path] for path in sorted(dirs)]
-    return Plan(list(swaps.values()), list(altered.values()), ordered, touched)
+    return RestorePlan(list(swaps.values()), list(altered.values()), ordered, touched)
 
 
-def select(trees: Trees, current: Side, target: Side, paths: Sequence[bytes]) -> Side:
+def select_paths(
+    trees: Trees, current: ImageFiles, target: ImageFiles, paths: Sequence[bytes]
+) -> ImageFiles:
     """`current` with only what is at and below `paths` as in `target`.
 
     Directories above keep their metadata; those that are missing come as they are in `target`.
     """
-    wanted = {_plain(path) for path in paths}
+    wanted = {_normalize_path(path) for path in paths}
     if b"" in wanted:
         return target
-    changes: dict[bytes, Entry | None] = {}
+    changes: dict[bytes, TreeEntry | None] = {}
     for path in wanted:
         new = trees.resolve(target.root, path)
         if new is None and trees.resolve(current.root, path) is None:
@@ -102,14 +104,14 @@ def select(trees: Trees, current: Side, target: Side, paths: Sequence[bytes]) ->
             if new is not None:
                 changes |= _missing(trees, current.root, target.root, path)
     root = trees.patch_paths(current.root, changes)
-    return Side(root, _chosen(trees, current, target, wanted))
+    return ImageFiles(root, _select_groups(trees, current, target, wanted))
 
 
-def join(directory: bytes, name: bytes) -> bytes:
+def join_path(directory: bytes, name: bytes) -> bytes:
     return directory + b"/" + name if directory else name
 
 
-def _same_file(old: Entry, new: Entry) -> bool:
+def _same_file(old: TreeEntry, new: TreeEntry) -> bool:
     return (
         (old.mode ^ new.mode) >> 12 == 0
         and not old.is_dir
@@ -117,7 +119,7 @@ def _same_file(old: Entry, new: Entry) -> bool:
     )
 
 
-def _relinked(trees: Trees, current: Side, target: Side) -> Iterator[Change]:
+def _relinked(trees: Trees, current: ImageFiles, target: ImageFiles) -> Iterator[PathChange]:
     """Files on both sides that are linked with other names than before: they need another inode."""
     before = {path: group for group in current.groups for path in group}
     after = {path: group for group in target.groups for path in group}
@@ -128,10 +130,10 @@ def _relinked(trees: Trees, current: Side, target: Side) -> Iterator[Change]:
         if (old is None and path in before) or (new is None and path in after):
             raise Corrupt("bad_links", "hardlinks do not fit the files: run `ortet verify`")
         if old is not None and new is not None and not old.is_dir and not new.is_dir:
-            yield Change(path, old, new)
+            yield PathChange(path, old, new)
 
 
-def _plain(path: bytes) -> bytes:
+def _normalize_path(path: bytes) -> bytes:
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b".." in parts or path.startswith(b"/"):
         shown = path.decode(errors="backslashreplace")
@@ -145,9 +147,11 @@ def _above(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def _missing(trees: Trees, current: Entry, target: Entry, path: bytes) -> dict[bytes, Entry]:
+def _missing(
+    trees: Trees, current: TreeEntry, target: TreeEntry, path: bytes
+) -> dict[bytes, TreeEntry]:
     """Directories above a path that are there only in `target`, emptied."""
-    found: dict[bytes, Entry] = {}
+    found: dict[bytes, TreeEntry] = {}
     for above in _above(path):
         now = trees.resolve(current, above)
         if now is not None and now.is_dir:
@@ -158,7 +162,9 @@ def _missing(trees: Trees, current: Entry, target: Entry, path: bytes) -> dict[b
     return found
 
 
-def _chosen(trees: Trees, current: Side, target: Side, wanted: set[bytes]) -> Groups:
+def _select_groups(
+    trees: Trees, current: ImageFiles, target: ImageFiles, wanted: set[bytes]
+) -> HardlinkGroups:
     """Hardlinks when only the wanted paths come from `target`: none across, unless all stay."""
 
     def is_wanted(path: bytes) -> bool:

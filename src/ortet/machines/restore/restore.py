@@ -11,28 +11,50 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ortet._util.codec import checksum
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Invalid, OrtetError
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.machines.base import Report
-from ortet.machines.capture.ignore_rules import FILE, Rules
-from ortet.machines.capture.stat_index import StatIndex, seen
-from ortet.machines.dirfd import STAGE, Dirs, directory, failure, remove
-from ortet.machines.restore.checkout import is_overlay, mount_of, plain
-from ortet.machines.restore.conflict_check import Looker
-from ortet.machines.restore.journal import Begin, Journal, Log
-from ortet.machines.restore.materialise import links_of
-from ortet.machines.restore.plan import Change, Groups, Plan, Side, join, make_plan, select
-from ortet.machines.restore.steps import Drop, Keep, Place, Step, act, meta_of, target_at
-from ortet.machines.restore.write_entry import Writer
-from ortet.machines.restore.write_tree import Item, Made, build
-from ortet.objects.base import Objects
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
+from ortet.machines.capture.stat_index import StatIndex, stat_record
+from ortet.machines.dirfd import (
+    STAGE_PREFIX,
+    DirFdCache,
+    open_directory,
+    remove_tree,
+    translate_os_error,
+)
+from ortet.machines.restore.checkout import clear_acls, is_overlay, mount_key
+from ortet.machines.restore.conflict_check import ChangeGuard
+from ortet.machines.restore.journal import RestoreBegin, RestoreJournal, RestoreLog
+from ortet.machines.restore.materialise import hardlink_groups
+from ortet.machines.restore.plan import (
+    HardlinkGroups,
+    ImageFiles,
+    PathChange,
+    RestorePlan,
+    join_path,
+    make_plan,
+    select_paths,
+)
+from ortet.machines.restore.steps import (
+    DropStep,
+    KeepStep,
+    PlaceStep,
+    RestoreStep,
+    apply_steps,
+    metadata_step,
+    open_target,
+)
+from ortet.machines.restore.write_entry import EntryWriter
+from ortet.machines.restore.write_tree import TreeItem, WrittenItem, write_tree
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import get_bytes
 
 
-def thaw(
-    objects: Objects,
+def restore_directory(
+    objects: ObjectStore,
     trees: Trees,
     root: Path,
     current: Image,
@@ -40,7 +62,7 @@ def thaw(
     *,
     index: StatIndex,
     stage: Path,
-    rules: Rules | None = None,
+    rules: IgnoreRules | None = None,
     paths: Sequence[bytes] | None = None,
 ) -> Report:
     """Bring `root`, which the caller has just frozen as `current`, to `target`.
@@ -52,268 +74,272 @@ def thaw(
     `index` knows `root` and learns of every change; `stage` is the machine's own directory for
     the journal.
     """
-    recover(stage)
+    recover_restore(stage)
     plan, after = _compare(objects, trees, current, target, paths)
     if not plan.dirs:
         return Report()
     if root.is_symlink():  # only then: /proc/PID/root, resolved, would lead out of a machine
         root = Path(os.path.realpath(root))
     try:
-        with directory(root) as top, Dirs(top) as dirs:
-            work = _Thaw(
+        with open_directory(root) as top, DirFdCache(top) as dirs:
+            work = _RestoreRun(
                 objects,
                 trees,
                 dirs,
                 root=root,
                 index=index,
                 stage=stage,
-                rules=rules or Rules(),
-                coming=_coming(objects, trees, after.root, plan),
+                rules=rules or IgnoreRules(),
+                target_rules=_target_rules(objects, trees, after.root, plan),
             )
             return work.run(plan, after)
     except OSError as error:
-        raise failure(error, f"cannot restore {root}") from error
+        raise translate_os_error(error, f"cannot restore {root}") from error
 
 
-def is_at(
-    objects: Objects, trees: Trees, current: Image, target: Image, paths: Sequence[bytes]
+def is_restore_noop(
+    objects: ObjectStore, trees: Trees, current: Image, target: Image, paths: Sequence[bytes]
 ) -> bool:
     """Whether a thaw of these paths would change nothing."""
     return not _compare(objects, trees, current, target, paths)[0].dirs
 
 
-def _coming(objects: Objects, trees: Trees, root: Entry, plan: Plan) -> Rules:
+def _target_rules(
+    objects: ObjectStore, trees: Trees, root: TreeEntry, plan: RestorePlan
+) -> IgnoreRules:
     """What the ignore files will say where the plan goes, when that is not what they say now."""
-    rules = Rules()
-    for change in plan.dirs if plan.new_rules else ():
-        entry = trees.resolve(root, join(change.path, FILE))
+    rules = IgnoreRules()
+    for change in plan.dirs if plan.has_new_rules else ():
+        entry = trees.resolve(root, join_path(change.path, IGNORE_FILE))
         if entry is not None and entry.is_file:
             with contextlib.suppress(Invalid):  # the next commit will say that it is none
-                rules.set(change.path, get_bytes(objects, entry.data, entry.size))
+                rules.set_rules(change.path, get_bytes(objects, entry.data, entry.size))
     return rules
 
 
 def _compare(
-    objects: Objects,
+    objects: ObjectStore,
     trees: Trees,
     current: Image,
     target: Image,
     paths: Sequence[bytes] | None,
-) -> tuple[Plan, Side]:
-    before = Side(current.root, links_of(objects, current))
-    after = Side(target.root, links_of(objects, target))
+) -> tuple[RestorePlan, ImageFiles]:
+    before = ImageFiles(current.root, hardlink_groups(objects, current))
+    after = ImageFiles(target.root, hardlink_groups(objects, target))
     if paths is not None:
-        after = select(trees, before, after, paths)
+        after = select_paths(trees, before, after, paths)
     return make_plan(trees, before, after), after
 
 
-def recover(stage: Path) -> bool:
+def recover_restore(stage: Path) -> bool:
     """Undo a thaw that was killed, or finish its cleaning up; False when there was none."""
-    return Journal(stage).recover()
+    return RestoreJournal(stage).recover()
 
 
-class _Thaw:
+class _RestoreRun:
     """One run. Its order is its safety: look, stage, look again, journal, act, mark done, clean."""
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         trees: Trees,
-        dirs: Dirs,
+        dirs: DirFdCache,
         *,
         root: Path,
         index: StatIndex,
         stage: Path,
-        rules: Rules,
-        coming: Rules,
+        rules: IgnoreRules,
+        target_rules: IgnoreRules,
     ) -> None:
         self._objects = objects
         self._trees = trees
         self._dirs = dirs
         self._index = index
-        self._journal = Journal(stage)
-        self._writer = Writer(objects)
+        self._journal = RestoreJournal(stage)
+        self._writer = EntryWriter(objects)
         piecemeal = is_overlay(dirs.fd(b""))
-        self._looker = Looker(
-            dirs, trees, index=index, rules=rules, coming=coming, piecemeal=piecemeal
+        self._change_guard = ChangeGuard(
+            dirs, trees, index=index, rules=rules, target_rules=target_rules, piecemeal=piecemeal
         )
-        self._begin = _begin(root, stage)
-        self._moves: list[Change] = []
-        self._stayed: list[bytes] = []  # what goes from the state and stays on disk
-        self._touched: set[bytes] = set()  # directories in which names come or go
-        self._unsure: set[bytes] = set()  # directories that will not be as the image says
+        self._begin_record = _make_begin_record(root, stage)
+        self._moves: list[PathChange] = []
+        self._kept_paths: list[bytes] = []  # what goes from the state and stays on disk
+        self._touched_dirs: set[bytes] = set()  # directories in which names come or go
+        self._inexact_dirs: set[bytes] = set()  # directories that will not be as the image says
 
-    def run(self, plan: Plan, after: Side) -> Report:
-        self._look(plan)
-        inside = self._begin.mtime is not None
+    def run(self, plan: RestorePlan, after: ImageFiles) -> Report:
+        self._check_plan(plan)
+        inside = self._begin_record.mtime is not None
         try:
-            self._journal.begin(self._begin)
-            reach("thaw.begun")
-            with _area(self._begin) as area:
-                made = self._stage(area, after.groups)
-                reach("thaw.staged")
-                self._looker.again()
+            self._journal.begin(self._begin_record)
+            failpoint("thaw.begun")
+            with _staging_area(self._begin_record) as area:
+                made = self._write_staged(area, after.groups)
+                failpoint("thaw.staged")
+                self._change_guard.recheck()
                 steps = list(self._steps(plan, made))
-                self._journal.write(Log(steps, after.root.mtime if inside else None))
-                reach("thaw.journaled")
-                act(self._dirs, area, steps, self._looker.stats)
-                self._settle(plan)
-                reach("thaw.settled")
-            self._journal.done()
+                self._journal.write_log(RestoreLog(steps, after.root.mtime if inside else None))
+                failpoint("thaw.journaled")
+                apply_steps(self._dirs, area, steps, self._change_guard.observed_stats)
+                self._apply_metadata(plan)
+                failpoint("thaw.settled")
+            self._journal.mark_done()
         except BaseException:
             self._dirs.close()
             self._journal.recover()
-            self._remember(plan)
+            self._reindex_after_undo(plan)
             raise
-        reach("thaw.done")
+        failpoint("thaw.done")
         with contextlib.suppress(OrtetError):  # it is complete; the next call cleans up again
             self._journal.recover()
-        self._record(plan, made)
+        self._update_index(plan, made)
         return Report(
             written=len(made) + len(plan.altered),
-            removed=self._looker.gone,
+            removed=self._change_guard.removed_count,
             losses=list(dict.fromkeys(self._writer.losses)),
         )
 
-    def _look(self, plan: Plan) -> None:
+    def _check_plan(self, plan: RestorePlan) -> None:
         """Check the plan against the disk, and find out what can be done of it."""
-        self._touched |= plan.touched
-        if self._begin.mtime is not None:
-            self._touched.add(b"")
+        self._touched_dirs |= plan.touched
+        if self._begin_record.mtime is not None:
+            self._touched_dirs.add(b"")
         for change in plan.dirs:
-            self._looker.directory(change.path)
+            self._change_guard.check_directory(change.path)
         for change in plan.altered:
-            if self._looker.is_there(change.path) and change.old is not None:
-                self._looker.same(change.path, change.old)
+            if self._change_guard.is_present(change.path) and change.old is not None:
+                self._change_guard.check_unchanged(change.path, change.old)
         for change in plan.swaps:
-            verdict = self._looker.swap(change)
+            verdict = self._change_guard.check_swap(change)
             if verdict.spared:
-                self._stayed.append(change.path)
+                self._kept_paths.append(change.path)
                 continue
             self._moves += verdict.moves
-            self._touched.update(verdict.kept)
-            if verdict.kept:
-                self._stayed.append(change.path)
-                self._writer.lose(change.path, "ignored", "it stays, as it holds ignored files")
+            self._touched_dirs.update(verdict.kept_dirs)
+            if verdict.kept_dirs:
+                self._kept_paths.append(change.path)
+                self._writer.add_loss(change.path, "ignored", "it stays, as it holds ignored files")
             if verdict.blocked:
-                self._writer.lose(change.path, "ignored", "an ignored file is in its place")
-            if verdict.kept or verdict.blocked:
-                self._unsure.add(change.path.rpartition(b"/")[0])
+                self._writer.add_loss(change.path, "ignored", "an ignored file is in its place")
+            if verdict.kept_dirs or verdict.blocked:
+                self._inexact_dirs.add(change.path.rpartition(b"/")[0])
 
-    def _stage(self, area: int, groups: Groups) -> dict[bytes, Made]:
+    def _write_staged(self, area: int, groups: HardlinkGroups) -> dict[bytes, WrittenItem]:
         """Write everything new into the area; returns it by path."""
-        items: list[Item] = []
+        items: list[TreeItem] = []
         for slot, (path, _, new) in enumerate(self._moves):
             if new is None:
                 continue
             top = b"new.%d" % slot
             # a directory that is to be moved must be writable; it gets its own mode afterwards
             first = replace(new, mode=new.mode | 0o700) if new.is_dir else new
-            items.append(Item(top, first, path))
+            items.append(TreeItem(top, first, path))
             for place, entry in self._trees.walk(new, top):
-                items.append(Item(place, entry, path + place[len(top) :]))
+                items.append(TreeItem(place, entry, path + place[len(top) :]))
         coming = {item.path for item in items}
         linked = [[path for path in group if path in coming] for group in groups]
         linked = [group for group in linked if len(group) > 1]
-        made = build(self._objects, area, items, linked, writer=self._writer)
+        made = write_tree(self._objects, area, items, linked, writer=self._writer)
         return {one.item.path: one for one in made}
 
-    def _steps(self, plan: Plan, made: dict[bytes, Made]) -> Iterator[Step]:
+    def _steps(self, plan: RestorePlan, written: dict[bytes, WrittenItem]) -> Iterator[RestoreStep]:
         """Metadata first: undone last, it also restores the times that moving names changes."""
-        dirs = {change.path for change in plan.dirs if self._to_settle(change)} | self._touched
-        if self._looker.piecemeal or os.geteuid():  # else they move as they are
+        dirs = {
+            change.path for change in plan.dirs if self._needs_metadata(change)
+        } | self._touched_dirs
+        if self._change_guard.piecemeal or os.geteuid():  # else they move as they are
             dirs |= {path for path, old, _ in self._moves if old is not None and old.is_dir}
         for path in sorted(dirs):
-            yield meta_of(self._dirs, path, stat.S_IFDIR)
+            yield metadata_step(self._dirs, path, stat.S_IFDIR)
         for change in plan.altered:
-            if change.new is not None and self._looker.is_there(change.path):
-                yield meta_of(self._dirs, change.path, change.new.mode)
+            if change.new is not None and self._change_guard.is_present(change.path):
+                yield metadata_step(self._dirs, change.path, change.new.mode)
         for slot, (path, old, new) in enumerate(self._moves):
-            if old is not None and old.is_dir and self._looker.piecemeal:
-                yield Drop(path)
+            if old is not None and old.is_dir and self._change_guard.piecemeal:
+                yield DropStep(path)
             elif old is not None:
-                link = not old.is_dir and new is not None and not new.is_dir and path in made
+                link = not old.is_dir and new is not None and not new.is_dir and path in written
                 # without root, an overlay shows every name of a file with its own inode number
-                link = link and not (self._looker.piecemeal and os.geteuid())
-                yield Keep(path, slot, link)
-            if path in made:
-                now = made[path].stat
-                yield Place(path, slot, now.st_ino, now.st_size, now.st_mtime_ns)
+                link = link and not (self._change_guard.piecemeal and os.geteuid())
+                yield KeepStep(path, slot, link)
+            if path in written:
+                now = written[path].stat
+                yield PlaceStep(path, slot, now.st_ino, now.st_size, now.st_mtime_ns)
 
-    def _to_settle(self, change: Change) -> bool:
+    def _needs_metadata(self, change: PathChange) -> bool:
         old, new = change.old, change.new
-        if change.path in self._touched or old is None or new is None:
+        if change.path in self._touched_dirs or old is None or new is None:
             return True
         return replace(old, data=new.data, cid=new.cid) != new
 
-    def _settle(self, plan: Plan) -> None:
+    def _apply_metadata(self, plan: RestorePlan) -> None:
         """Metadata of files that stay, then of directories, the deepest first."""
         for path, _, new in plan.altered:
-            if new is not None and self._looker.is_there(path):
-                target = target_at(self._dirs, path, new.mode)
-                self._writer.settle(target, new, path=path, fresh=False)
-                reach("thaw.altered")
+            if new is not None and self._change_guard.is_present(path):
+                target = open_target(self._dirs, path, new.mode)
+                self._writer.apply_metadata(target, new, path=path, fresh=False)
+                failpoint("thaw.altered")
         for path, _, new in self._moves:
             if new is not None and new.is_dir:
-                target = target_at(self._dirs, path, new.mode)
-                self._writer.settle(target, new, path=path)
+                target = open_target(self._dirs, path, new.mode)
+                self._writer.apply_metadata(target, new, path=path)
         for change in reversed(plan.dirs):
-            if self._to_settle(change) and change.new is not None:
-                target = target_at(self._dirs, change.path, stat.S_IFDIR)
-                self._writer.settle(target, change.new, path=change.path, fresh=False)
+            if self._needs_metadata(change) and change.new is not None:
+                target = open_target(self._dirs, change.path, stat.S_IFDIR)
+                self._writer.apply_metadata(target, change.new, path=change.path, fresh=False)
 
-    def _record(self, plan: Plan, made: dict[bytes, Made]) -> None:
+    def _update_index(self, plan: RestorePlan, written: dict[bytes, WrittenItem]) -> None:
         """Tell the index, directories after what they hold, and only those that came out right."""
-        for path in self._stayed:
+        for path in self._kept_paths:
             self._index.forget(path)
         for path, old, _ in self._moves:
-            if old is not None and path not in made:
+            if old is not None and path not in written:
                 self._index.forget(path)
         moved = {move.path: move.new for move in self._moves}
-        for path, (item, was) in made.items():
+        for path, (item, was) in written.items():
             # the last rename, of it or of another of its names, has moved its ctime
             again = path in moved or was.st_nlink > 1
-            self._learn(path, moved.get(path) or item.entry, None if again else was)
+            self._index_path(path, moved.get(path) or item.entry, None if again else was)
         for change in plan.altered:
-            if change.new is not None and self._looker.is_there(change.path):
-                self._learn(change.path, change.new)
+            if change.new is not None and self._change_guard.is_present(change.path):
+                self._index_path(change.path, change.new)
         for change in reversed(plan.dirs):
-            if change.path not in self._unsure and change.new is not None:
-                self._learn(change.path, change.new)
+            if change.path not in self._inexact_dirs and change.new is not None:
+                self._index_path(change.path, change.new)
 
-    def _remember(self, plan: Plan) -> None:
+    def _reindex_after_undo(self, plan: RestorePlan) -> None:
         """After going back: the old files are the same, but renames have moved their ctime."""
         for path, old, _ in [*self._moves, *plan.altered]:
-            was = self._looker.stats.get(path)
+            was = self._change_guard.observed_stats.get(path)
             if old is not None and not old.is_dir and was is not None:
                 with contextlib.suppress(OSError):
-                    now = target_at(self._dirs, path, old.mode).stat()
-                    if seen(now)[:8] == seen(was)[:8]:
+                    now = open_target(self._dirs, path, old.mode).stat()
+                    if stat_record(now)[:8] == stat_record(was)[:8]:
                         self._index.record(path, now, old)
 
-    def _learn(self, path: bytes, entry: Entry, now: os.stat_result | None = None) -> None:
+    def _index_path(self, path: bytes, entry: TreeEntry, now: os.stat_result | None = None) -> None:
         with contextlib.suppress(OSError):  # whoever changed it already: the next scan will see
-            now = now or target_at(self._dirs, path, entry.mode).stat()
+            now = now or open_target(self._dirs, path, entry.mode).stat()
             self._index.record(path, now, entry)
 
 
-def _begin(root: Path, stage: Path) -> Begin:
+def _make_begin_record(root: Path, stage: Path) -> RestoreBegin:
     """The area lies beside the root where it can; else in it."""
-    name = STAGE + checksum(os.fsencode(stage)).hex().encode()
+    name = STAGE_PREFIX + checksum(os.fsencode(stage)).hex().encode()
     above = root.parent
     beside = root != above and os.access(above, os.W_OK | os.X_OK)
-    if beside and mount_of(root) == mount_of(above):
-        return Begin(os.fsencode(root), os.path.join(os.fsencode(above), name))
+    if beside and mount_key(root) == mount_key(above):
+        return RestoreBegin(os.fsencode(root), os.path.join(os.fsencode(above), name))
     mtime = os.stat(root).st_mtime_ns
-    return Begin(os.fsencode(root), os.path.join(os.fsencode(root), name), mtime)
+    return RestoreBegin(os.fsencode(root), os.path.join(os.fsencode(root), name), mtime)
 
 
 @contextlib.contextmanager
-def _area(begin: Begin) -> Iterator[int]:
+def _staging_area(begin: RestoreBegin) -> Iterator[int]:
     above, _, name = begin.area.rpartition(b"/")
-    with directory(above or b"/") as at:
-        remove(at, name)  # its name is ours alone
+    with open_directory(above or b"/") as at:
+        remove_tree(at, name)  # its name is ours alone
         os.mkdir(name, 0o700, dir_fd=at)
-        with directory(name, at) as area:
-            plain(area)
+        with open_directory(name, at) as area:
+            clear_acls(area)
             yield area

@@ -11,18 +11,18 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 
-from ortet._util.codec import Record
-from ortet._util.failpoints import reach
+from ortet._util.codec import StoredRecord
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict
-from ortet.history.records import Entry
-from ortet.machines.capture.entry import GONE, read_xattrs
-from ortet.machines.dirfd import Dirs, movable
-from ortet.machines.restore.write_entry import NameTarget, Target, Xattrs, impose
+from ortet.history.records import TreeEntry
+from ortet.machines.capture.entry import GONE_ERRNOS, read_xattrs
+from ortet.machines.dirfd import DirFdCache, writable_for_rename
+from ortet.machines.restore.write_entry import MetadataTarget, NamedTarget, Xattrs, set_metadata
 
-Stats = Mapping[bytes, os.stat_result | None]
+StatsByPath = Mapping[bytes, os.stat_result | None]
 
 
-class Keep(Record, frozen=True, tag="keep"):
+class KeepStep(StoredRecord, frozen=True, tag="keep"):
     """What is at `path` goes to old.N: by a link if a file takes its name, else by a rename."""
 
     path: bytes
@@ -30,7 +30,7 @@ class Keep(Record, frozen=True, tag="keep"):
     link: bool
 
 
-class Place(Record, frozen=True, tag="place"):
+class PlaceStep(StoredRecord, frozen=True, tag="place"):
     """new.N goes to `path`. Of a directory only the inode tells whether it is still ours."""
 
     path: bytes
@@ -40,13 +40,13 @@ class Place(Record, frozen=True, tag="place"):
     mtime: int
 
 
-class Drop(Record, frozen=True, tag="drop"):
+class DropStep(StoredRecord, frozen=True, tag="drop"):
     """The directory at `path`, empty by now, is removed; a Meta before it knows how it was."""
 
     path: bytes
 
 
-class Meta(Record, frozen=True, tag="meta"):
+class MetadataStep(StoredRecord, frozen=True, tag="meta"):
     """How the metadata at `path` is before anything of it is changed."""
 
     path: bytes
@@ -57,29 +57,33 @@ class Meta(Record, frozen=True, tag="meta"):
     xattrs: Xattrs
 
 
-Step = Keep | Place | Drop | Meta
+RestoreStep = KeepStep | PlaceStep | DropStep | MetadataStep
 
 
-def target_at(dirs: Dirs, path: bytes, mode: int) -> Target:
+def open_target(dirs: DirFdCache, path: bytes, mode: int) -> MetadataTarget:
     """A live path whose metadata is read or set; files are not opened: they may be closed to us."""
-    return Target(dirs.fd(path)) if stat.S_ISDIR(mode) else NameTarget(*dirs.parent(path))
+    return (
+        MetadataTarget(dirs.fd(path))
+        if stat.S_ISDIR(mode)
+        else NamedTarget(*dirs.open_parent(path))
+    )
 
 
-def meta_of(dirs: Dirs, path: bytes, mode: int) -> Meta:
-    target = target_at(dirs, path, mode)
+def metadata_step(dirs: DirFdCache, path: bytes, mode: int) -> MetadataStep:
+    target = open_target(dirs, path, mode)
     now = target.stat()
-    xattrs = read_xattrs(target.place)
-    return Meta(path, now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, xattrs)
+    xattrs = read_xattrs(target.xattr_target)
+    return MetadataStep(path, now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, xattrs)
 
 
-def lstat(at: int, name: bytes) -> os.stat_result | None:
+def lstat_or_none(dir_fd: int, name: bytes) -> os.stat_result | None:
     try:
-        return os.stat(name, dir_fd=at, follow_symlinks=False)
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
-def changed(path: bytes) -> Conflict:
+def changed_error(path: bytes) -> Conflict:
     shown = os.fsdecode(path)
     return Conflict(
         "changed_meanwhile",
@@ -91,63 +95,67 @@ def changed(path: bytes) -> Conflict:
 # doing
 
 
-def act(dirs: Dirs, area: int, steps: Sequence[Step], stats: Stats) -> None:
+def apply_steps(
+    dirs: DirFdCache, area: int, steps: Sequence[RestoreStep], stats: StatsByPath
+) -> None:
     """Do all steps; Conflict when a path does not look any more as it did in `stats`."""
     for step in steps:
-        if isinstance(step, Meta):
+        if isinstance(step, MetadataStep):
             if stat.S_ISDIR(step.mode):
-                _open_up(dirs, step)
-        elif isinstance(step, Keep):
-            _keep(dirs, area, step)
-            reach("thaw.kept")
-        elif isinstance(step, Drop):
-            dirs.forget(step.path)
-            at, name = dirs.parent(step.path)
+                _make_writable(dirs, step)
+        elif isinstance(step, KeepStep):
+            _keep_old(dirs, area, step)
+            failpoint("thaw.kept")
+        elif isinstance(step, DropStep):
+            dirs.close_tree(step.path)
+            at, name = dirs.open_parent(step.path)
             os.rmdir(name, dir_fd=at)
-            reach("thaw.dropped")
+            failpoint("thaw.dropped")
         else:
-            _put(dirs, area, step)
-            reach("thaw.placed")
+            _place_new(dirs, area, step)
+            failpoint("thaw.placed")
     for step in steps:
-        if isinstance(step, Keep):
-            _confirm(area, step, stats)
+        if isinstance(step, KeepStep):
+            _check_kept(area, step, stats)
 
 
-def _open_up(dirs: Dirs, meta: Meta) -> None:
+def _make_writable(dirs: DirFdCache, meta: MetadataStep) -> None:
     """Let an ordinary user change names in a directory of its own, whatever its mode says."""
     if os.geteuid() and meta.mode & 0o700 != 0o700:
-        target = NameTarget(*dirs.parent(meta.path)) if meta.path else Target(dirs.fd(b""))
+        target = (
+            NamedTarget(*dirs.open_parent(meta.path)) if meta.path else MetadataTarget(dirs.fd(b""))
+        )
         target.chmod(stat.S_IMODE(meta.mode) | 0o700)
 
 
-def _keep(dirs: Dirs, area: int, step: Keep) -> None:
+def _keep_old(dirs: DirFdCache, area: int, step: KeepStep) -> None:
     slot = b"old.%d" % step.slot
-    at, name = dirs.parent(step.path)
+    at, name = dirs.open_parent(step.path)
     if step.link:  # so that the name never misses, for whoever reads it now
         with contextlib.suppress(OSError):
             os.link(name, slot, src_dir_fd=at, dst_dir_fd=area, follow_symlinks=False)
             return
-    dirs.forget(step.path)
-    with movable(at, name):
+    dirs.close_tree(step.path)
+    with writable_for_rename(at, name):
         os.rename(name, slot, src_dir_fd=at, dst_dir_fd=area)
 
 
-def _put(dirs: Dirs, area: int, step: Place) -> None:
-    at, name = dirs.parent(step.path)
-    now, kept = lstat(at, name), lstat(area, b"old.%d" % step.slot)
+def _place_new(dirs: DirFdCache, area: int, step: PlaceStep) -> None:
+    at, name = dirs.open_parent(step.path)
+    now, kept = lstat_or_none(at, name), lstat_or_none(area, b"old.%d" % step.slot)
     if now is not None and (kept is None or not os.path.samestat(now, kept)):
-        raise changed(step.path)
+        raise changed_error(step.path)
     slot = b"new.%d" % step.slot
-    with movable(area, slot):
+    with writable_for_rename(area, slot):
         os.rename(slot, name, src_dir_fd=area, dst_dir_fd=at)
 
 
-def _confirm(area: int, step: Keep, stats: Stats) -> None:
+def _check_kept(area: int, step: KeepStep, stats: StatsByPath) -> None:
     """What we took away is what we had looked at: nobody wrote to it between the two.
 
     The inode is not asked: an overlay may give another one to a file that is linked or moved.
     """
-    kept, was = lstat(area, b"old.%d" % step.slot), stats.get(step.path)
+    kept, was = lstat_or_none(area, b"old.%d" % step.slot), stats.get(step.path)
     if kept is None or was is None or stat.S_ISDIR(was.st_mode):
         return
     if (kept.st_mode, kept.st_size, kept.st_mtime_ns) != (
@@ -155,75 +163,75 @@ def _confirm(area: int, step: Keep, stats: Stats) -> None:
         was.st_size,
         was.st_mtime_ns,
     ):
-        raise changed(step.path)
+        raise changed_error(step.path)
 
 
 # undoing
 
 
-def undo(root: int, area: int, steps: Sequence[Step]) -> None:
+def undo_steps(root: int, area: int, steps: Sequence[RestoreStep]) -> None:
     """Bring back what was there. What somebody put or changed at a path meanwhile is left alone."""
-    metas = [step for step in steps if isinstance(step, Meta)]
-    with Dirs(root) as dirs:
+    metas = [step for step in steps if isinstance(step, MetadataStep)]
+    with DirFdCache(root) as dirs:
         for meta in metas:
-            with _if_there():
+            with _ignore_missing():
                 if stat.S_ISDIR(meta.mode):
-                    _open_up(dirs, meta)
+                    _make_writable(dirs, meta)
         for step in reversed(steps):
-            with _if_there():
-                if isinstance(step, Place):
+            with _ignore_missing():
+                if isinstance(step, PlaceStep):
                     _unplace(dirs, area, step)
-                elif isinstance(step, Keep):
+                elif isinstance(step, KeepStep):
                     _unkeep(dirs, area, step)
-                elif isinstance(step, Drop):
+                elif isinstance(step, DropStep):
                     _undrop(dirs, step)
-            reach("thaw.undo")
+            failpoint("thaw.undo")
         for meta in reversed(metas):
-            with _if_there():
+            with _ignore_missing():
                 _unmeta(dirs, meta)
 
 
-def _unplace(dirs: Dirs, area: int, step: Place) -> None:
+def _unplace(dirs: DirFdCache, area: int, step: PlaceStep) -> None:
     slot = b"new.%d" % step.slot
-    at, name = dirs.parent(step.path)
-    now = lstat(at, name)
-    if lstat(area, slot) is not None or now is None or now.st_ino != step.inode:
+    at, name = dirs.open_parent(step.path)
+    now = lstat_or_none(at, name)
+    if lstat_or_none(area, slot) is not None or now is None or now.st_ino != step.inode:
         return
     if not stat.S_ISDIR(now.st_mode) and (now.st_size, now.st_mtime_ns) != (step.size, step.mtime):
         return
-    dirs.forget(step.path)
-    with movable(at, name):
+    dirs.close_tree(step.path)
+    with writable_for_rename(at, name):
         os.rename(name, slot, src_dir_fd=at, dst_dir_fd=area)
 
 
-def _unkeep(dirs: Dirs, area: int, step: Keep) -> None:
+def _unkeep(dirs: DirFdCache, area: int, step: KeepStep) -> None:
     slot = b"old.%d" % step.slot
-    if lstat(area, slot) is None:
+    if lstat_or_none(area, slot) is None:
         return
-    at, name = dirs.parent(step.path)
-    if lstat(at, name) is None:
-        with movable(area, slot):
+    at, name = dirs.open_parent(step.path)
+    if lstat_or_none(at, name) is None:
+        with writable_for_rename(area, slot):
             os.rename(slot, name, src_dir_fd=area, dst_dir_fd=at)
 
 
-def _undrop(dirs: Dirs, step: Drop) -> None:
-    at, name = dirs.parent(step.path)
-    if lstat(at, name) is None:
+def _undrop(dirs: DirFdCache, step: DropStep) -> None:
+    at, name = dirs.open_parent(step.path)
+    if lstat_or_none(at, name) is None:
         os.mkdir(name, 0o700, dir_fd=at)
 
 
-def _unmeta(dirs: Dirs, meta: Meta) -> None:
-    target = target_at(dirs, meta.path, meta.mode)
+def _unmeta(dirs: DirFdCache, meta: MetadataStep) -> None:
+    target = open_target(dirs, meta.path, meta.mode)
     if stat.S_IFMT(target.stat().st_mode) == stat.S_IFMT(meta.mode):
-        entry = Entry(b"", meta.mode, meta.mtime, meta.uid, meta.gid)
-        impose(target, entry, xattrs=meta.xattrs, lose=lambda *_: None)
+        entry = TreeEntry(b"", meta.mode, meta.mtime, meta.uid, meta.gid)
+        set_metadata(target, entry, xattrs=meta.xattrs, report_loss=lambda *_: None)
 
 
 @contextlib.contextmanager
-def _if_there() -> Iterator[None]:
+def _ignore_missing() -> Iterator[None]:
     """Go on without what somebody else has taken away."""
     try:
         yield
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in GONE_ERRNOS:
             raise

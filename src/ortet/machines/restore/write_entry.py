@@ -10,27 +10,27 @@ from functools import partial
 
 from ortet._util.codec import decode
 from ortet.errors import Corrupt
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.ids import Oid
 from ortet.machines.base import Loss
 from ortet.machines.capture.entry import find_holes, read_xattrs
 from ortet.machines.dirfd import check_name
-from ortet.objects.base import Objects
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_range
 
 Xattrs = list[tuple[bytes, bytes]]
-Lose = Callable[[str, str], None]
+ReportLoss = Callable[[str, str], None]
 """Called with what was lost and why."""
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Target:
+class MetadataTarget:
     """An open file or directory whose metadata is set."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.place: int | bytes = fd  # what the xattr calls take; a path is not followed
+        self.xattr_target: int | bytes = fd  # what the xattr calls take; a path is not followed
 
     def stat(self) -> os.stat_result:
         return os.fstat(self.fd)
@@ -41,17 +41,17 @@ class Target:
     def chmod(self, mode: int) -> None:
         os.fchmod(self.fd, mode)
 
-    def touch(self, mtime: int) -> None:
+    def set_mtime(self, mtime: int) -> None:
         os.utime(self.fd, ns=(mtime, mtime))
 
 
-class NameTarget(Target):
+class NamedTarget(MetadataTarget):
     """A symlink, FIFO, socket or device, which cannot be opened without side effects."""
 
-    def __init__(self, at: int, name: bytes) -> None:
-        super().__init__(at)
+    def __init__(self, dir_fd: int, name: bytes) -> None:
+        super().__init__(dir_fd)
         self.name = name
-        self.place = b"/proc/self/fd/%d/%s" % (at, name)
+        self.xattr_target = b"/proc/self/fd/%d/%s" % (dir_fd, name)
 
     def stat(self) -> os.stat_result:
         return os.stat(self.name, dir_fd=self.fd, follow_symlinks=False)
@@ -67,29 +67,29 @@ class NameTarget(Target):
         finally:
             os.close(fd)
 
-    def touch(self, mtime: int) -> None:
+    def set_mtime(self, mtime: int) -> None:
         os.utime(self.name, ns=(mtime, mtime), dir_fd=self.fd, follow_symlinks=False)
 
 
-class Writer:
+class EntryWriter:
     """Writes entries and collects in `losses` what did not come back. Safe in several threads.
 
     Things are written at (directory descriptor, name); `path` is only what a report calls them.
     """
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self.losses: list[Loss] = []
         self._objects = objects
 
-    def lose(self, path: bytes, what: str, why: str) -> None:
+    def add_loss(self, path: bytes, what: str, why: str) -> None:
         self.losses.append(Loss(os.fsdecode(path), what, why))
 
-    def file(
+    def write_file(
         self,
-        at: int,
+        dir_fd: int,
         name: bytes,
         *,
-        entry: Entry,
+        entry: TreeEntry,
         data: Iterable[bytes],
         path: bytes,
         fill: Callable[[int], bool] | None = None,
@@ -98,7 +98,7 @@ class Writer:
 
         `fill`, if it returns True, has given the open file its content without `data`.
         """
-        fd = os.open(check_name(name), _CREATE, entry.mode & 0o777, dir_fd=at)
+        fd = os.open(check_name(name), _CREATE, entry.mode & 0o777, dir_fd=dir_fd)
         try:
             if fill is not None and fill(fd):
                 size = os.fstat(fd).st_size
@@ -109,83 +109,89 @@ class Writer:
                 for chunk in data:
                     size += write_all(fd, chunk)
             if size != entry.size:
-                raise _damaged(path, f"has {size} bytes where its entry says {entry.size}")
+                raise _corrupt_error(path, f"has {size} bytes where its entry says {entry.size}")
             if not entry.xattrs:
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
                 now = os.fstat(fd)
-                if _is_as(now, entry):  # nearly always, and this is the hot path of a restore
+                if _matches_entry(
+                    now, entry
+                ):  # nearly always, and this is the hot path of a restore
                     return now
-            return self.settle(Target(fd), entry, path=path)
+            return self.apply_metadata(MetadataTarget(fd), entry, path=path)
         finally:
             os.close(fd)
 
-    def node(self, at: int, name: bytes, *, entry: Entry, path: bytes) -> os.stat_result | None:
+    def write_special(
+        self, dir_fd: int, name: bytes, *, entry: TreeEntry, path: bytes
+    ) -> os.stat_result | None:
         """A symlink, FIFO, socket or device; None, with a Loss, where it may not be made."""
         check_name(name)
         kind = stat.S_IFMT(entry.mode)
         if kind == stat.S_IFLNK:
-            os.symlink(entry.data, name, dir_fd=at)
+            os.symlink(entry.data, name, dir_fd=dir_fd)
         elif kind == stat.S_IFIFO:
-            os.mkfifo(name, entry.mode & 0o777, dir_fd=at)
+            os.mkfifo(name, entry.mode & 0o777, dir_fd=dir_fd)
         elif kind in (stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK):
             what = "socket" if kind == stat.S_IFSOCK else "device"
             try:
-                os.mknod(name, kind | entry.mode & 0o777, entry.rdev, dir_fd=at)
+                os.mknod(name, kind | entry.mode & 0o777, entry.rdev, dir_fd=dir_fd)
             except PermissionError as error:
-                self.lose(path, what, f"it could not be made ({error.strerror}): run as root")
+                self.add_loss(path, what, f"it could not be made ({error.strerror}): run as root")
                 return None
         else:
-            raise _damaged(path, f"has the unknown type {kind:o}")
-        return self.settle(NameTarget(at, name), entry, path=path)
+            raise _corrupt_error(path, f"has the unknown type {kind:o}")
+        return self.apply_metadata(NamedTarget(dir_fd, name), entry, path=path)
 
-    def settle(
-        self, target: Target, entry: Entry, *, path: bytes, fresh: bool = True
+    def apply_metadata(
+        self, target: MetadataTarget, entry: TreeEntry, *, path: bytes, fresh: bool = True
     ) -> os.stat_result:
         """Give it owner, xattrs, mode and mtime, in an order in which none undoes another.
 
         `fresh`: we have just made it, so it has no xattrs to take away.
         """
         xattrs = self.xattrs(entry) if entry.xattrs or not fresh else None
-        return impose(target, entry, xattrs=xattrs, lose=partial(self.lose, path))
+        return set_metadata(target, entry, xattrs=xattrs, report_loss=partial(self.add_loss, path))
 
-    def xattrs(self, entry: Entry) -> Xattrs:
+    def xattrs(self, entry: TreeEntry) -> Xattrs:
         return decode(Xattrs, self._objects.get(Oid(entry.xattrs))) if entry.xattrs else []
 
-    def holes(self, entry: Entry, path: bytes) -> list[tuple[int, int]]:
+    def holes(self, entry: TreeEntry, path: bytes) -> list[tuple[int, int]]:
         """Checked: ascending, apart from one another, inside the file."""
         holes = decode(list[tuple[int, int]], self._objects.get(Oid(entry.holes)))
         end = -1
         for start, length in holes:
             if start <= end or length <= 0 or start + length > entry.size:
-                raise _damaged(path, "has holes that overlap or lie outside")
+                raise _corrupt_error(path, "has holes that overlap or lie outside")
             end = start + length
         return holes
 
-    def _sparse(self, fd: int, entry: Entry, path: bytes) -> int:
+    def _sparse(self, fd: int, entry: TreeEntry, path: bytes) -> int:
         """Write only what lies between holes, so that they stay unallocated."""
         holes = self.holes(entry, path)
         os.ftruncate(fd, entry.size)
         at = 0
         for start, length in [*holes, (entry.size, 0)]:
             for chunk in read_range(self._objects, entry, at, start - at):
-                at += write_all(fd, chunk, at=at)
+                at += write_all(fd, chunk, offset=at)
             at = start + length
         if find_holes(fd, os.fstat(fd)) != holes:
-            self.lose(path, "holes", "this file system keeps other holes than the image has")
+            self.add_loss(path, "holes", "this file system keeps other holes than the image has")
         return entry.size
 
 
-def write_all(fd: int, data: bytes | memoryview, *, at: int | None = None) -> int:
+def write_all(fd: int, data: bytes | memoryview, *, offset: int | None = None) -> int:
     """Write every byte, at an offset or where the file stands."""
     size = len(data)
-    done = os.write(fd, data) if at is None else os.pwrite(fd, data, at)
+    done = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
     while done < size:
         rest = memoryview(data)[done:]
-        done += os.write(fd, rest) if at is None else os.pwrite(fd, rest, at + done)
+        done += os.write(fd, rest) if offset is None else os.pwrite(fd, rest, offset + done)
     return size
 
 
-def impose(target: Target, entry: Entry, *, xattrs: Xattrs | None, lose: Lose) -> os.stat_result:
+def set_metadata(
+    target: MetadataTarget, entry: TreeEntry, *, xattrs: Xattrs | None, report_loss: ReportLoss
+) -> os.stat_result:
     """Bring the metadata of something to that of `entry`, its xattrs to `xattrs` unless None."""
     now = target.stat()
     if now.st_uid != entry.uid or now.st_gid != entry.gid:
@@ -194,7 +200,7 @@ def impose(target: Target, entry: Entry, *, xattrs: Xattrs | None, lose: Lose) -
         if entry.is_file and not now.st_mode & 0o200 and os.geteuid():
             with contextlib.suppress(OSError):  # user xattrs can only be set on a writable file
                 target.chmod(0o600)
-        _set_xattrs(target, xattrs, lose)
+        _set_xattrs(target, xattrs, report_loss)
         now = target.stat()
     mode = _mode(entry, now)
     if stat.S_IMODE(now.st_mode) != mode and not entry.is_link:
@@ -202,19 +208,21 @@ def impose(target: Target, entry: Entry, *, xattrs: Xattrs | None, lose: Lose) -
             target.chmod(mode)
     if now.st_mtime_ns != entry.mtime:
         with contextlib.suppress(OSError):
-            target.touch(entry.mtime)
+            target.set_mtime(entry.mtime)
     now = target.stat()
     if now.st_uid != entry.uid or now.st_gid != entry.gid:
         why = f"{entry.uid}:{entry.gid} became {now.st_uid}:{now.st_gid}: run as root"
-        lose("owner", why)
+        report_loss("owner", why)
     if now.st_mode != entry.mode and not entry.is_link:
-        lose("mode", f"{stat.S_IMODE(entry.mode):04o} became {stat.S_IMODE(now.st_mode):04o}")
+        report_loss(
+            "mode", f"{stat.S_IMODE(entry.mode):04o} became {stat.S_IMODE(now.st_mode):04o}"
+        )
     if now.st_mtime_ns != entry.mtime:
-        lose("mtime", f"{entry.mtime} became {now.st_mtime_ns} on this file system")
+        report_loss("mtime", f"{entry.mtime} became {now.st_mtime_ns} on this file system")
     return now
 
 
-def _chown(target: Target, entry: Entry) -> os.stat_result:
+def _chown(target: MetadataTarget, entry: TreeEntry) -> os.stat_result:
     """Owner and group, or at least the group: a user may give a file to its own groups."""
     try:
         target.chown(entry.uid, entry.gid)
@@ -224,7 +232,7 @@ def _chown(target: Target, entry: Entry) -> os.stat_result:
     return target.stat()
 
 
-def _is_as(now: os.stat_result, entry: Entry) -> bool:
+def _matches_entry(now: os.stat_result, entry: TreeEntry) -> bool:
     return (
         now.st_mode == entry.mode
         and now.st_uid == entry.uid
@@ -233,7 +241,7 @@ def _is_as(now: os.stat_result, entry: Entry) -> bool:
     )
 
 
-def _mode(entry: Entry, now: os.stat_result) -> int:
+def _mode(entry: TreeEntry, now: os.stat_result) -> int:
     """The entry's mode, but no set-id bit for an owner it was not made for."""
     mode = stat.S_IMODE(entry.mode)
     if entry.is_file and now.st_uid != entry.uid:
@@ -243,8 +251,8 @@ def _mode(entry: Entry, now: os.stat_result) -> int:
     return mode
 
 
-def _set_xattrs(target: Target, wanted: Xattrs, lose: Lose) -> None:
-    place, follow = target.place, isinstance(target.place, int)
+def _set_xattrs(target: MetadataTarget, wanted: Xattrs, report_loss: ReportLoss) -> None:
+    place, follow = target.xattr_target, isinstance(target.xattr_target, int)
     try:
         present = dict(read_xattrs(place))
     except OSError:
@@ -260,8 +268,8 @@ def _set_xattrs(target: Target, wanted: Xattrs, lose: Lose) -> None:
             else:
                 os.setxattr(place, name, value, follow_symlinks=follow)
         except OSError as error:
-            lose("xattr", f"{os.fsdecode(name)}: {error.strerror}")
+            report_loss("xattr", f"{os.fsdecode(name)}: {error.strerror}")
 
 
-def _damaged(path: bytes, what: str) -> Corrupt:
+def _corrupt_error(path: bytes, what: str) -> Corrupt:
     return Corrupt("bad_entry", f"{os.fsdecode(path)} {what}: run `ortet verify`")

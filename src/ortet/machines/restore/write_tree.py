@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Corrupt
-from ortet.history.records import BLOCK, Entry
+from ortet.history.records import BLOCK_BYTES, TreeEntry
 from ortet.ids import Oid
-from ortet.machines.dirfd import Dirs, check_name
-from ortet.machines.restore.write_entry import Target, Writer
-from ortet.objects.base import Objects
+from ortet.machines.dirfd import DirFdCache, check_name
+from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
 
 Progress = Callable[[int, int], None]
@@ -26,22 +26,22 @@ Progress = Callable[[int, int], None]
 THREADS = 2
 _BATCH_ITEMS = 64
 _BATCH_BYTES = 1 << 20
-_FEW = 16
-_AHEAD = 6  # batches that are read and not yet written: it bounds memory
+_MIN_ITEMS_FOR_THREADS = 16
+_MAX_QUEUED_BATCHES = 6  # batches that are read and not yet written: it bounds memory
 
 
-class Item(NamedTuple):
+class TreeItem(NamedTuple):
     """An entry, where it is written below the open directory, and its path in the workspace."""
 
-    place: bytes
-    entry: Entry
+    target_path: bytes
+    entry: TreeEntry
     path: bytes
 
 
-class Made(NamedTuple):
+class WrittenItem(NamedTuple):
     """An item on disk, as it looks there."""
 
-    item: Item
+    item: TreeItem
     stat: os.stat_result
 
 
@@ -51,73 +51,77 @@ class Cloner(Protocol):
     usable: bool
     """False: it will not work for any file, do not ask again."""
 
-    def into(self, item: Item, fd: int) -> bool:
+    def clone_into(self, item: TreeItem, fd: int) -> bool:
         """Fill the new, empty file; False, and the file still empty, when that cannot be."""
         ...
 
 
-class Job(NamedTuple):
-    item: Item
+class WriteJob(NamedTuple):
+    item: TreeItem
     data: Iterable[bytes]
     cloner: Cloner | None = None
 
 
-def build(
-    objects: Objects,
+def write_tree(
+    objects: ObjectStore,
     top: int,
-    items: Sequence[Item],
+    items: Sequence[TreeItem],
     groups: Sequence[Sequence[bytes]] = (),
     *,
-    writer: Writer,
+    writer: EntryWriter,
     cloner: Cloner | None = None,
     progress: Progress | None = None,
-) -> list[Made]:
+) -> list[WrittenItem]:
     """Write `items` below the open directory `top`, where nobody else writes.
 
     `items` name each directory before what it holds; `groups` are hardlinked paths. The result
     names directories after what they hold, and leaves out what could not be made (writer.losses).
     """
-    folders, files = _sort(items)
+    folders, files = _split_directories(items)
     leaders = _leaders(files, groups)
     firsts = [item for item in files if item.path not in leaders] if leaders else files
-    with Dirs(top) as dirs:
+    with DirFdCache(top) as dirs:
         for item in folders:
-            if item.place:
-                at, name = dirs.parent(item.place)
+            if item.target_path:
+                at, name = dirs.open_parent(item.target_path)
                 os.mkdir(name, item.entry.mode & 0o777 | 0o700, dir_fd=at)
-        reach("build.directories")
-        with _Pool(top, writer, progress, len(items)) as pool:
+        failpoint("build.directories")
+        with _WritePool(top, writer, progress, len(items)) as pool:
             for batch in _batches(_jobs(objects, firsts, cloner)):
                 pool.put(batch)
-        made = pool.made
-        reach("build.files")
+        made = pool.written
+        failpoint("build.files")
         if leaders:
             followers = [item for item in files if item.path in leaders]
             made = _link(objects, dirs, made, followers=followers, leaders=leaders, writer=writer)
-        reach("build.links")
+        failpoint("build.links")
         for item in reversed(folders):
-            target = Target(dirs.fd(item.place))
-            made.append(Made(item, writer.settle(target, item.entry, path=item.path)))
+            target = MetadataTarget(dirs.fd(item.target_path))
+            made.append(
+                WrittenItem(item, writer.apply_metadata(target, item.entry, path=item.path))
+            )
     if progress is not None:
         progress(len(items), len(items))
     return made
 
 
-class _Pool:
+class _WritePool:
     """Threads that write batches. An error of one surfaces at the next `put` or at the end."""
 
-    def __init__(self, top: int, writer: Writer, progress: Progress | None, total: int) -> None:
-        self.made: list[Made] = []
+    def __init__(
+        self, top: int, writer: EntryWriter, progress: Progress | None, total: int
+    ) -> None:
+        self.written: list[WrittenItem] = []
         self._writer = writer
         self._progress = progress
         self._total = total
-        self._running: set[Future[list[Made]]] = set()
+        self._running: set[Future[list[WrittenItem]]] = set()
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="ortet-build")
-        self._dirs: queue.SimpleQueue[Dirs] = queue.SimpleQueue()
+        self._dirs: queue.SimpleQueue[DirFdCache] = queue.SimpleQueue()
         for _thread in range(THREADS):
-            self._dirs.put(Dirs(top))
+            self._dirs.put(DirFdCache(top))
 
-    def __enter__(self) -> _Pool:
+    def __enter__(self) -> _WritePool:
         return self
 
     def __exit__(self, kind: object, *rest: object) -> None:
@@ -129,23 +133,23 @@ class _Pool:
             for _thread in range(THREADS):
                 self._dirs.get().close()
 
-    def put(self, batch: Sequence[Job]) -> None:
-        if self._total <= _FEW:  # starting a thread takes longer
-            self.made += self._write(batch)
+    def put(self, batch: Sequence[WriteJob]) -> None:
+        if self._total <= _MIN_ITEMS_FOR_THREADS:  # starting a thread takes longer
+            self.written += self._write(batch)
             return
-        while len(self._running) >= _AHEAD:
+        while len(self._running) >= _MAX_QUEUED_BATCHES:
             self._collect()
         self._running.add(self._executor.submit(self._write, batch))
 
-    def _write(self, batch: Sequence[Job]) -> list[Made]:
+    def _write(self, batch: Sequence[WriteJob]) -> list[WrittenItem]:
         made = []
         dirs = self._dirs.get()
         try:
             for job in batch:
-                at, name = dirs.parent(job.item.place)
-                stat = _write(self._writer, at, name, job)
+                at, name = dirs.open_parent(job.item.target_path)
+                stat = _write_item(self._writer, at, name, job)
                 if stat is not None:
-                    made.append(Made(job.item, stat))
+                    made.append(WrittenItem(job.item, stat))
         finally:
             self._dirs.put(dirs)
         return made
@@ -153,40 +157,42 @@ class _Pool:
     def _collect(self) -> None:
         done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
         for future in done:
-            self.made += future.result()
+            self.written += future.result()
         if self._progress is not None:
-            self._progress(len(self.made), self._total)
+            self._progress(len(self.written), self._total)
 
 
-def _write(writer: Writer, at: int, name: bytes, job: Job) -> os.stat_result | None:
+def _write_item(writer: EntryWriter, at: int, name: bytes, job: WriteJob) -> os.stat_result | None:
     """One file or other thing that is no directory; None where it may not be made."""
     item, data, cloner = job
     if not item.entry.is_file:
-        return writer.node(at, name, entry=item.entry, path=item.path)
-    fill = None if cloner is None else partial(cloner.into, item)
-    return writer.file(at, name, entry=item.entry, data=data, path=item.path, fill=fill)
+        return writer.write_special(at, name, entry=item.entry, path=item.path)
+    fill = None if cloner is None else partial(cloner.clone_into, item)
+    return writer.write_file(at, name, entry=item.entry, data=data, path=item.path, fill=fill)
 
 
-def _jobs(objects: Objects, files: Sequence[Item], cloner: Cloner | None) -> Iterator[Job]:
+def _jobs(
+    objects: ObjectStore, files: Sequence[TreeItem], cloner: Cloner | None
+) -> Iterator[WriteJob]:
     """What can be cloned, then large files (read by the thread that writes them), then the rest."""
-    small: dict[Oid, list[Item]] = {}
+    small: dict[Oid, list[TreeItem]] = {}
     for item in files:
         entry = item.entry
         if not entry.size or not entry.is_file:
-            yield Job(item, ())
+            yield WriteJob(item, ())
         elif cloner is not None and cloner.usable:
-            yield Job(item, read_file(objects, entry), cloner)
-        elif entry.size > BLOCK:
-            yield Job(item, read_file(objects, entry))
+            yield WriteJob(item, read_file(objects, entry), cloner)
+        elif entry.size > BLOCK_BYTES:
+            yield WriteJob(item, read_file(objects, entry))
         else:
             small.setdefault(Oid(entry.data), []).append(item)
     for oid, data in objects.get_many(small):
         for item in small[oid]:
-            yield Job(item, (data,))
+            yield WriteJob(item, (data,))
 
 
-def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    batch: list[Job] = []
+def _batches(jobs: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
+    batch: list[WriteJob] = []
     weight = 0
     for job in jobs:
         batch.append(job)
@@ -198,20 +204,20 @@ def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
         yield batch
 
 
-def _sort(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+def _split_directories(items: Sequence[TreeItem]) -> tuple[list[TreeItem], list[TreeItem]]:
     """Directories and the rest; also the last gate before names of a store meet the file system."""
-    folders: list[Item] = []
-    files: list[Item] = []
+    folders: list[TreeItem] = []
+    files: list[TreeItem] = []
     for item in items:
-        if item.place:
+        if item.target_path:
             check_name(item.entry.name)
         (folders if item.entry.is_dir else files).append(item)
-    if len({item.place for item in items}) != len(items):
+    if len({item.target_path for item in items}) != len(items):
         raise Corrupt("bad_tree", "a directory of the image holds a name twice: run `ortet verify`")
     return folders, files
 
 
-def _leaders(files: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[bytes, Item]:
+def _leaders(files: Sequence[TreeItem], groups: Sequence[Sequence[bytes]]) -> dict[bytes, TreeItem]:
     """Path of every hardlink that is made from another -> that other; groups must fit the items."""
     paths = [path for group in groups for path in group]
     known = dict.fromkeys(paths)
@@ -234,33 +240,33 @@ def _leaders(files: Sequence[Item], groups: Sequence[Sequence[bytes]]) -> dict[b
 
 
 def _link(
-    objects: Objects,
-    dirs: Dirs,
-    made: list[Made],
+    objects: ObjectStore,
+    dirs: DirFdCache,
+    written: list[WrittenItem],
     *,
-    followers: Sequence[Item],
-    leaders: Mapping[bytes, Item],
-    writer: Writer,
-) -> list[Made]:
+    followers: Sequence[TreeItem],
+    leaders: Mapping[bytes, TreeItem],
+    writer: EntryWriter,
+) -> list[WrittenItem]:
     """Make the other names of files, or copies where the file system has no (more) links."""
-    there = {one.item.path: one for one in made}
-    linked: dict[bytes, Item] = {}
+    there = {one.item.path: one for one in written}
+    linked: dict[bytes, TreeItem] = {}
     for item in followers:
         leader = leaders[item.path]
         if leader.path not in there:
-            writer.lose(item.path, "hardlink", f"{os.fsdecode(leader.path)} could not be made")
+            writer.add_loss(item.path, "hardlink", f"{os.fsdecode(leader.path)} could not be made")
             continue
-        at, name = dirs.parent(item.place)
-        source, other = dirs.parent(leader.place)
+        at, name = dirs.open_parent(item.target_path)
+        source, other = dirs.open_parent(leader.target_path)
         try:
             os.link(other, name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
         except OSError as error:
-            writer.lose(item.path, "hardlink", f"became a copy ({error.strerror})")
+            writer.add_loss(item.path, "hardlink", f"became a copy ({error.strerror})")
             data = read_file(objects, item.entry) if item.entry.is_file else ()
-            _write(writer, at, name, Job(item, data))
+            _write_item(writer, at, name, WriteJob(item, data))
         linked[item.path] = item
         linked[leader.path] = leader
     for path, item in linked.items():  # only now: each link has moved the ctime of all the others
-        at, name = dirs.parent(item.place)
-        there[path] = Made(item, os.stat(name, dir_fd=at, follow_symlinks=False))
+        at, name = dirs.open_parent(item.target_path)
+        there[path] = WrittenItem(item, os.stat(name, dir_fd=at, follow_symlinks=False))
     return list(there.values())

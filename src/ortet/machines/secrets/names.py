@@ -31,7 +31,7 @@ _VALUES = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _WORD = re.compile(r"[-_+=A-Za-z0-9]{20,}")
-_RANDOM = 3.5
+_MIN_ENTROPY_BITS = 3.5
 """Bits a character: words of a language have fewer, keys in base64 or hex as many or more."""
 
 
@@ -56,5 +56,5 @@ def _is_random(word: str) -> bool:
         return False
     counts, size = Counter(word), len(word)
     bits = -sum(count / size * math.log2(count / size) for count in counts.values())
-    limit = 3.0 if all(c in "0123456789abcdefABCDEF-" for c in word) else _RANDOM
+    limit = 3.0 if all(c in "0123456789abcdefABCDEF-" for c in word) else _MIN_ENTROPY_BITS
     return bits >= limit

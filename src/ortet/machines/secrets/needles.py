@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from urllib.parse import quote, quote_plus
 
-SHORTEST = 8
+MIN_SECRET_BYTES = 8
 """Bytes: what is shorter is found everywhere, and proves nothing."""
 
-_SMALL = 1024  # bytes, in which bytes.find is faster than a call of C is
+_MIN_MEMMEM_BYTES = 1024  # bytes, in which bytes.find is faster than a call of C is
 
 Find = Callable[[bytes, int, bytes, int], int | None]
 
 
-def forms(value: str) -> list[bytes]:
+def encoded_forms(value: str) -> list[bytes]:
     """A value as files and messages have it: itself first, then in base64 (wherever it lies in what
     was encoded), as hexadecimal digits, in a URL, in JSON."""
     try:
         data = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return []
-    if len(data) < SHORTEST:
+    if len(data) < MIN_SECRET_BYTES:
         return []
     return list(dict.fromkeys([data, *_encoded(value, data)]))
 
@@ -59,12 +59,12 @@ def _lowered(text: str) -> Iterator[str]:
         yield f"%{part[:2].lower()}{part[2:]}"
 
 
-class Needles:
+class SecretPatterns:
     """Values by name, to be looked for in bytes."""
 
     def __init__(self, named: Sequence[tuple[str, bytes]]) -> None:
         self._named = [*named]
-        self.longest = max((len(value) for _, value in named), default=0)
+        self.max_length = max((len(value) for _, value in named), default=0)
 
     def __len__(self) -> int:
         return len(self._named)
@@ -72,7 +72,7 @@ class Needles:
     def find(self, data: bytes) -> str:
         """The name of the first that is there, "" for none."""
         find, size = _memmem(), len(data)
-        if find is None or size < _SMALL:
+        if find is None or size < _MIN_MEMMEM_BYTES:
             return next((name for name, one in self._named if data.find(one) >= 0), "")
         return next((name for name, one in self._named if find(data, size, one, len(one))), "")
 

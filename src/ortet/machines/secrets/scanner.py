@@ -10,17 +10,17 @@ from typing import Any
 
 from ortet._util.codec import encode
 from ortet.errors import OrtetError, Refused
-from ortet.machines.live.images.pagemap import read_laid
+from ortet.machines.live.images.pagemap import read_page_layouts
 from ortet.machines.live.images.save import list_images
-from ortet.machines.secrets.needles import Needles, forms
+from ortet.machines.secrets.needles import SecretPatterns, encoded_forms
 
 _WINDOW = 1 << 20
 _PROCESS = re.compile(r"(?:pagemap|core|mm)-(\d+)\.img")
-_FEW = 5
+_MAX_REPORTED_OWNERS = 5
 _OUT_OF_FILES = "take it out of there (a file may be named in .ortetignore, a process ended)"
 
 
-class Known:
+class SecretScanner:
     """Secrets by name. What is found is told by its name and its place, never by its value.
 
     In files, artifacts, events and variables they are found encoded too (see needles); in the
@@ -28,15 +28,22 @@ class Known:
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        self._forms = [(name, form) for name, value in values.items() for form in forms(value)]
-        plain = [(name, found[0]) for name, value in values.items() if (found := forms(value))]
-        self._plain, self._all = Needles(plain), Needles(self._forms)
+        self._forms = [
+            (name, form) for name, value in values.items() for form in encoded_forms(value)
+        ]
+        plain = [
+            (name, found[0]) for name, value in values.items() if (found := encoded_forms(value))
+        ]
+        self._plain_patterns, self._all_patterns = (
+            SecretPatterns(plain),
+            SecretPatterns(self._forms),
+        )
 
     def __bool__(self) -> bool:
-        return len(self._plain) > 0
+        return len(self._plain_patterns) > 0
 
     def __repr__(self) -> str:
-        return f"<Known {len(self._plain)}>"
+        return f"<Known {len(self._plain_patterns)}>"
 
     # refusing
 
@@ -46,15 +53,15 @@ class Known:
         where = f"file {os.fsdecode(path)}"
         if not size:
             self.data(path, where)
-        for number, data in enumerate(_windows(fd, size, self._all.longest - 1)):
+        for number, data in enumerate(_windows(fd, size, self._all_patterns.max_length - 1)):
             self.data(data if number else b"%b\0%b" % (path, data), where)
 
     def data(self, data: bytes, where: str | Callable[[], str], remedy: str = "") -> None:
         """The same of bytes; `remedy` is what can be done about it."""
-        name = self._all.find(data)
+        name = self._all_patterns.find(data)
         if name:
-            place: str = self._without(where if isinstance(where, str) else where())
-            raise found(name, place, remedy)
+            place: str = self._redact_value(where if isinstance(where, str) else where())
+            raise secret_found_error(name, place, remedy)
 
     def text(self, text: str, where: str, remedy: str = "") -> None:
         self.data(os.fsencode(text), where, remedy)
@@ -64,46 +71,48 @@ class Known:
         seen: dict[str, list[str]] = {}
         for image, size in sorted(list_images(directory).items()):
             with (directory / image).open("rb") as file:
-                parts = _windows(file.fileno(), size, self._plain.longest - 1)
-                name = next(filter(None, map(self._plain.find, parts)), "")
+                parts = _windows(file.fileno(), size, self._plain_patterns.max_length - 1)
+                name = next(filter(None, map(self._plain_patterns.find, parts)), "")
             if name:
                 seen.setdefault(name, []).append(image)
         for name, images in seen.items():
             places = _owners(directory, images, page, tell)
-            raise found(name, ", ".join(places[:_FEW]))
+            raise secret_found_error(name, ", ".join(places[:_MAX_REPORTED_OWNERS]))
 
     # hiding
 
-    def hidden(self, value: Any) -> Any:
+    def redact(self, value: Any) -> Any:
         """Plain data in which names stand for secrets; what holds none is given back as it is."""
         try:
             data = encode(value)
         except (OrtetError, TypeError, ValueError):  # whoever stores it says what is wrong with it
             return value
-        return self._without(value) if self._all.find(data) else value
+        return self._redact_value(value) if self._all_patterns.find(data) else value
 
-    def bytes_without(self, data: bytes) -> bytes:
-        if self._all.find(data):
+    def redact_bytes(self, data: bytes) -> bytes:
+        if self._all_patterns.find(data):
             for name, form in self._by_length():
                 data = data.replace(form, f"[{name}]".encode())
         return data
 
-    def _without(self, value: Any) -> Any:
+    def _redact_value(self, value: Any) -> Any:
         if isinstance(value, str):
             for name, form in self._by_length():
                 value = value.replace(form.decode("utf-8", "surrogateescape"), f"[{name}]")
             return value
         if isinstance(value, dict):
-            return {self._without(key): self._without(item) for key, item in value.items()}
+            return {
+                self._redact_value(key): self._redact_value(item) for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self._without(item) for item in value]
+            return [self._redact_value(item) for item in value]
         return value
 
     def _by_length(self) -> list[tuple[str, bytes]]:
         return sorted(self._forms, key=lambda named: -len(named[1]))
 
 
-def found(name: str, where: str, remedy: str = "") -> Refused:
+def secret_found_error(name: str, where: str, remedy: str = "") -> Refused:
     return Refused(
         "secret_found",
         f"secret {name!r} is in {where}, and a commit would keep it: {remedy or _OUT_OF_FILES}, or "
@@ -113,7 +122,7 @@ def found(name: str, where: str, remedy: str = "") -> Refused:
     )
 
 
-def unnamed(error: OrtetError) -> OrtetError:
+def without_secret_name(error: OrtetError) -> OrtetError:
     """The same for somebody who may not know which secrets there are."""
     if error.kind != "secret_found":
         return error
@@ -123,17 +132,19 @@ def unnamed(error: OrtetError) -> OrtetError:
     return Refused(error.kind, message.replace(f"[{name}]", "[...]"), where=where)
 
 
-def _owners(directory: Path, images: list[str], page: int, tell: Callable[[int], str]) -> list[str]:
+def _owners(
+    directory: Path, images: list[str], page: int, describe_process: Callable[[int], str]
+) -> list[str]:
     """Whose images they are: those of a process are called KIND-PID.img, its pages as its pagemap
     says."""
     sizes = list_images(directory)
-    laid = read_laid(lambda name: (directory / name).read_bytes(), sizes, page)
+    laid = read_page_layouts(lambda name: (directory / name).read_bytes(), sizes, page)
     named = (laid[image].key if image in laid else image for image in images)
     owners = (_PROCESS.fullmatch(name) or name for name in named)
     told = (
         f"what processes share ({one})"
         if isinstance(one, str)
-        else f"the memory of {tell(int(one[1]))}"
+        else f"the memory of {describe_process(int(one[1]))}"
         for one in owners
     )
     return sorted(set(told))

@@ -20,26 +20,32 @@ else:
     import event_loop
     import ipc
 
-_CHUNK = 1 << 18
-_PAUSE = 0.1  # seconds, when there is no descriptor left for another peer
-_PARTING = 2.0  # seconds that peers have to take their last answers before a freeze
+_READ_BYTES = 1 << 18
+_ACCEPT_PAUSE_SECONDS = 0.1  # seconds, when there is no descriptor left for another peer
+_DISCONNECT_TIMEOUT_SECONDS = (
+    2.0  # seconds that peers have to take their last answers before a freeze
+)
 
-Answer = Callable[["Peer", dict[str, Any]], "dict[str, Any] | event_loop.Held"]
+RequestHandler = Callable[["Peer", dict[str, Any]], "dict[str, Any] | event_loop.Held"]
 
 
-class Door:
+class ControlListener:
     """Listens; while it is shut, no connection exists."""
 
     def __init__(
-        self, loop: event_loop.Loop, path: str, answer: Answer, gone: Callable[[Peer], None]
+        self,
+        loop: event_loop.EventLoop,
+        path: str,
+        handle: RequestHandler,
+        on_disconnect: Callable[[ControlConnection], None],
     ) -> None:
-        self.answer = answer
-        self.gone = gone
-        self.peers: set[Peer] = set()
+        self.handle = handle
+        self.on_disconnect = on_disconnect
+        self.peers: set[ControlConnection] = set()
         self._loop = loop
         self._path = path
-        self._paused = math.inf
-        self._shut = False
+        self._resume_at = math.inf
+        self._is_shut = False
         self._bind()
 
     def _bind(self) -> None:
@@ -49,27 +55,27 @@ class Door:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._sock.bind(self._path)
         self._sock.listen(64)
-        self._loop.watch(self._sock.fileno(), event_loop.IN, self._knock)
+        self._loop.watch(self._sock.fileno(), event_loop.IN, self._accept)
 
     def open(self) -> None:
         """Let peers in again; somebody may have removed the socket from the file system."""
-        self._shut = False
-        self._paused = math.inf
+        self._is_shut = False
+        self._resume_at = math.inf
         if os.path.exists(self._path):
-            self._loop.watch(self._sock.fileno(), event_loop.IN, self._knock)
+            self._loop.watch(self._sock.fileno(), event_loop.IN, self._accept)
         else:
-            self._loop.drop(self._sock.fileno())
+            self._loop.unwatch(self._sock.fileno())
             self._sock.close()
             self._bind()
 
-    def shut(self, last: Peer) -> event_loop.Held:
+    def disconnect_all(self, last: ControlConnection) -> event_loop.PendingReply:
         """Send everybody away, `last` with its answer, and let nobody in."""
-        self._shut = True
-        self._knock(0)
-        self._loop.drop(self._sock.fileno())
-        until = event_loop.now() + _PARTING
+        self._is_shut = True
+        self._accept(0)
+        self._loop.unwatch(self._sock.fileno())
+        until = event_loop.now() + _DISCONNECT_TIMEOUT_SECONDS
         for peer in self.peers:
-            peer.leaving = True
+            peer.is_closing = True
         again = event_loop.now()
         while len(self.peers) > 1 and event_loop.now() < until:
             yield again
@@ -78,15 +84,15 @@ class Door:
             peer.close()
         return {}
 
-    def turn(self) -> float:
+    def run_once(self) -> float:
         """Go on with every peer; returns when to do so again at the latest."""
         for peer in list(self.peers):
-            peer.go_on()
-        if self._paused <= event_loop.now():
+            peer.advance()
+        if self._resume_at <= event_loop.now():
             self.open()
-        return min([peer.until for peer in self.peers] + [self._paused])
+        return min([peer.deadline for peer in self.peers] + [self._resume_at])
 
-    def _knock(self, _: int) -> None:
+    def _accept(self, _: int) -> None:
         while True:
             try:
                 sock, _ = self._sock.accept()
@@ -95,91 +101,101 @@ class Door:
             except ConnectionAbortedError:
                 continue
             except OSError:  # no descriptor left
-                self._loop.drop(self._sock.fileno())
-                self._paused = math.inf if self._shut else event_loop.now() + _PAUSE
+                self._loop.unwatch(self._sock.fileno())
+                self._resume_at = (
+                    math.inf if self._is_shut else event_loop.now() + _ACCEPT_PAUSE_SECONDS
+                )
                 return
-            if self._shut or not _from_outside(sock):
+            if self._is_shut or not _is_from_host(sock):
                 sock.close()
                 continue
-            self.peers.add(Peer(self._loop, sock, self))
+            self.peers.add(ControlConnection(self._loop, sock, self))
 
 
-class Peer:
+class ControlConnection:
     """One connection: a request at a time, answered in order."""
 
-    def __init__(self, loop: event_loop.Loop, sock: socket.socket, door: Door) -> None:
-        self.until = math.inf
+    def __init__(
+        self, loop: event_loop.EventLoop, sock: socket.socket, listener: ControlListener
+    ) -> None:
+        self.deadline = math.inf
         """When to go on with its request at the latest."""
-        self.leaving = False
+        self.is_closing = False
         """It gets the answer to its present request now, and is then sent away."""
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
-        self._door = door
-        self._in = bytearray()
-        self._out = bytearray()
-        self._held: event_loop.Held | None = None
+        self._listener = listener
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._pending_reply: event_loop.PendingReply | None = None
         sock.setblocking(False)
-        self._await()
+        self._watch()
 
-    def late(self, until: float) -> bool:
+    def must_reply(self, deadline: float) -> bool:
         """Is it to be answered with what there is?"""
-        return self.leaving or event_loop.now() >= until
+        return self.is_closing or event_loop.now() >= deadline
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         while self._fd >= 0:
-            if self._out and not self._send():
+            if self._unsent and not self._send():
                 break
-            if self._held is not None:
-                self._resume(self._held)
-                if self._held is not None:
+            if self._pending_reply is not None:
+                self._resume_reply(self._pending_reply)
+                if self._pending_reply is not None:
                     break
-            elif self.leaving:
+            elif self.is_closing:
                 self.close()
-            elif not self._next():
+            elif not self._handle_next():
                 break
         if self._fd >= 0:
-            self._await()
+            self._watch()
 
     def close(self) -> None:
         if self._fd < 0:
             return
-        self._loop.drop(self._fd)
+        self._loop.unwatch(self._fd)
         self._fd = -1
         self._sock.close()
-        self._door.peers.discard(self)
-        if self._held is not None:
-            self._held.close()
-        self._door.gone(self)
+        self._listener.peers.discard(self)
+        if self._pending_reply is not None:
+            self._pending_reply.close()
+        self._listener.on_disconnect(self)
 
-    def _next(self) -> bool:
+    def _handle_next(self) -> bool:
         try:
-            message = ipc.cut(self._in, ipc.REQUEST)
-        except ipc.Closed:
+            message = ipc.pop_message(self._received, ipc.MAX_REQUEST_BYTES)
+        except ipc.ConnectionClosed:
             self.close()
             return False
         if message is None:
             return False
-        answer = self._door.answer(self, message)
+        answer = self._listener.handle(self, message)
         if isinstance(answer, dict):
-            self._out += ipc.pack(answer)
+            self._unsent += ipc.pack(answer)
         else:
-            self._held = answer
+            self._pending_reply = answer
         return True
 
-    def _resume(self, held: event_loop.Held) -> None:
+    def _resume_reply(self, pending: event_loop.PendingReply) -> None:
         try:
-            self.until = next(held)
+            self.deadline = next(pending)
         except StopIteration as end:
-            self._held, self.until = None, math.inf
-            self._out += ipc.pack(end.value)
+            self._pending_reply, self.deadline = None, math.inf
+            self._unsent += ipc.pack(end.value)
 
-    def _await(self) -> None:
+    def _watch(self) -> None:
         """While it has a request open, only a hang-up is of interest."""
-        events = event_loop.OUT if self._out else 0 if self._held is not None else event_loop.IN
-        self._loop.watch(self._fd, events, self._event)
+        events = (
+            event_loop.OUT
+            if self._unsent
+            else 0
+            if self._pending_reply is not None
+            else event_loop.IN
+        )
+        self._loop.watch(self._fd, events, self._on_event)
 
-    def _event(self, event: int) -> None:
+    def _on_event(self, event: int) -> None:
         if event & event_loop.IN:
             self._receive()
         elif event & event_loop.HANGUP:
@@ -187,29 +203,29 @@ class Peer:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if data:
-            self._in += data
+            self._received += data
         else:
             self.close()
 
     def _send(self) -> bool:
         """Has it taken everything?"""
         try:
-            while self._out:
-                del self._out[: self._sock.send(self._out)]
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
             pass
         except OSError:
             self.close()
-        return not self._out and self._fd >= 0
+        return not self._unsent and self._fd >= 0
 
 
-def _from_outside(sock: socket.socket) -> bool:
+def _is_from_host(sock: socket.socket) -> bool:
     """A pid 1 listens to the hub alone; who is not in our pid namespace has no pid there."""
     size = struct.calcsize("3i")
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

@@ -19,51 +19,51 @@ IN = select.POLLIN
 OUT = select.POLLOUT
 HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
-Held = Generator[float, None, dict[str, Any]]
+PendingReply = Generator[float, None, dict[str, Any]]
 """An answer that takes a while: yields when to go on at the latest, or earlier on any event."""
 
-_LONGEST = 86_400.0  # seconds; what the kernel takes is not much more
+_MAX_WAIT_SECONDS = 86_400.0  # seconds; what the kernel takes is not much more
 
 now = time.monotonic
 
 
-def after(seconds: Any) -> float:
+def deadline_after(seconds: Any) -> float:
     """When so many seconds have passed; whatever is asked for, a day at most."""
-    return now() + min(max(0.0, seconds or 0.0), _LONGEST)
+    return now() + min(max(0.0, seconds or 0.0), _MAX_WAIT_SECONDS)
 
 
-class Loop:
+class EventLoop:
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._calls: dict[int, Callable[[int], None]] = {}
+        self._callbacks: dict[int, Callable[[int], None]] = {}
         self._signals: set[int] = set()
-        self._wakes, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_fd, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self.watch(self._wakes, IN, self._woken)
+        self.watch(self._wakeup_fd, IN, self._drain_wakeups)
 
-    def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
         """Call with what happened; also to change what is waited for. A hang-up always counts."""
         self._poll.register(fd, events)
-        self._calls[fd] = call
+        self._callbacks[fd] = callback
 
-    def drop(self, fd: int) -> None:
-        if self._calls.pop(fd, None) is not None:
+    def unwatch(self, fd: int) -> None:
+        if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def listen(self, number: signal.Signals) -> None:
+    def catch_signal(self, number: signal.Signals) -> None:
         """Remember this signal until the end of the turn in which it came."""
         signal.signal(number, lambda number, _: self._signals.add(number))
 
-    def turn(self, until: float) -> set[int]:
+    def run_once(self, deadline: float) -> set[int]:
         """Wait for something to happen and make the calls; returns the signals that came."""
-        wait = None if until == math.inf else min(max(until - now(), 0.0), _LONGEST)
+        wait = None if deadline == math.inf else min(max(deadline - now(), 0.0), _MAX_WAIT_SECONDS)
         for fd, event in self._poll.poll(None if wait is None else math.ceil(wait * 1000)):
-            call = self._calls.get(fd)  # an earlier call of this turn may have dropped it
+            call = self._callbacks.get(fd)  # an earlier call of this turn may have dropped it
             if call is not None:
                 call(event)
         came, self._signals = self._signals, set()
         return came
 
-    def _woken(self, _: int) -> None:
+    def _drain_wakeups(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wakes, 4096)
+            os.read(self._wakeup_fd, 4096)

@@ -17,35 +17,35 @@ else:
     import event_loop
     import job_table
 
-KINDS = ("on-fork", "on-restore")
-_TIMEOUT = 30.0  # seconds for one hook
-_OUTPUT = 1 << 16  # bytes of a hook's output that are told
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOOK_KINDS = ("on-fork", "on-restore")
+_HOOK_TIMEOUT_SECONDS = 30.0  # seconds for one hook
+_MAX_OUTPUT_BYTES = 1 << 16  # bytes of a hook's output that are told
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def renew(table: job_table.Table, request: dict[str, Any]) -> event_loop.Held:
+def renew_identity(table: job_table.JobTable, request: dict[str, Any]) -> event_loop.PendingReply:
     """Answers when the last hook has ended, with how each one did."""
     if os.getpid() != 1:
         return {"bad": "this is no machine: it would rename the host"}
-    if request["hooks"] not in KINDS:
-        return {"bad": f"hooks are {' or '.join(KINDS)}"}
-    _identify(request["machine_id"], request["hostname"], a2b_base64(request["entropy"]))
+    if request["hooks"] not in HOOK_KINDS:
+        return {"bad": f"hooks are {' or '.join(HOOK_KINDS)}"}
+    _set_identity(request["machine_id"], request["hostname"], a2b_base64(request["entropy"]))
     told = []
-    for path in hooks(request["hooks"], request.get("place") or ""):
-        told.append((yield from _run(table, path, request)))
+    for path in find_hooks(request["hooks"], request.get("place") or ""):
+        told.append((yield from _run_hook(table, path, request)))
     return {"hooks": told}
 
 
-def hooks(kind: str, place: str) -> list[str]:
+def find_hooks(kind: str, workspace_path: str) -> list[str]:
     """The system's, then the workspace's, each in the order of their names."""
     found = []
-    for directory in (f"/etc/ortet/{kind}.d", f"{place}/.ortet-hooks/{kind}"):
+    for directory in (f"/etc/ortet/{kind}.d", f"{workspace_path}/.ortet-hooks/{kind}"):
         with contextlib.suppress(OSError):
             found += [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
     return [path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)]
 
 
-def _identify(machine_id: str, hostname: str, entropy: bytes) -> None:
+def _set_identity(machine_id: str, hostname: str, entropy: bytes) -> None:
     with open("/etc/machine-id", "w", encoding="ascii") as file:
         file.write(machine_id + "\n")
     socket.sethostname(hostname)
@@ -53,19 +53,21 @@ def _identify(machine_id: str, hostname: str, entropy: bytes) -> None:
         pool.write(entropy)
 
 
-def _run(table: job_table.Table, path: str, request: dict[str, Any]) -> event_loop.Held:
+def _run_hook(
+    table: job_table.JobTable, path: str, request: dict[str, Any]
+) -> event_loop.PendingReply:
     told: dict[str, Any] = {"path": path, "code": None, "output": "", "timed_out": False}
     start = {
         "kind": "service",
         "argv": [path],
-        "env": request.get("env") or {"PATH": _PATH},
+        "env": request.get("env") or {"PATH": _DEFAULT_PATH},
         "cwd": request.get("place") or "/",
     }
     try:
         job = table.start(start)
     except (OSError, ValueError) as error:
         return {**told, "output": str(error)}
-    until = event_loop.after(request.get("timeout") or _TIMEOUT)
+    until = event_loop.deadline_after(request.get("timeout") or _HOOK_TIMEOUT_SECONDS)
     while job.alive and event_loop.now() < until:
         yield until
     if job.alive:
@@ -73,6 +75,8 @@ def _run(table: job_table.Table, path: str, request: dict[str, Any]) -> event_lo
         for _ in table.kill(job, ""):
             yield event_loop.now() + 0.001
         table.reap()
-    output, _, _ = job.rings["output"].read(job.rings["output"].end - _OUTPUT, _OUTPUT)
+    output, _, _ = job.rings["output"].read(
+        job.rings["output"].end - _MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES
+    )
     table.forget(job)
     return {**told, "code": job.code, "output": output.decode("utf-8", "replace")}

@@ -26,24 +26,24 @@ else:
     import spawn
     import syscalls
 
-SOCKET = "/run/ortet/init.sock"
+SOCKET_PATH = "/run/ortet/init.sock"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
     """Serve until killed."""
     ready = int(sys.argv[1]) if len(sys.argv) > 1 else -1
-    _let_go(ready)
-    _default_signals()
+    _close_inherited_fds(ready)
+    _reset_signals()
     os.umask(0o022)
-    kernel = syscalls.Kernel()
+    kernel = syscalls.LinuxSyscalls()
     with contextlib.suppress(OSError):  # an ordinary user has none to drop
         spawn.drop_capabilities(kernel)
     kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for when it is not pid 1
-    loop = event_loop.Loop()
-    loop.listen(signal.SIGCHLD)
-    loop.listen(signal.SIGUSR1)
-    asks = requests.Asks(loop, sys.argv[2] if len(sys.argv) > 2 else SOCKET)
+    loop = event_loop.EventLoop()
+    loop.catch_signal(signal.SIGCHLD)
+    loop.catch_signal(signal.SIGUSR1)
+    asks = requests.RequestHandlers(loop, sys.argv[2] if len(sys.argv) > 2 else SOCKET_PATH)
     if ready >= 0:
         with contextlib.suppress(OSError):
             os.write(ready, b"\n")
@@ -53,15 +53,15 @@ def main() -> None:
     _serve(loop, asks)
 
 
-def _serve(loop: event_loop.Loop, asks: requests.Asks) -> None:
-    until = asks.door.turn()
+def _serve(loop: event_loop.EventLoop, handlers: requests.RequestHandlers) -> None:
+    until = handlers.listener.run_once()
     while True:
         try:
-            came = loop.turn(until)
-            late = signal.SIGCHLD in came and not asks.table.reap()
+            came = loop.run_once(until)
+            late = signal.SIGCHLD in came and not handlers.table.reap()
             if signal.SIGUSR1 in came:
-                asks.door.open()
-            until = min(asks.door.turn(), asks.table.patience())
+                handlers.listener.open()
+            until = min(handlers.listener.run_once(), handlers.table.release_absent_readers())
             if late:
                 signal.raise_signal(signal.SIGCHLD)
         except Exception:  # no memory, say: with this process the whole machine would end
@@ -69,7 +69,7 @@ def _serve(loop: event_loop.Loop, asks: requests.Asks) -> None:
             until = event_loop.now()
 
 
-def _default_signals() -> None:
+def _reset_signals() -> None:
     """Jobs inherit what is blocked or ignored; whoever started us may have had reasons."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
@@ -78,17 +78,17 @@ def _default_signals() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _let_go(ready: int) -> None:
+def _close_inherited_fds(ready_fd: int) -> None:
     """Of every descriptor that was given to us but the one to report on."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != ready:
+        if int(name) > 2 and int(name) != ready_fd:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))
-    if ready >= 0:
-        os.set_inheritable(ready, False)
+    if ready_fd >= 0:
+        os.set_inheritable(ready_fd, False)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
-_FDS = 8
-_MOST = 64 << 20
-REQUEST = 8 << 20
+_MAX_FDS = 8
+_MAX_MESSAGE_BYTES = 64 << 20
+MAX_REQUEST_BYTES = 8 << 20
 """Bytes of the longest request to the pid 1 of a machine."""
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The other end is gone."""
 
 
@@ -31,7 +31,7 @@ def pack(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def cut(buffer: bytearray, most: int = _MOST) -> dict[str, Any] | None:
+def pop_message(buffer: bytearray, max_bytes: int = _MAX_MESSAGE_BYTES) -> dict[str, Any] | None:
     """Take the first message out of what has come; None while it is not whole.
 
     Closed for what is no message: nothing after it can be understood either.
@@ -39,17 +39,17 @@ def cut(buffer: bytearray, most: int = _MOST) -> dict[str, Any] | None:
     if len(buffer) < _LENGTH.size:
         return None
     (size,) = _LENGTH.unpack_from(buffer)
-    if size > most:
-        raise Closed
+    if size > max_bytes:
+        raise ConnectionClosed
     end = _LENGTH.size + size
     if len(buffer) < end:
         return None
     try:
         message = json.loads(bytes(buffer[_LENGTH.size : end]))
     except (ValueError, RecursionError) as error:
-        raise Closed from error
+        raise ConnectionClosed from error
     if not isinstance(message, dict):
-        raise Closed
+        raise ConnectionClosed
     del buffer[:end]
     return message
 
@@ -63,28 +63,28 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
         if sent < len(data):
             sock.sendall(data[sent:])
     except (BrokenPipeError, ConnectionResetError) as error:
-        raise Closed from error
+        raise ConnectionClosed from error
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next message and the descriptors that came with it, closed on exec."""
     fds: list[int] = []
-    head = _take(sock, _LENGTH.size, fds)
+    head = _receive_exactly(sock, _LENGTH.size, fds)
     (size,) = _LENGTH.unpack(head)
-    if size > _MOST:
-        raise Closed
-    message: dict[str, Any] = json.loads(_take(sock, size, fds))
+    if size > _MAX_MESSAGE_BYTES:
+        raise ConnectionClosed
+    message: dict[str, Any] = json.loads(_receive_exactly(sock, size, fds))
     return message, fds
 
 
-def _take(sock: socket.socket, size: int, fds: list[int]) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int, fds: list[int]) -> bytes:
     data = b""
     while len(data) < size:
-        space = socket.CMSG_SPACE(_FDS * 4)
+        space = socket.CMSG_SPACE(_MAX_FDS * 4)
         try:
             part, rights, _, _ = sock.recvmsg(size - len(data), space, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError as error:
-            raise Closed from error
+            raise ConnectionClosed from error
         for _, _, raw in rights:
             numbers = array.array("i")
             numbers.frombytes(raw[: len(raw) - len(raw) % numbers.itemsize])
@@ -92,6 +92,6 @@ def _take(sock: socket.socket, size: int, fds: list[int]) -> bytes:
         if not part:
             for fd in fds:
                 os.close(fd)
-            raise Closed
+            raise ConnectionClosed
         data += part
     return data

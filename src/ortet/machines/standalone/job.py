@@ -24,12 +24,12 @@ else:
     import spawn
     import streams
 
-_NULL = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-AWAY = object()
+_STDIN_FROM_NULL = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+READER_AWAY = object()
 """Who attends a run while its reader has no connection."""
 
 
-class Job:
+class JobProcess:
     """From its start until it is forgotten."""
 
     def __init__(self, number: int, request: dict[str, Any]) -> None:
@@ -41,30 +41,32 @@ class Job:
         self.mark: str = request.get("mark") or ""
         self.declared: bool = bool(request.get("declared"))
         self.tty: list[int] | None = request.get("tty")
-        self.began = time.time()
+        self.started_at = time.time()
         self.pid = 0
         self.code: int | None = None
-        self.before: set[procfs.Birth] = set()
+        self.alive_at_start: set[procfs.ProcessIdentity] = set()
         """What was alive when it began."""
-        self.alone = True
+        self.ran_alone = True
         """No other job lived while it did: an orphan nobody claims is its own."""
-        self.attended: object = None
+        self.reader: object = None
         """The connection that follows it to its end; output waits for it."""
-        self.until = math.inf
+        self.reader_deadline = math.inf
         """How long one that broke is waited for."""
-        self.input: streams.Input | None = None
-        self.outputs: dict[str, streams.Output] = {}
-        self.rings: dict[str, ring_buffer.Ring] = {}
+        self.input: streams.JobInput | None = None
+        self.outputs: dict[str, streams.JobOutput] = {}
+        self.rings: dict[str, ring_buffer.RingBuffer] = {}
 
-    def start(self, loop: event_loop.Loop, env: dict[str, str], *, stdin: bool) -> None:
+    def start(self, loop: event_loop.EventLoop, env: dict[str, str], *, stdin: bool) -> None:
         """NotADirectoryError and the like with `filename` set when it is the directory's fault."""
         if self.tty is None:
-            self._with_pipes(loop, env, stdin=stdin)
+            self._start_with_pipes(loop, env, stdin=stdin)
         else:
-            self._with_terminal(loop, env, self.tty)
+            self._start_with_terminal(loop, env, self.tty)
 
-    def _with_pipes(self, loop: event_loop.Loop, env: dict[str, str], *, stdin: bool) -> None:
-        patient = self.attended is not None
+    def _start_with_pipes(
+        self, loop: event_loop.EventLoop, env: dict[str, str], *, stdin: bool
+    ) -> None:
+        patient = self.reader is not None
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -72,9 +74,9 @@ class Job:
                 reader, writer = os.pipe2(os.O_CLOEXEC)
                 ours.append(writer if is_input else reader)
                 theirs.append(reader if is_input else writer)
-            actions = spawn.onto(theirs)
+            actions = spawn.dup_actions(theirs)
             if not stdin:
-                actions = [_NULL, *spawn.onto([-1, *theirs])[1:]]
+                actions = [_STDIN_FROM_NULL, *spawn.dup_actions([-1, *theirs])[1:]]
             self.pid = self._spawn(env, actions)
         except BaseException:
             _close(ours)
@@ -82,23 +84,25 @@ class Job:
         finally:
             _close(theirs)
         for name in ("stdout", "stderr"):
-            self.rings[name] = ring_buffer.Ring(patient=patient)
+            self.rings[name] = ring_buffer.RingBuffer(keep_unread=patient)
         shared = []
         if self.kind == "service":  # what a person reads: both, as they came
-            self.rings["output"] = ring_buffer.Ring()
+            self.rings["output"] = ring_buffer.RingBuffer()
             shared = [self.rings["output"]]
         if stdin:
-            self.input = streams.Input(loop, ours.pop(0))
+            self.input = streams.JobInput(loop, ours.pop(0))
         for name, fd in zip(("stdout", "stderr"), ours, strict=True):
-            self.outputs[name] = streams.Output(loop, fd, [self.rings[name], *shared])
+            self.outputs[name] = streams.JobOutput(loop, fd, [self.rings[name], *shared])
 
-    def _with_terminal(self, loop: event_loop.Loop, env: dict[str, str], size: list[int]) -> None:
+    def _start_with_terminal(
+        self, loop: event_loop.EventLoop, env: dict[str, str], size: list[int]
+    ) -> None:
         ours, theirs = os.openpty()
         try:
-            _resize(ours, *size)
+            _set_terminal_size(ours, *size)
             # opened by the leader of a new session, it becomes the controlling terminal
             path = os.ttyname(theirs)
-            actions: list[spawn.Action] = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0)]
+            actions: list[spawn.SpawnAction] = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0)]
             actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
             self.pid = self._spawn(env, actions)
         except BaseException:
@@ -106,11 +110,11 @@ class Job:
             raise
         finally:
             os.close(theirs)
-        self.rings = {name: ring_buffer.Ring() for name in ("stdout", "stderr")}
-        terminal = streams.Terminal(loop, ours, [self.rings["stdout"]])
+        self.rings = {name: ring_buffer.RingBuffer() for name in ("stdout", "stderr")}
+        terminal = streams.JobTerminal(loop, ours, [self.rings["stdout"]])
         self.outputs["stdout"], self.input = terminal, terminal.input
 
-    def _spawn(self, env: dict[str, str], actions: list[spawn.Action]) -> int:
+    def _spawn(self, env: dict[str, str], actions: list[spawn.SpawnAction]) -> int:
         try:
             os.chdir(self.cwd)
         except OSError as error:
@@ -126,17 +130,17 @@ class Job:
     def alive(self) -> bool:
         return self.code is None
 
-    def eof(self, stream: str) -> bool:
+    def is_eof(self, stream: str) -> bool:
         """Can nothing more come?"""
         output = self.outputs.get(stream)
         if output is None:
             return stream != "output" or all(one.eof for one in self.outputs.values())
         return output.eof
 
-    def ended(self, status: int) -> None:
+    def mark_ended(self, status: int) -> None:
         """All that the process itself wrote is in the rings before it counts as ended."""
         for output in self.outputs.values():
-            output.rest()
+            output.read_rest()
         self.code = os.waitstatus_to_exitcode(status)
         if self.input is not None and not self.tty:
             self.input.close()
@@ -148,47 +152,47 @@ class Job:
         if rest:
             rest = rest[self.input.feed(rest) :]
         if eof and not rest:
-            self.input.end()
+            self.input.end_input()
         return rest
 
-    def taken(self, stream: str, cursor: int) -> None:
+    def acknowledge(self, stream: str, cursor: int) -> None:
         """Who follows it has all before `cursor`."""
-        self.rings[stream].taken(cursor)
-        self.look_again(stream)
+        self.rings[stream].acknowledge(cursor)
+        self.resume_reading(stream)
 
-    def look_again(self, stream: str) -> None:
+    def resume_reading(self, stream: str) -> None:
         """There may be room now, or somebody at the terminal again."""
         if stream in self.outputs:
-            self.outputs[stream].regulate()
+            self.outputs[stream].update_watch()
 
-    def attend(self, reader: object) -> None:
-        if self.attended is not None:
-            self.attended, self.until = reader, math.inf
+    def set_reader(self, reader: object) -> None:
+        if self.reader is not None:
+            self.reader, self.reader_deadline = reader, math.inf
 
-    def leave(self, seconds: float | None) -> None:
+    def detach_reader(self, seconds: float | None) -> None:
         """Its reader is away; wait so long for it, None for as long as a freeze takes."""
-        self.attended = AWAY
-        self.until = math.inf if seconds is None else event_loop.after(seconds)
+        self.reader = READER_AWAY
+        self.reader_deadline = math.inf if seconds is None else event_loop.deadline_after(seconds)
 
-    def loosen(self) -> None:
+    def release_reader(self) -> None:
         """Nobody follows it to its end: from here on old output gives way to new."""
-        self.attended, self.until = None, math.inf
+        self.reader, self.reader_deadline = None, math.inf
         for ring in self.rings.values():
-            ring.loosen()
+            ring.stop_waiting()
         for output in self.outputs.values():
-            output.regulate()
+            output.update_watch()
 
-    def forget(self) -> None:
+    def discard_output(self) -> None:
         """Its output goes; an ended job's terminal too."""
         self.rings = {}
         for output in self.outputs.values():
             output.rings = []
-            output.regulate()
+            output.update_watch()
 
     def resize(self, rows: int, columns: int) -> None:
         if self.tty is None or self.outputs["stdout"].eof:
             raise OSError(errno.ENOTTY, "it has no terminal")
-        _resize(self.outputs["stdout"].fd, rows, columns)
+        _set_terminal_size(self.outputs["stdout"].fd, rows, columns)
         self.tty = [rows, columns]
 
     def signal(self, number: int, *, group: bool) -> bool:
@@ -198,7 +202,7 @@ class Job:
         (os.killpg if group else os.kill)(self.pid, signal.Signals(number))
         return True
 
-    def told(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What a listing says of it."""
         return {
             "id": self.id,
@@ -209,7 +213,7 @@ class Job:
             "cwd": self.cwd,
             "tty": self.tty,
             "declared": self.declared,
-            "began": self.began,
+            "began": self.started_at,
             "code": self.code,
         }
 
@@ -218,7 +222,7 @@ class WrongDirectory(OSError):
     """The working directory cannot be entered."""
 
 
-def _resize(fd: int, rows: int, columns: int) -> None:
+def _set_terminal_size(fd: int, rows: int, columns: int) -> None:
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     Plain = dict[str, Any]
 
-_LONGEST_REPR = 100_000
-_LONGEST_TRACE = 64_000
-_LARGEST_VALUE = 16 << 20
-_FRAMES = 100
-_DEEPEST = 200
-_CELL = "<cell "
-_OURS = "<ortet "  # names of our own modules in a guest
+_MAX_REPR_CHARS = 100_000
+_MAX_TRACE_CHARS = 64_000
+_MAX_VALUE_BYTES = 16 << 20
+_MAX_FRAMES = 100
+_MAX_DEPTH = 200
+_CELL_PREFIX = "<cell "
+_OWN_MODULE_PREFIX = "<ortet "  # names of our own modules in a guest
 _CO_COROUTINE = 0x80
 
 
-class Cells:
+class CellRunner:
     """The `__main__` module of an interpreter, and what ran in it so far."""
 
     def __init__(self) -> None:
@@ -42,24 +42,24 @@ class Cells:
     def run(self, code: str) -> Plain:
         """The value of the last expression as `value` where it is plain data, else only `repr`."""
         self.count += 1
-        name = f"{_CELL}{self.count}>"
+        name = f"{_CELL_PREFIX}{self.count}>"
         linecache.cache[name] = (len(code), None, _lines(code), name)
         try:
             value = self._execute(code, name)
         except BaseException as error:
-            return {"error": told(error)}
+            return {"error": describe_error(error)}
         if value is None:
             return {}
-        outcome: Plain = {"repr": shown(value)}
+        outcome: Plain = {"repr": safe_repr(value)}
         try:
-            if _is_plain(value, _DEEPEST) and len(json.dumps(value)) <= _LARGEST_VALUE:
+            if _is_plain(value, _MAX_DEPTH) and len(json.dumps(value)) <= _MAX_VALUE_BYTES:
                 outcome["value"] = value
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
         return outcome
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """A loop and its descriptors are the parent's: awaiting begins anew here."""
         self._loop = None
 
@@ -94,14 +94,14 @@ class Cells:
             raise
 
 
-def told(error: BaseException) -> Plain:
+def describe_error(error: BaseException) -> Plain:
     """An error with the frames below the cell, each with its line of source."""
     trace = error.__traceback__
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_CELL):
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_CELL_PREFIX):
         trace = trace.tb_next
     frames: list[tuple[str, int, str, str]] = []
-    for frame in traceback.extract_tb(trace, limit=-_FRAMES) if trace is not None else []:
-        if not frame.filename.startswith(_OURS):
+    for frame in traceback.extract_tb(trace, limit=-_MAX_FRAMES) if trace is not None else []:
+        if not frame.filename.startswith(_OWN_MODULE_PREFIX):
             frames.append((frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
     try:
         message = str(error)
@@ -109,29 +109,29 @@ def told(error: BaseException) -> Plain:
         message = "<an error whose text cannot be had>"
     try:
         told = traceback.TracebackException(type(error), error, trace)
-        _leave_out_ours(told)
+        _remove_own_frames(told)
         text = "".join(told.format())
     except Exception:
         text = f"{type(error).__name__}: {message}\n"
-    if len(text) > _LONGEST_TRACE:
-        half = _LONGEST_TRACE // 2
+    if len(text) > _MAX_TRACE_CHARS:
+        half = _MAX_TRACE_CHARS // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
     return {
         "type": type(error).__name__,
-        "message": message[:_LONGEST_REPR],
+        "message": message[:_MAX_REPR_CHARS],
         "frames": frames,
         "text": text,
     }
 
 
-def _leave_out_ours(told: Any) -> None:
+def _remove_own_frames(trace: Any) -> None:
     """The frames of the kernel itself, as of its handler of interrupts; in causes too."""
-    queue, seen = [told], set()
+    queue, seen = [trace], set()
     while queue:
         one = queue.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            one.stack[:] = [f for f in one.stack if not f.filename.startswith(_OURS)]
+            one.stack[:] = [f for f in one.stack if not f.filename.startswith(_OWN_MODULE_PREFIX)]
             queue += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
 
 
@@ -141,7 +141,7 @@ def _lines(code: str) -> list[str]:
     return [f"{line}\n" for line in lines]
 
 
-def shown(value: Any) -> str:
+def safe_repr(value: Any) -> str:
     """What a value prints, cut where it is long."""
     try:
         text = repr(value)
@@ -149,12 +149,12 @@ def shown(value: Any) -> str:
         raise
     except BaseException as error:
         return f"<{type(value).__name__} whose repr failed: {type(error).__name__}>"
-    if len(text) > _LONGEST_REPR:
-        return f"{text[:_LONGEST_REPR]}[... {len(text) - _LONGEST_REPR} characters cut ...]"
+    if len(text) > _MAX_REPR_CHARS:
+        return f"{text[:_MAX_REPR_CHARS]}[... {len(text) - _MAX_REPR_CHARS} characters cut ...]"
     return text
 
 
-def _is_plain(value: Any, deep: int) -> bool:
+def _is_plain(value: Any, max_depth: int) -> bool:
     """JSON, and tuples, which become lists; nothing that only looks like it."""
     kind = type(value)
     if kind is str:
@@ -164,10 +164,10 @@ def _is_plain(value: Any, deep: int) -> bool:
         return True
     if kind is int:
         return bool(value.bit_length() < 1024)
-    if deep and kind in (list, tuple):
-        return all(_is_plain(one, deep - 1) for one in value)
-    if deep and kind is dict:
+    if max_depth and kind in (list, tuple):
+        return all(_is_plain(one, max_depth - 1) for one in value)
+    if max_depth and kind is dict:
         return all(type(k) is str for k in value) and all(
-            _is_plain(one, deep - 1) for pair in value.items() for one in pair
+            _is_plain(one, max_depth - 1) for pair in value.items() for one in pair
         )
     return False

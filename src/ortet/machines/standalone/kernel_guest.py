@@ -23,45 +23,47 @@ if TYPE_CHECKING:
     from ortet.machines.standalone import ipc, kernel_cell, kernel_variables
 
     Message = dict[str, Any]
-    Open = tuple[int, str, int, int]
+    OpenFile = tuple[int, str, int, int]
     """A descriptor below the workspace: number, path, flags, position."""
 else:
     import _ortet_ipc as ipc
     import _ortet_kernel_cell as kernel_cell
     import _ortet_kernel_variables as kernel_variables
 
-_MARK = "ORTET_RUN"
-_KERNEL = ("/proc/", "/sys/", "/dev/", "/memfd:")  # what is no file of the machine
-_HIGH = 200  # descriptors from here on: out of the way of programs that close the first few
+_RUN_MARK_VARIABLE = "ORTET_RUN"
+_NON_FILE_PREFIXES = ("/proc/", "/sys/", "/dev/", "/memfd:")  # what is no file of the machine
+_MIN_PRIVATE_FD = (
+    200  # descriptors from here on: out of the way of programs that close the first few
+)
 
 
-class Guest:
+class KernelServer:
     """Answers one message at a time; forks of it go on in the same loop with another socket."""
 
     def __init__(
-        self, sock: socket.socket, place: str, listener: socket.socket | None = None
+        self, sock: socket.socket, workspace_path: str, listener: socket.socket | None = None
     ) -> None:
-        self._sock = _out_of_the_way(sock)
-        self._at: str = listener.getsockname() if listener else ""
-        self._listener = listener and _out_of_the_way(listener)
-        self._place = place
-        self._cells = kernel_cell.Cells()
-        self._running = False
+        self._sock = _move_to_high_fd(sock)
+        self._socket_path: str = listener.getsockname() if listener else ""
+        self._listener = listener and _move_to_high_fd(listener)
+        self._workspace_path = workspace_path
+        self._cells = kernel_cell.CellRunner()
+        self._is_running = False
         self._children: list[int] = []
         self._namespace = -1  # kept open, so that the mounts of this fork last
-        self._where: tuple[str, list[Open]] = (place, [])
-        signal.signal(signal.SIGINT, self._interrupted)
+        self._files_to_reopen: tuple[str, list[OpenFile]] = (workspace_path, [])
+        signal.signal(signal.SIGINT, self._on_interrupt)
 
     def serve(self) -> None:
         """Until the hub hangs up; where it listens, until the next one comes."""
-        self._greet()
+        self._send_hello()
         while True:
             try:
                 message, fds = ipc.receive(self._sock)
-            except ipc.Closed:
-                self._await()
+            except ipc.ConnectionClosed:
+                self._wait_for_hub()
                 continue
-            self._reap()
+            self._reap_forks()
             try:
                 answer = getattr(self, "_do_" + message["do"])(message, fds)
             except KeyboardInterrupt:  # came too late for what it was meant for
@@ -73,18 +75,18 @@ class Guest:
             if answer is None:  # a fork, just born: it is spoken to first
                 continue
             reply, passed = answer if isinstance(answer, tuple) else (answer, [])
-            with contextlib.suppress(ipc.Closed):  # which the next look finds too
+            with contextlib.suppress(ipc.ConnectionClosed):  # which the next look finds too
                 ipc.send(self._sock, reply, passed)
             for fd in passed:
                 os.close(fd)
             if message["do"] == "leave":
-                self._await()
+                self._wait_for_hub()
 
-    def _greet(self) -> None:
-        with contextlib.suppress(ipc.Closed):
+    def _send_hello(self) -> None:
+        with contextlib.suppress(ipc.ConnectionClosed):
             ipc.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
 
-    def _await(self) -> None:
+    def _wait_for_hub(self) -> None:
         """Nothing that leads out of the machine is open meanwhile: it can be frozen."""
         if self._listener is None:
             os._exit(0)
@@ -93,8 +95,8 @@ class Guest:
             os.dup2(null, number)
         os.close(null)
         self._sock.close()
-        self._sock = _out_of_the_way(self._listener.accept()[0])
-        self._greet()
+        self._sock = _move_to_high_fd(self._listener.accept()[0])
+        self._send_hello()
 
     def _do_leave(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
         _flush()
@@ -110,18 +112,18 @@ class Guest:
     def _do_run(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
         try:
             try:
-                self._running = True
+                self._is_running = True
                 outcome = self._cells.run(message["code"])
                 _flush()
             finally:
-                self._running = False
+                self._is_running = False
         except KeyboardInterrupt as error:
-            outcome = {"error": kernel_cell.told(error)}
+            outcome = {"error": kernel_cell.describe_error(error)}
             _flush()
         return outcome
 
-    def _interrupted(self, *_: Any) -> None:
-        if self._running:
+    def _on_interrupt(self, *_: Any) -> None:
+        if self._is_running:
             raise KeyboardInterrupt
 
     # variables
@@ -140,27 +142,27 @@ class Guest:
         """What stands in the way of a fork, or of other layers below the open files."""
         alive = [t for t in threading.enumerate() if t is not threading.main_thread()]
         threads = [t.name for t in alive]
-        opened, stuck = _opened(self._place, everywhere=bool(message.get("all")))
+        opened, stuck = _list_open_files(self._workspace_path, everywhere=bool(message.get("all")))
         try:
             cwd = os.getcwd()
         except OSError:  # it was removed
-            cwd = self._place
-        self._where = (cwd, opened)
+            cwd = self._workspace_path
+        self._files_to_reopen = (cwd, opened)
         return {"threads": threads, "stuck": stuck}
 
     def _do_follow(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
         """To other layers in the same place: with descriptors below another root, and with one
         only that of the machine itself."""
         if fds:
-            self._settle(*fds)
-        if len(fds) == 1 and self._at:
+            self._change_root(*fds)
+        if len(fds) == 1 and self._socket_path:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._at)
+                os.unlink(self._socket_path)
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(self._at)
+                listener.bind(self._socket_path)
                 listener.listen()
-                self._listener = _out_of_the_way(listener)
-        return {"lost": self._reopen()}
+                self._listener = _move_to_high_fd(listener)
+        return {"lost": self._reopen_files()}
 
     def _do_fork(self, message: Message, fds: list[int]) -> Any:
         """Answers with the child; where it is told to `look`, first with what was found."""
@@ -170,7 +172,7 @@ class Guest:
             found = self._do_ready({}, [])
             if found["stuck"] or (found["threads"] and not message["force"]):
                 return found
-            with contextlib.suppress(ipc.Closed):
+            with contextlib.suppress(ipc.ConnectionClosed):
                 ipc.send(self._sock, found)
         _flush()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
@@ -182,33 +184,33 @@ class Guest:
             gc.unfreeze()
             return {"failed": str(error)}
         if pid == 0:
-            self._become(message, fds)
+            self._become_fork(message, fds)
             return None
         gc.unfreeze()
         self._children.append(pid)
         return {"pid": pid}, [os.pidfd_open(pid)]
 
-    def _become(self, message: Message, fds: list[int]) -> None:
+    def _become_fork(self, message: Message, fds: list[int]) -> None:
         """In the child: another socket, a run of its own, other random numbers. Its files come
         with the next message: they are made meanwhile."""
         os.setsid()
         self._sock.close()
-        self._sock = _out_of_the_way(socket.socket(fileno=os.dup(fds[0])))
+        self._sock = _move_to_high_fd(socket.socket(fileno=os.dup(fds[0])))
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         for number, fd in ((1, fds[1]), (2, fds[2])):
             os.dup2(fd, number)
-        os.environ[_MARK] = message["mark"]
+        os.environ[_RUN_MARK_VARIABLE] = message["mark"]
         self._children = []
-        self._cells.forked()
+        self._cells.reset_after_fork()
         _reseed()
 
     def _do_files(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
-        self._settle(*fds)
-        return {"hello": os.getpid(), "lost": self._reopen()}
+        self._change_root(*fds)
+        return {"hello": os.getpid(), "lost": self._reopen_files()}
 
-    def _settle(self, root: int, namespace: int | None = None) -> None:
+    def _change_root(self, root: int, namespace: int | None = None) -> None:
         """Below another root; its mounts last as long as the namespace is open."""
         os.fchdir(root)
         os.chroot(".")
@@ -217,16 +219,16 @@ class Guest:
             os.close(self._namespace)
             self._namespace = -1
         if namespace is not None:
-            self._namespace = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+            self._namespace = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, _MIN_PRIVATE_FD)
 
-    def _reopen(self) -> list[str]:
+    def _reopen_files(self) -> list[str]:
         """The working directory and open files, by their paths as `ready` found them."""
-        cwd, opened = self._where
+        cwd, opened = self._files_to_reopen
         lost = []
         try:
             os.chdir(cwd)
         except OSError:
-            os.chdir(self._place)
+            os.chdir(self._workspace_path)
         for fd, path, flags, at in opened:
             try:
                 fresh = os.open(path, flags | os.O_CLOEXEC)
@@ -239,7 +241,7 @@ class Guest:
             os.close(fresh)
         return lost
 
-    def _reap(self) -> None:
+    def _reap_forks(self) -> None:
         """Forks that have ended; what a cell started is the cell's to wait for."""
         for pid in list(self._children):
             with contextlib.suppress(ChildProcessError):
@@ -248,11 +250,13 @@ class Guest:
             self._children.remove(pid)
 
 
-def _opened(place: str, *, everywhere: bool = False) -> tuple[list[Open], list[str]]:
+def _list_open_files(
+    workspace_path: str, *, everywhere: bool = False
+) -> tuple[list[OpenFile], list[str]]:
     """Files and directories below a place that this process has open, and those that it cannot
     open again: their names are gone, or they are written through memory. `everywhere`: also what
     it has open elsewhere, if it can be opened again."""
-    opened: list[Open] = []
+    opened: list[OpenFile] = []
     stuck: list[str] = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -260,8 +264,8 @@ def _opened(place: str, *, everywhere: bool = False) -> tuple[list[Open], list[s
             path, now = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
         except OSError:  # the one that listed them
             continue
-        below = path == place or path.startswith(place + "/")
-        if not below and (not everywhere or path[:1] != "/" or path.startswith(_KERNEL)):
+        below = path == workspace_path or path.startswith(workspace_path + "/")
+        if not below and (not everywhere or path[:1] != "/" or path.startswith(_NON_FILE_PREFIXES)):
             continue
         flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
         if path.endswith(" (deleted)"):
@@ -273,11 +277,11 @@ def _opened(place: str, *, everywhere: bool = False) -> tuple[list[Open], list[s
             opened.append((fd, path, flags, -1))
     with open("/proc/self/maps", "rb") as file:
         maps = file.read()
-    for line in maps.splitlines() if os.fsencode(place) + b"/" in maps else ():
+    for line in maps.splitlines() if os.fsencode(workspace_path) + b"/" in maps else ():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[1][1:4:2] == b"ws":
             path = os.fsdecode(fields[5])
-            if path.startswith(place + "/"):
+            if path.startswith(workspace_path + "/"):
                 stuck.append(path + " (mapped)")
     return opened, stuck
 
@@ -297,9 +301,9 @@ def _reseed() -> None:
             loaded["uuid"]._last_timestamp = None  # type: ignore[attr-defined]
 
 
-def _out_of_the_way(sock: socket.socket) -> socket.socket:
+def _move_to_high_fd(sock: socket.socket) -> socket.socket:
     with sock:
-        return socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+        return socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _MIN_PRIVATE_FD))
 
 
 def _flush() -> None:
@@ -308,7 +312,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _end_with(sock: socket.socket) -> None:
+def _exit_on_hangup(sock: socket.socket) -> None:
     """On the host itself nothing else ends a cell whose hub is gone."""
 
     def look(*_: Any) -> None:
@@ -323,7 +327,7 @@ def _end_with(sock: socket.socket) -> None:
 
 
 def main(
-    sock: socket.socket, place: str, *, alone: bool, listener: socket.socket | None = None
+    sock: socket.socket, workspace_path: str, *, alone: bool, listener: socket.socket | None = None
 ) -> None:
     """Never returns."""
     for stream in (sys.stdout, sys.stderr):
@@ -331,7 +335,7 @@ def main(
             stream.reconfigure(  # type: ignore[union-attr]
                 encoding="utf-8", errors="surrogateescape", line_buffering=True
             )
-    guest = Guest(sock, place, listener)
+    guest = KernelServer(sock, workspace_path, listener)
     if alone:
-        _end_with(guest._sock)
+        _exit_on_hangup(guest._sock)
     guest.serve()

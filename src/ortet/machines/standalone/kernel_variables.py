@@ -23,16 +23,16 @@ class _TooLarge(Exception):
     """More than was allowed for."""
 
 
-class _Bounded(io.BytesIO):
-    most = 0
+class _BoundedBuffer(io.BytesIO):
+    max_bytes = 0
 
     def write(self, data: Any) -> int:
-        if self.tell() + memoryview(data).nbytes > self.most:
+        if self.tell() + memoryview(data).nbytes > self.max_bytes:
             raise _TooLarge
         return super().write(data)
 
 
-class _ByValue(pickle.Pickler):
+class _StrictPickler(pickle.Pickler):
     """Refuses what would be stored as the name of something that only this interpreter has."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -45,7 +45,7 @@ class _ByValue(pickle.Pickler):
         return NotImplemented
 
 
-def save(namespace: Plain, names: list[str], fds: list[int], most: int) -> Plain:
+def save(namespace: Plain, names: list[str], fds: list[int], max_bytes: int) -> Plain:
     """Write the pickles one after another; which they are and how long, and what is missing."""
     kept: list[Plain] = []
     lost: list[Plain] = []
@@ -56,9 +56,9 @@ def save(namespace: Plain, names: list[str], fds: list[int], most: int) -> Plain
         value = namespace[name]
         one = {"name": name, "type": type(value).__name__}
         try:
-            data = _pickled(value, most)
+            data = _pickle(value, max_bytes)
         except _TooLarge:
-            lost.append({**one, "why": f"it and those before it take more than {most} bytes"})
+            lost.append({**one, "why": f"it and those before it take more than {max_bytes} bytes"})
             continue
         except KeyboardInterrupt:
             raise
@@ -66,7 +66,7 @@ def save(namespace: Plain, names: list[str], fds: list[int], most: int) -> Plain
             why = str(error)[:500] or type(error).__name__
             lost.append({**one, "why": why})
             continue
-        most -= len(data)
+        max_bytes -= len(data)
         if fds:
             view = memoryview(data)
             while view:
@@ -91,12 +91,12 @@ def load(namespace: Plain, variables: list[Plain], fds: list[int]) -> Plain:
     return {"lost": lost}
 
 
-def _pickled(value: Any, most: int) -> bytes:
-    out = _Bounded()
-    out.most = most
+def _pickle(value: Any, max_bytes: int) -> bytes:
+    out = _BoundedBuffer()
+    out.max_bytes = max_bytes
     try:
         make = importlib.import_module("cloudpickle").Pickler  # where the workspace has it
     except ImportError:
-        make = _ByValue
+        make = _StrictPickler
     make(out, protocol=_PROTOCOL).dump(value)
     return out.getvalue()

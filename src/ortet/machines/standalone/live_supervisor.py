@@ -32,117 +32,124 @@ else:
     import port_forwarder
     import syscalls
 
-NET_FD = 100
+NETWORK_FD = 100
 """Under this number a restoring CRIU finds the network namespace of the new machine."""
 
-_MACHINE = (
+_MACHINE_NAMESPACES = (
     syscalls.CLONE_NEWPID
     | syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
     | syscalls.CLONE_NEWNET
 )
-_ROUNDS, _ROUND = 200, 0.01  # how long dying processes are waited for, in seconds
-_LOOPBACK, _ROOT = 1, 0xFFFFFFFF  # an interface, and where in it
-_NEW, _DELETE = 36, 37  # a queueing discipline; the flags: answer me, and make it or replace it
-_ANSWER, _MAKE = 0x5, 0x500
-_CACHE = "/run/criu.kdat"
+_EXIT_POLLS, _EXIT_POLL_SECONDS = 200, 0.01  # how long dying processes are waited for, in seconds
+_LOOPBACK_INDEX, _QDISC_ROOT = 1, 0xFFFFFFFF  # an interface, and where in it
+_RTM_NEWQDISC, _RTM_DELQDISC = (
+    36,
+    37,
+)  # a queueing discipline; the flags: answer me, and make it or replace it
+_NLM_REQUEST_ACK, _NLM_CREATE_REPLACE = 0x5, 0x500
+_CRIU_CACHE = "/run/criu.kdat"
 
 
 def main() -> None:
     """Serve until the hub is gone."""
     sock, criu, area = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
-    kernel = syscalls.Kernel()
+    kernel = syscalls.LinuxSyscalls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
-    keeper = Keeper(kernel, sock, criu, f"{area}/criu-{_boot()}.kdat")
-    keeper.prime()
+    keeper = LiveSupervisor(kernel, sock, criu, f"{area}/criu-{_boot_id()}.kdat")
+    keeper.warm_criu_cache()
     ipc.send(sock, {"ready": os.getpid()})
     while True:
         try:
-            keeper.await_word()
+            keeper.wait_request()
             request, fds = ipc.receive(sock)
-        except ipc.Closed:
-            keeper.leave()
+        except ipc.ConnectionClosed:
+            keeper.shut_down()
             os._exit(0)
         try:
-            reply = keeper.do(request, fds)
+            reply = keeper.handle(request, fds)
         except OSError as error:
             reply = {"error": str(error), "errno": error.errno}
         finally:
             for fd in fds:
                 os.close(fd)
-        with contextlib.suppress(ipc.Closed):
+        with contextlib.suppress(ipc.ConnectionClosed):
             ipc.send(sock, reply)
 
 
-class Keeper:
+class LiveSupervisor:
     """Answers one request at a time; what takes long is done by the child. The last descriptor of
     a request is for the child to say why it failed: closed without a word, it went well."""
 
-    def __init__(self, kernel: syscalls.Kernel, sock: socket.socket, criu: str, known: str) -> None:
+    def __init__(
+        self, kernel: syscalls.LinuxSyscalls, sock: socket.socket, criu: str, cache_copy: str
+    ) -> None:
         self._kernel = kernel
         self._sock = sock
         self._criu = criu
-        self._known = known  # what CRIU found out about this kernel
-        self._priming = 0  # the process that has it find out
-        self._groups: set[str] = set()
-        self._tied: dict[int, int] = {}  # a machine's pid 1, and what is to end with it
+        self._cache_copy = cache_copy  # what CRIU found out about this kernel
+        self._cache_pid = 0  # the process that has it find out
+        self._cgroups: set[str] = set()
+        self._killed_with_machine: dict[
+            int, int
+        ] = {}  # a machine's pid 1, and what is to end with it
 
-    def prime(self) -> None:
+    def warm_criu_cache(self) -> None:
         """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
-        if not os.path.exists(self._known):
-            self._priming = self._fork(syscalls.CLONE_NEWNS, self._look_at_kernel, [])["pid"]
+        if not os.path.exists(self._cache_copy):
+            self._cache_pid = self._fork(syscalls.CLONE_NEWNS, self._run_criu_check, [])["pid"]
 
-    def _look_at_kernel(self) -> NoReturn:
-        self._priming = 0
-        self._own_run()
+    def _run_criu_check(self) -> NoReturn:
+        self._cache_pid = 0
+        self._mount_private_run()
         child = os.posix_spawn(self._criu, [self._criu, "check"], {"PATH": os.defpath})
         os.waitpid(child, 0)
         with contextlib.suppress(OSError):
-            _copy(_CACHE, f"{self._known}.{os.getpid()}")
-            os.rename(f"{self._known}.{os.getpid()}", self._known)
+            _copy_file(_CRIU_CACHE, f"{self._cache_copy}.{os.getpid()}")
+            os.rename(f"{self._cache_copy}.{os.getpid()}", self._cache_copy)
         os._exit(0)
 
-    def _await_prime(self) -> None:
+    def _wait_for_cache(self) -> None:
         """Else CRIU looks for itself, with a connection in a network where nothing may be sent."""
         with contextlib.suppress(ProcessLookupError):
-            while self._priming and not os.path.exists(self._known):
-                os.kill(self._priming, 0)
-                time.sleep(_ROUND)
+            while self._cache_pid and not os.path.exists(self._cache_copy):
+                os.kill(self._cache_pid, 0)
+                time.sleep(_EXIT_POLL_SECONDS)
 
-    def _own_run(self) -> None:
+    def _mount_private_run(self) -> None:
         """CRIU keeps what it found out in /run, and only if that is a tmpfs."""
-        self._await_prime()
-        self._kernel.private()
+        self._wait_for_cache()
+        self._kernel.make_mounts_private()
         self._kernel.mount(
             "tmpfs", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700"
         )
         with contextlib.suppress(OSError):
-            _copy(self._known, _CACHE)
+            _copy_file(self._cache_copy, _CRIU_CACHE)
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """The hub is gone, perhaps killed: end its machines, and remove their control groups."""
-        for group in self._groups:
+        for group in self._cgroups:
             with contextlib.suppress(OSError), open(f"{group}/cgroup.procs") as file:
                 for pid in file.read().split():
                     with contextlib.suppress(OSError):
                         os.kill(int(pid), signal.SIGKILL)
-        for _ in range(_ROUNDS):
-            self._groups = {group for group in self._groups if not _removed(group)}
-            if not self._groups:
+        for _ in range(_EXIT_POLLS):
+            self._cgroups = {group for group in self._cgroups if not _remove_cgroup(group)}
+            if not self._cgroups:
                 return
-            time.sleep(_ROUND)
+            time.sleep(_EXIT_POLL_SECONDS)
 
-    def await_word(self) -> None:
+    def wait_request(self) -> None:
         """Until the hub says something. What is tied to a machine that ends meanwhile ends too."""
         while True:
             poll = select.poll()
-            for fd in (self._sock.fileno(), *self._tied):
+            for fd in (self._sock.fileno(), *self._killed_with_machine):
                 poll.register(fd, select.POLLIN)
             heard = {fd for fd, _ in poll.poll()}
-            for machine in heard & self._tied.keys():
-                other = self._tied.pop(machine)
+            for machine in heard & self._killed_with_machine.keys():
+                other = self._killed_with_machine.pop(machine)
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(other, signal.SIGKILL)
                 os.close(machine)
@@ -150,37 +157,39 @@ class Keeper:
             if self._sock.fileno() in heard:
                 return
 
-    def do(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    def handle(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         what = request["do"]
-        self._groups = {group for group in self._groups if os.path.isdir(group)}
-        self._groups.update(request.get("groups", ()))
+        self._cgroups = {group for group in self._cgroups if os.path.isdir(group)}
+        self._cgroups.update(request.get("groups", ()))
         if what == "start":
-            return self._fork(_MACHINE, lambda: self._start(request, fds), fds)
+            return self._fork(_MACHINE_NAMESPACES, lambda: self._exec_init(request, fds), fds)
         # the rest makes its namespaces itself: we have others to serve
         if what == "worker":
-            return self._fork(0, lambda: self._worker(fds), fds)
+            return self._fork(0, lambda: self._exec_dump_worker(fds), fds)
         if what == "pager":
-            return self._fork(0, lambda: self._pager(request), fds)
+            return self._fork(0, lambda: self._exec_pager(request), fds)
         if what == "branch":
-            return self._fork(syscalls.CLONE_NEWNS, lambda: self._branch(request["plan"], fds), fds)
+            return self._fork(
+                syscalls.CLONE_NEWNS, lambda: self._clone_mounts(request["plan"], fds), fds
+            )
         if what == "porter":
-            return self._fork(0, lambda: self._porter(request["port"], fds), fds)
+            return self._fork(0, lambda: self._run_port_forwarder(request["port"], fds), fds)
         if what == "hush":
-            return self._fork(0, lambda: self._hush(request["on"], fds[0]), fds)
+            return self._fork(0, lambda: self._set_network_blocked(request["on"], fds[0]), fds)
         if what == "spare":
-            return self._fork(0, lambda: self._spare(request["groups"], fds), fds)
+            return self._fork(0, lambda: self._exec_spare_criu(request["groups"], fds), fds)
         if what == "outlet":
-            return self._fork(0, lambda: self._outlet(request["argv"], fds), fds)
+            return self._fork(0, lambda: self._exec_outbound_network(request["argv"], fds), fds)
         if what == "stand":
-            return self._fork(0, lambda: self._stand(fds[0], on=request["on"]), fds)
+            return self._fork(0, lambda: self._set_fallback_address(fds[0], on=request["on"]), fds)
         if what == "tie":
             machine, other = fds
-            self._tied[os.dup(machine)] = os.dup(other)
+            self._killed_with_machine[os.dup(machine)] = os.dup(other)
             return {}
-        return self._fork(0, lambda: self._fit(request, fds), fds)
+        return self._fork(0, lambda: self._prepare_spare(request, fds), fds)
 
     def _fork(self, flags: int, child: Callable[[], NoReturn], fds: list[int]) -> dict[str, Any]:
-        pid = self._kernel.fork_into(flags)
+        pid = self._kernel.fork_into_namespaces(flags)
         if pid:
             return {"pid": pid}
         try:
@@ -194,11 +203,11 @@ class Keeper:
         finally:
             os._exit(1)
 
-    def _start(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _exec_init(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         """Pid 1 of a new machine: its own program, seen from inside."""
-        join(request["groups"])
+        join_cgroups(request["groups"])
         mounter.Mounter(self._kernel, request["plan"]).build()
-        loopback.rise()
+        loopback.bring_up()
         socket.sethostname(request["hostname"])
         os.setsid()
         nothing = os.open("/dev/null", os.O_RDWR)
@@ -210,40 +219,40 @@ class Keeper:
         argv = [*request["argv"], "3"]
         os.execve(argv[0], argv, request["env"])
 
-    def _worker(self, fds: list[int]) -> NoReturn:
+    def _exec_dump_worker(self, fds: list[int]) -> NoReturn:
         """CRIU in the network namespace of a machine: it then leaves that alone."""
         talk, net, _ = fds
         self._kernel.unshare(syscalls.CLONE_NEWNS)
-        self._kernel.enter(net, syscalls.CLONE_NEWNET)
-        self._own_run()
-        self._execute(talk)
+        self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
+        self._mount_private_run()
+        self._exec_criu_worker(talk)
 
-    def _branch(self, plan: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _clone_mounts(self, plan: dict[str, Any], fds: list[int]) -> NoReturn:
         """A copy of a machine's mounts with another workspace: answers with its root directory and
         its namespace, see Mounter.branch. A machine's own pid 1 has no right to."""
         talk, machine, _ = fds
-        workspace = mounter.Mounter(self._kernel, plan).lay_aside()
+        workspace = mounter.Mounter(self._kernel, plan).build_detached_workspace()
         own = os.open("/proc/self/ns", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._kernel.setns(machine)
+        self._kernel.join_mount_namespace(machine)
         self._kernel.unshare(syscalls.CLONE_NEWNS)
-        self._kernel.put(workspace, plan["place"])
+        self._kernel.move_mount(workspace, plan["place"])
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespace = os.open("mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)
         ipc.send(socket.socket(fileno=talk), {}, [root, namespace])
         os._exit(0)
 
-    def _porter(self, port: int, fds: list[int]) -> NoReturn:
+    def _run_port_forwarder(self, port: int, fds: list[int]) -> NoReturn:
         """Lets connections to a socket of the host into a machine."""
         listener, net, machine, told = fds
-        self._kernel.enter(net, syscalls.CLONE_NEWNET)
+        self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
         os.close(told)
         port_forwarder.serve(socket.socket(fileno=listener), machine, port)
 
-    def _outlet(self, argv: list[str], fds: list[int]) -> NoReturn:
+    def _exec_outbound_network(self, argv: list[str], fds: list[int]) -> NoReturn:
         """The way out of a machine; it finds that network, and where to say that it is there, under
         the numbers in its arguments."""
         net, log, told = fds
-        _refuse_own(net)
+        _refuse_host_network(net)
         nothing = os.open("/dev/null", os.O_RDWR)
         for number, fd in enumerate((nothing, nothing, log)):
             os.dup2(fd, number)
@@ -253,56 +262,56 @@ class Keeper:
         argv = [numbers.get(word, word) for word in argv]
         os.execve(argv[0], argv, {"PATH": os.defpath})
 
-    def _stand(self, net: int, *, on: bool) -> NoReturn:
+    def _set_fallback_address(self, net: int, *, on: bool) -> NoReturn:
         """Loopback stands in for a way out that is not there, or does no longer."""
-        _refuse_own(net)
-        self._kernel.enter(net, syscalls.CLONE_NEWNET)
+        _refuse_host_network(net)
+        self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
         if on:
-            loopback.rise()  # whoever has this network may not have come to that
-            loopback.stand_in()
+            loopback.bring_up()  # whoever has this network may not have come to that
+            loopback.add_fallback_address()
         else:
-            loopback.stand_down()
+            loopback.remove_fallback_address()
         os._exit(0)
 
-    def _spare(self, groups: list[str], fds: list[int]) -> NoReturn:
+    def _exec_spare_criu(self, groups: list[str], fds: list[int]) -> NoReturn:
         """CRIU that will restore something, with a new network for it; `_fit` gives it mounts."""
-        join(groups)
+        join_cgroups(groups)
         self._kernel.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET)
-        self._kernel.private()
-        loopback.rise()
+        self._kernel.make_mounts_private()
+        loopback.bring_up()
         net = os.open("/proc/self/ns/net", os.O_RDONLY)
-        os.dup2(net, NET_FD)
-        self._execute(fds[0])
+        os.dup2(net, NETWORK_FD)
+        self._exec_criu_worker(fds[0])
 
-    def _fit(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _prepare_spare(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
         """Make the mounts of a machine where a CRIU is, and have it in that machine's control
         groups: what it restores is in them too."""
-        join(request["groups"], request["pid"])
-        self._kernel.setns(fds[0])
-        mounter.Mounter(self._kernel, request["plan"]).build_aside()
-        self._own_run()
+        join_cgroups(request["groups"], request["pid"])
+        self._kernel.join_mount_namespace(fds[0])
+        mounter.Mounter(self._kernel, request["plan"]).build_without_pivot()
+        self._mount_private_run()
         os._exit(0)
 
-    def _hush(self, on: bool, net: int) -> NoReturn:
-        self._kernel.enter(net, syscalls.CLONE_NEWNET)
-        hush(on)
+    def _set_network_blocked(self, blocked: bool, net: int) -> NoReturn:
+        self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
+        set_network_blocked(blocked)
         os._exit(0)
 
-    def _pager(self, request: dict[str, Any]) -> NoReturn:
+    def _exec_pager(self, request: dict[str, Any]) -> NoReturn:
         """CRIU that hands out memory after the processes that it belongs to have begun."""
         self._kernel.unshare(syscalls.CLONE_NEWNS)
-        self._own_run()
-        self._criu_with("lazy-pages", "-D", request["images"], "-W", request["work"])
+        self._mount_private_run()
+        self._exec_criu("lazy-pages", "-D", request["images"], "-W", request["work"])
 
-    def _execute(self, talk: int) -> NoReturn:
-        os.set_inheritable(talk, True)
-        self._criu_with("swrk", str(talk))
+    def _exec_criu_worker(self, rpc_fd: int) -> NoReturn:
+        os.set_inheritable(rpc_fd, True)
+        self._exec_criu("swrk", str(rpc_fd))
 
-    def _criu_with(self, *arguments: str) -> NoReturn:
+    def _exec_criu(self, *arguments: str) -> NoReturn:
         os.execve(self._criu, [self._criu, *arguments], {"PATH": os.defpath})
 
 
-def join(groups: list[str], pid: int = 0) -> None:
+def join_cgroups(groups: list[str], pid: int = 0) -> None:
     """Have a process, or this one, in control groups, and all that it starts from now on."""
     for group in groups:
         # a process that moves its only thread itself, where that can be said, need not wait
@@ -312,23 +321,23 @@ def join(groups: list[str], pid: int = 0) -> None:
             file.write(str(pid))
 
 
-def _refuse_own(net: int) -> None:
+def _refuse_host_network(net: int) -> None:
     """The host's network is not to be changed, whatever went wrong."""
     if os.path.samestat(os.fstat(net), os.stat("/proc/self/ns/net")):
         raise OSError(errno.EINVAL, "this is the host's own network")
 
 
-def _copy(source: str, target: str) -> None:
+def _copy_file(source: str, target: str) -> None:
     with open(source, "rb") as one, open(target, "wb") as other:
         other.write(one.read())
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
-def _removed(group: str) -> bool:
+def _remove_cgroup(group: str) -> bool:
     try:
         os.rmdir(group)
     except OSError as error:
@@ -336,12 +345,16 @@ def _removed(group: str) -> bool:
     return True
 
 
-def hush(on: bool) -> None:
+def set_network_blocked(blocked: bool) -> None:
     """Have nothing be sent in the network that we are in, or all again: by a queue with room for no
     packet. What does not get into it counts as not yet sent, so nothing is lost."""
-    queue = struct.pack("=HH8sHHI", 10, 1, b"pfifo", 8, 2, 0) if on else b""
-    body = struct.pack("=BxxxiIII", 0, _LOOPBACK, 0, _ROOT, 0) + queue
-    what, flags = (_NEW, _ANSWER | _MAKE) if on else (_DELETE, _ANSWER)
+    queue = struct.pack("=HH8sHHI", 10, 1, b"pfifo", 8, 2, 0) if blocked else b""
+    body = struct.pack("=BxxxiIII", 0, _LOOPBACK_INDEX, 0, _QDISC_ROOT, 0) + queue
+    what, flags = (
+        (_RTM_NEWQDISC, _NLM_REQUEST_ACK | _NLM_CREATE_REPLACE)
+        if blocked
+        else (_RTM_DELQDISC, _NLM_REQUEST_ACK)
+    )
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
         sock.send(struct.pack("=IHHII", 16 + len(body), what, flags, 1, 0) + body)
         (error,) = struct.unpack_from("=i", sock.recv(4096), 16)

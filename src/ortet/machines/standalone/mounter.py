@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 else:
     import syscalls
 
-_NAMESPACE = "/proc/self/ns/mnt"
+_MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 
 
-RESTORED = frozenset(("proc", "devpts", "sysfs"))
+CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs"))
 """Kinds of mounts that CRIU makes by itself."""
 
-_NOTHING = frozenset[str]()
+_NO_TYPES = frozenset[str]()
 _DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9))
 _LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
 
@@ -29,66 +29,66 @@ _LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"
 class Mounter:
     """For a process in a mount namespace of its own; see view.py for the steps of a plan."""
 
-    def __init__(self, kernel: syscalls.Kernel, plan: dict[str, Any]) -> None:
-        self.place: str = plan["place"]
+    def __init__(self, kernel: syscalls.LinuxSyscalls, plan: dict[str, Any]) -> None:
+        self.workspace_path: str = plan["place"]
         self._kernel = kernel
         self._plan = plan
         self._root: str = plan["root"]
-        self._hidden = ""
-        self._here = -1
+        self._hold_directory = ""
+        self._hold_fd = -1
 
     def build(self) -> None:
         """Make the view below `root`, then make that the root."""
-        self.build_aside(_NOTHING)
-        self._kernel.pivot(self._root)
+        self.build_without_pivot(_NO_TYPES)
+        self._kernel.pivot_root(self._root)
 
-    def build_aside(self, left_out: frozenset[str] = RESTORED) -> None:
+    def build_without_pivot(self, excluded: frozenset[str] = CRIU_MOUNT_TYPES) -> None:
         """Make the view below `root`, without what whoever takes it over makes itself."""
         umask = os.umask(0o022)
-        self._kernel.private()
+        self._kernel.make_mounts_private()
         for step in self._plan["steps"]:
-            if step["do"] not in left_out:
-                self._step(**step)
-        self._mount(self._root + self.place, self._plan["workspace"])
+            if step["do"] not in excluded:
+                self._apply_step(**step)
+        self._mount_held_overlay(self._root + self.workspace_path, self._plan["workspace"])
         os.umask(umask)
 
-    def mount(self, options: str) -> None:
+    def mount_workspace(self, options: str) -> None:
         """The workspace, on new layers."""
-        self._mount(self.place, options)
+        self._mount_held_overlay(self.workspace_path, options)
 
-    def unmount(self) -> bool:
+    def unmount_workspace(self) -> bool:
         """False when someone, perhaps on the host, still has a file or directory of it open."""
         try:
-            self._kernel.unmount(self.place)
+            self._kernel.unmount(self.workspace_path)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             return False
         return True
 
-    def swap(self, options: str) -> None:
+    def swap_layers(self, options: str) -> None:
         """Other layers at once: who has files of the old ones open keeps those."""
-        self._kernel.unmount(self.place, lazy=True)
-        self._mount(self.place, options)
+        self._kernel.unmount(self.workspace_path, lazy=True)
+        self._mount_held_overlay(self.workspace_path, options)
 
-    def branch(self, options: str) -> tuple[int, int]:
+    def clone_namespace(self, options: str) -> tuple[int, int]:
         """A copy of this view with other layers: its root directory and its namespace, both open.
 
         The mounts last as long as somebody holds the namespace. Whoever makes that directory its
         root sees the copy, and needs no right to mount for it.
         """
-        home = os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+        home = os.open(_MOUNT_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         opened: list[int] = []
         try:
-            os.fchdir(self._here)  # which the copy of a namespace takes along
+            os.fchdir(self._hold_fd)  # which the copy of a namespace takes along
             self._kernel.unshare(syscalls.CLONE_NEWNS)
             try:
                 # over the old one: to unmount that here first would take as long again
-                self._kernel.mount("ortet", self.place, "overlay", 0, options)
+                self._kernel.mount("ortet", self.workspace_path, "overlay", 0, options)
                 opened.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-                opened.append(os.open(_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC))
+                opened.append(os.open(_MOUNT_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC))
             finally:
-                self._kernel.setns(home)
+                self._kernel.join_mount_namespace(home)
         except BaseException:
             for fd in opened:
                 os.close(fd)
@@ -97,17 +97,17 @@ class Mounter:
             os.close(home)
         return opened[0], opened[1]
 
-    def lay_aside(self) -> int:
+    def build_detached_workspace(self) -> int:
         """The workspace alone, as a mount that is nowhere; the namespace is spent then."""
-        self._kernel.private()
+        self._kernel.make_mounts_private()
         for step in self._plan["steps"]:
-            self._step(**step)
-        at = f"{self._hidden}/aside"
+            self._apply_step(**step)
+        at = f"{self._hold_directory}/aside"
         os.mkdir(at)
-        self._mount(at, self._plan["workspace"])
-        return self._kernel.lift(at)
+        self._mount_held_overlay(at, self._plan["workspace"])
+        return self._kernel.clone_mount(at)
 
-    def _step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
+    def _apply_step(self, *, do: str, at: str, host: bool = False, **how: Any) -> None:
         kernel = self._kernel
         target = at if host else (self._root + at).rstrip("/")
         if do == "mkdir":
@@ -124,10 +124,10 @@ class Mounter:
             raise OSError(f"{at} leads through a symbolic link inside the machine")
         if how.pop("optional", False):
             with contextlib.suppress(OSError):
-                self._step(do=do, at=at, host=host, **how)
+                self._apply_step(do=do, at=at, host=host, **how)
             return
         if do == "overlay":
-            self._overlay(target, **how)
+            self._mount_overlay(target, **how)
         elif do == "bind":
             kernel.bind(how["source"], target, recursive=how.get("recursive", False))
         elif do == "tmpfs":
@@ -143,15 +143,17 @@ class Mounter:
             flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
             kernel.mount("devpts", target, "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
         elif do == "devices":
-            _devices(target)
+            _make_devices(target)
         elif do == "hold":
-            self._hold(target)
+            self._bind_held_directories(target)
         elif do == "hide":
-            kernel.bind(f"{self._hidden}/void" if how["directory"] else "/dev/null", target)
+            kernel.bind(f"{self._hold_directory}/void" if how["directory"] else "/dev/null", target)
         if do == "hide" or how.get("sealed"):
-            kernel.seal(target, recursive=how.get("recursive", False))
+            kernel.make_read_only(target, recursive=how.get("recursive", False))
 
-    def _overlay(self, target: str, *, options: str, instead: dict[str, Any] | None = None) -> None:
+    def _mount_overlay(
+        self, target: str, *, options: str, instead: dict[str, Any] | None = None
+    ) -> None:
         """`instead` is what to bind there when the kernel refuses; empty: leave what is there."""
         try:
             self._kernel.mount("ortet", target, "overlay", 0, options)
@@ -161,40 +163,40 @@ class Mounter:
             if instead and os.path.isdir(target):  # else the host has just unmounted it
                 self._kernel.bind(instead["source"], target)
                 if instead.get("sealed"):
-                    self._kernel.seal(target)
+                    self._kernel.make_read_only(target)
 
-    def _hold(self, target: str) -> None:
+    def _bind_held_directories(self, target: str) -> None:
         """Keep the host directories that later mounts need where no path leads: below /proc.
 
         The kernel makes overlays only of directories that are mounted in this namespace.
         """
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
         self._kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755")
-        self._hidden = target
+        self._hold_directory = target
         for name, source in self._plan["held"].items():
             os.mkdir(f"{target}/{name}")
             self._kernel.bind(source, f"{target}/{name}")
         os.mkdir(f"{target}/void", 0o555)
-        self._here = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._hold_fd = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def _mount(self, target: str, options: str) -> None:
+    def _mount_held_overlay(self, target: str, options: str) -> None:
         """Paths in `options` begin with a name that is held."""
-        os.fchdir(self._here)
+        os.fchdir(self._hold_fd)
         try:
             self._kernel.mount("ortet", target, "overlay", 0, options)
         finally:
             os.chdir("/")
 
 
-def _devices(place: str) -> None:
+def _make_devices(directory: str) -> None:
     """The few that programs expect, as nodes of an ordinary directory; what is there stays."""
     for name, major, minor in (*_DEVICES, ("tty", 5, 0)):
         with contextlib.suppress(FileExistsError):
-            os.mknod(f"{place}/{name}", 0o20666, os.makedev(major, minor))
-            os.chmod(f"{place}/{name}", 0o666)
+            os.mknod(f"{directory}/{name}", 0o20666, os.makedev(major, minor))
+            os.chmod(f"{directory}/{name}", 0o666)
     for name, target in (("ptmx", "pts/ptmx"), *((n, f"/proc/self/{t}") for n, t in _LINKS)):
         with contextlib.suppress(FileExistsError):
-            os.symlink(target, f"{place}/{name}")  # noqa: PTH211 - pathlib is slow to load
+            os.symlink(target, f"{directory}/{name}")  # noqa: PTH211 - pathlib is slow to load
     for name, mode in (("pts", 0o755), ("shm", 0o1777)):
-        os.makedirs(f"{place}/{name}", exist_ok=True)
-        os.chmod(f"{place}/{name}", mode)
+        os.makedirs(f"{directory}/{name}", exist_ok=True)
+        os.chmod(f"{directory}/{name}", mode)

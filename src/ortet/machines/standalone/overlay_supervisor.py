@@ -24,15 +24,15 @@ else:
     import spawn
     import syscalls
 
-_NOBODY = "-"  # no run's mark
+_NO_MARK = "-"  # no run's mark
 
 
-def main(kernel: syscalls.Kernel, sock: socket.socket) -> None:
+def main(kernel: syscalls.LinuxSyscalls, sock: socket.socket) -> None:
     """Never returns."""
     code = 0
     try:
-        Supervisor(kernel, sock).serve()
-    except ipc.Closed:
+        OverlaySupervisor(kernel, sock).serve()
+    except ipc.ConnectionClosed:
         pass
     except BaseException as error:
         code = 1
@@ -43,17 +43,17 @@ def main(kernel: syscalls.Kernel, sock: socket.socket) -> None:
         os._exit(code)
 
 
-class Supervisor:
+class OverlaySupervisor:
     """Answers one request at a time, in the order they come."""
 
-    def __init__(self, kernel: syscalls.Kernel, sock: socket.socket) -> None:
+    def __init__(self, kernel: syscalls.LinuxSyscalls, sock: socket.socket) -> None:
         self._kernel = kernel
         self._sock = sock
-        self._ended: dict[int, int] = {}  # commands that ended and were not asked about yet
-        self._running: dict[
-            int, set[procfs.Birth]
+        self._exit_statuses: dict[int, int] = {}  # commands that ended and were not asked about yet
+        self._commands: dict[
+            int, set[procfs.ProcessIdentity]
         ] = {}  # commands, with what was alive before them
-        self._wakes, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_fd, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
@@ -65,26 +65,28 @@ class Supervisor:
         ipc.send(self._sock, {"ready": True})
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.register(self._wakes, select.POLLIN)
+        poll.register(self._wakeup_fd, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll()]
-            if self._wakes in ready:
+            if self._wakeup_fd in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._wakes, 4096)
-                self._busy()
+                    os.read(self._wakeup_fd, 4096)
+                self._has_processes()
             if self._sock.fileno() in ready:
                 self._answer(*ipc.receive(self._sock))
 
     def _answer(self, request: dict[str, Any], fds: list[int]) -> None:
         passed: list[int] = []
         try:
-            reply = self._do(request, fds, passed)
+            reply = self._dispatch(request, fds, passed)
             ipc.send(self._sock, reply, passed)
         finally:
             for fd in fds + passed:
                 os.close(fd)
 
-    def _do(self, request: dict[str, Any], fds: list[int], passed: list[int]) -> dict[str, Any]:
+    def _dispatch(
+        self, request: dict[str, Any], fds: list[int], passed: list[int]
+    ) -> dict[str, Any]:
         what = request["do"]
         if what == "run":
             return self._run(request, fds, passed)
@@ -93,34 +95,37 @@ class Supervisor:
         if what == "kill":
             return self._kill(request["mark"], request["pid"])
         if what == "unmount":
-            return {"done": not self._busy() and self._mounter.unmount()}
+            return {"done": not self._has_processes() and self._mounter.unmount_workspace()}
         if what == "mount":
             return self._mount(request["options"])
         if what in ("swap", "branch", "root"):
-            return self._copy(what, request.get("options", ""), passed)
+            return self._change_layers(what, request.get("options", ""), passed)
         if what == "holders":
             if fds:
-                return {"held": procfs.dwellers(fds[0], request["but"])}
-            return {"held": procfs.holders(self._mounter.place, request["but"])}
+                return {"held": procfs.processes_rooted_at(fds[0], request["but"])}
+            return {"held": procfs.processes_using(self._mounter.workspace_path, request["but"])}
         if what == "end":
             process_tree.kill_run(request["mark"], request["pid"], request["spare"])
             return {}
-        return {"busy": self._busy(), "mapped": procfs.mapped(self._mounter.place + "/")}
+        return {
+            "busy": self._has_processes(),
+            "mapped": procfs.mapped_files(self._mounter.workspace_path + "/"),
+        }
 
     def _mount(self, options: str) -> dict[str, Any]:
         try:
-            self._mounter.mount(options)
+            self._mounter.mount_workspace(options)
         except OSError as error:
             return {"error": str(error)}
         return {}
 
-    def _copy(self, what: str, options: str, passed: list[int]) -> dict[str, Any]:
+    def _change_layers(self, verb: str, options: str, passed: list[int]) -> dict[str, Any]:
         """For interpreters that fork: layers of their own, see Mounter."""
         try:
-            if what == "swap":
-                self._mounter.swap(options)
-            elif what == "branch":
-                passed += self._mounter.branch(options)
+            if verb == "swap":
+                self._mounter.swap_layers(options)
+            elif verb == "branch":
+                passed += self._mounter.clone_namespace(options)
             else:
                 passed.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
@@ -130,54 +135,56 @@ class Supervisor:
     # commands
 
     def _run(self, request: dict[str, Any], fds: list[int], passed: list[int]) -> dict[str, Any]:
-        before = {one.born for one in procfs.living()} if self._busy() else set()
+        before = {one.identity for one in procfs.list_living()} if self._has_processes() else set()
         try:
             os.chdir(request["cwd"])
-            with self._kernel.granting(request.get("right")):
-                pid = spawn.spawn(request["argv"], request["env"], spawn.onto(fds))
+            with self._kernel.capability_granted(request.get("right")):
+                pid = spawn.spawn(request["argv"], request["env"], spawn.dup_actions(fds))
         except OSError as error:
             return {"errno": error.errno, "error": error.strerror}
         except ValueError as error:  # a NUL byte, a name with "="
             return {"bad": str(error)}
         finally:
             os.chdir("/")
-        self._running[pid] = before
+        self._commands[pid] = before
         passed.append(os.pidfd_open(pid))
         return {"pid": pid}
 
     def _wait(self, pid: int) -> dict[str, Any]:
         """The exit code of a command, which is waited for, and whether anything else is alive."""
-        if pid not in self._ended:
-            self._ended[pid] = os.waitpid(pid, 0)[1]
-        self._running.pop(pid, None)
-        status = self._ended.pop(pid)
-        return {"code": os.waitstatus_to_exitcode(status), "busy": self._busy()}
+        if pid not in self._exit_statuses:
+            self._exit_statuses[pid] = os.waitpid(pid, 0)[1]
+        self._commands.pop(pid, None)
+        status = self._exit_statuses.pop(pid)
+        return {"code": os.waitstatus_to_exitcode(status), "busy": self._has_processes()}
 
     def _kill(self, mark: str, pid: int) -> dict[str, Any]:
         """End a command with all it started, also what shook off its parents and environment."""
-        before = self._running.get(pid, set())
+        before = self._commands.get(pid, set())
         # once it has ended, its pid may be another's
-        process_tree.kill_run(mark, pid if pid in self._running and pid not in self._ended else -1)
-        while strays := self._strays(before):
+        process_tree.kill_run(
+            mark, pid if pid in self._commands and pid not in self._exit_statuses else -1
+        )
+        while strays := self._orphans(before):
             for stray in strays:
-                process_tree.kill_run(_NOBODY, stray[0])
+                process_tree.kill_run(_NO_MARK, stray[0])
             before |= strays  # one that outlives even this is left alone
         return {}
 
-    def _strays(self, before: set[procfs.Birth]) -> set[procfs.Birth]:
+    def _orphans(self, alive_before: set[procfs.ProcessIdentity]) -> set[procfs.ProcessIdentity]:
         """Orphans that were not there before, and that no run will claim."""
-        new = {one.born for one in procfs.living() if one.parent == 1} - before
-        strays = {born for born in new if born[0] not in self._running}
-        return {born for born in strays if procfs.unmarked(born[0])}
+        new = {one.identity for one in procfs.list_living() if one.parent == 1} - alive_before
+        strays = {born for born in new if born[0] not in self._commands}
+        return {born for born in strays if procfs.is_unmarked(born[0])}
 
-    def _busy(self) -> bool:
+    def _has_processes(self) -> bool:
         """Reap; is any process but this one left?"""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return True
-                if pid in self._running:
-                    self._ended[pid] = status
+                if pid in self._commands:
+                    self._exit_statuses[pid] = status
         except ChildProcessError:
             return False

@@ -13,78 +13,80 @@ import select
 import socket
 from typing import NoReturn
 
-_PIECE = 1 << 16
-_MOST = 1 << 20  # bytes that wait for a slow reader, before the other side has to
+_CHUNK_BYTES = 1 << 16
+_MAX_BUFFER_BYTES = 1 << 20  # bytes that wait for a slow reader, before the other side has to
 
 
-class Pair:
+class ForwardedConnection:
     """Two sockets that pass on what they hear from each other."""
 
     def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
-        self.ends = (outer, inner)
-        self.waiting = {outer.fileno(): bytearray(), inner.fileno(): bytearray()}  # to be sent to
+        self.sockets = (outer, inner)
+        self.buffers = {outer.fileno(): bytearray(), inner.fileno(): bytearray()}  # to be sent to
         self.open = {outer.fileno(): True, inner.fileno(): True}  # may still say something
 
     def other(self, fd: int) -> socket.socket:
-        one, two = self.ends
+        one, two = self.sockets
         return two if one.fileno() == fd else one
 
     def events(self, fd: int) -> int:
         """What to wait for: more to read while the other side keeps up, room while it waits."""
-        hears = self.open[fd] and len(self.waiting[self.other(fd).fileno()]) < _MOST
-        return (select.POLLIN if hears else 0) | (select.POLLOUT if self.waiting[fd] else 0)
+        hears = self.open[fd] and len(self.buffers[self.other(fd).fileno()]) < _MAX_BUFFER_BYTES
+        return (select.POLLIN if hears else 0) | (select.POLLOUT if self.buffers[fd] else 0)
 
-    def move(self, sock: socket.socket, event: int) -> bool:
+    def transfer(self, sock: socket.socket, event: int) -> bool:
         """False when both are done, or one is broken."""
         fd, other = sock.fileno(), self.other(sock.fileno())
         try:
-            if event & select.POLLOUT and self.waiting[fd]:
-                del self.waiting[fd][: sock.send(self.waiting[fd])]
+            if event & select.POLLOUT and self.buffers[fd]:
+                del self.buffers[fd][: sock.send(self.buffers[fd])]
             if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and self.open[fd]:
-                data = sock.recv(_PIECE)
-                self.waiting[other.fileno()] += data
+                data = sock.recv(_CHUNK_BYTES)
+                self.buffers[other.fileno()] += data
                 self.open[fd] = bool(data)
-            for one in self.ends:
+            for one in self.sockets:
                 there = self.other(one.fileno()).fileno()
-                if not self.open[there] and not self.waiting[one.fileno()]:
+                if not self.open[there] and not self.buffers[one.fileno()]:
                     with contextlib.suppress(OSError):
                         one.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return any(self.open.values()) or any(self.waiting.values())
+        return any(self.open.values()) or any(self.buffers.values())
 
     def close(self) -> None:
-        for sock in self.ends:
+        for sock in self.sockets:
             sock.close()
 
 
-def serve(listener: socket.socket, machine: int, port: int) -> NoReturn:
+def serve(listener: socket.socket, machine_pidfd: int, port: int) -> NoReturn:
     """Until the process that the descriptor `machine` stands for has ended."""
     listener.setblocking(False)
-    pairs: dict[int, Pair] = {}
+    pairs: dict[int, ForwardedConnection] = {}
     while True:
         poll = select.poll()
-        poll.register(machine, select.POLLIN)
+        poll.register(machine_pidfd, select.POLLIN)
         poll.register(listener, select.POLLIN)
         for fd, pair in pairs.items():
             poll.register(fd, pair.events(fd))
         for fd, event in poll.poll():
-            if fd == machine:
+            if fd == machine_pidfd:
                 os._exit(0)
             if fd == listener.fileno():
                 _accept(listener, port, pairs)
             elif fd in pairs:
                 pair = pairs[fd]
-                sock = next(end for end in pair.ends if end.fileno() == fd)
-                if not pair.move(sock, event):
-                    for end in pair.ends:
+                sock = next(end for end in pair.sockets if end.fileno() == fd)
+                if not pair.transfer(sock, event):
+                    for end in pair.sockets:
                         pairs.pop(end.fileno(), None)
                     pair.close()
 
 
-def _accept(listener: socket.socket, port: int, pairs: dict[int, Pair]) -> None:
+def _accept(
+    listener: socket.socket, port: int, connections: dict[int, ForwardedConnection]
+) -> None:
     try:
         outer, _ = listener.accept()
     except OSError:
@@ -101,8 +103,8 @@ def _accept(listener: socket.socket, port: int, pairs: dict[int, Pair]) -> None:
     if inner is None:
         outer.close()
         return
-    pair = Pair(outer, inner)
-    for end in pair.ends:
+    pair = ForwardedConnection(outer, inner)
+    for end in pair.sockets:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # nothing is held back
-        pairs[end.fileno()] = pair
+        connections[end.fileno()] = pair

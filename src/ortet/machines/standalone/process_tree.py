@@ -9,14 +9,14 @@ import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-MARK = "ORTET_RUN"
+RUN_MARK_VARIABLE = "ORTET_RUN"
 """Environment variable that names the run a process belongs to; nested runs append with a colon."""
 
-GIVE_UP = 10.0
+KILL_TIMEOUT_SECONDS = 10.0
 """Seconds after which a process that outlives SIGKILL (it waits for a device) is left alone."""
 
 
-_THREADS = 17  # where, behind the command's name, /proc/PID/stat has their number
+_THREAD_COUNT_FIELD = 17  # where, behind the command's name, /proc/PID/stat has their number
 
 
 class _Process(NamedTuple):
@@ -25,40 +25,40 @@ class _Process(NamedTuple):
     session: int
 
 
-def kill_run(mark: str, leader: int, spare: Collection[int] = ()) -> None:
+def kill_run(mark: str, leader: int, exclude: Collection[int] = ()) -> None:
     """Kill the command `leader`, not yet reaped so that the pid is its own, and all descendants.
 
     A descendant is in the leader's session, carries `mark` in its environment, or has a descendant
     as parent. All are stopped before any is killed, so that none can fork away in between. Those
     to `spare`, and what only they started, live on.
     """
-    for _ in kill_rounds(mark, leader, spare):
+    for _ in kill_rounds(mark, leader, exclude):
         time.sleep(0.001)  # dying takes a moment, and the processor
 
 
-def kill_rounds(mark: str, leader: int, spare: Collection[int] = ()) -> Iterator[None]:
+def kill_rounds(mark: str, leader: int, exclude: Collection[int] = ()) -> Iterator[None]:
     """As kill_run, for who has other things to do: yields where that one sleeps a millisecond."""
     if not os.path.isdir("/proc/self"):
-        _signal_group(leader)
+        _kill_group(leader)
         return
-    deadline = time.monotonic() + GIVE_UP
+    deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
     immortal: set[int] = set()
-    while (members := find_run(mark, leader, spare) - immortal) and time.monotonic() < deadline:
+    while (members := run_pids(mark, leader, exclude) - immortal) and time.monotonic() < deadline:
         stopped: set[int] = set()
         while fresh := members - stopped:
-            immortal |= {pid for pid in fresh if not _send(pid, signal.SIGSTOP)}
+            immortal |= {pid for pid in fresh if not _send_signal(pid, signal.SIGSTOP)}
             stopped |= fresh
-            members = find_run(mark, leader, spare)
-        immortal |= {pid for pid in members if not _send(pid, signal.SIGKILL)}
+            members = run_pids(mark, leader, exclude)
+        immortal |= {pid for pid in members if not _send_signal(pid, signal.SIGKILL)}
         yield
 
 
-def find_run(mark: str, leader: int, spare: Collection[int] = ()) -> set[int]:
+def run_pids(mark: str, leader: int, exclude: Collection[int] = ()) -> set[int]:
     """The living processes of a run; zombies do not count."""
-    alive = [process for process in _processes() if process.pid not in spare]
+    alive = [process for process in _list_processes() if process.pid not in exclude]
     token = mark.encode()
     members = {p.pid for p in alive if leader in (p.session, p.pid)}
-    members |= {p.pid for p in alive if p.pid not in members and _carries(p.pid, token)}
+    members |= {p.pid for p in alive if p.pid not in members and _has_mark(p.pid, token)}
     grown = True
     while grown:
         children = {p.pid for p in alive if p.parent in members} - members
@@ -67,29 +67,31 @@ def find_run(mark: str, leader: int, spare: Collection[int] = ()) -> set[int]:
     return members - {os.getpid()}
 
 
-def _processes() -> list[_Process]:
+def _list_processes() -> list[_Process]:
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        text = _read(f"/proc/{name}/stat")
+        text = _read_proc_file(f"/proc/{name}/stat")
         # the command's name stands in parentheses and may itself hold spaces and parentheses
-        fields = text[text.rfind(b")") + 1 :].split(None, _THREADS + 1)
+        fields = text[text.rfind(b")") + 1 :].split(None, _THREAD_COUNT_FIELD + 1)
         # one whose first thread has ended is a zombie by its state, and lives on in the others
-        if len(fields) > _THREADS and (fields[0] not in (b"Z", b"X") or int(fields[_THREADS]) > 1):
+        if len(fields) > _THREAD_COUNT_FIELD and (
+            fields[0] not in (b"Z", b"X") or int(fields[_THREAD_COUNT_FIELD]) > 1
+        ):
             found.append(_Process(int(name), int(fields[1]), int(fields[3])))
     return found
 
 
-def _carries(pid: int, token: bytes) -> bool:
-    key = MARK.encode() + b"="
-    for item in _read(f"/proc/{pid}/environ").split(b"\0"):
+def _has_mark(pid: int, token: bytes) -> bool:
+    key = RUN_MARK_VARIABLE.encode() + b"="
+    for item in _read_proc_file(f"/proc/{pid}/environ").split(b"\0"):
         if item.startswith(key):
             return token in item[len(key) :].split(b":")
     return False
 
 
-def _read(path: str) -> bytes:
+def _read_proc_file(path: str) -> bytes:
     """A file of /proc, or nothing where the process is gone or another user's."""
     try:
         with open(path, "rb") as file:
@@ -98,7 +100,7 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _send(pid: int, number: signal.Signals) -> bool:
+def _send_signal(pid: int, number: signal.Signals) -> bool:
     """False when the process may not be signalled; one that is already gone is no failure."""
     try:
         os.kill(pid, number)
@@ -109,6 +111,6 @@ def _send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-def _signal_group(leader: int) -> None:
+def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

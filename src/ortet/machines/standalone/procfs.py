@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 else:
     import process_tree
 
-_READ = 1 << 16
+_READ_BYTES = 1 << 16
 
-Birth = tuple[int, bytes]
+ProcessIdentity = tuple[int, bytes]
 """pid and start time: a pid alone may be given again."""
 
 
-class Found(NamedTuple):
+class ProcessStat(NamedTuple):
     pid: int
     name: str
     state: str
@@ -33,79 +33,83 @@ class Found(NamedTuple):
     threads: int
 
     @property
-    def born(self) -> Birth:
+    def identity(self) -> ProcessIdentity:
         return self.pid, self.ticks
 
 
-def found() -> list[Found]:
+def list_processes() -> list[ProcessStat]:
     """Every process but this one, zombies too."""
     own = str(os.getpid())
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != own]
-    return [one for one in map(_look, numbers) if one is not None]
+    return [one for one in map(_read_stat, numbers) if one is not None]
 
 
-def living() -> list[Found]:
+def list_living() -> list[ProcessStat]:
     """Every process but this one that can still do something."""
-    return [one for one in found() if one.state not in "ZX" or one.threads > 1]
+    return [one for one in list_processes() if one.state not in "ZX" or one.threads > 1]
 
 
-def unmarked(pid: int) -> bool:
+def is_unmarked(pid: int) -> bool:
     """Does it carry no run's mark? One that does was found by its own, or belongs to another."""
-    return not marks(pid)
+    return not run_marks(pid)
 
 
-def marks(pid: int) -> list[str]:
+def run_marks(pid: int) -> list[str]:
     """The runs it says it belongs to, the outermost first."""
-    key = process_tree.MARK.encode() + b"="
-    for item in read(f"/proc/{pid}/environ").split(b"\0"):
+    key = process_tree.RUN_MARK_VARIABLE.encode() + b"="
+    for item in read_proc_file(f"/proc/{pid}/environ").split(b"\0"):
         if item.startswith(key):
             return os.fsdecode(item[len(key) :]).split(":")
     return []
 
 
-def mapped(below: str) -> list[str]:
+def mapped_files(directory: str) -> list[str]:
     """Files below a directory that some process may be storing into through memory."""
     paths: set[str] = set()
-    key = os.fsencode(below).replace(b"\n", rb"\012")
-    for one in _at_home():
-        maps = read(f"/proc/{one.pid}/maps")
+    key = os.fsencode(directory).replace(b"\n", rb"\012")
+    for one in _in_machine_root():
+        maps = read_proc_file(f"/proc/{one.pid}/maps")
         for line in maps.splitlines() if key in maps else ():
             fields = line.split(None, 5)
             if len(fields) == 6 and fields[1][1:4:2] == b"ws":
                 paths.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
-    return [path[len(below) :] for path in paths if path.startswith(below)]
+    return [path[len(directory) :] for path in paths if path.startswith(directory)]
 
 
-def holders(place: str, but: Collection[int]) -> list[str]:
+def processes_using(directory: str, exclude: Collection[int]) -> list[str]:
     """Which other processes are in a directory, or have something below it open."""
     names = []
-    mapping = b" " + os.fsencode(place) + b"/"
-    for one in _at_home(but):
+    mapping = b" " + os.fsencode(directory) + b"/"
+    for one in _in_machine_root(exclude):
         links = [f"/proc/{one.pid}/cwd"]
         with contextlib.suppress(OSError):
             links += [f"/proc/{one.pid}/fd/{name}" for name in os.listdir(f"/proc/{one.pid}/fd")]
-        if mapping in read(f"/proc/{one.pid}/maps") or any(_leads(link, place) for link in links):
+        if mapping in read_proc_file(f"/proc/{one.pid}/maps") or any(
+            _points_into(link, directory) for link in links
+        ):
             names.append(f"{one.name} (pid {one.pid})")
     return names
 
 
-def dwellers(root: int, but: Collection[int]) -> list[str]:
+def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
     """Which other processes have this directory, open here, as their root."""
     there = _mount_id(root)
-    others = [one for one in living() if one.pid not in but]
+    others = [one for one in list_living() if one.pid not in exclude]
     return [
-        f"{one.name} (pid {one.pid})" for one in others if _mount(f"/proc/{one.pid}/root") == there
+        f"{one.name} (pid {one.pid})"
+        for one in others
+        if _mount_id_at(f"/proc/{one.pid}/root") == there
     ]
 
 
-def _at_home(but: Collection[int] = ()) -> list[Found]:
+def _in_machine_root(exclude: Collection[int] = ()) -> list[ProcessStat]:
     """All but forks of kernels, and what those started: the same paths lead them elsewhere."""
-    here = _mount("/")
-    others = [one for one in living() if one.pid not in but]
-    return [one for one in others if _mount(f"/proc/{one.pid}/root") in (here, b"")]
+    here = _mount_id_at("/")
+    others = [one for one in list_living() if one.pid not in exclude]
+    return [one for one in others if _mount_id_at(f"/proc/{one.pid}/root") in (here, b"")]
 
 
-def _mount(path: str) -> bytes:
+def _mount_id_at(path: str) -> bytes:
     """The id of the mount a directory is on."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -118,19 +122,19 @@ def _mount(path: str) -> bytes:
 
 
 def _mount_id(fd: int) -> bytes:
-    lines = read(f"/proc/self/fdinfo/{fd}").splitlines()
+    lines = read_proc_file(f"/proc/self/fdinfo/{fd}").splitlines()
     return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
 
 
-def _leads(link: str, place: str) -> bool:
+def _points_into(link: str, directory: str) -> bool:
     try:
         target = os.readlink(link)
     except OSError:
         return False
-    return target == place or target.startswith(place + "/")
+    return target == directory or target.startswith(directory + "/")
 
 
-def read(path: str) -> bytes:
+def read_proc_file(path: str) -> bytes:
     """A file of /proc; nothing where the process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -138,7 +142,7 @@ def read(path: str) -> bytes:
         return b""
     parts = []
     try:
-        while part := os.read(fd, _READ):
+        while part := os.read(fd, _READ_BYTES):
             parts.append(part)
     except OSError:
         return b""
@@ -147,14 +151,14 @@ def read(path: str) -> bytes:
     return b"".join(parts)
 
 
-def _look(number: str) -> Found | None:
-    text = read(f"/proc/{number}/stat")
+def _read_stat(number: str) -> ProcessStat | None:
+    text = read_proc_file(f"/proc/{number}/stat")
     # the command's name stands in parentheses and may itself hold spaces and parentheses
     before, after = text.find(b"("), text.rfind(b")")
     fields = text[after + 1 :].split()
     if len(fields) < 22:
         return None
-    return Found(
+    return ProcessStat(
         pid=int(number),
         name=os.fsdecode(text[before + 1 : after]),
         state=fields[0].decode(),

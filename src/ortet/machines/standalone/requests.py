@@ -30,21 +30,23 @@ else:
     import procfs
     import ring_buffer
 
-_MOST = 1 << 18  # bytes of a stream in one answer, unless asked otherwise
-_GRACE = 2.0  # seconds in which the reader of a run may come back after its line broke
-_ROUND = 0.001  # seconds between two looks at processes that are being killed
+_DEFAULT_READ_BYTES = 1 << 18  # bytes of a stream in one answer, unless asked otherwise
+_RECONNECT_GRACE_SECONDS = (
+    2.0  # seconds in which the reader of a run may come back after its line broke
+)
+_KILL_POLL_SECONDS = 0.001  # seconds between two looks at processes that are being killed
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-_Verb = Callable[["connections.Peer", Request], "Reply | event_loop.Held"]
+_Handler = Callable[["connections.Peer", Request], "Reply | event_loop.Held"]
 
 
-class Asks:
-    def __init__(self, loop: event_loop.Loop, path: str) -> None:
-        self.table = job_table.Table(loop)
-        self.door = connections.Door(loop, path, self.answer, self._gone)
-        self._verbs: dict[str, _Verb] = {
+class RequestHandlers:
+    def __init__(self, loop: event_loop.EventLoop, path: str) -> None:
+        self.table = job_table.JobTable(loop)
+        self.listener = connections.ControlListener(loop, path, self.handle, self._on_disconnect)
+        self._handlers: dict[str, _Handler] = {
             "start": self._start,
             "read": self._read,
             "follow": self._follow,
@@ -61,61 +63,65 @@ class Asks:
             "renew": self._renew,
         }
 
-    def answer(self, peer: connections.Peer, request: Request) -> Reply | event_loop.Held:
+    def handle(
+        self, peer: connections.ControlConnection, request: Request
+    ) -> Reply | event_loop.PendingReply:
         """Whatever is asked, this process goes on: with it the machine would end."""
         try:
-            verb = self._verbs.get(request.get("do", ""))
+            verb = self._handlers.get(request.get("do", ""))
             if verb is None:
                 return {"bad": f"no request {request.get('do')!r}"}
             answer = verb(peer, request)
         except Exception as error:
-            return _refusal(error)
-        return answer if isinstance(answer, dict) else self._guarded(answer)
+            return _error_reply(error)
+        return answer if isinstance(answer, dict) else self._catch_errors(answer)
 
-    def _guarded(self, held: event_loop.Held) -> event_loop.Held:
+    def _catch_errors(self, pending: event_loop.PendingReply) -> event_loop.PendingReply:
         try:
-            return (yield from held)
+            return (yield from pending)
         except Exception as error:
-            return _refusal(error)
+            return _error_reply(error)
 
-    def _gone(self, peer: connections.Peer) -> None:
+    def _on_disconnect(self, peer: connections.ControlConnection) -> None:
         """Its runs wait for it: after a freeze it comes back, else perhaps on another line."""
         for job in self.table:
-            if job.attended is peer:
-                job.leave(None if peer.leaving else _GRACE)
+            if job.reader is peer:
+                job.detach_reader(None if peer.is_closing else _RECONNECT_GRACE_SECONDS)
 
     # starting and ending
 
-    def _start(self, peer: connections.Peer, request: Request) -> Reply:
+    def _start(self, peer: connections.ControlConnection, request: Request) -> Reply:
         job = self.table.start(request, peer if request.get("followed") else None)
         return {"id": job.id, "pid": job.pid}
 
-    def _wait(self, peer: connections.Peer, request: Request) -> event_loop.Held:
+    def _wait(
+        self, peer: connections.ControlConnection, request: Request
+    ) -> event_loop.PendingReply:
         job = self.table.find(request)
-        until = event_loop.after(request.get("wait"))
-        while job.alive and not peer.late(until):
+        until = event_loop.deadline_after(request.get("wait"))
+        while job.alive and not peer.must_reply(until):
             yield until
-        return self._code(job)
+        return self._exit_reply(job)
 
-    def _code(self, job: initjobs.Job) -> Reply:
+    def _exit_reply(self, job: initjobs.JobProcess) -> Reply:
         """Of a run it is told once."""
         if job.kind == "run" and not job.alive:
             self.table.forget(job)
-        return {"code": job.code, "busy": self.table.busy()}
+        return {"code": job.code, "busy": self.table.has_processes()}
 
-    def _kill(self, __: connections.Peer, request: Request) -> event_loop.Held:
+    def _kill(self, __: connections.ControlConnection, request: Request) -> event_loop.PendingReply:
         job = self.table.find(request)
         for _ in self.table.kill(job, request.get("mark") or job.mark):
-            yield event_loop.now() + _ROUND
+            yield event_loop.now() + _KILL_POLL_SECONDS
         self.table.reap()
         return {"code": job.code}
 
-    def _signal(self, _: connections.Peer, request: Request) -> Reply:
+    def _signal(self, _: connections.ControlConnection, request: Request) -> Reply:
         job = self.table.find(request)
         sent = job.signal(request["signal"], group=bool(request.get("group")))
         return {"sent": sent, "code": job.code}
 
-    def _forget(self, _: connections.Peer, request: Request) -> Reply:
+    def _forget(self, _: connections.ControlConnection, request: Request) -> Reply:
         job = self.table.find(request)
         if job.alive:
             return {"error": "alive"}
@@ -124,114 +130,132 @@ class Asks:
 
     # streams
 
-    def _read(self, peer: connections.Peer, request: Request) -> event_loop.Held:
+    def _read(
+        self, peer: connections.ControlConnection, request: Request
+    ) -> event_loop.PendingReply:
         job, stream = self.table.find(request), request.get("stream") or "stdout"
-        cursor, until = request.get("cursor") or 0, event_loop.after(request.get("wait"))
+        cursor, until = request.get("cursor") or 0, event_loop.deadline_after(request.get("wait"))
         ring = job.rings[stream]
-        job.look_again(stream)
-        while ring.end <= cursor and job.alive and not job.eof(stream) and not peer.late(until):
+        job.resume_reading(stream)
+        while (
+            ring.end <= cursor
+            and job.alive
+            and not job.is_eof(stream)
+            and not peer.must_reply(until)
+        ):
             yield until
-        data, cursor, missed = ring.read(cursor, _most(request))
+        data, cursor, missed = ring.read(cursor, _read_limit(request))
         return {
-            "data": _text(data),
+            "data": _encode_base64(data),
             "cursor": cursor,
             "missed": missed,
-            "eof": cursor >= ring.end and job.eof(stream),
+            "eof": cursor >= ring.end and job.is_eof(stream),
             "code": job.code,
         }
 
-    def _follow(self, peer: connections.Peer, request: Request) -> event_loop.Held:
+    def _follow(
+        self, peer: connections.ControlConnection, request: Request
+    ) -> event_loop.PendingReply:
         """Both streams of a run, and its input on the way; with the code it is told, it is
         forgotten. The same request again does no harm: all is counted from the beginning."""
-        job, until = self.table.find(request), event_loop.after(request.get("wait"))
-        job.attend(peer)
+        job, until = self.table.find(request), event_loop.deadline_after(request.get("wait"))
+        job.set_reader(peer)
         cursors = dict(zip(("stdout", "stderr"), request["cursors"], strict=True))
         for stream, cursor in cursors.items():
-            job.taken(stream, cursor)
-        rest = _fresh(job, request)
+            job.acknowledge(stream, cursor)
+        rest = _unaccepted_input(job, request)
         eof = bool(request.get("eof"))
         more = bool(rest) and not eof
         while True:
             rest = job.feed(rest, eof=eof)
             eof = eof and bool(rest)
             new = any(job.rings[name].end > cursor for name, cursor in cursors.items())
-            if new or not job.alive or (more and not rest) or peer.late(until):
+            if new or not job.alive or (more and not rest) or peer.must_reply(until):
                 break
             yield until
-        reply: Reply = {"missed": [], "taken": job.input.fed if job.input else 0}
+        reply: Reply = {"missed": [], "taken": job.input.accepted_bytes if job.input else 0}
         for stream, cursor in cursors.items():
-            data, cursors[stream], missed = job.rings[stream].read(cursor, _most(request))
-            reply[stream] = _text(data)
+            data, cursors[stream], missed = job.rings[stream].read(cursor, _read_limit(request))
+            reply[stream] = _encode_base64(data)
             reply["missed"].append(missed)
         reply["cursors"] = list(cursors.values())
         over = all(job.rings[name].end <= cursor for name, cursor in cursors.items())
         reply["ended"] = not job.alive and over
-        return {**reply, **self._code(job)} if reply["ended"] else reply
+        return {**reply, **self._exit_reply(job)} if reply["ended"] else reply
 
-    def _write(self, peer: connections.Peer, request: Request) -> event_loop.Held:
-        job, until = self.table.find(request), event_loop.after(request.get("wait"))
+    def _write(
+        self, peer: connections.ControlConnection, request: Request
+    ) -> event_loop.PendingReply:
+        job, until = self.table.find(request), event_loop.deadline_after(request.get("wait"))
         if job.input is None:
             return {"error": "no_input"}
-        rest = _fresh(job, request)
+        rest = _unaccepted_input(job, request)
         while rest := job.feed(rest, eof=bool(request.get("eof"))):
-            if peer.late(until):
+            if peer.must_reply(until):
                 break
             yield until
-        return {"taken": job.input.fed, "left": len(rest), "closed": job.input.closed}
+        return {"taken": job.input.accepted_bytes, "left": len(rest), "closed": job.input.closed}
 
-    def _resize(self, _: connections.Peer, request: Request) -> Reply:
+    def _resize(self, _: connections.ControlConnection, request: Request) -> Reply:
         self.table.find(request).resize(request["rows"], request["columns"])
         return {}
 
-    def _logs(self, __: connections.Peer, request: Request) -> Reply:
+    def _logs(self, __: connections.ControlConnection, request: Request) -> Reply:
         job = self.table.find(request)
         ring = job.rings.get("output") or job.rings["stdout"]
         last = request.get("last")
         begin = ring.start if last is None else max(ring.end - last, ring.start)
-        data, cursor, _ = ring.read(begin, ring_buffer.SIZE)
-        return {"data": _text(data), "cursor": cursor, "missed": ring.start, "code": job.code}
+        data, cursor, _ = ring.read(begin, ring_buffer.RING_BYTES)
+        return {
+            "data": _encode_base64(data),
+            "cursor": cursor,
+            "missed": ring.start,
+            "code": job.code,
+        }
 
     # the machine
 
-    def _ps(self, _: connections.Peer, request: Request) -> Reply:
+    def _ps(self, _: connections.ControlConnection, request: Request) -> Reply:
         self.table.reap()
-        found = self.table.listing() if request.get("processes", True) else []
-        return {"jobs": [job.told() for job in self.table], "processes": found}
+        found = self.table.list_processes() if request.get("processes", True) else []
+        return {"jobs": [job.describe() for job in self.table], "processes": found}
 
-    def _state(self, _: connections.Peer, request: Request) -> Reply:
+    def _state(self, _: connections.ControlConnection, request: Request) -> Reply:
         place = request.get("place")
-        found = procfs.mapped(place.rstrip("/") + "/") if place else []
-        return {"busy": self.table.busy(), "mapped": found}
+        found = procfs.mapped_files(place.rstrip("/") + "/") if place else []
+        return {"busy": self.table.has_processes(), "mapped": found}
 
-    def _leave(self, peer: connections.Peer, _: Request) -> event_loop.Held:
-        return self.door.shut(peer)
+    def _leave(self, peer: connections.ControlConnection, _: Request) -> event_loop.PendingReply:
+        return self.listener.disconnect_all(peer)
 
-    def _renew(self, _: connections.Peer, request: Request) -> event_loop.Held:
+    def _renew(self, _: connections.ControlConnection, request: Request) -> event_loop.PendingReply:
         for job in self.table:
-            if job.attended is initjobs.AWAY:  # whoever read the original does not read the copy
-                job.loosen()
-        return fork_identity.renew(self.table, request)
+            if (
+                job.reader is initjobs.READER_AWAY
+            ):  # whoever read the original does not read the copy
+                job.release_reader()
+        return fork_identity.renew_identity(self.table, request)
 
 
-def _fresh(job: initjobs.Job, request: Request) -> bytes:
+def _unaccepted_input(job: initjobs.JobProcess, request: Request) -> bytes:
     """The input of a request, without what was accepted when it was made before."""
     data = a2b_base64(request.get("data") or "")
     at = request.get("at")
     if job.input is None or at is None:
         return data
-    return data[max(job.input.fed - at, 0) :]
+    return data[max(job.input.accepted_bytes - at, 0) :]
 
 
-def _most(request: Request) -> int:
-    return min(max(request.get("most") or _MOST, 1), ring_buffer.SIZE)
+def _read_limit(request: Request) -> int:
+    return min(max(request.get("most") or _DEFAULT_READ_BYTES, 1), ring_buffer.RING_BYTES)
 
 
-def _text(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode("ascii")
 
 
-def _refusal(error: Exception) -> Reply:
-    if isinstance(error, job_table.Unknown):
+def _error_reply(error: Exception) -> Reply:
+    if isinstance(error, job_table.UnknownJob):
         return {"error": "no_job"}
     if isinstance(error, job_table.NameTaken):
         return {"error": "name_taken"}

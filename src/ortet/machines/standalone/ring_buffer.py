@@ -6,57 +6,57 @@ comes back with the process.
 
 from __future__ import annotations
 
-SIZE = 1 << 20
+RING_BYTES = 1 << 20
 """Bytes that a ring keeps."""
 
 
-class Ring:
+class RingBuffer:
     """Forgets its oldest bytes, or, while a reader is being waited for, says that it is full."""
 
-    def __init__(self, size: int = SIZE, *, patient: bool = False) -> None:
-        self.patient = patient
+    def __init__(self, size: int = RING_BYTES, *, keep_unread: bool = False) -> None:
+        self.keep_unread = keep_unread
         """Nothing that was not taken is forgotten; who adds must stop while `full`."""
         self.end = 0
         """Bytes there ever were."""
         self._size = size
-        self._kept = bytearray()
+        self._data = bytearray()
 
     @property
     def start(self) -> int:
         """The oldest byte that is still here."""
-        return self.end - len(self._kept)
+        return self.end - len(self._data)
 
     @property
-    def full(self) -> bool:
-        return self.patient and len(self._kept) >= self._size
+    def is_full(self) -> bool:
+        return self.keep_unread and len(self._data) >= self._size
 
     def add(self, data: bytes) -> None:
-        self._kept += data
+        self._data += data
         self.end += len(data)
-        if not self.patient:
+        if not self.keep_unread:
             self._trim()
 
-    def read(self, cursor: int, most: int) -> tuple[bytes, int, int]:
+    def read(self, cursor: int, max_bytes: int) -> tuple[bytes, int, int]:
         """Bytes from `cursor` on, the cursor behind them, and how many were missed before them.
 
         A cursor that lies ahead, of a reader who knew a later state than this one, reads nothing.
         """
         begin = min(max(cursor, self.start), self.end)
         at = begin - self.start
-        data = bytes(self._kept[at : at + most])
+        data = bytes(self._data[at : at + max_bytes])
         return data, begin + len(data), max(begin - cursor, 0)
 
-    def taken(self, cursor: int) -> None:
+    def acknowledge(self, cursor: int) -> None:
         """The one reader of a patient ring has all before `cursor`."""
-        if self.patient:
-            del self._kept[: max(min(cursor, self.end) - self.start, 0)]
+        if self.keep_unread:
+            del self._data[: max(min(cursor, self.end) - self.start, 0)]
 
-    def loosen(self) -> None:
+    def stop_waiting(self) -> None:
         """Nobody is waited for any more."""
-        self.patient = False
+        self.keep_unread = False
         self._trim()
 
     def _trim(self) -> None:
-        over = len(self._kept) - self._size
+        over = len(self._data) - self._size
         if over > 0:
-            del self._kept[:over]
+            del self._data[:over]

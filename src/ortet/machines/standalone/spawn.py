@@ -18,25 +18,25 @@ else:
 
 # What a command has no use for, and could undo the machine's view with: SYS_MODULE, SYS_RAWIO,
 # SYS_ADMIN, SYS_BOOT.
-_DROPPED = (16, 17, syscalls.CAP_SYS_ADMIN, 22)
+_DROPPED_CAPABILITIES = (16, 17, syscalls.CAP_SYS_ADMIN, 22)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
-Action = tuple[int, int, int] | tuple[int, int, str, int, int]
+SpawnAction = tuple[int, int, int] | tuple[int, int, str, int, int]
 """What posix_spawn does to a descriptor of the new process."""
 
 
-def drop_capabilities(kernel: syscalls.Kernel) -> None:
+def drop_capabilities(kernel: syscalls.LinuxSyscalls) -> None:
     """From what commands may gain; this process keeps what it has."""
-    for number in _DROPPED:
+    for number in _DROPPED_CAPABILITIES:
         kernel.prctl(syscalls.PR_CAPBSET_DROP, number)
 
 
-def onto(fds: Sequence[int]) -> list[Action]:
+def dup_actions(fds: Sequence[int]) -> list[SpawnAction]:
     """These descriptors become 0, 1, 2 of the new process."""
     return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
 
 
-def spawn(argv: list[str], env: dict[str, str], actions: Sequence[Action]) -> int:
+def spawn(argv: list[str], env: dict[str, str], actions: Sequence[SpawnAction]) -> int:
     """Found by the PATH that it will have. ValueError for a NUL byte or a name with "="."""
     failure: OSError = FileNotFoundError(errno.ENOENT, "No such file or directory", argv[0])
     for path in _candidates(argv[0], env):

@@ -15,15 +15,17 @@ else:
     import event_loop
     import ring_buffer
 
-CHUNK = 1 << 16
-PENDING = 1 << 20
+CHUNK_BYTES = 1 << 16
+MAX_PENDING_BYTES = 1 << 20
 """Bytes of input that are kept for a job that does not read them yet."""
 
 
-class Output:
+class JobOutput:
     """Moves what a job writes into rings, until nobody is left who could write."""
 
-    def __init__(self, loop: event_loop.Loop, fd: int, rings: list[ring_buffer.Ring]) -> None:
+    def __init__(
+        self, loop: event_loop.EventLoop, fd: int, rings: list[ring_buffer.RingBuffer]
+    ) -> None:
         self.rings = rings
         """Empty once the job is forgotten: what still comes is read and dropped, for a closed
         pipe would kill a server that was left behind."""
@@ -31,131 +33,133 @@ class Output:
         self.eof = False
         self._loop = loop
         os.set_blocking(fd, False)
-        self.regulate()
+        self.update_watch()
 
-    def regulate(self) -> None:
+    def update_watch(self) -> None:
         """Read on, or leave the bytes where they are until a reader made room."""
         if self.eof:
             return
-        if any(ring.full for ring in self.rings):
-            self._loop.drop(self.fd)
+        if any(ring.is_full for ring in self.rings):
+            self._loop.unwatch(self.fd)
         else:
-            self._loop.watch(self.fd, event_loop.IN, self._ready)
+            self._loop.watch(self.fd, event_loop.IN, self._on_readable)
 
-    def rest(self) -> None:
+    def read_rest(self) -> None:
         """Take what an ended job can have left here; a child of it may go on writing for ever."""
-        left = _capacity(self.fd) if not self.eof else 0
-        while left > 0 and (got := self._take(left)):
+        left = _pipe_capacity(self.fd) if not self.eof else 0
+        while left > 0 and (got := self._read(left)):
             left -= got
-        self.regulate()
+        self.update_watch()
 
     def close(self) -> None:
         if not self.eof:
             self.eof = True
-            self._loop.drop(self.fd)
+            self._loop.unwatch(self.fd)
             os.close(self.fd)
 
-    def _ready(self, _: int) -> None:
-        self._take(CHUNK)
-        self.regulate()
+    def _on_readable(self, _: int) -> None:
+        self._read(CHUNK_BYTES)
+        self.update_watch()
 
-    def _take(self, most: int) -> int:
+    def _read(self, max_bytes: int) -> int:
         try:
-            data = os.read(self.fd, most)
+            data = os.read(self.fd, max_bytes)
         except BlockingIOError:
             return 0
         except OSError:  # nobody has the terminal open
             data = b""
         if not data:
-            self.hung_up()
+            self.on_hangup()
         for ring in self.rings:
             ring.add(data)
         return len(data)
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         self.close()
 
 
-class Input:
+class JobInput:
     """Feeds a job, never waiting for it."""
 
-    def __init__(self, loop: event_loop.Loop, fd: int) -> None:
+    def __init__(self, loop: event_loop.EventLoop, fd: int) -> None:
         self.fd = fd
-        self.fed = 0
+        self.accepted_bytes = 0
         """Bytes ever accepted."""
         self.closed = False
         """The job cannot be fed any more: it was told of the end, or wants no more."""
         self._loop = loop
-        self._ending = False
+        self._is_ending = False
         self._pending = bytearray()
         os.set_blocking(fd, False)
 
     def feed(self, data: bytes) -> int:
         """Bytes accepted; what a job will never read counts as such."""
         if self.closed:
-            self.fed += len(data)
+            self.accepted_bytes += len(data)
             return len(data)
-        part = data[: PENDING - len(self._pending)]
+        part = data[: MAX_PENDING_BYTES - len(self._pending)]
         self._pending += part
-        self.fed += len(part)
-        self.push()
+        self.accepted_bytes += len(part)
+        self.flush()
         return len(part)
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """After what was accepted."""
-        self._ending = True
-        self.push()
+        self._is_ending = True
+        self.flush()
 
-    def push(self) -> None:
+    def flush(self) -> None:
         while self._pending and not self.closed:
             try:
-                del self._pending[: os.write(self.fd, self._pending[:CHUNK])]
+                del self._pending[: os.write(self.fd, self._pending[:CHUNK_BYTES])]
             except BlockingIOError:
                 break
             except OSError:  # the job does not want to read the rest
                 self.close()
-        if self._ending and not self._pending:
+        if self._is_ending and not self._pending:
             self.close()
-        self.await_room(wanted=bool(self._pending) and not self.closed)
+        self.watch_writable(wanted=bool(self._pending) and not self.closed)
 
-    def await_room(self, *, wanted: bool) -> None:
+    def watch_writable(self, *, wanted: bool) -> None:
         if wanted:
-            self._loop.watch(self.fd, event_loop.OUT, lambda _: self.push())
+            self._loop.watch(self.fd, event_loop.OUT, lambda _: self.flush())
         elif not self.closed:
-            self._loop.drop(self.fd)
+            self._loop.unwatch(self.fd)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
             self._pending.clear()
-            self._loop.drop(self.fd)
+            self._loop.unwatch(self.fd)
             os.close(self.fd)
 
 
-class Terminal(Output):
+class JobTerminal(JobOutput):
     """The inner end of a pseudo terminal: what is typed and what is shown."""
 
-    def __init__(self, loop: event_loop.Loop, fd: int, rings: list[ring_buffer.Ring]) -> None:
-        self.input = _Typed(loop, fd, self)
-        self.alive = True
+    def __init__(
+        self, loop: event_loop.EventLoop, fd: int, rings: list[ring_buffer.RingBuffer]
+    ) -> None:
+        self.input = _TerminalInput(loop, fd, self)
+        self.is_job_alive = True
         """The job runs: it may have closed its terminal and open it again."""
         super().__init__(loop, fd, rings)
 
-    def regulate(self) -> None:
+    def update_watch(self) -> None:
         if self.eof:
             return
-        events = 0 if any(ring.full for ring in self.rings) else event_loop.IN
-        events |= event_loop.OUT if self.input.wanted else 0
-        self._loop.watch(self.fd, events, self._event)
+        events = 0 if any(ring.is_full for ring in self.rings) else event_loop.IN
+        events |= event_loop.OUT if self.input.wants_writable else 0
+        self._loop.watch(self.fd, events, self._on_event)
 
-    def rest(self) -> None:
-        self.alive = False
-        super().rest()
+    def read_rest(self) -> None:
+        self.is_job_alive = False
+        super().read_rest()
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         # closing our end would kill a job that only let go of its terminal for a while
-        if self.alive:
-            self._loop.drop(self.fd)
+        if self.is_job_alive:
+            self._loop.unwatch(self.fd)
         else:
             self.close()
 
@@ -163,37 +167,37 @@ class Terminal(Output):
         self.input.closed = True
         super().close()
 
-    def _event(self, event: int) -> None:
+    def _on_event(self, event: int) -> None:
         if event & event_loop.OUT:
-            self.input.push()
+            self.input.flush()
         if event & (event_loop.IN | event_loop.HANGUP):
-            quiet = not self._take(CHUNK)
+            quiet = not self._read(CHUNK_BYTES)
             if quiet and event & event_loop.HANGUP:
                 return  # until it is looked at again
-        self.regulate()
+        self.update_watch()
 
 
-class _Typed(Input):
-    def __init__(self, loop: event_loop.Loop, fd: int, terminal: Terminal) -> None:
+class _TerminalInput(JobInput):
+    def __init__(self, loop: event_loop.EventLoop, fd: int, terminal: JobTerminal) -> None:
         super().__init__(loop, fd)
-        self.wanted = False
+        self.wants_writable = False
         self._terminal = terminal
 
-    def end(self) -> None:
+    def end_input(self) -> None:
         """A terminal has no end: one types control-D."""
         self.feed(b"\x04")
 
-    def await_room(self, *, wanted: bool) -> None:
-        self.wanted = wanted
-        self._terminal.regulate()
+    def watch_writable(self, *, wanted: bool) -> None:
+        self.wants_writable = wanted
+        self._terminal.update_watch()
 
     def close(self) -> None:
         self.closed = True
         self._pending.clear()
 
 
-def _capacity(fd: int) -> int:
+def _pipe_capacity(fd: int) -> int:
     try:
         return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
     except OSError:  # a terminal
-        return CHUNK
+        return CHUNK_BYTES

@@ -51,25 +51,25 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
 
 
-class Kernel:
+class LinuxSyscalls:
     """libc, bound once; every call raises OSError that names what it was about."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def _check(self, result: int, what: str) -> None:
+    def _check(self, result: int, description: str) -> None:
         if result < 0:
             number = ctypes.get_errno()
-            raise OSError(number, f"{os.strerror(number)} ({what})")
+            raise OSError(number, f"{os.strerror(number)} ({description})")
 
     def unshare(self, flags: int) -> None:
         self._check(self._libc.unshare(flags), f"unshare {flags:#x}")
 
-    def enter(self, namespace: int, kind: int) -> None:
+    def join_namespace(self, namespace: int, kind: int) -> None:
         """Join the namespace that a descriptor leads to."""
         self._check(self._libc.setns(namespace, kind), f"setns {kind:#x}")
 
-    def fork_into(self, flags: int) -> int:
+    def fork_into_namespaces(self, flags: int) -> int:
         """As os.fork, but the child is the first process of new namespaces.
 
         The kernel gives a process that unshares its pid namespace to its children only, so without
@@ -87,7 +87,7 @@ class Kernel:
         self._check(pid, f"clone {flags:#x}")
         return pid
 
-    def setns(self, namespace: int) -> None:
+    def join_mount_namespace(self, namespace: int) -> None:
         """Go to a mount namespace that is open; root and working directory are its root then."""
         self._check(self._libc.setns(namespace, CLONE_NEWNS), "setns")
 
@@ -97,7 +97,7 @@ class Kernel:
         self._check(result, f"prctl {option}")
 
     @contextlib.contextmanager
-    def granting(self, capability: int | None) -> Iterator[None]:
+    def capability_granted(self, capability: int | None) -> Iterator[None]:
         """What is executed within keeps this right of ours, also where it is no user 0."""
         if capability is None:
             yield
@@ -127,11 +127,11 @@ class Kernel:
     def bind(self, source: str, target: str, *, recursive: bool = False) -> None:
         self.mount(source, target, "", MS_BIND | (MS_REC if recursive else 0))
 
-    def private(self) -> None:
+    def make_mounts_private(self) -> None:
         """Nothing mounted here shows outside, nor the other way round."""
         self.mount("none", "/", "", MS_REC | MS_PRIVATE)
 
-    def seal(self, target: str, *, recursive: bool = False, undo: bool = False) -> None:
+    def make_read_only(self, target: str, *, recursive: bool = False, undo: bool = False) -> None:
         """Make a mount read-only, with all mounts below it when `recursive` (Linux 5.12)."""
         bits = (0, _MOUNT_ATTR_RDONLY) if undo else (_MOUNT_ATTR_RDONLY, 0)
         attributes = struct.pack("QQQQ", *bits, 0, 0)
@@ -145,7 +145,7 @@ class Kernel:
         )
         self._check(result, f"mount_setattr on {target}")
 
-    def lift(self, target: str) -> int:
+    def clone_mount(self, target: str) -> int:
         """A copy of a mount that is nowhere, open: `put` mounts it, in any namespace."""
         fd: int = self._libc.syscall(
             ctypes.c_long(_SYS_OPEN_TREE),
@@ -156,7 +156,7 @@ class Kernel:
         self._check(fd, f"open_tree {target}")
         return fd
 
-    def put(self, mount: int, target: str) -> None:
+    def move_mount(self, mount: int, target: str) -> None:
         result = self._libc.syscall(
             ctypes.c_long(_SYS_MOVE_MOUNT),
             ctypes.c_int(mount),
@@ -171,7 +171,7 @@ class Kernel:
         flags = _MNT_DETACH if lazy else 0
         self._check(self._libc.umount2(os.fsencode(target), flags), f"unmount {target}")
 
-    def pivot(self, root: str) -> None:
+    def pivot_root(self, root: str) -> None:
         """Make `root`, a mount, the root directory and let go of the old one."""
         number = _SYS_PIVOT_ROOT[os.uname().machine]
         os.chdir(root)
@@ -180,7 +180,7 @@ class Kernel:
         os.chdir("/")
 
 
-def privileged() -> bool:
+def is_privileged() -> bool:
     """May this process mount as the host's root does? Otherwise a user namespace is needed."""
     if os.geteuid() != 0:
         return False
@@ -198,12 +198,12 @@ def overlay_options(
     lowers: Sequence[str], upper: str = "", work: str = "", *, extra: Sequence[str] = ()
 ) -> str:
     """The options of an overlay, topmost lower first; without `upper` it is read-only."""
-    parts = ["lowerdir=" + ":".join(escape(path) for path in lowers)]
+    parts = ["lowerdir=" + ":".join(escape_option(path) for path in lowers)]
     if upper:
-        parts += [f"upperdir={escape(upper)}", f"workdir={escape(work)}"]
+        parts += [f"upperdir={escape_option(upper)}", f"workdir={escape_option(work)}"]
     return ",".join([*parts, *extra])
 
 
-def escape(path: str) -> str:
+def escape_option(path: str) -> str:
     """A path inside overlay options, where `\\`, `:` and `,` have a meaning."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

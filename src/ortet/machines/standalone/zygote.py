@@ -27,26 +27,31 @@ else:
 def main() -> None:
     """Fork until the hub is gone."""
     sock = socket.socket(fileno=int(sys.argv[1]))
-    kernel = syscalls.Kernel()
+    kernel = syscalls.LinuxSyscalls()
     if sys.argv[2] == "user":
-        _own_user_namespace(kernel)
+        _enter_user_namespace(kernel)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
     ipc.send(sock, {"ready": os.getpid()})
     while True:
         try:
             _, fds = ipc.receive(sock)
-        except ipc.Closed:
+        except ipc.ConnectionClosed:
             os._exit(0)
         machine = socket.socket(fileno=fds[0])
-        with machine, contextlib.suppress(ipc.Closed):  # the hub may have changed its mind
-            _start(kernel, sock, machine)
+        with (
+            machine,
+            contextlib.suppress(ipc.ConnectionClosed),
+        ):  # the hub may have changed its mind
+            _fork_supervisor(kernel, sock, machine)
 
 
-def _start(kernel: syscalls.Kernel, sock: socket.socket, machine: socket.socket) -> None:
+def _fork_supervisor(
+    kernel: syscalls.LinuxSyscalls, sock: socket.socket, machine: socket.socket
+) -> None:
     """Fork the pid 1 of a new machine, and tell the hub which process that is."""
     try:
-        pid = kernel.fork_into(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
+        pid = kernel.fork_into_namespaces(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
     except OSError as error:
         ipc.send(machine, {"error": str(error), "errno": error.errno})
         return
@@ -56,7 +61,7 @@ def _start(kernel: syscalls.Kernel, sock: socket.socket, machine: socket.socket)
     ipc.send(machine, {"pid": pid})
 
 
-def _own_user_namespace(kernel: syscalls.Kernel) -> None:
+def _enter_user_namespace(kernel: syscalls.LinuxSyscalls) -> None:
     """Rights over mounts without rights over the host; our own user is the only one there is.
 
     From here on the interpreter's own files may be out of reach: all imports are done.

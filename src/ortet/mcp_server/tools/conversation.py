@@ -11,24 +11,24 @@ from msgspec import Meta
 
 from ortet.cli import output
 from ortet.cli.session_args import event_line
-from ortet.mcp_server.answers import ends_of, joined
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import ADDS, READS, SETS, Answer, tool
+from ortet.mcp_server.answers import cut_middle, join_lines
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import ADDS, READS, SETS, ToolResult, tool
 from ortet.mcp_server.tools.workspace import Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ortet.journal import events
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
-_EVENT = 4_000
+_MAX_EVENT_CHARACTERS = 4_000
 """Characters of one text inside an event that a page of the journal shows."""
 
 Tokens = Annotated[int, Meta(description="About how long it may be.", ge=1, le=200_000)]
 
 
-class Event(msgspec.Struct, frozen=True):
+class EventItem(msgspec.Struct, frozen=True):
     """`data` is as it was recorded, but for long texts, of which the middle is left out. One that
     waits to be taken in has no number: `seq` is 0."""
 
@@ -46,7 +46,7 @@ class Event(msgspec.Struct, frozen=True):
         return event_line(events.Event(*told, erased=self.erased, waiting=not self.seq))
 
 
-class Recorded(Answer, frozen=True):
+class RecordedToolResult(ToolResult, frozen=True):
     """`id` is that of a decision or fact, "" for what has none."""
 
     session: str
@@ -61,42 +61,42 @@ class Recorded(Answer, frozen=True):
 
 @tool(ADDS)
 def say(
-    desk: Desk,
+    desk: McpContext,
     *,
     role: Annotated[str, Meta(description="Who speaks, as user or assistant.")],
     content: Annotated[str, Meta(description="What was said.")],
-) -> Recorded:
+) -> RecordedToolResult:
     """Add a message to the session's conversation, so that it can be recalled and restored."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         event = session.say(role, content)
-        return Recorded(session.id, event.seq, "message")
+        return RecordedToolResult(session.id, event.seq, "message")
 
 
 @tool(ADDS)
 def think(
-    desk: Desk, text: Annotated[str, Meta(description="Reasoning that led somewhere.")]
-) -> Recorded:
+    desk: McpContext, text: Annotated[str, Meta(description="Reasoning that led somewhere.")]
+) -> RecordedToolResult:
     """Record a thought: reasoning that is to be found in the journal beside what was done."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         event = session.think(text)
-        return Recorded(session.id, event.seq, "thought")
+        return RecordedToolResult(session.id, event.seq, "thought")
 
 
 @tool(ADDS)
 def decide(
-    desk: Desk,
+    desk: McpContext,
     *,
     text: Annotated[str, Meta(description="What was decided.")],
     why: Why = "",
     instead_of: Annotated[list[str], Meta(description="Roads not taken.")] = [],  # noqa: B006
-) -> Recorded:
+) -> RecordedToolResult:
     """Record a decision with its reason and the roads not taken. It outlives every compaction."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         id_ = session.decide(text, why=why, instead_of=instead_of)
-        return Recorded(session.id, session.line.tip().seq, "decision", id_)
+        return RecordedToolResult(session.id, session.event_log.tip().seq, "decision", id_)
 
 
-class Plan(Answer, frozen=True):
+class PlanToolResult(ToolResult, frozen=True):
     """`step` counts from 0; it is the number of steps when all are done."""
 
     plan: list[str]
@@ -105,7 +105,7 @@ class Plan(Answer, frozen=True):
     def __str__(self) -> str:
         marks = ["done" if n < self.step else "now" if n == self.step else "" for n in self._range]
         steps = zip(marks, self.plan, strict=True)
-        return joined(
+        return join_lines(
             "" if self.plan else "no plan yet",
             *(f"{mark:<5} {output.title(text)}".rstrip() for mark, text in steps),
         )
@@ -117,62 +117,62 @@ class Plan(Answer, frozen=True):
 
 @tool(ADDS)
 def plan(
-    desk: Desk,
+    desk: McpContext,
     *,
     steps: Annotated[
         list[str] | None, Meta(description="What is to be done, in order; leave it out to look.")
     ] = None,
-) -> Plan:
+) -> PlanToolResult:
     """Show the plan, or make another: the first step is then the current one."""
     if steps is None:
-        with desk.reading() as view:
-            return Plan(view.steps, view.step)
-    with desk.writing() as session:
+        with desk.read_session() as view:
+            return PlanToolResult(view.steps, view.step)
+    with desk.open_session() as session:
         session.plan(steps)
-        return Plan(session.steps, session.step)
+        return PlanToolResult(session.steps, session.step)
 
 
 @tool(ADDS)
 def advance(
-    desk: Desk,
+    desk: McpContext,
     *,
     to: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="The step, from 0; else the next.")
     ] = None,
-) -> Plan:
+) -> PlanToolResult:
     """Go on to the next step of the plan, or to one by its number."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         session.advance(to)
-        return Plan(session.steps, session.step)
+        return PlanToolResult(session.steps, session.step)
 
 
 @tool(SETS)
 def note(
-    desk: Desk,
+    desk: McpContext,
     *,
     key: Annotated[str, Meta(description="Its name; the same again takes its place.")],
     value: Annotated[Any, Meta(description="Any JSON; null ends the note.")],
     ttl: Annotated[
         Annotated[float, Meta(ge=0)] | None, Meta(description="Seconds that it holds.")
     ] = None,
-) -> Recorded:
+) -> RecordedToolResult:
     """Keep a scratch value under a key, as long as it is needed."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         event = session.note(key, value, ttl=ttl)
-        return Recorded(session.id, event.seq, "note")
+        return RecordedToolResult(session.id, event.seq, "note")
 
 
-class Journal(Answer, frozen=True):
+class JournalToolResult(ToolResult, frozen=True):
     """In order. `last` is the number to give as `after` for what comes later; `more` says whether
     there is more already."""
 
     session: str
-    events: list[Event]
+    events: list[EventItem]
     last: int
     more: bool
 
     def __str__(self) -> str:
-        return joined(
+        return join_lines(
             *map(str, self.events),
             "" if self.events else "no such event",
             f"more behind after={self.last}" if self.more else "",
@@ -181,7 +181,7 @@ class Journal(Answer, frozen=True):
 
 @tool(READS)
 def journal(
-    desk: Desk,
+    desk: McpContext,
     *,
     after: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -192,15 +192,17 @@ def journal(
         list[str],
         Meta(description="Only these, as message, thought, decision, fact, begun, ended, plan."),
     ] = [],  # noqa: B006
-) -> Journal:
+) -> JournalToolResult:
     """List what happened in the session: messages, thoughts, commands with their outcome,
     decisions, facts. That it was opened and let go (kind lifecycle) is listed only when asked
     for."""
-    with desk.reading() as view:
-        return page(view, after, limit, kind)
+    with desk.read_session() as view:
+        return journal_page(view, after, limit, kind)
 
 
-def page(view: View, after: int | None, limit: int, kinds: Sequence[str]) -> Journal:
+def journal_page(
+    view: SessionReader, after: int | None, limit: int, kinds: Sequence[str]
+) -> JournalToolResult:
     """Some events: those behind a number, or the newest."""
 
     def wanted(event: events.Event) -> bool:
@@ -212,29 +214,31 @@ def page(view: View, after: int | None, limit: int, kinds: Sequence[str]) -> Jou
         found = list(islice(filter(wanted, view.events(after)), limit + 1))
         found, more = found[:limit], len(found) > limit
     numbered = [event.seq for event in found if not event.waiting]
-    last = numbered[-1] if more and numbered else max(view.line.tip().seq, after or 0)
-    return Journal(view.id, [_event(event) for event in found], last, more)
+    last = numbered[-1] if more and numbered else max(view.event_log.tip().seq, after or 0)
+    return JournalToolResult(view.id, [_event(event) for event in found], last, more)
 
 
-def _newest(view: View, limit: int, wanted: Callable[[events.Event], bool]) -> list[events.Event]:
+def _newest(
+    view: SessionReader, limit: int, is_wanted: Callable[[events.Event], bool]
+) -> list[events.Event]:
     """From the end on: a long session costs what is looked at."""
-    tip, look = view.line.tip().seq, limit
+    tip, look = view.event_log.tip().seq, limit
     waiting = list(view.events(tip))
     while True:
-        found = list(filter(wanted, [*view.line.newest(look), *waiting]))
+        found = list(filter(is_wanted, [*view.event_log.newest(look), *waiting]))
         if len(found) >= limit or look >= tip:
             return found[-limit:]
         look *= 4
 
 
-def _event(event: events.Event) -> Event:
+def _event(event: events.Event) -> EventItem:
     seq = 0 if event.waiting else event.seq
-    return Event(seq, event.kind, event.time, event.actor, _cut(event.data), event.erased)
+    return EventItem(seq, event.kind, event.time, event.actor, _cut(event.data), event.erased)
 
 
 def _cut(value: Any) -> Any:
     if isinstance(value, str):
-        return ends_of(value, _EVENT)
+        return cut_middle(value, _MAX_EVENT_CHARACTERS)
     if isinstance(value, dict):
         return {key: _cut(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -242,7 +246,7 @@ def _cut(value: Any) -> Any:
     return value
 
 
-class Briefing(Answer, frozen=True):
+class BriefToolResult(ToolResult, frozen=True):
     """`data` is the same as records; `left_out` counts what did not fit."""
 
     session: str
@@ -256,52 +260,52 @@ class Briefing(Answer, frozen=True):
 
 
 @tool(READS)
-def brief(desk: Desk, tokens: Tokens = 2000) -> Briefing:
+def brief(desk: McpContext, tokens: Tokens = 2000) -> BriefToolResult:
     """Tell whoever goes on with this work what it has to know: goal, plan, decisions, facts, open
     questions, deeds whose outcome is not known, last messages. Call it first in a new
     conversation."""
-    with desk.reading() as view:
+    with desk.read_session() as view:
         found = view.briefing(tokens)
-        return Briefing(view.id, found.markdown, found.data, found.tokens, found.left_out)
+        return BriefToolResult(view.id, found.markdown, found.data, found.tokens, found.left_out)
 
 
-class Message(msgspec.Struct, frozen=True):
+class MessageItem(msgspec.Struct, frozen=True):
     role: str
     content: Any
 
 
-class Context(Answer, frozen=True):
+class ContextToolResult(ToolResult, frozen=True):
     """`left_out`: older messages did not fit."""
 
-    messages: list[Message]
+    messages: list[MessageItem]
     tokens: int
     left_out: bool
 
     def __str__(self) -> str:
         from ortet.journal.conversation.text import text_of
 
-        return joined(
+        return join_lines(
             *(
-                f"[{output.safe(one.role)}] {output.safe(text_of(one.content), keep=_KEEP)}"
+                f"[{output.safe(one.role)}] {output.safe(text_of(one.content), keep=_KEPT_WHITESPACE)}"
                 for one in self.messages
             ),
             "" if self.messages else "nothing was said yet",
         )
 
 
-_KEEP = "\n\t"
+_KEPT_WHITESPACE = "\n\t"
 
 
 @tool(READS)
 def context(
-    desk: Desk,
+    desk: McpContext,
     *,
     query: Annotated[str, Meta(description="What it is for: related memories are added.")] = "",
     tokens: Tokens = 8000,
-) -> Context:
+) -> ContextToolResult:
     """Give the conversation as a model is to be given it: the summary, the newest messages that
     fit, and what is remembered for a question."""
-    with desk.reading() as view:
+    with desk.read_session() as view:
         found = view.context(query, tokens)
-        messages = [Message(one.role, one.content) for one in found]
-        return Context(messages, found.tokens, found.left_out)
+        messages = [MessageItem(one.role, one.content) for one in found]
+        return ContextToolResult(messages, found.tokens, found.left_out)

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.cli import output
-from ortet.cli.session_args import pick, unknown
+from ortet.cli.session_args import match_id, unsettled_effects
 from ortet.errors import Invalid, Refused
-from ortet.mcp_server.answers import Deed, deed_of, joined, some
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import ADDS, READS, Answer, tool
+from ortet.mcp_server.answers import Deed, effect_of, join_lines, limit_lines
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import ADDS, READS, ToolResult, tool
 from ortet.mcp_server.tools.workspace import Why
 
-LARGEST = 1 << 20
+MAX_CONTENT_BYTES = 1 << 20
 """Bytes of a file or artifact that are given back in one answer."""
 
 Version = Annotated[
@@ -26,7 +26,7 @@ Version = Annotated[
 ]
 
 
-class Artifact(Answer, frozen=True):
+class ArtifactItem(ToolResult, frozen=True):
     name: str
     version: int
     oid: str
@@ -39,18 +39,18 @@ class Artifact(Answer, frozen=True):
     time: int
 
     def __str__(self) -> str:
-        what = output.safe(self.link) if self.link else output.size(self.size)
+        what = output.safe(self.link) if self.link else output.format_size(self.size)
         kind = output.safe(self.kind or self.media)
         return f"{output.safe(self.name)}@{self.version}  {what}  {kind}".rstrip()
 
 
-def artifact_of(found: Any) -> Artifact:
-    return msgspec.convert(found, known(Artifact), from_attributes=True)
+def artifact_of(record: Any) -> ArtifactItem:
+    return msgspec.convert(record, thread_safe_struct(ArtifactItem), from_attributes=True)
 
 
 @tool(ADDS)
 def artifact(
-    desk: Desk,
+    desk: McpContext,
     *,
     name: Annotated[
         str, Meta(description="Its name; without data or link, a file of the workspace.")
@@ -63,7 +63,7 @@ def artifact(
     kind: Annotated[str, Meta(description="What it is, as report or patch.")] = "",
     media: Annotated[str, Meta(description="Its media type, if not by the name.")] = "",
     why: Why = "",
-) -> Artifact:
+) -> ArtifactItem:
     """Keep a thing that was made: a file of the workspace, given content, or a link. The same name
     again is the next version; none is lost."""
     if sum((data is not None, blob is not None, bool(link))) > 1:
@@ -74,36 +74,38 @@ def artifact(
             content = base64.b64decode(blob, validate=True)
         except (binascii.Error, ValueError) as error:
             raise Invalid("bad_arguments", f"blob is not base64 ({error}): correct it") from None
-    with desk.writing() as session:
+    with desk.open_session() as session:
         made = session.artifact(name, data=content, link=link, kind=kind, media=media, why=why)
         return artifact_of(made)
 
 
-class Artifacts(Answer, frozen=True):
-    artifacts: list[Artifact]
+class ArtifactsToolResult(ToolResult, frozen=True):
+    artifacts: list[ArtifactItem]
 
     def __str__(self) -> str:
-        return joined(*some(self.artifacts), "" if self.artifacts else "nothing was made yet")
+        return join_lines(
+            *limit_lines(self.artifacts), "" if self.artifacts else "nothing was made yet"
+        )
 
 
 @tool(READS)
 def artifacts(
-    desk: Desk,
+    desk: McpContext,
     *,
     versions: Annotated[bool, Meta(description="Every version, not only the last.")] = False,
-) -> Artifacts:
+) -> ArtifactsToolResult:
     """List what the session made: files, texts, links."""
-    with desk.reading() as view:
+    with desk.read_session() as view:
         found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not versions:
         found = list({one.name: one for one in found}.values())
-    return Artifacts([artifact_of(one) for one in found])
+    return ArtifactsToolResult([artifact_of(one) for one in found])
 
 
-class Content(Answer, frozen=True):
+class ArtifactDataToolResult(ToolResult, frozen=True):
     """`data` is its text; for what is no UTF-8 it is null and `blob` has it in base64."""
 
-    artifact: Artifact
+    artifact: ArtifactItem
     data: str | None
     blob: str | None
 
@@ -113,25 +115,25 @@ class Content(Answer, frozen=True):
 
 
 @tool(READS)
-def artifact_data(desk: Desk, name: str, version: Version = None) -> Content:
+def artifact_data(desk: McpContext, name: str, version: Version = None) -> ArtifactDataToolResult:
     """Give the content of a thing that was made; at most 1 MiB."""
-    with desk.reading() as view:
+    with desk.read_session() as view:
         found = view.lineage(name, version).artifact
         check_size(found.name, found.size)
         data = view.artifact_data(found.name, found.version)
     text = as_text(data)
     blob = base64.b64encode(data).decode() if text is None else None
-    return Content(artifact_of(found), text, blob)
+    return ArtifactDataToolResult(artifact_of(found), text, blob)
 
 
 def check_size(name: str, size: int) -> None:
-    if size > LARGEST:
+    if size > MAX_CONTENT_BYTES:
         raise Refused(
             "too_large",
-            f"{name} has {output.size(size)}, and an answer holds {output.size(LARGEST)}: read it "
+            f"{name} has {output.format_size(size)}, and an answer holds {output.format_size(MAX_CONTENT_BYTES)}: read it "
             "in the workspace, or with `ortet show` or `ortet artifact get`",
             size=size,
-            largest=LARGEST,
+            largest=MAX_CONTENT_BYTES,
         )
 
 
@@ -143,26 +145,26 @@ def as_text(data: bytes) -> str | None:
         return None
 
 
-class Effects(Answer, frozen=True):
+class EffectsToolResult(ToolResult, frozen=True):
     effects: list[Deed]
 
     def __str__(self) -> str:
-        return joined(*some(self.effects), "" if self.effects else "nothing was done")
+        return join_lines(*limit_lines(self.effects), "" if self.effects else "nothing was done")
 
 
 @tool(READS)
 def effects(
-    desk: Desk,
+    desk: McpContext,
     *,
     unsettled: Annotated[bool, Meta(description="Only those whose outcome is not known.")] = False,
-) -> Effects:
+) -> EffectsToolResult:
     """List what the session and its forks did to the world, restored away or not."""
-    with desk.reading() as view:
-        found = unknown(desk, view) if unsettled else view.effects()
-    return Effects([deed_of(one) for one in found])
+    with desk.read_session() as view:
+        found = unsettled_effects(desk, view) if unsettled else view.effects()
+    return EffectsToolResult([effect_of(one) for one in found])
 
 
-class Settled(Answer, frozen=True):
+class SettleToolResult(ToolResult, frozen=True):
     id: str
     state: str
 
@@ -172,18 +174,18 @@ class Settled(Answer, frozen=True):
 
 @tool(ADDS)
 def settle(
-    desk: Desk,
+    desk: McpContext,
     *,
     effect: Annotated[str, Meta(description="Its id, or 4 or more of its first or last digits.")],
     outcome: Annotated[Any, Meta(description="What it returned; any JSON.")] = None,
     failed: Annotated[bool, Meta(description="It was not done.")] = False,
-) -> Settled:
+) -> SettleToolResult:
     """Say what became of an effect whose outcome is not known. Find out first: look at the server,
     the mail, the account. From then on it counts as done, or as one that may be tried again."""
     if failed and outcome is not None:
         raise Invalid("bad_arguments", "what was not done has no outcome: give outcome or failed")
-    with desk.reading() as view:
-        id_ = pick((one.id for one in view.effects()), effect) or effect
-    with desk.writing() as session:
+    with desk.read_session() as view:
+        id_ = match_id((one.id for one in view.effects()), effect) or effect
+    with desk.open_session() as session:
         session.settle(id_, outcome, failed=failed)
-    return Settled(id_, "failed" if failed else "done")
+    return SettleToolResult(id_, "failed" if failed else "done")

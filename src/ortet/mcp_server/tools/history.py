@@ -8,23 +8,23 @@ from msgspec import Meta
 
 from ortet.cli import output
 from ortet.mcp_server.answers import (
-    MOST,
+    MAX_CHANGES,
     Change,
-    Commit,
-    between,
+    CommitItem,
     change_of,
+    changed_files,
     commit_of,
-    ends_of,
-    joined,
-    some,
+    cut_middle,
+    join_lines,
+    limit_lines,
 )
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import READS, Answer, tool
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import READS, ToolResult, tool
 
-_PATCH = 8_000
+_MAX_PATCH_CHARACTERS = 8_000
 """Characters of the changed lines of one file."""
 
-_PATCHES = 60_000
+_MAX_ALL_PATCHES_CHARACTERS = 60_000
 """The same of all files of an answer."""
 
 Ref = Annotated[
@@ -36,14 +36,14 @@ Ref = Annotated[
 ]
 
 
-class Log(Answer, frozen=True):
+class LogToolResult(ToolResult, frozen=True):
     """Newest first; `more` says whether older ones were left out."""
 
-    commits: list[Commit]
+    commits: list[CommitItem]
     more: bool
 
     def __str__(self) -> str:
-        return joined(
+        return join_lines(
             *map(str, self.commits),
             "" if self.commits else "no commit yet",
             "older ones: give the last id with ^ as ref" if self.more else "",
@@ -52,31 +52,31 @@ class Log(Answer, frozen=True):
 
 @tool(READS)
 def log(
-    desk: Desk,
+    desk: McpContext,
     *,
     ref: Ref = "HEAD",
     limit: Annotated[int, Meta(description="At most so many.", ge=1, le=1000)] = 20,
-) -> Log:
+) -> LogToolResult:
     """List commits, newest first: each is a state of mind and files that can be restored."""
-    desk.need_store()
+    desk.require_store()
     start = desk.resolve(ref, desk.head_branch())
     found = list(desk.hub.history.log(start, limit=limit + 1))
     names = names_of(desk)
     commits = [commit_of(one, names.get(one.oid, [])) for one in found[:limit]]
-    return Log(commits, len(found) > limit)
+    return LogToolResult(commits, len(found) > limit)
 
 
-def names_of(desk: Desk) -> dict[str, list[str]]:
+def names_of(context: McpContext) -> dict[str, list[str]]:
     """Commit -> the branches and tags on it."""
     found: dict[str, list[str]] = {}
-    for head in desk.hub.refs.branches():
+    for head in context.hub.refs.branches():
         found.setdefault(head.oid.hex(), []).append(head.name)
-    for head in desk.hub.refs.tags():
+    for head in context.hub.refs.tags():
         found.setdefault(head.oid.hex(), []).append(f"tag:{head.name}")
     return found
 
 
-class Diff(Answer, frozen=True):
+class DiffToolResult(ToolResult, frozen=True):
     """`new` is "" for the present files; `changed` counts all, `changes` lists the first 200."""
 
     old: str
@@ -85,39 +85,39 @@ class Diff(Answer, frozen=True):
     changes: list[Change]
 
     def __str__(self) -> str:
-        to = output.short(self.new) if self.new else "the present files"
+        to = output.short_id(self.new) if self.new else "the present files"
         patches = [one.patch for one in self.changes if one.patch]
-        return joined(
-            f"from {output.short(self.old)} to {to}: {self.changed or 'nothing'} changed",
-            *some(self.changes, self.changed),
+        return join_lines(
+            f"from {output.short_id(self.old)} to {to}: {self.changed or 'nothing'} changed",
+            *limit_lines(self.changes, self.changed),
             *(output.safe(patch, keep="\n\t").rstrip("\n") for patch in patches),
         )
 
 
 @tool(READS)
 def diff(
-    desk: Desk,
+    desk: McpContext,
     *,
     ref: Ref = "HEAD",
     other: Annotated[
         str | None, Meta(description="The commit to compare with; else the present files.")
     ] = None,
     patch: Annotated[bool, Meta(description="Show the changed lines of text files.")] = False,
-) -> Diff:
+) -> DiffToolResult:
     """Show which files differ between a commit and the present files, or between two commits."""
-    desk.need_store()
+    desk.require_store()
     branch = desk.head_branch()
     old = desk.resolve(ref, branch).hex()
     new = desk.resolve(other, branch).hex() if other is not None else ""
     if new:
-        found = between(desk, old, new)
+        found = changed_files(desk, old, new)
     else:
-        with desk.files() as files:
+        with desk.open_files() as files:
             found = files.diff(old) if files is not None else []
-    left, changes = _PATCHES, []
-    for one in found[:MOST]:
+    left, changes = _MAX_ALL_PATCHES_CHARACTERS, []
+    for one in found[:MAX_CHANGES]:
         text = output.patch_text(one, desk.hub.objects) if patch and left > 0 else ""
-        text = ends_of(text, min(_PATCH, left))
+        text = cut_middle(text, min(_MAX_PATCH_CHARACTERS, left))
         left -= len(text)
         changes.append(change_of(one, text))
-    return Diff(old, new, len(found), changes)
+    return DiffToolResult(old, new, len(found), changes)

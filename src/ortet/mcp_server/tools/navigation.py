@@ -12,27 +12,27 @@ from ortet.errors import NotFound
 from ortet.ids import Oid, from_hex
 from ortet.mcp_server.answers import (
     Change,
-    Commit,
+    CommitItem,
     Deed,
-    Loss,
+    LossItem,
     changes_of,
     commit_of,
-    deed_of,
-    joined,
+    effect_of,
+    join_lines,
+    limit_lines,
     losses_of,
-    some,
 )
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import CONFIRMED, MOVES, Agreed, Answer, tool
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import CONFIRMED, MOVES, Confirmation, ToolResult, tool
 from ortet.mcp_server.tools.history import Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ortet.sessions.history.preview import Foreseen
-    from ortet.sessions.results import Restored
+    from ortet.sessions.history.preview import RestorePreview
+    from ortet.sessions.results import RestoreResult
     from ortet.sessions.session import Session
-    from ortet.workspaces.undo import Step
+    from ortet.workspaces.undo import UndoStep
 
 Confirm = Annotated[
     str,
@@ -47,21 +47,21 @@ Parts = Annotated[
 ]
 
 
-class Gone(Answer, frozen=True):
+class RestoreToolResult(ToolResult, frozen=True):
     """Where a restore leads. Until `done`, nothing was touched: `changes` are what it would do to
     the present files, and `confirm` is what to give to have it done. What is not committed is
     committed first. `deeds` were done since and stay done; `forgotten` counts the events, such as
     messages, that the mind will not know of; `lost` cannot be brought back."""
 
     done: bool
-    to: Commit
+    to: CommitItem
     head: str
     changed: int
     changes: list[Change]
     forgotten: int
     written: int
     removed: int
-    lost: list[Loss]
+    lost: list[LossItem]
     deeds: list[Deed]
     notes: list[str]
     confirm: str
@@ -73,19 +73,21 @@ class Gone(Answer, frozen=True):
         before = [
             f"would go to {self.to}",
             f"{output.plural(self.changed, 'change')} of files:" if self.changed else "files stay",
-            *some(self.changes, self.changed),
+            *limit_lines(self.changes, self.changed),
             f"{left} of the journal would be left behind" if self.forgotten else "",
         ]
         after = [f"at {self.to}: {self.written} written, {self.removed} removed"]
         told = [
             *(f"not back: {loss}" for loss in self.lost),
             deeds,
-            *some(self.deeds),
+            *limit_lines(self.deeds),
             *map(output.safe, self.notes),
         ]
         if self.done:
-            return joined(*after, *told, "undo goes back to before this (after an undo, redo does)")
-        return joined(
+            return join_lines(
+                *after, *told, "undo goes back to before this (after an undo, redo does)"
+            )
+        return join_lines(
             *before,
             *told,
             "nothing was done. What is uncommitted would be committed first, so nothing would be "
@@ -95,69 +97,77 @@ class Gone(Answer, frozen=True):
 
 @tool(CONFIRMED)
 def restore(
-    desk: Desk, *, agreed: Agreed, ref: Ref, only: Parts = None, confirm: Confirm = ""
-) -> Gone:
+    desk: McpContext, *, agreed: Confirmation, ref: Ref, only: Parts = None, confirm: Confirm = ""
+) -> RestoreToolResult:
     """Make mind and files those of a commit. Overwrites the present files, after it has committed
     them. Needs confirmation: the first call only reports what would change and what will not come
     back."""
     del confirm
-    branch = _branch(desk)
+    branch = _require_branch(desk)
     target = desk.resolve(ref, branch)
 
-    def go(session: Session) -> Restored:
+    def go(session: Session) -> RestoreResult:
         return session.restore(target.hex(), only=only)
 
-    return _go(desk, target, go, agreed, only)
+    return _restore_if_confirmed(desk, target, go, agreed, only)
 
 
 @tool(MOVES)
 def rewind(
-    desk: Desk,
+    desk: McpContext,
     *,
-    agreed: Agreed,
+    agreed: Confirmation,
     n: Annotated[int, Meta(description="How many commits back.", ge=1)] = 1,
     confirm: Confirm = "",
-) -> Gone:
+) -> RestoreToolResult:
     """Go to the n-th commit back on this branch, mind and files together. Needs confirmation, as
     restore does."""
     del confirm
-    target = desk.resolve(f"HEAD~{n}", _branch(desk))
-    return _go(desk, target, lambda session: session.restore(target.hex()), agreed, None)
+    target = desk.resolve(f"HEAD~{n}", _require_branch(desk))
+    return _restore_if_confirmed(
+        desk, target, lambda session: session.restore(target.hex()), agreed, None
+    )
 
 
 Count = Annotated[int, Meta(description="How many at once.", ge=1)]
 
 
 @tool(MOVES)
-def undo(desk: Desk, *, agreed: Agreed, n: Count = 1, confirm: Confirm = "") -> Gone:
+def undo(
+    desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
+) -> RestoreToolResult:
     """Go back to before the last thing that moved this branch: files that are not committed first,
     then commits, restores, rewinds, one by one. Nothing is lost: redo goes forth again. Needs
     confirmation, as restore does."""
     del confirm
-    return _travel(desk, "undo", n, agreed)
+    return _undo_or_redo(desk, "undo", n, agreed)
 
 
 @tool(MOVES)
-def redo(desk: Desk, *, agreed: Agreed, n: Count = 1, confirm: Confirm = "") -> Gone:
+def redo(
+    desk: McpContext, *, agreed: Confirmation, n: Count = 1, confirm: Confirm = ""
+) -> RestoreToolResult:
     """Do again what undo took back, as long as nothing else was done since. Needs confirmation, as
     restore does."""
     del confirm
-    return _travel(desk, "redo", n, agreed)
+    return _undo_or_redo(desk, "redo", n, agreed)
 
 
-def _travel(desk: Desk, way: Literal["undo", "redo"], n: int, agreed: Agreed) -> Gone:
-    from ortet.sessions.history.preview import foresee_undo
+def _undo_or_redo(
+    context: McpContext, verb: Literal["undo", "redo"], n: int, confirmation: Confirmation
+) -> RestoreToolResult:
+    from ortet.sessions.history.preview import preview_undo
 
-    _branch(desk)
-    told = foresee_undo(desk.hub.get(desk.need().id), way, n)
-    if not agreed.to(told.to):
-        return _told(desk, told, way)
-    with desk.writing() as session:
-        found = session.undo(n) if way == "undo" else session.redo(n)
+    _require_branch(context)
+    told = preview_undo(context.hub.get(context.require_session().id), verb, n)
+    if not confirmation.allows(told.to):
+        return _preview(context, told, verb)
+    with context.open_session() as session:
+        found = session.undo(n) if verb == "undo" else session.redo(n)
         back, head = found.restored, session.head
-        return Gone(
+        return RestoreToolResult(
             done=True,
-            to=commit_of(desk.hub.history.info(from_hex(back.to))),
+            to=commit_of(context.hub.history.info(from_hex(back.to))),
             head=head.oid if head else "",
             changed=len(found.changes),
             changes=changes_of(found.changes),
@@ -165,42 +175,42 @@ def _travel(desk: Desk, way: Literal["undo", "redo"], n: int, agreed: Agreed) ->
             written=back.files.written,
             removed=back.files.removed,
             lost=losses_of(back.files.losses),
-            deeds=[deed_of(deed) for deed in back.deeds],
-            notes=[*_steps(way, found.steps), *map(str, back.secrets)],
+            deeds=[effect_of(deed) for deed in back.deeds],
+            notes=[*_step_notes(verb, found.steps), *map(str, back.secrets)],
             confirm="",
         )
 
 
-def _steps(way: str, steps: list[Step]) -> list[str]:
-    return [f"{way}: {output.line(f'{one.verb} {one.detail}')}" for one in steps]
+def _step_notes(verb: str, steps: list[UndoStep]) -> list[str]:
+    return [f"{verb}: {output.single_line(f'{one.verb} {one.detail}')}" for one in steps]
 
 
-def _branch(desk: Desk) -> str:
-    branch = desk.need().branch
-    if desk.hub.refs.get(branch) is None:
+def _require_branch(context: McpContext) -> str:
+    branch = context.require_session().branch
+    if context.hub.refs.get(branch) is None:
         raise NotFound("no_commit", "there is no commit yet to go back to: commit first")
     return branch
 
 
-def _go(
-    desk: Desk,
+def _restore_if_confirmed(
+    context: McpContext,
     target: Oid,
-    go: Callable[[Session], Restored],
-    agreed: Agreed,
+    move: Callable[[Session], RestoreResult],
+    confirmation: Confirmation,
     only: Collection[str] | None,
-) -> Gone:
+) -> RestoreToolResult:
     """Done where it was agreed to exactly this commit, else told."""
-    from ortet.sessions.history.preview import foresee
+    from ortet.sessions.history.preview import preview_restore
 
-    told = foresee(desk.hub.get(desk.need().id), target, only)
-    if not agreed.to(target.hex()):
-        return _told(desk, told)
-    with desk.writing() as session:
-        done = go(session)
+    told = preview_restore(context.hub.get(context.require_session().id), target, only)
+    if not confirmation.allows(target.hex()):
+        return _preview(context, told)
+    with context.open_session() as session:
+        done = move(session)
         head = session.head
-        return Gone(
+        return RestoreToolResult(
             done=True,
-            to=commit_of(desk.hub.history.info(target)),
+            to=commit_of(context.hub.history.info(target)),
             head=head.oid if head else "",
             changed=done.files.written + done.files.removed,
             changes=[],
@@ -208,25 +218,25 @@ def _go(
             written=done.files.written,
             removed=done.files.removed,
             lost=losses_of(done.files.losses),
-            deeds=[deed_of(deed) for deed in done.deeds],
+            deeds=[effect_of(deed) for deed in done.deeds],
             notes=[*map(str, done.secrets), *map(str, done.environment)],
             confirm="",
         )
 
 
-def _told(desk: Desk, found: Foreseen, way: str = "") -> Gone:
+def _preview(context: McpContext, preview: RestorePreview, verb: str = "") -> RestoreToolResult:
     """What would be done, before it is: nothing is opened for it."""
-    return Gone(
+    return RestoreToolResult(
         done=False,
-        to=commit_of(desk.hub.history.info(from_hex(found.to))),
-        head=found.head,
-        changed=len(found.changes),
-        changes=changes_of(found.changes),
-        forgotten=found.forgotten,
+        to=commit_of(context.hub.history.info(from_hex(preview.to))),
+        head=preview.head,
+        changed=len(preview.changes),
+        changes=changes_of(preview.changes),
+        forgotten=preview.forgotten,
         written=0,
         removed=0,
-        lost=losses_of(found.lost),
-        deeds=[deed_of(deed) for deed in found.deeds],
-        notes=[*_steps(way, found.steps), *map(str, found.secrets)],
-        confirm=found.to,
+        lost=losses_of(preview.lost),
+        deeds=[effect_of(deed) for deed in preview.deeds],
+        notes=[*_step_notes(verb, preview.steps), *map(str, preview.secrets)],
+        confirm=preview.to,
     )

@@ -9,33 +9,33 @@ import msgspec
 from msgspec import Meta
 
 from ortet.cli import output
-from ortet.cli.session_args import unknown
+from ortet.cli.session_args import unsettled_effects
 from ortet.ids import from_hex
 from ortet.mcp_server.answers import (
     Change,
-    Commit,
-    Loss,
-    between,
+    CommitItem,
+    LossItem,
+    changed_files,
     changes_of,
     commit_of,
-    ends_of,
-    joined,
+    cut_middle,
+    join_lines,
+    limit_lines,
     losses_of,
-    some,
 )
-from ortet.mcp_server.context import Desk
-from ortet.mcp_server.tool import ADDS, READS, RUNS, Answer, Report, tool
+from ortet.mcp_server.context import McpContext
+from ortet.mcp_server.tool import ADDS, READS, RUNS, ProgressReport, ToolResult, tool
 
-_SHOWN = 16_000
+_MAX_OUTPUT_CHARACTERS = 16_000
 """Characters of each stream of a command that are given back: both of its ends."""
 
-_EVERY = 0.25
+_REPORT_INTERVAL_SECONDS = 0.25
 """Seconds between two reports of a command's output."""
 
 Why = Annotated[str, Meta(description="The reason, in a sentence; kept in the journal.")]
 
 
-class Status(Answer, frozen=True):
+class StatusToolResult(ToolResult, frozen=True):
     """`session` is "" until the first tool that writes has begun it; `changed` counts all changes,
     of which `changes` lists the first 200."""
 
@@ -46,11 +46,11 @@ class Status(Answer, frozen=True):
     directory: str
     store: str
     branch: str
-    head: Commit | None
+    head: CommitItem | None
     clean: bool
     changed: int
     changes: list[Change]
-    losses: list[Loss]
+    losses: list[LossItem]
     goal: str
     plan: list[str]
     step: int
@@ -59,18 +59,18 @@ class Status(Answer, frozen=True):
 
     def __str__(self) -> str:
         at = str(self.head) if self.head else "no commit yet"
-        now = f"plan, step {self.step + 1} of {len(self.plan)}: {output.title(self._now)}"
-        return joined(
+        now = f"plan, step {self.step + 1} of {len(self.plan)}: {output.title(self._current_step)}"
+        return join_lines(
             f"session {self.name}, {self.status}, of {self.agent}, in {output.safe(self.directory)}"
             if self.session
             else f"no session yet: the first tool that writes begins {self.name!r} for "
             f"{output.safe(self.directory)}",
             f"head {at}",
             "nothing changed since" if self.clean else f"{self.changed} changed since:",
-            *some(self.changes, self.changed),
+            *limit_lines(self.changes, self.changed),
             *(f"not kept: {loss}" for loss in self.losses),
             f"goal: {output.title(self.goal)}" if self.goal else "",
-            now if self.plan and self._now else "",
+            now if self.plan and self._current_step else "",
             f"outcome not known: {', '.join(self.unsettled)} (see effects)"
             if self.unsettled
             else "",
@@ -78,28 +78,28 @@ class Status(Answer, frozen=True):
         )
 
     @property
-    def _now(self) -> str:
+    def _current_step(self) -> str:
         return self.plan[self.step] if self.step < len(self.plan) else ""
 
 
 @tool(READS)
-def status(desk: Desk) -> Status:
+def status(desk: McpContext) -> StatusToolResult:
     """Show which session and directory this server works on, and what a commit would record now."""
-    row = desk.begun()
-    with desk.files() as files:
+    row = desk.current_session()
+    with desk.open_files() as files:
         found = files.status() if files is not None else None
     view = desk.hub.get(row.id) if row is not None else None
-    branch = desk.head_branch() if view is not None or desk.opened_hub else ""
+    branch = desk.head_branch() if view is not None or desk.has_hub else ""
     head = view.head if view is not None else None
     if head is None and found is not None and found.head:
         head = desk.hub.history.info(from_hex(found.head))
-    return Status(
-        name=desk.name(),
+    return StatusToolResult(
+        name=desk.session_name(),
         session=row.id if row else "",
         agent=row.agent if row else desk.agent,
         status=row.status if row else "",
         directory=(row.path if row else "") or str(desk.directory),
-        store=str(desk.hub.root) if desk.opened_hub else "",
+        store=str(desk.hub.root) if desk.has_hub else "",
         branch=branch or "",
         head=commit_of(head) if head else None,
         clean=found is None or found.clean,
@@ -109,51 +109,53 @@ def status(desk: Desk) -> Status:
         goal=view.goal if view else "",
         plan=view.steps if view else [],
         step=view.step if view else 0,
-        unsettled=[one.id for one in unknown(desk, view)] if view else [],
+        unsettled=[one.id for one in unsettled_effects(desk, view)] if view else [],
         waiting=[one.id for one in view.approvals() if one.state == "asked"] if view else [],
     )
 
 
-class Committed(Answer, frozen=True):
+class CommitToolResult(ToolResult, frozen=True):
     """`created` is false when nothing had changed and this is the head as it was."""
 
-    commit: Commit
+    commit: CommitItem
     created: bool
     changed: int
     changes: list[Change]
-    losses: list[Loss]
+    losses: list[LossItem]
 
     def __str__(self) -> str:
         what = f"{self.changed} changed" if self.created else "nothing changed"
-        return joined(
+        return join_lines(
             f"{'committed' if self.created else 'the head is'} {self.commit} ({what})",
-            *some(self.changes, self.changed),
+            *limit_lines(self.changes, self.changed),
             *(f"not kept: {loss}" for loss in self.losses),
         )
 
 
 @tool(ADDS)
 def commit(
-    desk: Desk,
+    desk: McpContext,
     *,
     message: Annotated[str, Meta(description="What this state is.")] = "",
     allow_secrets: Annotated[
         bool, Meta(description="Also if it holds a secret that is known.")
     ] = False,
-) -> Committed:
+) -> CommitToolResult:
     """Record the whole agent under one hash: conversation, plan, facts and all files of the
     workspace. Do it after each step that works: restore and rewind go back to commits. With
     nothing changed it returns the head."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         before = session.head
         made = session.commit(message, allow_secrets=allow_secrets)
         created = before is None or before.oid != made.oid
-        found = between(desk, before.oid if before else None, made.oid) if created else []
+        found = changed_files(desk, before.oid if before else None, made.oid) if created else []
         losses = session.machine.losses if session.row.has_files else []
-        return Committed(commit_of(made), created, len(found), changes_of(found), losses_of(losses))
+        return CommitToolResult(
+            commit_of(made), created, len(found), changes_of(found), losses_of(losses)
+        )
 
 
-class Ran(Answer, frozen=True):
+class RunToolResult(ToolResult, frozen=True):
     """How a command ended. 124 with `timed_out` is a time-out, 128 + n a signal. `cut` is true when
     the middle of a long output was left out."""
 
@@ -168,9 +170,9 @@ class Ran(Answer, frozen=True):
     def __str__(self) -> str:
         keep = "\n\t"
         late = ", killed at its time-out" if self.timed_out else ""
-        return joined(
+        return join_lines(
             f"exit code {self.exit_code}{late}{', out of memory' if self.oom else ''} "
-            f"({output.seconds(self.duration)})",
+            f"({output.format_duration(self.duration)})",
             output.safe(self.stdout, keep=keep).rstrip("\n"),
             f"stderr:\n{output.safe(self.stderr, keep=keep)}".rstrip("\n") if self.stderr else "",
         )
@@ -178,9 +180,9 @@ class Ran(Answer, frozen=True):
 
 @tool(RUNS)
 def run(
-    desk: Desk,
+    desk: McpContext,
     *,
-    report: Report,
+    report: ProgressReport,
     command: Annotated[
         str | list[str],
         Meta(description="A string goes to sh -c; a list is executed as it is."),
@@ -198,11 +200,11 @@ def run(
     secrets: Annotated[
         list[str], Meta(description="Names in the vault to give it as variables.")
     ] = [],  # noqa: B006
-) -> Ran:
+) -> RunToolResult:
     """Run a command in the workspace, recorded in the journal with its reason and its outcome. Its
     output comes as progress while it runs. Cancelling the call kills it."""
-    told = _Told(report)
-    with desk.writing() as session:
+    told = _ProgressReporter(report)
+    with desk.open_session() as session:
         done = session.run(
             command,
             why=why,
@@ -210,11 +212,14 @@ def run(
             cwd=cwd,
             env=env,
             stdin=None if stdin is None else stdin.encode(),
-            output=told.hear,
+            output=told.on_output,
             secrets=secrets,
         )
-    stdout, stderr = ends_of(done.stdout, _SHOWN), ends_of(done.stderr, _SHOWN)
-    return Ran(
+    stdout, stderr = (
+        cut_middle(done.stdout, _MAX_OUTPUT_CHARACTERS),
+        cut_middle(done.stderr, _MAX_OUTPUT_CHARACTERS),
+    )
+    return RunToolResult(
         done.exit_code,
         stdout,
         stderr,
@@ -225,18 +230,18 @@ def run(
     )
 
 
-class _Told:
+class _ProgressReporter:
     """Passes the last line of an output on, now and then."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ProgressReport) -> None:
         self._report = report
         self._next = 0.0
 
-    def hear(self, _: str, data: bytes) -> None:
+    def on_output(self, _: str, data: bytes) -> None:
         now = clock.monotonic()
         lines = data.decode("utf-8", "replace").strip().rsplit("\n", 1)
         if now >= self._next and lines[-1]:
-            self._next = now + _EVERY
+            self._next = now + _REPORT_INTERVAL_SECONDS
             self._report(output.safe(lines[-1][-200:]))
 
 
@@ -251,25 +256,25 @@ class Copy(msgspec.Struct, frozen=True):
     head: str
 
 
-class Forked(Answer, frozen=True):
+class ForkToolResult(ToolResult, frozen=True):
     forks: list[Copy]
 
     def __str__(self) -> str:
         made = [f"{one.name} ({one.engine or 'mind only'}) {one.path}" for one in self.forks]
-        return joined(*map(str.rstrip, made), "land or merge brings their files back (CLI)")
+        return join_lines(*map(str.rstrip, made), "land or merge brings their files back (CLI)")
 
 
 @tool(ADDS)
 def fork(
-    desk: Desk,
+    desk: McpContext,
     *,
     n: Annotated[int, Meta(description="How many.", ge=1, le=64)] = 1,
     machine: Annotated[bool, Meta(description="False copies the mind without the files.")] = True,
-) -> Forked:
+) -> ForkToolResult:
     """Make private copies of the whole agent, each a session and a branch of its own with its own
     files: to try several ways at once. What is uncommitted is committed first; the original is
     untouched. `ortet run -w NAME` works in one, `ortet land NAME` brings its files back."""
-    with desk.writing() as session:
+    with desk.open_session() as session:
         made = []
         for kid in session.fork(n, machine=machine):
             files = kid.machine if machine and kid.row.has_files else None
@@ -285,4 +290,4 @@ def fork(
                     head.oid if head else "",
                 )
             )
-        return Forked(made)
+        return ForkToolResult(made)

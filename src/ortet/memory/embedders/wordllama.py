@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortet.memory.embedders.base import need
+from ortet.memory.embedders.base import require_package
 from ortet.memory.embedders.tensors import read_tensors
 
 _MODEL = "l2_supercat"
-_LONGEST = 20_000
+_MAX_TEXT_CHARS = 20_000
 """Characters that are looked at: the mean of more says nothing."""
 
 
@@ -30,14 +30,14 @@ class WordLlama:
     name = f"wordllama:{_MODEL}_{size}"
 
     def __init__(self) -> None:
-        need("tokenizers", "embed")
-        self._folder = Path(need("wordllama", "embed"))
+        require_package("tokenizers", "embed")
+        self._folder = Path(require_package("wordllama", "embed"))
 
     def embed(self, texts: Sequence[str], /) -> NDArray[np.float32]:
         made = np.zeros((len(texts), self.size), np.float32)
         for row, text in zip(made, texts, strict=True):
             # One at a time: a batch would start threads, which a later fork(2) does not survive.
-            ids = self._tokenizer.encode(text[:_LONGEST], add_special_tokens=False).ids
+            ids = self._tokenizer.encode(text[:_MAX_TEXT_CHARS], add_special_tokens=False).ids
             if ids:
                 np.mean(self._table[ids], axis=0, dtype=np.float32, out=row)
         return made

@@ -11,19 +11,21 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ortet.memory.extraction.likeness import NEGATIONS
-from ortet.memory.lexical.tokenizer import Words
+from ortet.memory.lexical.tokenizer import Tokenizer
 
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
     r"|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
     r"(?:[-./:@'=][^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+)*"
 )
-_LONGEST = 600
+_MAX_CLAIM_CHARS = 600
 """Characters of a fact that are compared: a longer one is no single claim."""
-_SLOT = 4
+_MAX_DIFFERING_WORDS = 4
 """Words in which two claims may differ, at one place."""
 
-_SILENT = "a an the do does did that please really very just also always longer definitely indeed"
+_IGNORED_WORDS = (
+    "a an the do does did that please really very just also always longer definitely indeed"
+)
 _BE = "is are was were be isn't aren't wasn't weren't"
 _CAN = "can can't cannot"
 _VERBS = (
@@ -37,7 +39,7 @@ _SINGLE = (
     "in, deployed to, located in, based in, set to, defaults to"
 )
 """What has one value at a time."""
-_OPPOSITE_DEEDS = (
+_OPPOSITE_VERBS = (
     "like/hate like/dislike love/hate love/dislike allow/deny allow/forbid accept/reject "
     "enable/disable start/stop include/exclude require/forbid"
 )
@@ -49,7 +51,7 @@ _OPPOSITE = (
     "left-handed/right-handed signed/unsigned supported/unsupported known/unknown "
     "stable/unstable secure/insecure mutable/immutable"
 )
-_ONE_OF = (
+_ALTERNATIVE_GROUPS = (
     "tabs spaces, dark light, tea coffee, window aisle, metric imperial, celsius fahrenheit, "
     "vim emacs vscode nano helix, npm yarn pnpm, postgres postgresql mysql sqlite mariadb "
     "oracle, monday tuesday wednesday thursday friday saturday sunday, rebase merge, bash zsh "
@@ -77,20 +79,20 @@ class Detector(Protocol):
     def __call__(self, new: Claim, known: Sequence[Claim]) -> list[str]: ...
 
 
-class _Said(NamedTuple):
+class _ParsedClaim(NamedTuple):
     stems: list[str]  # without those that say nothing, and without the noes
     raw: list[str]  # the same words as they were written
-    no: bool
+    negated: bool
 
 
 class RuleDetector:
     """Sees it where two claims about the same have the same words but for a no, or but for one
     place with another number, an opposite, or another value of what has one value at a time."""
 
-    def __init__(self, words: Words | None = None) -> None:
-        self._words = words if words is not None else Words()
-        self._silent = self._stems(_SILENT)
-        self._no = self._stems(NEGATIONS) | {"不", "没"}
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._tokenizer = tokenizer if tokenizer is not None else Tokenizer()
+        self._silent = self._stems(_IGNORED_WORDS)
+        self._negations = self._stems(NEGATIONS) | {"不", "没"}
         self._be, self._can = self._stems(_BE), self._stems(_CAN)
         self._verbs = self._stems(_VERBS) | {"be", "can"}
         self._single = {
@@ -98,45 +100,47 @@ class RuleDetector:
         }
         self._prefer = self._stem("prefer")
         self._opposite = self._pairs(_OPPOSITE)
-        self._opposite_deeds = self._pairs(_OPPOSITE_DEEDS)
+        self._opposite_verbs = self._pairs(_OPPOSITE_VERBS)
         self._group = {
             self._stem(word): number
-            for number, group in enumerate(_ONE_OF.split(", "))
+            for number, group in enumerate(_ALTERNATIVE_GROUPS.split(", "))
             for word in group.split()
         }
 
     def __call__(self, new: Claim, known: Sequence[Claim]) -> list[str]:
-        said, about = self._said(new.text), self._stems(new.about)
+        said, about = self._parse(new.text), self._stems(new.about)
         return [
             claim.id
             for claim in known
             if claim.id != new.id
             and _overlap(new, claim)
             and self._same_subject(said, about, claim)
-            and self._contradict(said, self._said(claim.text), about)
+            and self._contradict(said, self._parse(claim.text), about)
         ]
 
-    def _same_subject(self, said: _Said, about: frozenset[str], claim: Claim) -> bool:
+    def _same_subject(self, parsed: _ParsedClaim, about: frozenset[str], claim: Claim) -> bool:
         other = self._stems(claim.about)
         if about and other:
             return about == other
         # Where one does not say what it is about, its words must.
-        return other <= set(said.stems) and about <= set(self._said(claim.text).stems)
+        return other <= set(parsed.stems) and about <= set(self._parse(claim.text).stems)
 
-    def _contradict(self, one: _Said, other: _Said, about: frozenset[str]) -> bool:
+    def _contradict(self, one: _ParsedClaim, other: _ParsedClaim, about: frozenset[str]) -> bool:
         if not one.stems or not other.stems or one.stems == other.stems:
-            return bool(one.stems) and one.stems == other.stems and one.no != other.no
-        if one.no or other.no:
+            return bool(one.stems) and one.stems == other.stems and one.negated != other.negated
+        if one.negated or other.negated:
             return False
-        before = _shared(one.stems, other.stems)
-        after = _shared(one.stems[before:][::-1], other.stems[before:][::-1])
+        before = _common_prefix_length(one.stems, other.stems)
+        after = _common_prefix_length(one.stems[before:][::-1], other.stems[before:][::-1])
         here = slice(before, len(one.stems) - after), slice(before, len(other.stems) - after)
         first, second = one.stems[here[0]], other.stems[here[1]]
-        if not before or not (0 < len(first) <= _SLOT and 0 < len(second) <= _SLOT):
+        if not before or not (
+            0 < len(first) <= _MAX_DIFFERING_WORDS and 0 < len(second) <= _MAX_DIFFERING_WORDS
+        ):
             return False
         start = one.stems[:before]
         differ = frozenset(first + second) if len(first) == len(second) == 1 else frozenset()
-        if differ in self._opposite_deeds:
+        if differ in self._opposite_verbs:
             return True
         verb = next((stem for stem in reversed(start) if stem in self._verbs), "")
         if not verb and not (about and about <= set(start)):
@@ -164,24 +168,24 @@ class RuleDetector:
                 return False
         return True
 
-    def _said(self, text: str) -> _Said:
+    def _parse(self, text: str) -> _ParsedClaim:
         stems: list[str] = []
         raw: list[str] = []
         no = 0
-        for word in _words(text[:_LONGEST]):
+        for word in _words(text[:_MAX_CLAIM_CHARS]):
             stem = self._stem(word)
-            no += stem in self._no
+            no += stem in self._negations
             kept = "can" if stem in self._can else "be" if stem in self._be else stem
-            if kept in ("be", "can") or not (stem in self._no or stem in self._silent):
+            if kept in ("be", "can") or not (stem in self._negations or stem in self._silent):
                 stems.append(kept)
                 raw.append(word)
-        return _Said(stems, raw, no % 2 == 1)
+        return _ParsedClaim(stems, raw, no % 2 == 1)
 
     def _pairs(self, text: str) -> set[frozenset[str]]:
         return {frozenset(map(self._stem, pair.split("/"))) for pair in text.split()}
 
     def _stem(self, word: str) -> str:
-        return "|".join(self._words.tokens(word)) or word.casefold()
+        return "|".join(self._tokenizer.tokens(word)) or word.casefold()
 
     def _stems(self, text: str) -> frozenset[str]:
         return frozenset(map(self._stem, _words(text)))
@@ -198,7 +202,7 @@ def _overlap(one: Claim, other: Claim) -> bool:
     )
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_prefix_length(one: Sequence[str], other: Sequence[str]) -> int:
     """How many they begin with in common."""
     pairs = enumerate(zip(one, other, strict=False))
     differ = (at for at, (a, b) in pairs if a != b)

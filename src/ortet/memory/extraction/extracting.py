@@ -9,23 +9,23 @@ from typing import Protocol
 import msgspec
 
 from ortet.memory.extraction.facts import (
-    NAME,
+    NAME_PATTERN,
     Statement,
-    clauses,
-    of_speaker,
-    of_thing,
     rule_of,
-    to_remember,
+    split_clauses,
+    statement_of_speaker,
+    statement_of_thing,
+    text_to_remember,
 )
-from ortet.memory.extraction.sentences import Turn, commands_model, sentences
+from ortet.memory.extraction.sentences import SpokenTurn, is_prompt_injection, split_sentences
 
-__all__ = ["Extracted", "Extractor", "RuleExtractor", "Turn"]
+__all__ = ["Extracted", "Extractor", "RuleExtractor", "SpokenTurn"]
 
-_ROLES = {"user": "the user", "human": "the user", "": "the user"}
-_MODEL = ("assistant", "model", "ai")
-_NOBODY = ("system", "developer", "tool", "function")
-_REMEMBERED = 0.95
-_LESS = 0.2
+_USER_ROLES = {"user": "the user", "human": "the user", "": "the user"}
+_MODEL_ROLES = ("assistant", "model", "ai")
+_IGNORED_ROLES = ("system", "developer", "tool", "function")
+_REMEMBERED_CONFIDENCE = 0.95
+_MODEL_CONFIDENCE_PENALTY = 0.2
 """How much less sure is what a model said: it may have guessed."""
 
 
@@ -49,7 +49,7 @@ class Extractor(Protocol):
     @property
     def name(self) -> str: ...
 
-    def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]: ...
+    def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]: ...
 
 
 class RuleExtractor:
@@ -62,72 +62,82 @@ class RuleExtractor:
 
     name = "rules-1"
 
-    def __call__(self, text: str, turns: Sequence[Turn]) -> list[Extracted]:
-        names = _names(turns)
+    def __call__(self, text: str, turns: Sequence[SpokenTurn]) -> list[Extracted]:
+        names = _speaker_names(turns)
         found: dict[str, Extracted] = {}
         for number, turn in enumerate(turns):
-            for one in _of_turn(turn, names.get(turn.speaker, "")):
+            for one in _statements_of_turn(turn, names.get(turn.speaker, "")):
                 extracted = Extracted(one.text, one.about, one.confidence, number)
                 found.setdefault(one.text.casefold(), extracted)
-        if not turns and not commands_model(text):
-            for sentence in sentences(text):
-                for one in _stated(sentence, "", model=True):
+        if not turns and not is_prompt_injection(text):
+            for sentence in split_sentences(text):
+                for one in _statements_of_sentence(sentence, "", by_model=True):
                     extracted = Extracted(one.text, one.about, one.confidence)
                     found.setdefault(one.text.casefold(), extracted)
         return list(found.values())
 
 
-def _names(turns: Sequence[Turn]) -> dict[str, str]:
+def _speaker_names(turns: Sequence[SpokenTurn]) -> dict[str, str]:
     """Who speaks: by their name, or by the one that they give themselves, or as their role."""
     names: dict[str, str] = {}
     for turn in turns:
         role = turn.speaker.casefold()
-        if role not in _ROLES:
+        if role not in _USER_ROLES:
             names[turn.speaker] = turn.speaker
             continue
-        names.setdefault(turn.speaker, _ROLES[role])
-        if names[turn.speaker] == _ROLES[role] and "name is" in turn.text:
-            told = (NAME.match(part) for s in sentences(turn.text) for part in clauses(s))
-            names[turn.speaker] = next((name["name"] for name in told if name), _ROLES[role])
+        names.setdefault(turn.speaker, _USER_ROLES[role])
+        if names[turn.speaker] == _USER_ROLES[role] and "name is" in turn.text:
+            told = (
+                NAME_PATTERN.match(part)
+                for s in split_sentences(turn.text)
+                for part in split_clauses(s)
+            )
+            names[turn.speaker] = next((name["name"] for name in told if name), _USER_ROLES[role])
     return names
 
 
-def _of_turn(turn: Turn, who: str) -> Iterator[Statement]:
+def _statements_of_turn(turn: SpokenTurn, who: str) -> Iterator[Statement]:
     role = turn.speaker.casefold()
-    if role in _NOBODY or commands_model(turn.text):
+    if role in _IGNORED_ROLES or is_prompt_injection(turn.text):
         return
-    for sentence in sentences(turn.text):
-        yield from _stated(sentence, who, model=role in _MODEL)
+    for sentence in split_sentences(turn.text):
+        yield from _statements_of_sentence(sentence, who, by_model=role in _MODEL_ROLES)
 
 
-def _stated(sentence: str, who: str, *, model: bool) -> Iterator[Statement]:
-    if model:
-        for clause in clauses(sentence):
-            found = of_thing(clause, hard=True)
+def _statements_of_sentence(sentence: str, who: str, *, by_model: bool) -> Iterator[Statement]:
+    if by_model:
+        for clause in split_clauses(sentence):
+            found = statement_of_thing(clause, specific_only=True)
             if found is not None:
-                yield found._replace(confidence=round(found.confidence - _LESS, 2))
+                yield found._replace(
+                    confidence=round(found.confidence - _MODEL_CONFIDENCE_PENALTY, 2)
+                )
         return
     rule = rule_of(sentence)
     if rule is not None:
         own = re.search(r"\b(?:I|me|my)\b", rule.text)
         yield rule._replace(text=f"{rule.text} (said by {who})") if own else rule
         return
-    for clause in clauses(sentence):
-        inner = to_remember(clause)
-        found = _one(inner or clause, who)
+    for clause in split_clauses(sentence):
+        inner = text_to_remember(clause)
+        found = _statement_of_clause(inner or clause, who)
         if inner and found is not None:
-            yield found._replace(confidence=max(_REMEMBERED, found.confidence))
+            yield found._replace(confidence=max(_REMEMBERED_CONFIDENCE, found.confidence))
         elif found is not None:
             yield found
 
 
-def _one(clause: str, who: str) -> Statement | None:
-    return of_speaker(clause, who) or of_thing(clause) or _of_us(clause, who)
+def _statement_of_clause(clause: str, who: str) -> Statement | None:
+    return (
+        statement_of_speaker(clause, who)
+        or statement_of_thing(clause)
+        or _group_statement(clause, who)
+    )
 
 
-def _of_us(clause: str, who: str) -> Statement | None:
+def _group_statement(clause: str, who: str) -> Statement | None:
     """Whom `we` means is not known, so who said it is."""
     if clause[:3].casefold() != "we ":
         return None
-    found = of_thing(f"the team {clause[3:]}")
+    found = statement_of_thing(f"the team {clause[3:]}")
     return found and Statement(f"according to {who}, we {clause[3:]}", who, 0.75)

@@ -15,9 +15,9 @@ class Statement(NamedTuple):
     confidence: float
 
 
-RULES = "rules"
+RULES_SUBJECT = "rules"
 """What a statement is about that says how to behave."""
-_LONGEST = 300
+_MAX_SENTENCE_CHARS = 300
 
 _UNSURE = re.compile(
     r"\b(?:if|suppose|supposing|imagine|assum(?:e|ing)|let's say|hypothetically|would|could|might"
@@ -53,7 +53,7 @@ _CLOSING = re.compile(
 )
 _CLAUSE = re.compile(r"; |,? (?:and|but) (?=(?:I(?:['’]m)?|my|we|our|the) )", re.I)
 
-_NOUN_ME = re.compile(r"\b(?:I|I['’]\w+|we|us|you|your|yours)\b", re.I)
+_FIRST_OR_SECOND_PERSON = re.compile(r"\b(?:I|I['’]\w+|we|us|you|your|yours)\b", re.I)
 _THEIRS = ((r"my", "their"), (r"me", "them"), (r"mine", "theirs"), (r"myself", "themselves"))
 _POINTING = re.compile(
     r"(?:it|this|that|these|those|them|they|he|she|him|her|one|ones|you|your|yours|how|what|when"
@@ -66,7 +66,7 @@ _POINTING = re.compile(
 _HOW = r"(?:really|just|also|personally|actually|absolutely|definitely|still|do|do really) "
 _HOW_OFTEN = r"always|never|usually|mostly|only|no longer|rarely|often|generally|mainly"
 _NOT = r"don['’]t|do not|can['’]t|cannot|can not"
-_ME = re.compile(
+_FIRST_PERSON_CLAUSE = re.compile(
     rf"I (?:{_HOW})*(?:(?P<often>{_HOW_OFTEN}) )?(?:(?P<no>{_NOT}) )?(?:{_HOW})*"
     rf"(?:(?P<often2>{_HOW_OFTEN}) )?(?P<verb>[a-z]+) (?P<rest>.+)",
     re.I,
@@ -111,12 +111,14 @@ _AM = re.compile(
     re.I,
 )
 _BORN = re.compile(r"I (?P<rest>(?:was born|grew up) (?:in|on|near) .+)", re.I)
-NAME = re.compile(r"(?:my name is|(?:please )?call me) (?P<name>(?-i:[A-Z])[\w'’-]*)\b", re.I)
+NAME_PATTERN = re.compile(
+    r"(?:my name is|(?:please )?call me) (?P<name>(?-i:[A-Z])[\w'’-]*)\b", re.I
+)
 
 
-def clauses(sentence: str) -> list[str]:
+def split_clauses(sentence: str) -> list[str]:
     """Those that can be stated apart; none of a question, a guess, or what holds only now."""
-    if len(sentence) > _LONGEST or sentence[:1] in "\"“«'>‘*|#":
+    if len(sentence) > _MAX_SENTENCE_CHARS or sentence[:1] in "\"“«'>‘*|#":
         return []
     bare = _OPENING.sub("", sentence.strip("-• \t")).rstrip(".!。！ ")
     if _UNSURE.search(sentence) or _PASSING.search(bare) or _ASKED.match(bare):
@@ -125,17 +127,17 @@ def clauses(sentence: str) -> list[str]:
     return [part for part in parts if " " in part]
 
 
-def of_speaker(clause: str, who: str) -> Statement | None:
+def statement_of_speaker(clause: str, who: str) -> Statement | None:
     """What somebody states of themselves, as others would tell it."""
-    if found := NAME.match(clause):
+    if found := NAME_PATTERN.match(clause):
         name = found["name"]
         return Statement(f"{'the user' if name == who else who} is called {name}", who, 0.9)
     if found := _AM.match(clause) or _BORN.match(clause):
         verb = "" if found.re is _BORN else "is "
-        return _told(who, f"{verb}{found['rest']}", 0.85)
+        return _third_person_statement(who, f"{verb}{found['rest']}", 0.85)
     if found := re.match(r"my (?P<rest>.+)", clause, re.I):
-        return _of_theirs(found["rest"], who)
-    found = _ME.match(clause)
+        return _possessive_statement(found["rest"], who)
+    found = _FIRST_PERSON_CLAUSE.match(clause)
     if found is None:
         return None
     verb, rest, no = found["verb"].lower(), found["rest"], (found["no"] or "").lower()
@@ -145,27 +147,27 @@ def of_speaker(clause: str, who: str) -> Statement | None:
     if no.startswith("can"):
         if verb not in _CANNOT:
             return None
-        return _told(who, f"cannot {verb} {rest}", 0.85)
+        return _third_person_statement(who, f"cannot {verb} {rest}", 0.85)
     follows, reads, confidence = _VERBS.get(verb, ("(?!)", "", 0.0))
     if not re.match(follows, rest, re.I):
         return None
     if no:
         reads = f"does not {verb}"
-    return _told(who, " ".join(filter(None, [often, reads, rest])), confidence)
+    return _third_person_statement(who, " ".join(filter(None, [often, reads, rest])), confidence)
 
 
-def _told(who: str, said: str, confidence: float) -> Statement | None:
-    if _NOUN_ME.search(said):
+def _third_person_statement(who: str, predicate: str, confidence: float) -> Statement | None:
+    if _FIRST_OR_SECOND_PERSON.search(predicate):
         return None
     for mine, theirs in _THEIRS:
-        said = re.sub(rf"\b{mine}\b", theirs, said, flags=re.I)
-    return Statement(f"{who} {said}", who, confidence)
+        predicate = re.sub(rf"\b{mine}\b", theirs, predicate, flags=re.I)
+    return Statement(f"{who} {predicate}", who, confidence)
 
 
-def _of_theirs(rest: str, who: str) -> Statement | None:
+def _possessive_statement(rest: str, who: str) -> Statement | None:
     whose = f"{who}'s" if not who.endswith("s") else f"{who}'"
-    found = of_thing(f"the {rest}")
-    if found is None or _NOUN_ME.search(rest):
+    found = statement_of_thing(f"the {rest}")
+    if found is None or _FIRST_OR_SECOND_PERSON.search(rest):
         return None
     about = f"{whose} {found.about}"
     return Statement(f"{whose} {found.text.removeprefix('the ')}", about, found.confidence)
@@ -194,18 +196,18 @@ _REMEMBER = re.compile(
 def rule_of(sentence: str) -> Statement | None:
     """How to behave, as it was put. A condition is part of a rule, so no guess is looked for."""
     bare = _OPENING.sub("", sentence).rstrip(".!。！ ")
-    if len(sentence) > _LONGEST or "?" in sentence:
+    if len(sentence) > _MAX_SENTENCE_CHARS or "?" in sentence:
         return None
     found = _HENCEFORTH.match(bare)
     if found is not None and not _POINTING.match(found["rule"]):
-        return Statement(found["rule"], RULES, 0.9)
+        return Statement(found["rule"], RULES_SUBJECT, 0.9)
     found = _CONDUCT.match(bare)
     if found is None or _NO_CONDUCT.match(bare):
         return None
-    return Statement(found["rule"], RULES, 0.85)
+    return Statement(found["rule"], RULES_SUBJECT, 0.85)
 
 
-def to_remember(clause: str) -> str:
+def text_to_remember(clause: str) -> str:
     """What somebody asks to remember; "" when they do not."""
     found = _REMEMBER.match(clause)
     return found["inner"] if found else ""
@@ -251,24 +253,24 @@ _SAYS_WHAT = re.compile(
     r"|case-sensitive|an? |the |at |in |on |always |never )",
     re.I,
 )
-_HARD = re.compile(r"\d|[_/@=`]|\b(?-i:[A-Z])")
+_SPECIFIC = re.compile(r"\d|[_/@=`]|\b(?-i:[A-Z])")
 
 
-def of_thing(clause: str, *, hard: bool = False) -> Statement | None:
+def statement_of_thing(clause: str, *, specific_only: bool = False) -> Statement | None:
     """What is stated of something by its name. `hard`: only with a number or a name in it."""
     found = _THING.fullmatch(clause)
     if found is None:
         return None
     subject, verb, rest = found["subject"].strip("`"), found["verb"].lower(), found["rest"]
-    plain = found["the"] is None and subject[:1].islower() and not _HARD.search(subject)
+    plain = found["the"] is None and subject[:1].islower() and not _SPECIFIC.search(subject)
     if subject.lower() in _DETERMINERS or _NO_SUBJECT.search(subject):
         return None
-    if _POINTING.match(rest) or _NOUN_ME.search(rest) or _OF_MINE.search(rest):
+    if _POINTING.match(rest) or _FIRST_OR_SECOND_PERSON.search(rest) or _OF_MINE.search(rest):
         return None
-    if hard and not _HARD.search(rest):
+    if specific_only and not _SPECIFIC.search(rest):
         return None
     if re.fullmatch(_BE, verb):
-        lasting = _SAYS_WHAT.match(rest) or _HARD.search(rest.split(" ", 1)[0])
+        lasting = _SAYS_WHAT.match(rest) or _SPECIFIC.search(rest.split(" ", 1)[0])
         if _NOT_LASTING.match(rest) or not lasting or plain:
             return None
         confidence = 0.75
@@ -277,7 +279,7 @@ def of_thing(clause: str, *, hard: bool = False) -> Statement | None:
         bare = found["the"] is None and " " not in subject and subject.endswith("s")
         if rest.lower().startswith("to ") or (plain and not (named and bare)):
             return None
-        if bare and not _HARD.search(rest):
+        if bare and not _SPECIFIC.search(rest):
             return None  # "kids need sleep": of none in particular
         confidence = 0.8
     return Statement(clause, subject, confidence)

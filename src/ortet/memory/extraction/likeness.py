@@ -10,30 +10,32 @@ from math import ceil
 
 import msgspec
 
-from ortet.memory.lexical.tokenizer import Words
+from ortet.memory.lexical.tokenizer import Tokenizer
 
-LEAST = 0.7
+MIN_SIMILARITY = 0.7
 """How alike texts are that say nearly the same."""
 
-_SILENT = "a an the is are am was were be been do does did that which please really very just also"
+_FILLER_WORDS = (
+    "a an the is are am was were be been do does did that which please really very just also"
+)
 """Words that two ways to say the same may differ in."""
 NEGATIONS = (
     "not no never none nor neither cannot can't without nothing nobody don't doesn't didn't isn't "
     "aren't wasn't weren't won't couldn't shouldn't wouldn't hasn't haven't hadn't mustn't needn't"
 )
 
-_INSIDE = 0.9
+_CONTAINED_SCORE = 0.9
 """What a text is worth that is wholly inside one that is not much longer."""
-_LONGER = 1.5
-_FEWEST = 4
+_MAX_LENGTH_RATIO = 1.5
+_MIN_CONTAINED_WORDS = 4
 """Words of a text that can be inside another: fewer are inside of much."""
 _ORDER = 0.25
 """How much of the likeness is lost when no two words stand together as they do in the other."""
-_OTHERWISE = 0.5
+_CHANGED_MEANING_FACTOR = 0.5
 """What is left of it when one of them has another number, or says no."""
 
 
-class Near(msgspec.Struct, frozen=True):
+class SimilarText(msgspec.Struct, frozen=True):
     """A known text. `exact`: it has the same words in the same order, but for those that say
     nothing."""
 
@@ -42,7 +44,7 @@ class Near(msgspec.Struct, frozen=True):
     exact: bool
 
 
-class Likeness:
+class NearDuplicateIndex:
     """Texts by their ids, and which of them is nearly a given one.
 
     None that is alike enough is missed: of the words of the text asked for, so many are looked up,
@@ -50,16 +52,16 @@ class Likeness:
     """
 
     def __init__(
-        self, texts: Iterable[tuple[str, str]] = (), *, words: Words | None = None
+        self, texts: Iterable[tuple[str, str]] = (), *, tokenizer: Tokenizer | None = None
     ) -> None:
-        self._words = words if words is not None else Words()
-        self._silent = frozenset(self._words.tokens(_SILENT))
-        self._no = frozenset(self._words.tokens(NEGATIONS))
+        self._tokenizer = tokenizer if tokenizer is not None else Tokenizer()
+        self._filler_tokens = frozenset(self._tokenizer.tokens(_FILLER_WORDS))
+        self._negation_tokens = frozenset(self._tokenizer.tokens(NEGATIONS))
         self._numbers: dict[str, int] = {}  # token -> its number
-        self._hard: set[int] = set()  # those that change what is said
-        self._where: list[array[int]] = []  # texts that have a token, by its number
+        self._meaning_tokens: set[int] = set()  # those that change what is said
+        self._texts_by_token: list[array[int]] = []  # texts that have a token, by its number
         self._ids: list[str] = []
-        self._said: list[array[int]] = []
+        self._token_lists: list[array[int]] = []
         for id_, text in texts:
             self.add(id_, text)
 
@@ -71,87 +73,98 @@ class Likeness:
         said = array("I", [self._number(token) for token in self._content(text)])
         place = len(self._ids)
         self._ids.append(id_)
-        self._said.append(said)
+        self._token_lists.append(said)
         for token in dict.fromkeys(said):
-            self._where[token].append(place)
+            self._texts_by_token[token].append(place)
 
-    def nearest(self, text: str, least: float = LEAST) -> Near | None:
+    def nearest(self, text: str, min_similarity: float = MIN_SIMILARITY) -> SimilarText | None:
         """The one most like it, of several the one known longest; None when none is alike."""
-        return next(iter(self.near(text, least)), None)
+        return next(iter(self.find_similar(text, min_similarity)), None)
 
-    def near(self, text: str, least: float = LEAST) -> list[Near]:
+    def find_similar(self, text: str, min_similarity: float = MIN_SIMILARITY) -> list[SimilarText]:
         """Those at least so alike, the most alike first."""
         content = self._content(text)
         # Tokens nobody has cannot be looked up, and still make the text another one.
         strange = dict.fromkeys(token for token in content if token not in self._numbers)
         numbers = {token: -1 - at for at, token in enumerate(strange)}
         said = [numbers[t] if t in numbers else self._numbers[t] for t in content]
-        hard = self._hard | {number for token, number in numbers.items() if self._is_hard(token)}
+        hard = self._meaning_tokens | {
+            number for token, number in numbers.items() if self._changes_meaning(token)
+        }
         tokens = set(said)
         # One that is inside of the text asked for shares the fewest of its words: see _score.
-        shared = max(1, ceil(len(tokens) * min(least, least / _INSIDE / _LONGER) - 1e-9))
+        shared = max(
+            1,
+            ceil(
+                len(tokens)
+                * min(min_similarity, min_similarity / _CONTAINED_SCORE / _MAX_LENGTH_RATIO)
+                - 1e-9
+            ),
+        )
         found = []
         for place in self._candidates(tokens, shared):
-            other = self._said[place]
+            other = self._token_lists[place]
             if len(tokens.intersection(other)) < shared:
                 continue  # as most are: the score is dear
             score = _score(said, other, hard)
-            if score >= least:
+            if score >= min_similarity:
                 exact = said == other.tolist()
                 found.append((-score, not exact, place, exact))
         found.sort()
-        return [Near(self._ids[place], -score, exact) for score, _, place, exact in found]
+        return [SimilarText(self._ids[place], -score, exact) for score, _, place, exact in found]
 
-    def alike(self, one: str, other: str) -> float:
+    def similarity(self, text: str, other: str) -> float:
         """How nearly two texts say the same, from 0 to 1: 1 with the same words in order."""
-        first, second = self._content(one), self._content(other)
-        hard = {token for token in (*first, *second) if self._is_hard(token)}
+        first, second = self._content(text), self._content(other)
+        hard = {token for token in (*first, *second) if self._changes_meaning(token)}
         return _score(first, second, hard)
 
     def _candidates(self, tokens: set[int], shared: int) -> set[int]:
         """Texts with one of so many that whoever shares enough of them has one, the rarest."""
         known = sorted(
             (token for token in tokens if token >= 0),
-            key=lambda token: (len(self._where[token]), token),
+            key=lambda token: (len(self._texts_by_token[token]), token),
         )
         places: set[int] = set()
         for token in known[: max(0, len(known) - shared + 1)]:
-            places.update(self._where[token])
+            places.update(self._texts_by_token[token])
         return places
 
     def _content(self, text: str) -> list[str]:
-        tokens = self._words.tokens(text)
-        return [token for token in tokens if token not in self._silent] or tokens
+        tokens = self._tokenizer.tokens(text)
+        return [token for token in tokens if token not in self._filler_tokens] or tokens
 
     def _number(self, token: str) -> int:
         number = self._numbers.get(token)
         if number is None:
-            number = self._numbers[token] = len(self._where)
-            self._where.append(array("I"))
-            if self._is_hard(token):
-                self._hard.add(number)
+            number = self._numbers[token] = len(self._texts_by_token)
+            self._texts_by_token.append(array("I"))
+            if self._changes_meaning(token):
+                self._meaning_tokens.add(number)
         return number
 
-    def _is_hard(self, token: str) -> bool:
-        return token in self._no or any(map(str.isdigit, token))
+    def _changes_meaning(self, token: str) -> bool:
+        return token in self._negation_tokens or any(map(str.isdigit, token))
 
 
-def alike(one: str, other: str) -> float:
+def similarity(text: str, other: str) -> float:
     """How nearly two texts say the same, from 0 to 1; `Likeness` for more than a few."""
-    return Likeness().alike(one, other)
+    return NearDuplicateIndex().similarity(text, other)
 
 
-def _score(one: Sequence[object], other: Sequence[object], hard: AbstractSet[object]) -> float:
+def _score(
+    one: Sequence[object], other: Sequence[object], meaning_tokens: AbstractSet[object]
+) -> float:
     first, second = set(one), set(other)
     fewer, more = sorted((len(first), len(second)))
     if not fewer:
         return 0.0
     common = len(first & second)
     score = common / (fewer + more - common)
-    if fewer >= _FEWEST and fewer * _LONGER >= more:
-        score = max(score, _INSIDE * common / fewer)
-    if hard & (first ^ second):
-        score *= _OTHERWISE
+    if fewer >= _MIN_CONTAINED_WORDS and fewer * _MAX_LENGTH_RATIO >= more:
+        score = max(score, _CONTAINED_SCORE * common / fewer)
+    if meaning_tokens & (first ^ second):
+        score *= _CHANGED_MEANING_FACTOR
     return score * (1 - _ORDER * (1 - _order(one, other)))
 
 

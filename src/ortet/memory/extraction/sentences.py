@@ -15,16 +15,18 @@ _END = re.compile(
 _FENCES = ("```", "~~~")
 _TITLES = frozenset(["dr", "mr", "mrs", "ms", "nr", "prof", "st", "vs", "e.g", "i.e", "z.b", "d.h"])
 """Words that a full stop never ends a sentence after."""
-_SHORT = frozenset(["approx", "ca", "cf", "etc", "fig", "inc", "ltd", "bzw", "usw", "resp", "jr"])
+_ABBREVIATIONS = frozenset(
+    ["approx", "ca", "cf", "etc", "fig", "inc", "ltd", "bzw", "usw", "resp", "jr"]
+)
 """Those that it ends one after when the next begins large."""
 
-_WRAPPED = 60
+_MIN_WRAPPED_LINE_CHARS = 60
 """A line at least so long that ends without a mark goes on in the next, if that begins small."""
 
 _BEFORE = re.compile(r"[\w.]*\Z")
 _LOOK_BACK = 12
 
-_ORDERS = re.compile(
+_PROMPT_INJECTION = re.compile(
     r"\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}"
     r"\b(?:instructions?|prompts?|rules|guidelines|guardrails|directions|above|polic(?:y|ies))\b"
     r"|\b(?:previous|prior|earlier|above|system|developer|your) "
@@ -45,14 +47,14 @@ _ORDERS = re.compile(
 )
 
 
-class Turn(msgspec.Struct, frozen=True):
+class SpokenTurn(msgspec.Struct, frozen=True):
     """What one speaker said at once."""
 
     speaker: str
     text: str
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """In order, each in one line; code in fences is left out: it is not said in sentences."""
     prose = _without_code(text) if any(fence in text for fence in _FENCES) else text
     found: list[str] = []
@@ -66,10 +68,10 @@ def sentences(text: str) -> list[str]:
     return [line for line in lines if any(map(str.isalnum, line))]
 
 
-def commands_model(text: str) -> bool:
+def is_prompt_injection(text: str) -> bool:
     """Whether it tries to steer the model that reads it: such text is quoted, never followed, and
     nothing is learned from it."""
-    return _ORDERS.search(text) is not None
+    return _PROMPT_INJECTION.search(text) is not None
 
 
 def clip(text: str, limit: int) -> str:
@@ -99,7 +101,7 @@ def _without_code(text: str) -> str:
 def _ends(prose: str, start: int, end: re.Match[str]) -> bool:
     mark = end[0]
     if mark == "\n":
-        return not _wrapped(prose, start, end.start())
+        return not _is_wrapped_line(prose, start, end.start())
     if mark != ".":
         return True
     found = _BEFORE.search(prose, max(start, end.start() - _LOOK_BACK), end.start())
@@ -107,12 +109,12 @@ def _ends(prose: str, start: int, end: re.Match[str]) -> bool:
     word = before.casefold()
     if word in _TITLES or (len(before) == 1 and before.isupper() and before != "I"):
         return False
-    if word in _SHORT:
+    if word in _ABBREVIATIONS:
         return prose[end.end() : end.end() + 2].strip().isupper()
     # "1. first do this"
     return not (word.isdigit() and not prose[start : end.start() - len(word)].strip())
 
 
-def _wrapped(prose: str, start: int, at: int) -> bool:
+def _is_wrapped_line(prose: str, start: int, at: int) -> bool:
     line = max(start, prose.rfind("\n", start, at) + 1)
-    return at - line >= _WRAPPED and prose[at + 1 : at + 2].islower()
+    return at - line >= _MIN_WRAPPED_LINE_CHARS and prose[at + 1 : at + 2].islower()

@@ -8,15 +8,15 @@ from itertools import islice
 
 import msgspec
 
-from ortet.memory.base import Having
-from ortet.memory.lexical.scoring import Weights, rarity
-from ortet.memory.lexical.visibility import Visible
+from ortet.memory.base import TermPostings
+from ortet.memory.lexical.scoring import Weights, inverse_document_frequency
+from ortet.memory.lexical.visibility import VisibleDocuments
 
-TERMS = 64
+MAX_TERMS = 64
 """Of a long question, as many of its rarest terms are looked for."""
 
 
-class Effort(msgspec.Struct, frozen=True):
+class SearchEffort(msgspec.Struct, frozen=True):
     """How much is read for one question: `postings` of its terms, and `documents` scored. Terms
     are counted exactly up to `counted` documents."""
 
@@ -24,12 +24,12 @@ class Effort(msgspec.Struct, frozen=True):
     documents: int = 128
     counted: int = 3000
 
-    def for_many(self, k: int) -> Effort:
+    def for_results(self, k: int) -> SearchEffort:
         """Enough for `k` answers."""
         return msgspec.structs.replace(self, documents=max(self.documents, 2 * k))
 
 
-class Terms(msgspec.Struct, frozen=True):
+class QueryTerms(msgspec.Struct, frozen=True):
     """The terms of a question that occur, in its order, with what each of them tells.
 
     Documents are looked for by `chosen`, the rarest first; those `pruned` are too common for that,
@@ -41,10 +41,12 @@ class Terms(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...]
 
 
-def choose(postings: Having, total: int, words: Sequence[str], effort: Effort) -> Terms:
+def choose_terms(
+    postings: TermPostings, total: int, words: Sequence[str], effort: SearchEffort
+) -> QueryTerms:
     """As many terms as the effort allows, the rarest first, and at least one."""
     having = postings.count(words)
-    rarest = sorted((count, word) for word, count in having.items() if count)[:TERMS]
+    rarest = sorted((count, word) for word, count in having.items() if count)[:MAX_TERMS]
     chosen: list[str] = []
     left = float(effort.postings)
     for count, word in rarest:
@@ -53,60 +55,70 @@ def choose(postings: Having, total: int, words: Sequence[str], effort: Effort) -
         chosen.append(word)
         left -= count
     kept = {word for _, word in rarest}
-    return Terms(
-        {word: rarity(word, total, having[word]) for word in words if word in kept},
+    return QueryTerms(
+        {
+            word: inverse_document_frequency(word, total, having[word])
+            for word in words
+            if word in kept
+        },
         tuple(chosen),
         tuple(word for word in words if word in kept and word not in chosen),
     )
 
 
-def candidates(
-    postings: Having, visible: Visible, terms: Terms, weights: Weights, effort: Effort
+def find_candidates(
+    postings: TermPostings,
+    visible: VisibleDocuments,
+    terms: QueryTerms,
+    weights: Weights,
+    effort: SearchEffort,
 ) -> Iterator[list[int]]:
     """Ids of documents by what the chosen terms in them and beside them tell, without how often
     and how long: lists of `effort.documents` at most, the most telling first."""
-    told = _told(postings, terms, effort.postings)
+    told = _term_scores(postings, terms, effort.postings)
     given: set[int] = set()
-    for seeds in _seeds(told, effort.documents):
+    for seeds in _seed_batches(told, effort.documents):
         window = _window(visible, told, seeds, weights)
-        best = most_telling(window, effort.documents)
+        best = top_ids(window, effort.documents)
         yield [id_ for id_ in best if id_ not in given]
         given.update(best)
 
 
-def _seeds(told: Mapping[int, float], many: int) -> Iterator[list[int]]:
+def _seed_batches(scores: Mapping[int, float], batch_size: int) -> Iterator[list[int]]:
     """The most telling first, of equals the nearest: both ways of sorting keep their order. To
     sort all costs more, and is seldom needed."""
-    yield most_telling(told, many)
-    if len(told) > many:
-        rest = sorted(told, key=told.__getitem__, reverse=True)
-        yield from (rest[start : start + many] for start in range(many, len(rest), many))
+    yield top_ids(scores, batch_size)
+    if len(scores) > batch_size:
+        rest = sorted(scores, key=scores.__getitem__, reverse=True)
+        yield from (
+            rest[start : start + batch_size] for start in range(batch_size, len(rest), batch_size)
+        )
 
 
-def most_telling(told: Mapping[int, float], many: int) -> list[int]:
+def top_ids(scores: Mapping[int, float], limit: int) -> list[int]:
     """The keys of the largest values, of equal ones the first, the largest first. Few values are
     distinct, so it is cheaper to count them than to compare keys one by one."""
-    if len(told) <= many:
-        return sorted(told, key=told.__getitem__, reverse=True)
-    counts = Counter(told.values())
-    left = many
+    if len(scores) <= limit:
+        return sorted(scores, key=scores.__getitem__, reverse=True)
+    counts = Counter(scores.values())
+    left = limit
     least = max(counts)
     for value in sorted(counts, reverse=True):
         least = value
         if counts[value] >= left:
             break
         left -= counts[value]
-    above = [id_ for id_, value in told.items() if value > least]
-    equal = (id_ for id_, value in told.items() if value == least)
-    return sorted(above, key=told.__getitem__, reverse=True) + list(islice(equal, left))
+    above = [id_ for id_, value in scores.items() if value > least]
+    equal = (id_ for id_, value in scores.items() if value == least)
+    return sorted(above, key=scores.__getitem__, reverse=True) + list(islice(equal, left))
 
 
-def _told(postings: Having, terms: Terms, most: int) -> dict[int, float]:
+def _term_scores(postings: TermPostings, terms: QueryTerms, limit: int) -> dict[int, float]:
     told: dict[int, float] = {}
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
         # Only the first can have more than all are allowed.
-        ids = postings.having(term) if number else postings.nearest(term, most)
+        ids = postings.ids_with_term(term) if number else postings.nearest(term, limit)
         new = dict.fromkeys(ids, tells)
         for id_ in told.keys() & new.keys():
             new[id_] = told[id_] + tells
@@ -115,13 +127,13 @@ def _told(postings: Having, terms: Terms, most: int) -> dict[int, float]:
 
 
 def _window(
-    visible: Visible, told: Mapping[int, float], seeds: Sequence[int], weights: Weights
+    visible: VisibleDocuments, scores: Mapping[int, float], seeds: Sequence[int], weights: Weights
 ) -> dict[int, float]:
     """What is told by documents together with those beside them; those beside the seeds too."""
-    around = visible.beside(seeds)
+    around = visible.neighbours(seeds)
     others = {id_: None for pair in around.values() for id_ in pair if id_ and id_ not in around}
-    around |= visible.beside(id_ for id_ in others if visible.stretch(id_) is not None)
-    get = told.get
+    around |= visible.neighbours(id_ for id_ in others if visible.range_of(id_) is not None)
+    get = scores.get
     return {
         id_: get(id_, 0.0) + weights.before * get(before, 0.0) + weights.behind * get(behind, 0.0)
         for id_, (before, behind) in around.items()

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import apsw
 from blake3 import blake3
 
-from ortet.memory.base import Page, Standing
-from ortet.memory.lexical.index_file import IndexFile, Lost, lost
-from ortet.memory.lexical.reader import FIRST, LINES, Lookup
-from ortet.memory.lexical.sharedfile import SharedFile
-from ortet.memory.lexical.tokenizer import Words
-from ortet.memory.records import TIERS, Doc, End
+from ortet.memory.base import IndexPage, IndexState
+from ortet.memory.lexical.index_file import IndexFile, IndexLost, index_lost
+from ortet.memory.lexical.reader import IDS_PER_LINE, LINES_PER_TIMELINE, SqliteIndexReader
+from ortet.memory.lexical.sharedfile import SharedIndexFile
+from ortet.memory.lexical.tokenizer import Tokenizer
+from ortet.memory.records import TIERS, FactEnd, MemoryDocument
 
-__all__ = ["Index", "Lost", "text_hash"]
+__all__ = ["IndexLost", "SqliteWordIndex", "text_hash"]
 
 VERSION = 3
 HASH_BYTES = 16
@@ -59,14 +59,14 @@ def text_hash(text: str) -> bytes:
     return blake3(text.encode("utf-8", "surrogatepass")).digest(HASH_BYTES)
 
 
-class _Tail(NamedTuple):
+class _LineEnd(NamedTuple):
     """The end of a line: the id of its last document, and all tokens up to it."""
 
     id: int
     total: int
 
 
-class Index:
+class SqliteWordIndex:
     """Any thread and process may use it. Opened at first use; see IndexFile for what can go wrong.
 
     To ask it: for each timeline of the spans, `add` what is behind `known`; then search. Both may
@@ -76,32 +76,34 @@ class Index:
     def __init__(self, path: Path, *, busy_ms: int = 5000, shared: bool = False) -> None:
         """`shared`: with all others of this process that say so."""
         opened = partial(IndexFile, path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
-        self.words = Words()
-        self._file: IndexFile | SharedFile = SharedFile(path, opened) if shared else opened()
+        self.tokenizer = Tokenizer()
+        self._file: IndexFile | SharedIndexFile = (
+            SharedIndexFile(path, opened) if shared else opened()
+        )
 
     @property
     def in_memory(self) -> bool:
         """Whether nothing could be written: then it lasts as long as this object."""
         return self._file.in_memory
 
-    def known(self, timeline: str) -> int:
+    def indexed_seq(self, timeline: str) -> int:
         """The last event taken in; 0: none."""
         with self._file.transaction() as connection:
             row = connection.execute(_KNOWN, (timeline,)).get
             return int(row[1]) if row else 0
 
-    def known_of(self, timelines: Iterable[str]) -> dict[str, int]:
+    def indexed_seqs(self, timelines: Iterable[str]) -> dict[str, int]:
         """The same of many; those of which nothing was taken in are left out."""
-        with self.reading() as lookup:
+        with self.open_reader() as lookup:
             return {name: known for name, (_, known) in lookup.timelines(timelines).items()}
 
-    def standing(self, timelines: Iterable[str]) -> Standing:
+    def index_state(self, timelines: Iterable[str]) -> IndexState:
         with self._file.transaction() as connection:
-            rows = Lookup(connection).timelines(timelines)
+            rows = SqliteIndexReader(connection).timelines(timelines)
             known = {name: known for name, (_, known) in rows.items()}
-            return Standing(known, bytes(connection.execute(_MARK).get))
+            return IndexState(known, bytes(connection.execute(_MARK).get))
 
-    def take(self, pages: Iterable[Page], mark: object) -> None:
+    def add_pages(self, pages: Iterable[IndexPage], mark: object) -> None:
         assert isinstance(mark, bytes)
         for page in pages:
             self.add(*page, mark=mark)
@@ -116,8 +118,8 @@ class Index:
         timeline: str,
         after: int,
         upto: int,
-        docs: Iterable[Doc],
-        ends: Iterable[End],
+        docs: Iterable[MemoryDocument],
+        ends: Iterable[FactEnd],
         *,
         mark: bytes = b"",
     ) -> None:
@@ -125,14 +127,14 @@ class Index:
         what `known` said. What another process was faster with is passed over. Raises Lost when
         less is known than `after`, or it was emptied since `mark`: what was read before that may
         have been erased."""
-        made = [taken(self.words, doc) for doc in docs]  # before the file is locked
+        made = [tokenize_document(self.tokenizer, doc) for doc in docs]  # before the file is locked
         with self._file.transaction(write=True) as connection:
             if mark and connection.execute(_MARK).get != mark:
-                raise lost("the index of memories was emptied while events were read")
+                raise index_lost("the index of memories was emptied while events were read")
             row = connection.execute(_KNOWN, (timeline,)).get
             no, known = row or (connection.execute(_BEGIN, (timeline,)).get, 0)
             if known < after:
-                raise lost(f"events {known + 1} to {after} are not in the index of memories")
+                raise index_lost(f"events {known + 1} to {after} are not in the index of memories")
             if upto <= known:
                 return
             _insert(connection, no, [row for row in made if known < row.doc.seq <= upto])
@@ -142,10 +144,10 @@ class Index:
             connection.execute(_MOVE, (upto, no))
 
     @contextmanager
-    def reading(self) -> Iterator[Lookup]:
+    def open_reader(self) -> Iterator[SqliteIndexReader]:
         """All that is read in the block is of one moment."""
         with self._file.transaction() as connection:
-            yield Lookup(connection)
+            yield SqliteIndexReader(connection)
 
     def forget(self, timelines: Collection[str] | None) -> None:  # noqa: ARG002
         """All of it: a page of the file that was freed keeps what it held."""
@@ -159,20 +161,20 @@ class Index:
         self._file.close()
 
 
-class Taken(NamedTuple):
-    doc: Doc
+class TokenizedDocument(NamedTuple):
+    doc: MemoryDocument
     length: int
     words: str
     counts: bytes | None
     hash: bytes
 
 
-def taken(words: Words, doc: Doc) -> Taken:
+def tokenize_document(tokenizer: Tokenizer, doc: MemoryDocument) -> TokenizedDocument:
     """A document as it is kept: its distinct words, and how often each occurs if any does twice."""
-    tokens = words.tokens(f"{doc.speaker} {doc.about} {doc.text}")
+    tokens = tokenizer.tokens(f"{doc.speaker} {doc.about} {doc.text}")
     counted = Counter(tokens)
     repeated = len(counted) < len(tokens)
-    return Taken(
+    return TokenizedDocument(
         doc,
         len(tokens),
         " ".join(counted),
@@ -181,13 +183,13 @@ def taken(words: Words, doc: Doc) -> Taken:
     )
 
 
-def _insert(connection: apsw.Connection, no: int, made: list[Taken]) -> None:
-    tails: dict[int, _Tail] = {}
+def _insert(connection: apsw.Connection, no: int, made: list[TokenizedDocument]) -> None:
+    tails: dict[int, _LineEnd] = {}
     rows = []
     for doc, length, words, counts, digest in sorted(made, key=lambda row: row.doc.seq):
-        line = no * LINES + TIERS.index(doc.tier)
+        line = no * LINES_PER_TIMELINE + TIERS.index(doc.tier)
         id_, total = tails[line] if line in tails else _last(connection, line)
-        id_, total = tails[line] = _Tail(id_ + 1, total + length)
+        id_, total = tails[line] = _LineEnd(id_ + 1, total + length)
         when = (doc.time, doc.importance, doc.since, doc.until)
         named = (doc.key, doc.scope)
         rows.append((id_, line, doc.seq, *when, *named, length, total, words, counts, digest))
@@ -195,7 +197,7 @@ def _insert(connection: apsw.Connection, no: int, made: list[Taken]) -> None:
     connection.executemany(_TERMS, [(row[0], row[11]) for row in rows])
 
 
-def _last(connection: apsw.Connection, line: int) -> _Tail:
-    first = line * FIRST
-    row = connection.execute(_LAST, (first, first + FIRST - 1)).get
-    return _Tail(*row) if row else _Tail(first, 0)
+def _last(connection: apsw.Connection, line: int) -> _LineEnd:
+    first = line * IDS_PER_LINE
+    row = connection.execute(_LAST, (first, first + IDS_PER_LINE - 1)).get
+    return _LineEnd(*row) if row else _LineEnd(first, 0)

@@ -13,26 +13,26 @@ from threading import RLock
 import apsw
 
 from ortet._util.fork_safety import close_at_fork
-from ortet.backends.sqlite.write_queue import turns_of
+from ortet.backends.sqlite.write_queue import write_queue_for
 from ortet.errors import Conflict, Invalid, Unavailable
 
 _SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
     PRAGMA trusted_schema = OFF; PRAGMA cache_size = -8192"""
 _MEMORY = ":memory:"
-_TURN = 60.0
+_WRITE_TIMEOUT_SECONDS = 60.0
 """Seconds that threads of this process wait for one another, all of whom get on."""
 _NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
-_DAMAGED = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
+_DAMAGE_ERRORS = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
 
 
-class Lost(Conflict):
+class IndexLost(Conflict):
     """The index does not hold what was asked for: fill it, from `known`, and ask again."""
 
     name = "conflict"
 
 
-def lost(why: str) -> Lost:
-    return Lost("index_lost", f"{why}: fill the index again, then ask again")
+def index_lost(why: str) -> IndexLost:
+    return IndexLost("index_lost", f"{why}: fill the index again, then ask again")
 
 
 class IndexFile:
@@ -50,7 +50,7 @@ class IndexFile:
         self._names = set(_NAMES.findall(schema))
         self._version = version
         self._busy_ms = busy_ms
-        self._turns = turns_of(self._path)
+        self._write_queue = write_queue_for(self._path)
         self._lock = RLock()
         self._connection: apsw.Connection | None = None
         self._in_memory = False
@@ -67,8 +67,10 @@ class IndexFile:
         """Of one connection: what is read is of one moment. Raises Lost, Unavailable."""
         with self._lock:
             try:
-                connection = self._opened()
-                with self._turns.alone(_TURN) if write else nullcontext():
+                connection = self._connect()
+                with (
+                    self._write_queue.exclusive(_WRITE_TIMEOUT_SECONDS) if write else nullcontext()
+                ):
                     try:
                         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         yield connection
@@ -78,45 +80,47 @@ class IndexFile:
                         raise
             except BaseException as error:
                 if isinstance(error, apsw.Error | UnicodeDecodeError | OSError):
-                    raise self._answered(error) from error
+                    raise self._recover_from(error) from error
                 raise
 
     def empty(self) -> None:
         """Nothing of what was taken in stays in the directory. Raises Unavailable."""
         with self._lock:
             if self._in_memory:
-                self._drop()
+                self._disconnect()
                 self._in_memory = False
             if self._connection is None and not any(os.path.exists(f) for f in self._files()):
                 return
             try:
                 self._reset()
             except (apsw.BusyError, apsw.LockedError) as error:
-                raise self._answered(error) from error
+                raise self._recover_from(error) from error
             except (apsw.Error, OSError):
-                self._drop()
+                self._disconnect()
                 self._unlink()
 
     def close(self) -> None:
         with self._lock:
-            self._drop()
+            self._disconnect()
             self._closed = True
 
     def before_fork(self) -> None:
         """A connection to a file must not live in two processes, even if one only closes it."""
         self._lock.acquire()
         if not self._in_memory:
-            self._drop()
+            self._disconnect()
 
     def after_fork(self) -> None:
         self._lock.release()
 
-    def _opened(self) -> apsw.Connection:
+    def _connect(self) -> apsw.Connection:
         if self._closed:
             raise Invalid("closed", "the index of memories was closed: open the store again")
-        if self._connection is not None and (self._in_memory or self._inode == self._found()):
+        if self._connection is not None and (
+            self._in_memory or self._inode == self._inode_at_path()
+        ):
             return self._connection
-        self._drop()
+        self._disconnect()
         try:
             self._connection = self._open()
         except (apsw.CorruptError, apsw.NotADBError):
@@ -124,7 +128,7 @@ class IndexFile:
         except (apsw.BusyError, apsw.LockedError):
             raise
         except (apsw.Error, OSError):
-            self._begin_in_memory()
+            self._switch_to_memory()
         assert self._connection is not None
         return self._connection
 
@@ -136,7 +140,7 @@ class IndexFile:
         except BaseException:
             connection.close()
             raise
-        self._inode = self._found()
+        self._inode = self._inode_at_path()
         return connection
 
     def _prepare(self, connection: apsw.Connection) -> None:
@@ -162,7 +166,7 @@ class IndexFile:
 
     def _reset(self) -> None:
         """Empties the file, whatever is in it, and leaves it closed or as new."""
-        self._drop()
+        self._disconnect()
         connection = apsw.Connection(str(self._path))
         try:
             connection.set_busy_timeout(self._busy_ms)
@@ -171,36 +175,36 @@ class IndexFile:
             connection.close()
         self._connection = self._open()
 
-    def _begin_in_memory(self) -> None:
-        self._drop()
+    def _switch_to_memory(self) -> None:
+        self._disconnect()
         connection = apsw.Connection(_MEMORY)
         connection.execute(self._schema)
         self._connection = connection
         self._in_memory = True
 
-    def _answered(self, error: Exception) -> Exception:
+    def _recover_from(self, error: Exception) -> Exception:
         """What becomes of the index after an error, and what the caller is told."""
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             return Unavailable(
                 "index_busy", f"{self._path} is locked by another process: try again in a moment"
             )
         try:
-            if isinstance(error, apsw.SQLError) and self._is_sound():
+            if isinstance(error, apsw.SQLError) and self._is_intact():
                 pass
-            elif isinstance(error, _DAMAGED) and not self._in_memory:
+            elif isinstance(error, _DAMAGE_ERRORS) and not self._in_memory:
                 self._reset()
             else:
-                self._begin_in_memory()
+                self._switch_to_memory()
         except (apsw.Error, OSError):
-            self._begin_in_memory()
-        return lost(f"the index of memories could not be used ({error})")
+            self._switch_to_memory()
+        return index_lost(f"the index of memories could not be used ({error})")
 
-    def _is_sound(self) -> bool:
+    def _is_intact(self) -> bool:
         """Whether tables are missing only because another process empties the file just now: then
         it is to be opened again, and not to be emptied once more."""
         if self._in_memory:
             return False
-        self._drop()
+        self._disconnect()
         connection = apsw.Connection(str(self._path))
         try:
             connection.set_busy_timeout(self._busy_ms)
@@ -210,7 +214,7 @@ class IndexFile:
             connection.close()
         return not names if version == 0 else version == self._version and self._names <= names
 
-    def _found(self) -> int:
+    def _inode_at_path(self) -> int:
         """The inode at the path; 0: there is none."""
         try:
             return os.stat(self._path).st_ino
@@ -222,12 +226,12 @@ class IndexFile:
             with suppress(apsw.Error):
                 self._connection.execute("ROLLBACK")
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
             return
         with suppress(apsw.Error):
-            if not self._in_memory and self._inode != self._found():
+            if not self._in_memory and self._inode != self._inode_at_path():
                 # The log at the path is another file's by now: closing would remove it.
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             connection.close()

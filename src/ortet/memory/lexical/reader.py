@@ -11,26 +11,26 @@ import msgspec
 from ortet.memory.records import TIERS, Tier
 
 if TYPE_CHECKING:
-    from ortet.memory.base import Having
-    from ortet.memory.lexical.visibility import Visible
+    from ortet.memory.base import TermPostings
+    from ortet.memory.lexical.visibility import VisibleDocuments
 
-LINES = 4
+LINES_PER_TIMELINE = 4
 """Lines of a timeline: one for each tier, and one to spare."""
-FIRST = 1 << 32
+IDS_PER_LINE = 1 << 32
 """The ids of line n are n * FIRST + 1 and so on."""
 
-BITS = 32
+SEQ_BITS = 32
 """Of the number of an event, where it stands in one number with its line."""
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _TIMELINES = """SELECT name, no, known
     FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
 _EXACTLY = """SELECT seq, docs.id FROM json_each(?) AS wanted
     CROSS JOIN docs ON line IN (?, ?, ?) AND seq = wanted.value"""
-_LINE = f"(wanted.value >> {BITS}) * {LINES} + tiers.value"
+_LINE = f"(wanted.value >> {SEQ_BITS}) * {LINES_PER_TIMELINE} + tiers.value"
 _PLACES = f"""SELECT tiers.value, wanted.value, docs.id, total
     FROM json_each(?) AS tiers CROSS JOIN json_each(?) AS wanted CROSS JOIN docs ON line = {_LINE}
     AND seq = (SELECT max(seq) FROM docs
-        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << BITS) - 1})"""
+        WHERE line = {_LINE} AND seq <= wanted.value & {(1 << SEQ_BITS) - 1})"""
 _TIME = "SELECT time FROM docs WHERE id = ?"
 _SEQ = "SELECT seq FROM docs WHERE id = ?"
 _TOTAL = "SELECT total FROM docs WHERE id = ?"
@@ -48,14 +48,14 @@ _ENDS = """SELECT ends.key, timeline, seq, time
     FROM json_each(?) AS wanted JOIN ends ON ends.key = wanted.value"""
 
 
-class Place(NamedTuple):
+class IndexPosition(NamedTuple):
     """A document of a line, or its beginning; and how many tokens there are up to it."""
 
     id: int
     total: int
 
 
-class Entry(NamedTuple):
+class DocumentRow(NamedTuple):
     """A document as it is in the index."""
 
     id: int
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
     counts: bytes | None
 
 
-class Ended(NamedTuple):
+class FactEndRow(NamedTuple):
     """An event that ended what `key` names."""
 
     key: str
@@ -81,15 +81,15 @@ class Ended(NamedTuple):
 
 
 def tier_of(id_: int) -> Tier:
-    return TIERS[(id_ // FIRST) % LINES]
+    return TIERS[(id_ // IDS_PER_LINE) % LINES_PER_TIMELINE]
 
 
-def end_of(timeline: int, seq: int) -> int:
+def pack_timeline_seq(timeline: int, seq: int) -> int:
     """An event of a timeline, by their numbers, as one."""
-    return timeline << BITS | min(seq, (1 << BITS) - 1)
+    return timeline << SEQ_BITS | min(seq, (1 << SEQ_BITS) - 1)
 
 
-class Lookup:
+class SqliteIndexReader:
     """`abc.Reading` of a file, good while the transaction lasts that it was made in."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -105,19 +105,21 @@ class Lookup:
         rows = self._connection.execute(_TIMELINES, (_json(names),))
         return {name: (no, known) for name, no, known in rows}
 
-    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+    def last_positions(
+        self, tiers: Iterable[Tier], ends: Collection[int]
+    ) -> dict[Tier, dict[int, IndexPosition]]:
         """The last document of each tier at or before each of `end_of`, as far as there is one."""
-        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
         numbers = (TIERS.index(tier) for tier in found)
         rows = self._connection.execute(_PLACES, (_json(numbers), _json(ends)))
         for tier, end, id_, total in rows:
-            found[TIERS[tier]][end] = Place(id_, total)
+            found[TIERS[tier]][end] = IndexPosition(id_, total)
         return found
 
-    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+    def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
         found: dict[tuple[int, int], int] = {}
         for timeline, seqs in wanted.items():
-            lines = (timeline * LINES + tier for tier in range(len(TIERS)))
+            lines = (timeline * LINES_PER_TIMELINE + tier for tier in range(len(TIERS)))
             rows = self._connection.execute(_EXACTLY, (_json(seqs), *lines))
             found.update(((timeline, seq), id_) for seq, id_ in rows)
         return found
@@ -125,10 +127,12 @@ class Lookup:
     def seqs(self, ids: Collection[int]) -> dict[int, int]:
         return {id_: int(self._connection.execute(_SEQ, (id_,)).get) for id_ in ids}
 
-    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
-        return [self._until(low, high, time) for low, high in pieces]
+    def last_before(
+        self, pieces: Sequence[tuple[IndexPosition, IndexPosition]], time: int
+    ) -> list[IndexPosition]:
+        return [self._last_before(low, high, time) for low, high in pieces]
 
-    def _until(self, low: Place, high: Place, time: int) -> Place:
+    def _last_before(self, low: IndexPosition, high: IndexPosition, time: int) -> IndexPosition:
         left, right = low.id, high.id
         while left < right:
             middle = (left + right + 1) // 2
@@ -138,59 +142,59 @@ class Lookup:
                 right = middle - 1
         if left in (low.id, high.id):
             return low if left == low.id else high
-        return Place(left, self.totals([left])[left])
+        return IndexPosition(left, self.token_totals([left])[left])
 
-    def totals(self, ids: Collection[int]) -> dict[int, int]:
+    def token_totals(self, ids: Collection[int]) -> dict[int, int]:
         return {id_: int(self._connection.execute(_TOTAL, (id_,)).get or 0) for id_ in ids}
 
-    def reached(self, term: str, low: int, high: int, many: int) -> int:
+    def id_at_count(self, term: str, low: int, high: int, count: int) -> int:
         """The first of low <= id <= high by which so many documents have it; 0: fewer have."""
-        row = self._connection.execute(_REACHED, (_quoted(term), low, high, many - 1)).get
+        row = self._connection.execute(_REACHED, (_quoted(term), low, high, count - 1)).get
         return int(row or 0)
 
-    def having(self, term: str, low: int, high: int) -> list[int]:
+    def ids_with_term(self, term: str, low: int, high: int) -> list[int]:
         """Ids of those that have it, in order."""
         return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
 
-    def newest(self, term: str, low: int, high: int, limit: int) -> list[int]:
+    def newest_ids_with_term(self, term: str, low: int, high: int, limit: int) -> list[int]:
         """The newest of them, which come first; slower for each of them."""
         return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
 
-    def words(self, low: int, high: int) -> list[tuple[int, str]]:
+    def document_words(self, low: int, high: int) -> list[tuple[int, str]]:
         """(id, words) of all documents of low <= id <= high, in order."""
         rows = self._connection.execute(_WORDS, (low, high))
         return [(id_, words) for id_, words in rows]
 
-    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+    def entries(self, ids: Iterable[int], *, without_words: bool = False) -> dict[int, DocumentRow]:
         """In the order of the ids; `bare`: without their words."""
-        rows = self._connection.execute(_BARE if bare else _ENTRIES, (_json(ids),))
-        return {row[0]: Entry._make(row) for row in rows}
+        rows = self._connection.execute(_BARE if without_words else _ENTRIES, (_json(ids),))
+        return {row[0]: DocumentRow._make(row) for row in rows}
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
         """(id, length, words, counts) of documents."""
         yield from self._connection.execute(_CONTENTS, (_json(ids),))
 
-    def ends(self, keys: Iterable[str]) -> list[Ended]:
+    def ends(self, keys: Iterable[str]) -> list[FactEndRow]:
         wanted = sorted(set(keys))
         if not wanted:
             return []
         rows = self._connection.execute(_ENDS, (_json(wanted),))
-        return [Ended(*row) for row in rows]
+        return [FactEndRow(*row) for row in rows]
 
-    def hashes(
+    def text_hashes(
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
         """(seq, hash of the text) of the documents of events after < seq <= upto."""
         found: list[tuple[int, bytes]] = []
         for tier in tiers:
-            line = timeline * LINES + TIERS.index(tier)
+            line = timeline * LINES_PER_TIMELINE + TIERS.index(tier)
             found += self._connection.execute(_HASHES, (line, after, upto))
         return sorted(found)
 
-    def postings(self, visible: Visible, *, limit: int) -> Having:
-        from ortet.memory.lexical.postings import Postings  # noqa: PLC0415 - which reads with this
+    def postings(self, visible: VisibleDocuments, *, limit: int) -> TermPostings:
+        from ortet.memory.lexical.postings import SqlitePostings  # noqa: PLC0415 - which reads with this
 
-        return Postings(self, visible, limit=limit)
+        return SqlitePostings(self, visible, limit=limit)
 
 
 def _json(values: Iterable[int] | Iterable[str]) -> str:

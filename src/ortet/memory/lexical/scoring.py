@@ -29,24 +29,24 @@ class Weights(msgspec.Struct, frozen=True):
     flatness: float = 10.0  # of ranks: the first is worth 1 / (flatness + 1)
 
 
-class Counted(NamedTuple):
+class TermFrequencies(NamedTuple):
     """How often the terms of a query are in one document, and its length in tokens."""
 
-    often: Mapping[str, int]
+    frequencies: Mapping[str, int]
     length: int
 
 
-class Window(NamedTuple):
+class NeighbourWindow(NamedTuple):
     """A document with those beside it. None: it has none there, which costs it nothing."""
 
-    own: Counted
-    before: Counted | None = None
-    behind: Counted | None = None
+    own: TermFrequencies
+    before: TermFrequencies | None = None
+    behind: TermFrequencies | None = None
 
 
 # In a conversation that has just begun "and" is as rare as anything else: so many documents are
 # imagined besides, of which the commonest words are in one in three.
-_IMAGINED = 200
+_PRIOR_DOCUMENTS = 200
 _STEMS = """
     a about after all also am an and ani ar as at be becaus been befor but by can could did do doe
     dont for from get go got ha had have he her here hi him how i if im in into is it just like me
@@ -54,15 +54,17 @@ _STEMS = """
     then there these thi to too up us veri wa we were what when where which who whom why will with
     would you your
 """
-_COMMON = frozenset(_STEMS.split())
+_STOP_WORDS = frozenset(_STEMS.split())
 """English words that tell next to nothing, as they are stemmed."""
 
 
-def rarity(term: str, total: int, having: float) -> float:
+def inverse_document_frequency(term: str, total: int, document_frequency: float) -> float:
     """What a term tells that `having` of `total` documents have; never less than nothing."""
-    total += _IMAGINED
-    having = min(having + (_IMAGINED / 3 if term in _COMMON else 0), total)
-    return math.log(1 + (total - having + 0.5) / (having + 0.5))
+    total += _PRIOR_DOCUMENTS
+    document_frequency = min(
+        document_frequency + (_PRIOR_DOCUMENTS / 3 if term in _STOP_WORDS else 0), total
+    )
+    return math.log(1 + (total - document_frequency + 0.5) / (document_frequency + 0.5))
 
 
 def count_terms(words: str, counts: bytes | None, terms: Mapping[str, float]) -> dict[str, int]:
@@ -75,16 +77,16 @@ def count_terms(words: str, counts: bytes | None, terms: Mapping[str, float]) ->
 
 
 def bm25(
-    window: Window, *, rarities: Mapping[str, float], average: float, weights: Weights
+    window: NeighbourWindow, *, rarities: Mapping[str, float], average: float, weights: Weights
 ) -> float:
     """BM25 of a document with its neighbours; `average` is the length of documents of its kind."""
     own, before, behind = window
-    often: dict[str, float] = dict(own.often)
+    often: dict[str, float] = dict(own.frequencies)
     length, share = float(own.length), 1.0
     for beside, weight in ((before, weights.before), (behind, weights.behind)):
         if beside is None:
             continue
-        for term, count in beside.often.items():
+        for term, count in beside.frequencies.items():
             often[term] = often.get(term, 0.0) + weight * count
         length += weight * beside.length
         share += weight
@@ -97,7 +99,7 @@ def bm25(
     )
 
 
-def nearness(cosine: float, length: int, weights: Weights) -> float:
+def damped_cosine(cosine: float, length: int, weights: Weights) -> float:
     """Of a message by its cosine: "And then?" is near to every question, and answers none."""
     return cosine * length / (length + weights.short) if cosine > 0 else cosine
 
@@ -112,7 +114,7 @@ def ranks(values: Mapping[Key, float]) -> dict[Key, int]:
     return {key: place_of[value] for key, value in values.items()}
 
 
-def fuse(
+def fuse_ranks(
     keys: Iterable[Key], lists: Sequence[tuple[float, Mapping[Key, int]]], *, flatness: float
 ) -> dict[Key, float]:
     """Weighted reciprocal ranks. What is not in a list gets nothing of it."""

@@ -9,184 +9,208 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ortet.memory.base import Reading, WordIndex
-from ortet.memory.lexical.candidates import Effort, Terms, candidates, choose
-from ortet.memory.lexical.reader import Ended, Entry, tier_of
+from ortet.memory.base import IndexReader, WordIndex
+from ortet.memory.lexical.candidates import QueryTerms, SearchEffort, choose_terms, find_candidates
+from ortet.memory.lexical.reader import DocumentRow, FactEndRow, tier_of
 from ortet.memory.lexical.scoring import (
-    Counted,
+    NeighbourWindow,
+    TermFrequencies,
     Weights,
-    Window,
     bm25,
     count_terms,
-    fuse,
-    nearness,
+    damped_cosine,
+    fuse_ranks,
     ranks,
 )
-from ortet.memory.lexical.visibility import Stretch, Visible, see
-from ortet.memory.records import Answer, Found, Path, Query, Scores, Span, Tier
+from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange, visible_documents
+from ortet.memory.records import (
+    EventSpan,
+    MemoryMatch,
+    Query,
+    Scores,
+    SearchResult,
+    Tier,
+    TimelinePath,
+)
 
-_NEAR = 2
+_SEMANTIC_OVERSAMPLING = 2
 """How many more are looked at by meaning: the shortest of the nearest are none."""
-_MORE = 16
+_RETRY_OVERSAMPLING = 16
 """So many times more are asked for by meaning, when those that were found are all gone."""
 
 
-class Near(msgspec.Struct, frozen=True):
+class SemanticMatches(msgspec.Struct, frozen=True):
     """Memories by meaning: (timeline, seq, cosine), the nearest first. `status` as in Answer."""
 
     places: list[tuple[str, int, float]]
     status: str = "all"
 
 
-class Vectors(Protocol):
+class SemanticRanker(Protocol):
     """Finds by meaning. It never raises because an embedder fails or is late: `status` says so."""
 
-    def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near: ...
+    def rank(
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+    ) -> SemanticMatches: ...
 
 
-class _Hit(NamedTuple):
-    entry: Entry
-    stretch: Stretch
+class _ScoredDocument(NamedTuple):
+    entry: DocumentRow
+    visible_range: VisibleRange
     bm25: float
-    window: Window | None
+    window: NeighbourWindow | None
 
 
 def search(
     index: WordIndex,
-    paths: Sequence[Path],
+    paths: Sequence[TimelinePath],
     query: Query,
     *,
-    vectors: Vectors | None = None,
+    ranker: SemanticRanker | None = None,
     weights: Weights | None = None,
-    effort: Effort | None = None,
-) -> Answer:
+    effort: SearchEffort | None = None,
+) -> SearchResult:
     """The `query.k` best, the best first. Raises Lost when the index is not filled for the paths.
 
     Whatever is not on the paths has no influence: not on what is found, nor on its score.
     """
     weights = weights or Weights()
-    effort = (effort or Effort()).for_many(query.k)
-    near = Near([], "")
-    limit = _NEAR * effort.documents
-    if vectors is not None and query.text.strip():
-        spans = _spans(index, paths, query)
-        near = vectors.rank(spans, query.tiers, query.text, limit)
-    answer = _answer(index, paths, query, near=near, weights=weights, effort=effort)
-    if vectors is not None and len(near.places) >= limit and len(answer.found) < query.k:
+    effort = (effort or SearchEffort()).for_results(query.k)
+    near = SemanticMatches([], "")
+    limit = _SEMANTIC_OVERSAMPLING * effort.documents
+    if ranker is not None and query.text.strip():
+        spans = _searched_spans(index, paths, query)
+        near = ranker.rank(spans, query.tiers, query.text, limit)
+    answer = _search_index(index, paths, query, matches=near, weights=weights, effort=effort)
+    if ranker is not None and len(near.places) >= limit and len(answer.found) < query.k:
         # What is believed no longer has taken all the places.
-        near = vectors.rank(spans, query.tiers, query.text, limit * _MORE)
-        answer = _answer(index, paths, query, near=near, weights=weights, effort=effort)
+        near = ranker.rank(spans, query.tiers, query.text, limit * _RETRY_OVERSAMPLING)
+        answer = _search_index(index, paths, query, matches=near, weights=weights, effort=effort)
     return answer
 
 
-def _answer(
+def _search_index(
     index: WordIndex,
-    paths: Sequence[Path],
+    paths: Sequence[TimelinePath],
     query: Query,
     *,
-    near: Near,
+    matches: SemanticMatches,
     weights: Weights,
-    effort: Effort,
-) -> Answer:
-    words = index.words.query_terms(query.text)
-    with index.reading() as lookup:
-        visible = see(lookup, paths, query)
+    effort: SearchEffort,
+) -> SearchResult:
+    words = index.tokenizer.query_terms(query.text)
+    with index.open_reader() as lookup:
+        visible = visible_documents(lookup, paths, query)
         postings = lookup.postings(visible, limit=effort.counted)
-        terms = choose(postings, visible.total, words, effort)
-        some = candidates(postings, visible, terms, weights, effort)
-        found = _enough(lookup, visible, some, query, effort.documents // 2)
-        hits = _scored(lookup, visible, found, terms.rarities, weights)
-        cosines = _by_meaning(lookup, visible, near, query, hits)
-    return Answer(_fused(hits, cosines, k=query.k, weights=weights, terms=terms), near.status)
+        terms = choose_terms(postings, visible.total, words, effort)
+        some = find_candidates(postings, visible, terms, weights, effort)
+        found = _valid_candidates(lookup, visible, some, query, effort.documents // 2)
+        hits = _score_documents(lookup, visible, found, terms.rarities, weights)
+        cosines = _add_semantic_matches(lookup, visible, matches, query, hits)
+    return SearchResult(
+        _fuse_results(hits, cosines, k=query.k, weights=weights, terms=terms), matches.status
+    )
 
 
-def _spans(index: WordIndex, paths: Sequence[Path], query: Query) -> list[Span]:
+def _searched_spans(
+    index: WordIndex, paths: Sequence[TimelinePath], query: Query
+) -> list[EventSpan]:
     """Those of the paths, cut by time: what is not asked for must take nobody's place."""
     if not query.at and not query.after:
         heard = (path for path in paths if path.tiers)
         return [span for path in heard for span in path.spans if span.upto > span.after]
-    with index.reading() as lookup:
-        return see(lookup, paths, query).spans(lookup)
+    with index.open_reader() as lookup:
+        return visible_documents(lookup, paths, query).spans(lookup)
 
 
-def _enough(
-    lookup: Reading, visible: Visible, some: Iterable[list[int]], query: Query, enough: int
-) -> dict[int, Entry]:
+def _valid_candidates(
+    reader: IndexReader,
+    visible: VisibleDocuments,
+    batches: Iterable[list[int]],
+    query: Query,
+    limit: int,
+) -> dict[int, DocumentRow]:
     """Candidates that are believed and valid, by their ids."""
-    found: dict[int, Entry] = {}
-    for ids in some:
-        found.update(_living(lookup, visible, lookup.entries(ids), query))
-        if len(found) >= enough:
+    found: dict[int, DocumentRow] = {}
+    for ids in batches:
+        found.update(_believed_entries(reader, visible, reader.entries(ids), query))
+        if len(found) >= limit:
             break
     return found
 
 
-def _scored(
-    lookup: Reading,
-    visible: Visible,
-    found: Mapping[int, Entry],
+def _score_documents(
+    reader: IndexReader,
+    visible: VisibleDocuments,
+    entries: Mapping[int, DocumentRow],
     rarities: Mapping[str, float],
     weights: Weights,
-) -> dict[int, _Hit]:
+) -> dict[int, _ScoredDocument]:
     """With how often and how long, and what stands beside them."""
-    beside = visible.beside(found)
-    others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in found}
-    own = ((id_, entry.length, entry.words, entry.counts) for id_, entry in found.items())
+    beside = visible.neighbours(entries)
+    others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in entries}
+    own = ((id_, entry.length, entry.words, entry.counts) for id_, entry in entries.items())
     counted = {
-        id_: Counted(count_terms(words, counts, rarities), length)
-        for id_, length, words, counts in chain(own, lookup.contents(others))
+        id_: TermFrequencies(count_terms(words, counts, rarities), length)
+        for id_, length, words, counts in chain(own, reader.contents(others))
     }
-    hits: dict[int, _Hit] = {}
-    for id_, entry in found.items():
+    hits: dict[int, _ScoredDocument] = {}
+    for id_, entry in entries.items():
         before, behind = beside[id_]
-        window = Window(counted[id_], counted.get(before), counted.get(behind))
-        score = bm25(window, rarities=rarities, average=visible.average(id_), weights=weights)
-        stretch = visible.stretch(id_)
+        window = NeighbourWindow(counted[id_], counted.get(before), counted.get(behind))
+        score = bm25(
+            window, rarities=rarities, average=visible.average_length(id_), weights=weights
+        )
+        stretch = visible.range_of(id_)
         if score > 0 and stretch is not None:
-            hits[id_] = _Hit(entry, stretch, score, window)
+            hits[id_] = _ScoredDocument(entry, stretch, score, window)
     return hits
 
 
-def _by_meaning(
-    lookup: Reading, visible: Visible, near: Near, query: Query, hits: dict[int, _Hit]
+def _add_semantic_matches(
+    reader: IndexReader,
+    visible: VisibleDocuments,
+    matches: SemanticMatches,
+    query: Query,
+    hits: dict[int, _ScoredDocument],
 ) -> dict[int, float]:
     """Cosines of what is near and can be seen; what words did not find joins the hits."""
-    numbers = lookup.timelines({timeline for timeline, _, _ in near.places})
+    numbers = reader.timelines({timeline for timeline, _, _ in matches.places})
     places: dict[str, list[int]] = {}
-    for timeline, seq, _ in near.places:
+    for timeline, seq, _ in matches.places:
         places.setdefault(timeline, []).append(seq)
-    ids = lookup.exactly({numbers[name][0]: places[name] for name in numbers})
+    ids = reader.document_ids({numbers[name][0]: places[name] for name in numbers})
     cosines: dict[int, float] = {}
-    seen: dict[int, Stretch] = {}
-    for timeline, seq, cosine in near.places:
+    seen: dict[int, VisibleRange] = {}
+    for timeline, seq, cosine in matches.places:
         id_ = ids.get((numbers[timeline][0], seq), 0) if timeline in numbers else 0
-        stretch = visible.stretch(id_)
+        stretch = visible.range_of(id_)
         if stretch is not None:
             cosines[id_], seen[id_] = cosine, stretch
-    new = lookup.entries((id_ for id_ in cosines if id_ not in hits), bare=True)
-    for id_, entry in _living(lookup, visible, new, query).items():
-        hits[id_] = _Hit(entry, seen[id_], 0.0, None)
+    new = reader.entries((id_ for id_ in cosines if id_ not in hits), without_words=True)
+    for id_, entry in _believed_entries(reader, visible, new, query).items():
+        hits[id_] = _ScoredDocument(entry, seen[id_], 0.0, None)
     return {id_: cosine for id_, cosine in cosines.items() if id_ in hits}
 
 
-def _living(
-    lookup: Reading, visible: Visible, entries: Mapping[int, Entry], query: Query
-) -> dict[int, Entry]:
+def _believed_entries(
+    reader: IndexReader, visible: VisibleDocuments, entries: Mapping[int, DocumentRow], query: Query
+) -> dict[int, DocumentRow]:
     """Those that are believed, and were valid when it is asked for."""
     keys = [entry.key for entry in entries.values() if entry.key]
-    ends: dict[str, list[Ended]] = {}
-    for end in lookup.ends(keys):
+    ends: dict[str, list[FactEndRow]] = {}
+    for end in reader.ends(keys):
         ends.setdefault(end.key, []).append(end)
     return {
         id_: entry
         for id_, entry in entries.items()
         if _valid(entry, query)
-        and _meant(visible, entry, query)
-        and not any(visible.holds(e, id_) for e in ends.get(entry.key, ()))
+        and _is_in_scope(visible, entry, query)
+        and not any(visible.is_ended_by(e, id_) for e in ends.get(entry.key, ()))
     }
 
 
-def _valid(entry: Entry, query: Query) -> bool:
+def _valid(entry: DocumentRow, query: Query) -> bool:
     if query.at and entry.time > query.at:
         return False
     if not query.on:
@@ -196,9 +220,9 @@ def _valid(entry: Entry, query: Query) -> bool:
     )
 
 
-def _meant(visible: Visible, entry: Entry, query: Query) -> bool:
+def _is_in_scope(visible: VisibleDocuments, entry: DocumentRow, query: Query) -> bool:
     """Facts are found where they are meant for, also before they are told there."""
-    stretch = visible.stretch(entry.id)
+    stretch = visible.range_of(entry.id)
     if query.scope is None or stretch is None:
         return True
     if stretch.scope == query.scope:
@@ -206,18 +230,18 @@ def _meant(visible: Visible, entry: Entry, query: Query) -> bool:
     return entry.scope == query.scope
 
 
-def _fused(
-    hits: Mapping[int, _Hit],
+def _fuse_results(
+    hits: Mapping[int, _ScoredDocument],
     cosines: Mapping[int, float],
     *,
     k: int,
     weights: Weights,
-    terms: Terms,
-) -> list[Found]:
-    kept = _once(hits)
+    terms: QueryTerms,
+) -> list[MemoryMatch]:
+    kept = _first_by_key(hits)
     by_words = ranks({id_: hits[id_].bm25 for id_ in kept if hits[id_].bm25 > 0})
     by_meaning = ranks(
-        {id_: _near(hits[id_], cosines[id_], weights) for id_ in kept if id_ in cosines}
+        {id_: _semantic_score(hits[id_], cosines[id_], weights) for id_ in kept if id_ in cosines}
     )
     by_time = ranks({id_: hits[id_].entry.time for id_ in kept})
     by_importance = ranks({id_: hits[id_].entry.importance for id_ in kept})
@@ -227,10 +251,10 @@ def _fused(
         (weights.recency, by_time),
         (weights.importance, by_importance),
     ]
-    fused = fuse(kept, lists, flatness=weights.flatness)
+    fused = fuse_ranks(kept, lists, flatness=weights.flatness)
     best = heapq.nsmallest(max(k, 0), kept, key=lambda id_: _order(hits[id_], fused[id_]))
     return [
-        _found(
+        _to_match(
             hits[id_],
             fused[id_],
             Scores(
@@ -240,7 +264,7 @@ def _fused(
                 cosine_rank=by_meaning.get(id_, 0),
                 recency_rank=by_time[id_],
                 importance=hits[id_].entry.importance,
-                terms=_has(hits[id_].window, terms.rarities),
+                terms=_matched_terms(hits[id_].window, terms.rarities),
                 pruned=terms.pruned,
             ),
         )
@@ -248,27 +272,27 @@ def _fused(
     ]
 
 
-def _near(hit: _Hit, cosine: float, weights: Weights) -> float:
+def _semantic_score(hit: _ScoredDocument, cosine: float, weights: Weights) -> float:
     """Facts and episodes are short and say something: only of messages does length tell."""
     if tier_of(hit.entry.id) != "working":
         return cosine
-    return nearness(cosine, hit.entry.length, weights)
+    return damped_cosine(cosine, hit.entry.length, weights)
 
 
-def _has(window: Window | None, terms: Iterable[str]) -> tuple[str, ...]:
+def _matched_terms(window: NeighbourWindow | None, terms: Iterable[str]) -> tuple[str, ...]:
     parts = [part for part in window or () if part is not None]
-    return tuple(term for term in terms if any(term in part.often for part in parts))
+    return tuple(term for term in terms if any(term in part.frequencies for part in parts))
 
 
-def _order(hit: _Hit, score: float) -> tuple[float, int, str, int]:
-    return -score, -hit.entry.time, hit.stretch.span.timeline, hit.entry.seq
+def _order(hit: _ScoredDocument, score: float) -> tuple[float, int, str, int]:
+    return -score, -hit.entry.time, hit.visible_range.span.timeline, hit.entry.seq
 
 
-def _found(hit: _Hit, score: float, scores: Scores) -> Found:
-    return Found(
-        timeline=hit.stretch.span.timeline,
+def _to_match(hit: _ScoredDocument, score: float, scores: Scores) -> MemoryMatch:
+    return MemoryMatch(
+        timeline=hit.visible_range.span.timeline,
         seq=hit.entry.seq,
-        scope=hit.stretch.scope,
+        scope=hit.visible_range.scope,
         tier=tier_of(hit.entry.id),
         key=hit.entry.key,
         time=hit.entry.time,
@@ -277,9 +301,9 @@ def _found(hit: _Hit, score: float, scores: Scores) -> Found:
     )
 
 
-def _once(hits: Mapping[int, _Hit]) -> list[int]:
+def _first_by_key(hits: Mapping[int, _ScoredDocument]) -> list[int]:
     """A fact that is on two paths is found on the first of them."""
     first: dict[str, int] = {}
-    for id_ in sorted(hits, key=lambda id_: (hits[id_].stretch.order, id_)):
+    for id_ in sorted(hits, key=lambda id_: (hits[id_].visible_range.order, id_)):
         first.setdefault(hits[id_].entry.key, id_)
     return [id_ for id_, hit in hits.items() if not hit.entry.key or first[hit.entry.key] == id_]

@@ -21,44 +21,49 @@ from ortet._util.fork_safety import close_at_fork
 from ortet.errors import Invalid, Unavailable
 from ortet.memory.lexical.index_file import IndexFile
 
-_MOST = 2
+_MAX_CONNECTIONS = 2
 """Connections of a process: while one waits for SQLite, another scores."""
-_TURN = 60.0
+_CONNECTION_TIMEOUT_SECONDS = 60.0
 """Seconds for which a thread waits for one: all others get on meanwhile."""
 
 
-class SharedFile:
+class SharedIndexFile:
     """An IndexFile for one user of it, who closes it. What is said there holds here."""
 
-    def __init__(self, path: Path, opened: Callable[[], IndexFile], most: int = _MOST) -> None:
+    def __init__(
+        self,
+        path: Path,
+        open_file: Callable[[], IndexFile],
+        max_connections: int = _MAX_CONNECTIONS,
+    ) -> None:
         self._key = os.path.realpath(path)
-        self._pool: _Pool | None = _joined(self._key, opened, most)
+        self._pool: _IndexFilePool | None = _join_pool(self._key, open_file, max_connections)
 
     @property
     def in_memory(self) -> bool:
-        return self._opened().alone is not None
+        return self._require_pool().memory_file is not None
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[apsw.Connection]:
-        with self._opened().lent() as file, file.transaction(write=write) as connection:
+        with self._require_pool().borrow() as file, file.transaction(write=write) as connection:
             yield connection
 
     def empty(self) -> None:
-        with self._opened().lent() as file:
+        with self._require_pool().borrow() as file:
             file.empty()
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
-            _left(self._key, pool)
+            _leave_pool(self._key, pool)
 
-    def _opened(self) -> _Pool:
+    def _require_pool(self) -> _IndexFilePool:
         if self._pool is None:
             raise Invalid("closed", "the index of memories was closed: open the store again")
         return self._pool
 
 
-class _Turn:
+class _Waiter:
     """A thread that waits. Its gate is shut until `file` is lent to it."""
 
     __slots__ = ("file", "gate")
@@ -69,75 +74,75 @@ class _Turn:
         self.gate.acquire()
 
 
-class _Pool:
+class _IndexFilePool:
     """The connections to one file. `alone` is the one that had to begin in memory: all that is
     known is in it, so it is used by all, for as long as it is so."""
 
-    def __init__(self, opened: Callable[[], IndexFile], most: int) -> None:
+    def __init__(self, open_file: Callable[[], IndexFile], max_connections: int) -> None:
         self.users = 0
-        self.alone: IndexFile | None = None
-        self._opened = opened
-        self._most = most
+        self.memory_file: IndexFile | None = None
+        self._open_file = open_file
+        self._max_connections = max_connections
         self._count = 0
         self._free: list[IndexFile] = []
-        self._waiting: deque[_Turn] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self._lock = Lock()
         close_at_fork(self)
 
     @contextmanager
-    def lent(self) -> Iterator[IndexFile]:
-        file = self._take()
+    def borrow(self) -> Iterator[IndexFile]:
+        file = self._acquire()
         try:
             yield file
         finally:
-            self._give_back(file)
+            self._release(file)
 
-    def _take(self) -> IndexFile:
+    def _acquire(self) -> IndexFile:
         with self._lock:
-            found = self._found() if not self._waiting else None
+            found = self._next_free() if not self._waiting else None
             if found is not None:
                 return found
-            turn = _Turn()
+            turn = _Waiter()
             self._waiting.append(turn)
         try:
-            turn.gate.acquire(timeout=_TURN)
+            turn.gate.acquire(timeout=_CONNECTION_TIMEOUT_SECONDS)
         except BaseException:
-            if not self._withdrawn(turn) and turn.file is not None:
-                self._give_back(turn.file)
+            if not self._cancel_wait(turn) and turn.file is not None:
+                self._release(turn.file)
             raise
-        if turn.file is None and self._withdrawn(turn):
+        if turn.file is None and self._cancel_wait(turn):
             raise Unavailable("index_busy", "others search memories for long: try again")
         assert turn.file is not None
         return turn.file
 
-    def _withdrawn(self, turn: _Turn) -> bool:
+    def _cancel_wait(self, waiter: _Waiter) -> bool:
         """False: somebody was faster to lend it one."""
         with self._lock:
-            if turn.file is None:
-                self._waiting.remove(turn)
-            return turn.file is None
+            if waiter.file is None:
+                self._waiting.remove(waiter)
+            return waiter.file is None
 
-    def _found(self) -> IndexFile | None:
+    def _next_free(self) -> IndexFile | None:
         if self._free:
             return self._free.pop()  # its pages are those that are warm
-        if self.alone is not None or self._count >= self._most:
+        if self.memory_file is not None or self._count >= self._max_connections:
             return None
         self._count += 1
-        return self._opened()
+        return self._open_file()
 
-    def _give_back(self, file: IndexFile) -> None:
+    def _release(self, file: IndexFile) -> None:
         with self._lock:
             gone: list[IndexFile] = []
-            if self.alone is None and file.in_memory:
-                self.alone, gone, self._free = file, self._free, []
-            elif self.alone is file and not file.in_memory:
-                self.alone = None
-            if not self.users or self.alone not in (None, file):
+            if self.memory_file is None and file.in_memory:
+                self.memory_file, gone, self._free = file, self._free, []
+            elif self.memory_file is file and not file.in_memory:
+                self.memory_file = None
+            if not self.users or self.memory_file not in (None, file):
                 gone.append(file)
             else:
                 self._free.append(file)
             self._count -= len(gone)
-            while self._waiting and (found := self._found()) is not None:
+            while self._waiting and (found := self._next_free()) is not None:
                 turn = self._waiting.popleft()
                 turn.file = found
                 turn.gate.release()
@@ -159,35 +164,37 @@ class _Pool:
         self._lock.release()
 
 
-_KNOWN: dict[str, _Pool] = {}
-_KNOWING = Lock()
+_POOLS: dict[str, _IndexFilePool] = {}
+_POOLS_LOCK = Lock()
 # Of the whole process, as the locks are that the kernel and SQLite keep on the file.
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     """Threads that are not here may have held what is in them. Their connections were closed."""
-    global _KNOWING
-    _KNOWING = Lock()
-    _KNOWN.clear()
+    global _POOLS_LOCK
+    _POOLS_LOCK = Lock()
+    _POOLS.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def _joined(key: str, opened: Callable[[], IndexFile], most: int) -> _Pool:
-    with _KNOWING:
-        pool = _KNOWN.get(key)
+def _join_pool(
+    key: str, open_file: Callable[[], IndexFile], max_connections: int
+) -> _IndexFilePool:
+    with _POOLS_LOCK:
+        pool = _POOLS.get(key)
         if pool is None:
-            pool = _KNOWN[key] = _Pool(opened, most)
+            pool = _POOLS[key] = _IndexFilePool(open_file, max_connections)
         pool.users += 1
         return pool
 
 
-def _left(key: str, pool: _Pool) -> None:
-    with _KNOWING:
+def _leave_pool(key: str, pool: _IndexFilePool) -> None:
+    with _POOLS_LOCK:
         pool.users -= 1
         if pool.users:
             return
-        if _KNOWN.get(key) is pool:
-            del _KNOWN[key]
+        if _POOLS.get(key) is pool:
+            del _POOLS[key]
     pool.close()

@@ -9,12 +9,12 @@ from threading import Lock
 
 import apsw
 
-LONGEST = 64
+MAX_WORD_CHARS = 64
 """Characters of a word that count: the rest of a key or a blob tells nothing more."""
 
-_CACHED = 1 << 15
-_ASKED_CHARACTERS = 10_000
-_ASKED_TERMS = 256
+_CACHE_SIZE = 1 << 15
+_MAX_QUERY_CHARS = 10_000
+_MAX_QUERY_TERMS = 256
 
 # What stands together: words, and what names are joined with. The joints are ASCII and words are
 # not made of them, so that no text takes more than one pass.
@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"([a-z]+)([0-9]+)|([0-9]+)([a-z]+)")
 _CLITICS = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
 
 # Scripts without spaces between words, and Korean, whose words carry their particles.
-_DENSE = re.compile(
+_UNSPACED_SCRIPTS = re.compile(
     "([\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f"
     "\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U00020000-\U0003ffff]+)"
@@ -43,14 +43,14 @@ _IGNORED = {
 """Soft hyphens, stretched Arabic, joiners, and what only changes how an emoji looks."""
 
 
-class Words:
+class Tokenizer:
     """Makes tokens of texts. Any thread may use it; what it made of a word it keeps for a while."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         # The tokenizers of FTS5 belong to a connection; this one holds nothing.
         self._porter = apsw.Connection(":memory:").fts5_tokenizer("porter", ["ascii"])
-        self._known: dict[str, tuple[str, ...]] = {}
+        self._cache: dict[str, tuple[str, ...]] = {}
 
     def tokens(self, text: str) -> list[str]:
         """In order, repeated as they are in the text. None has a space, or a capital letter.
@@ -60,24 +60,24 @@ class Words:
         """
         if not text.isascii():
             text = unicodedata.normalize("NFKC", text).replace("\u2019", "'").translate(_IGNORED)
-        known = self._known
+        known = self._cache
         found: list[str] = []
         for chunk in _CHUNK.findall(text):
             made = known.get(chunk)
-            found += self._learn(chunk) if made is None else made
+            found += self._tokenize_chunk(chunk) if made is None else made
         return found
 
     def query_terms(self, text: str) -> list[str]:
         """What a question asks for: each token once, in order. Of a long one only the beginning."""
-        terms = dict.fromkeys(self.tokens(text[:_ASKED_CHARACTERS]))
-        return list(terms)[:_ASKED_TERMS]
+        terms = dict.fromkeys(self.tokens(text[:_MAX_QUERY_CHARS]))
+        return list(terms)[:_MAX_QUERY_TERMS]
 
-    def _learn(self, chunk: str) -> tuple[str, ...]:
+    def _tokenize_chunk(self, chunk: str) -> tuple[str, ...]:
         made = tuple(self._split(chunk))
-        if len(chunk) <= LONGEST:
-            if len(self._known) >= _CACHED:
-                self._known = {}
-            self._known[chunk] = made
+        if len(chunk) <= MAX_WORD_CHARS:
+            if len(self._cache) >= _CACHE_SIZE:
+                self._cache = {}
+            self._cache[chunk] = made
         return made
 
     def _split(self, chunk: str) -> Iterator[str]:
@@ -86,10 +86,10 @@ class Words:
             parts = list(_without_clitics(parts))
         for part in parts:
             if part.isascii():
-                yield from self._plain(part)
+                yield from self._split_ascii(part)
             else:
-                yield from self._foreign(part)
-        if len(chunk) > 2 * LONGEST or not chunk.isascii():
+                yield from self._split_unicode(part)
+        if len(chunk) > 2 * MAX_WORD_CHARS or not chunk.isascii():
             return
         joints = set(_JOINT.findall(chunk)) - {"'"}
         if joints == {"-"}:  # check-in is also found as checkin
@@ -97,9 +97,9 @@ class Words:
         elif joints:
             yield from _wholes(chunk.lower())
 
-    def _plain(self, part: str) -> Iterator[str]:
-        if len(part) > LONGEST:
-            yield part[:LONGEST].lower()
+    def _split_ascii(self, part: str) -> Iterator[str]:
+        if len(part) > MAX_WORD_CHARS:
+            yield part[:MAX_WORD_CHARS].lower()
             return
         lower = part.lower()
         yield self._stem(lower)
@@ -111,15 +111,15 @@ class Words:
                 if group:
                     yield self._stem(group)
 
-    def _foreign(self, part: str) -> Iterator[str]:
+    def _split_unicode(self, part: str) -> Iterator[str]:
         """Words of other scripts than ASCII, emoji, and what is written without spaces."""
-        for number, run in enumerate(_DENSE.split(part)):
+        for number, run in enumerate(_UNSPACED_SCRIPTS.split(part)):
             if number % 2:
                 yield from run
                 yield from (run[at : at + 2] for at in range(len(run) - 1))
             elif run:
                 for word in _scripts(run):
-                    bare = _bare(word[:LONGEST])
+                    bare = _strip_accents(word[:MAX_WORD_CHARS])
                     yield self._stem(bare) if bare.isascii() and bare else bare or word
 
     def _stem(self, word: str) -> str:
@@ -176,7 +176,7 @@ def _scripts(run: str) -> Iterator[str]:
         yield flag
 
 
-def _bare(word: str) -> str:
+def _strip_accents(word: str) -> str:
     """Folded, without accents, points and vowel marks that writers leave out; with those that make
     another letter (classes between: Indic, Thai, Japanese)."""
     kept = [

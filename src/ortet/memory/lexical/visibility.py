@@ -7,18 +7,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ortet.memory.base import Reading
-from ortet.memory.lexical.index_file import lost
-from ortet.memory.lexical.reader import FIRST, Ended, Place, end_of, tier_of
-from ortet.memory.records import EVERYONE, TIERS, Path, Query, Span, Tier
+from ortet.memory.base import IndexReader
+from ortet.memory.lexical.index_file import index_lost
+from ortet.memory.lexical.reader import (
+    IDS_PER_LINE,
+    FactEndRow,
+    IndexPosition,
+    pack_timeline_seq,
+    tier_of,
+)
+from ortet.memory.records import EVERYONE, TIERS, EventSpan, Query, Tier, TimelinePath
 
 
-class Stretch(NamedTuple):
+class VisibleRange(NamedTuple):
     """Documents low <= id <= high, of one tier of one span. `before` and `behind` are what stands
     beside its ends along the path, in whatever stretch; 0: nothing. `order` is its place among
     the stretches, `nearer` the number of documents in those before it."""
 
-    span: Span
+    span: EventSpan
     scope: str
     low: int
     high: int
@@ -29,43 +35,43 @@ class Stretch(NamedTuple):
     believer: int = 0
 
 
-class Visible:
+class VisibleDocuments:
     """The stretches, the nearest first: the first path before the others, each from its end.
 
     The order is of the paths and not of the file, so that an index filled in another order gives
     the same answers.
     """
 
-    def __init__(self, stretches: list[Stretch], tokens: dict[Tier, int], at: int) -> None:
-        self.stretches = stretches
-        self._at = at
-        self._sorted = sorted(stretches, key=lambda stretch: stretch.low)
+    def __init__(self, ranges: list[VisibleRange], tokens: dict[Tier, int], as_of: int) -> None:
+        self.ranges = ranges
+        self._as_of = as_of
+        self._sorted = sorted(ranges, key=lambda stretch: stretch.low)
         self._lows = [stretch.low for stretch in self._sorted]
         counts = dict.fromkeys(TIERS, 0)
-        for stretch in stretches:
+        for stretch in ranges:
             counts[tier_of(stretch.low)] += stretch.high - stretch.low + 1
         self.total = sum(counts.values())
         self._averages = {tier: tokens[tier] / counts[tier] for tier in TIERS if counts[tier]}
-        self._spans: dict[tuple[int, int], list[Span]] = {}
+        self._spans: dict[tuple[int, int], list[EventSpan]] = {}
 
-    def stretch(self, id_: int) -> Stretch | None:
+    def range_of(self, id_: int) -> VisibleRange | None:
         """Where a document is; None: it is not to be found."""
         at = bisect_right(self._lows, id_) - 1
         if at < 0 or id_ > self._sorted[at].high:
             return None
         return self._sorted[at]
 
-    def average(self, id_: int) -> float:
+    def average_length(self, id_: int) -> float:
         """The average length of documents of its tier."""
         return self._averages[tier_of(id_)]
 
-    def beside(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    def neighbours(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
         """What was said before and after messages; 0: nothing, or it is none."""
         found: dict[int, tuple[int, int]] = {}
         low, high, before, behind = 1, 0, 0, 0  # of the stretch that the last one was in
         for id_ in ids:
             if not low <= id_ <= high:
-                stretch = self.stretch(id_)
+                stretch = self.range_of(id_)
                 if stretch is None or tier_of(id_) != "working":
                     found[id_] = 0, 0
                     continue
@@ -76,47 +82,53 @@ class Visible:
             )
         return found
 
-    def spans(self, lookup: Reading) -> list[Span]:
+    def spans(self, reader: IndexReader) -> list[EventSpan]:
         """As much of the timelines as there is to be found: no more events than that."""
         ends: dict[str, tuple[int, int]] = {}
-        seqs = lookup.seqs({id_ for one in self.stretches for id_ in (one.low, one.high)})
-        for stretch in self.stretches:
+        seqs = reader.seqs({id_ for one in self.ranges for id_ in (one.low, one.high)})
+        for stretch in self.ranges:
             first, last = seqs[stretch.low], seqs[stretch.high]
             low, high = ends.get(stretch.span.timeline, (first, last))
             ends[stretch.span.timeline] = min(low, first), max(high, last)
-        return [Span(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
+        return [EventSpan(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
 
-    def holds(self, end: Ended, id_: int) -> bool:
+    def is_ended_by(self, end: FactEndRow, id_: int) -> bool:
         """Whether who believes a document has heard that something ended."""
-        stretch = self.stretch(id_)
+        stretch = self.range_of(id_)
         who = stretch.believer if stretch is not None else EVERYONE
-        return (not self._at or end.time <= self._at) and any(
+        return (not self._as_of or end.time <= self._as_of) and any(
             span.after < end.seq <= span.upto
             for believer in {who, EVERYONE}
             for span in self._spans.get((believer, end.timeline), ())
         )
 
-    def hear(self, believer: int, timeline: int, span: Span) -> None:
+    def add_heard_span(self, believer: int, timeline: int, span: EventSpan) -> None:
         self._spans.setdefault((believer, timeline), []).append(span)
 
 
-class _Piece(NamedTuple):
+class _DocumentPiece(NamedTuple):
     """Documents of one tier of one span: low.id < id <= high.id; of these, what happened since it
     is asked for is behind `since`."""
 
-    span: Span
-    low: Place
-    high: Place
+    span: EventSpan
+    low: IndexPosition
+    high: IndexPosition
     since: int
 
 
-def see(lookup: Reading, paths: Sequence[Path], query: Query) -> Visible:
+def visible_documents(
+    reader: IndexReader, paths: Sequence[TimelinePath], query: Query
+) -> VisibleDocuments:
     """Raises Lost when the index does not hold a span to its end."""
-    numbers = _numbers(lookup, paths)
+    numbers = _numbers(reader, paths)
     spans = (span for path in paths for span in path.spans if span.timeline in numbers)
-    places = lookup.places(
+    places = reader.last_positions(
         query.tiers,
-        {end_of(numbers[span.timeline], seq) for span in spans for seq in (span.after, span.upto)},
+        {
+            pack_timeline_seq(numbers[span.timeline], seq)
+            for span in spans
+            for seq in (span.after, span.upto)
+        },
     )
     ways = [
         (path, tier, list(_pieces(path, known, numbers)))
@@ -125,95 +137,103 @@ def see(lookup: Reading, paths: Sequence[Path], query: Query) -> Visible:
         if known and tier in path.tiers
     ]
     if query.at or query.after:
-        ways = _cut(lookup, ways, query)
+        ways = _cut_by_time(reader, ways, query)
     claimed: dict[int, list[tuple[int, int]]] = {}
-    stretches: list[Stretch] = []
+    stretches: list[VisibleRange] = []
     nearer = 0
     for path, _, pieces in ways:
-        for stretch in _along(path.scope, pieces, claimed):
+        for stretch in _unclaimed_path_ranges(path.scope, pieces, claimed):
             stretch = stretch._replace(  # noqa: PLW2901
                 order=len(stretches), nearer=nearer, believer=path.believer
             )
             stretches.append(stretch)
             nearer += stretch.high - stretch.low + 1
-    visible = Visible(stretches, _tokens(lookup, stretches, ways), query.at)
+    visible = VisibleDocuments(stretches, _tokens(reader, stretches, ways), query.at)
     for path in paths:
         for span in path.spans:
             if span.timeline in numbers:
-                visible.hear(path.believer, numbers[span.timeline], span)
+                visible.add_heard_span(path.believer, numbers[span.timeline], span)
     return visible
 
 
-def _numbers(lookup: Reading, paths: Iterable[Path]) -> dict[str, int]:
+def _numbers(reader: IndexReader, paths: Iterable[TimelinePath]) -> dict[str, int]:
     """Of their timelines: a store has many, and they are asked for at once."""
     spans = [span for path in paths for span in path.spans if span.upto > span.after]
-    found = lookup.timelines({span.timeline for span in spans})
+    found = reader.timelines({span.timeline for span in spans})
     for span in spans:
         _, known = found.get(span.timeline, (0, 0))
         if known < span.upto:
-            raise lost(f"timeline {span.timeline} is in the index of memories only up to {known}")
+            raise index_lost(
+                f"timeline {span.timeline} is in the index of memories only up to {known}"
+            )
     return {name: number for name, (number, _) in found.items()}
 
 
 def _pieces(
-    path: Path, places: Mapping[int, Place], numbers: Mapping[str, int]
-) -> Iterator[_Piece]:
+    path: TimelinePath, places: Mapping[int, IndexPosition], numbers: Mapping[str, int]
+) -> Iterator[_DocumentPiece]:
     for span in path.spans:
         if span.upto <= span.after:
             continue
         number = numbers[span.timeline]
-        high = places.get(end_of(number, span.upto))
+        high = places.get(pack_timeline_seq(number, span.upto))
         if high is None:
             continue
-        low = places.get(end_of(number, span.after)) or Place(high.id // FIRST * FIRST, 0)
+        low = places.get(pack_timeline_seq(number, span.after)) or IndexPosition(
+            high.id // IDS_PER_LINE * IDS_PER_LINE, 0
+        )
         if low.id < high.id:
-            yield _Piece(span, low, high, low.id)
+            yield _DocumentPiece(span, low, high, low.id)
 
 
-_Way = tuple[Path, Tier, list[_Piece]]
+_TierPieces = tuple[TimelinePath, Tier, list[_DocumentPiece]]
 
 
-def _cut(lookup: Reading, ways: Sequence[_Way], query: Query) -> list[_Way]:
+def _cut_by_time(
+    reader: IndexReader, tier_pieces: Sequence[_TierPieces], query: Query
+) -> list[_TierPieces]:
     """By time, all of them at once: a store has many."""
-    every = [piece for _, _, pieces in ways for piece in pieces]
+    every = [piece for _, _, pieces in tier_pieces for piece in pieces]
     if query.at:
-        highs = lookup.until([(one.low, one.high) for one in every], query.at)
+        highs = reader.last_before([(one.low, one.high) for one in every], query.at)
         every = [one._replace(high=high) for one, high in zip(every, highs, strict=True)]
     if query.after:
-        sinces = lookup.until([(one.low, one.high) for one in every], query.after - 1)
+        sinces = reader.last_before([(one.low, one.high) for one in every], query.after - 1)
         every = [one._replace(since=since.id) for one, since in zip(every, sinces, strict=True)]
     left = iter(every)
-    cut = [(path, tier, [next(left) for _ in pieces]) for path, tier, pieces in ways]
+    cut = [(path, tier, [next(left) for _ in pieces]) for path, tier, pieces in tier_pieces]
     return [
         (path, tier, [one for one in some if one.low.id < one.high.id]) for path, tier, some in cut
     ]
 
 
-def _tokens(lookup: Reading, stretches: Iterable[Stretch], ways: Iterable[_Way]) -> dict[Tier, int]:
+def _tokens(
+    reader: IndexReader, ranges: Iterable[VisibleRange], tier_pieces: Iterable[_TierPieces]
+) -> dict[Tier, int]:
     """Of all stretches of each tier: those up to whole spans have been read with their places."""
     totals: dict[int, int] = {}
-    for _, _, pieces in ways:
+    for _, _, pieces in tier_pieces:
         for piece in pieces:
             totals[piece.low.id], totals[piece.high.id] = piece.low.total, piece.high.total
-    wanted = {id_ for one in stretches for id_ in (one.high, one.low - 1) if id_ not in totals}
+    wanted = {id_ for one in ranges for id_ in (one.high, one.low - 1) if id_ not in totals}
     if wanted:
-        totals |= lookup.totals(wanted)
+        totals |= reader.token_totals(wanted)
     tokens = dict.fromkeys(TIERS, 0)
-    for one in stretches:
+    for one in ranges:
         tokens[tier_of(one.low)] += totals[one.high] - totals[one.low - 1]
     return tokens
 
 
-def _along(
-    scope: str, pieces: list[_Piece], claimed: dict[int, list[tuple[int, int]]]
-) -> Iterator[Stretch]:
+def _unclaimed_path_ranges(
+    scope: str, pieces: list[_DocumentPiece], claimed: dict[int, list[tuple[int, int]]]
+) -> Iterator[VisibleRange]:
     """Those parts of a path that no path before it has, from its end."""
     for number, piece in reversed(list(enumerate(pieces))):
         before = pieces[number - 1].high.id if number else 0
         behind = pieces[number + 1].low.id + 1 if number + 1 < len(pieces) else 0
-        others = claimed.setdefault(piece.high.id // FIRST, [])
+        others = claimed.setdefault(piece.high.id // IDS_PER_LINE, [])
         for first, last in _unclaimed(piece.since + 1, piece.high.id, others):
-            yield Stretch(
+            yield VisibleRange(
                 piece.span,
                 scope,
                 first,

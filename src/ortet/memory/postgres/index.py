@@ -10,12 +10,12 @@ from uuid import UUID
 import psycopg
 
 from ortet.errors import OrtetError
-from ortet.memory.base import Page, Standing
-from ortet.memory.lexical.index import Taken, taken
-from ortet.memory.lexical.index_file import lost
-from ortet.memory.lexical.tokenizer import Words
-from ortet.memory.postgres.reader import Damaged, PostgresLookup, in_bytes
-from ortet.memory.records import TIERS, End
+from ortet.memory.base import IndexPage, IndexState
+from ortet.memory.lexical.index import TokenizedDocument, tokenize_document
+from ortet.memory.lexical.index_file import index_lost
+from ortet.memory.lexical.tokenizer import Tokenizer
+from ortet.memory.postgres.reader import IndexDamaged, PostgresIndexReader, encode_text
+from ortet.memory.records import TIERS, FactEnd
 
 _STANDING = """SELECT mark, name, known, gone FROM memory_marks
     LEFT JOIN memory_lines ON name = ANY (%s::text[])"""
@@ -29,88 +29,88 @@ _VACUUM = "VACUUM (FULL) memory_docs, memory_terms, memory_ends"
 # Everything has an index for what is asked, whatever is believed of how much there is of it.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
 
-_DOCS = 2000
-_BYTES = 8 << 20
+_MAX_BATCH_DOCUMENTS = 2000
+_MAX_BATCH_BYTES = 8 << 20
 """Taken in at once, of as many timelines as there are: each time is a transaction."""
 _NO_TABLE = "42P01"
 
 
-class Database(Protocol):
+class MemoryDatabase(Protocol):
     """What is needed of a catalog: `backend.postgres_open.Link`."""
 
     def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
 
-    def reading(self, settings: str = "") -> Any: ...
+    def read_transaction(self, settings: str = "") -> Any: ...
 
-    def own(self) -> Any: ...
+    def dedicated_connection(self) -> Any: ...
 
 
-class _Mark(NamedTuple):
+class _IndexMark(NamedTuple):
     mark: UUID
     gone: dict[str, int]
 
 
-class PostgresIndex:
+class PostgresWordIndex:
     """`abc.WordIndex` of a store that many hosts share. The database is its catalog's, who closes
     it. Tables that are not there, or lack rows, are made anew: nothing is lost with them."""
 
-    def __init__(self, database: Database) -> None:
-        self.words = Words()
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.tokenizer = Tokenizer()
         self._database = database
 
-    def standing(self, timelines: Iterable[str]) -> Standing:
+    def index_state(self, timelines: Iterable[str]) -> IndexState:
         rows = self._run(_STANDING, (list(timelines),))
         if not rows:  # somebody took out the mark itself
             self._run("INSERT INTO memory_marks VALUES (gen_random_uuid())")
             self.forget(None)
-            raise lost("the index of memories had no mark")
+            raise index_lost("the index of memories had no mark")
         known = {name: known for _, name, known, _ in rows if known}
         gone = {name: gone for _, name, _, gone in rows if gone}
-        return Standing(known, _Mark(rows[0][0], gone))
+        return IndexState(known, _IndexMark(rows[0][0], gone))
 
-    def take(self, pages: Iterable[Page], mark: object) -> None:
-        assert isinstance(mark, _Mark)
-        batch = _Batch(mark)
+    def add_pages(self, pages: Iterable[IndexPage], mark: object) -> None:
+        assert isinstance(mark, _IndexMark)
+        batch = _PageBatch(mark)
         for page in pages:
-            for part, docs in self._parts(page):
+            for part, docs in self._split_page(page):
                 batch.add(part, docs)
                 if batch.is_full:
                     self._add(batch)
-                    batch = _Batch(mark)
+                    batch = _PageBatch(mark)
         self._add(batch)
 
-    def _parts(self, page: Page) -> Iterator[tuple[Page, list[Taken]]]:
+    def _split_page(self, page: IndexPage) -> Iterator[tuple[IndexPage, list[TokenizedDocument]]]:
         """A page may hold more than fits."""
-        after, size, docs = page.after, 0, list[Taken]()
+        after, size, docs = page.after, 0, list[TokenizedDocument]()
         for doc in sorted(page.docs, key=lambda doc: doc.seq):
-            docs.append(taken(self.words, doc))
+            docs.append(tokenize_document(self.tokenizer, doc))
             size += len(docs[-1].words)
-            if size > _BYTES and doc.seq < page.upto:
+            if size > _MAX_BATCH_BYTES and doc.seq < page.upto:
                 yield page._replace(after=after, upto=doc.seq), docs
                 after, size, docs = doc.seq, 0, []
         yield page._replace(after=after), docs
 
-    def _add(self, batch: _Batch) -> None:
+    def _add(self, batch: _PageBatch) -> None:
         if batch.pages:
             ((why,),) = self._run(_ADD, batch.values())
             if why:
-                raise lost(why)
+                raise index_lost(why)
 
     @contextmanager
-    def reading(self) -> Iterator[PostgresLookup]:
+    def open_reader(self) -> Iterator[PostgresIndexReader]:
         try:
-            with self._database.reading(_SETTINGS) as connection:
-                lookup = PostgresLookup(connection)
+            with self._database.read_transaction(_SETTINGS) as connection:
+                lookup = PostgresIndexReader(connection)
                 try:
                     yield lookup
-                except Damaged as error:
+                except IndexDamaged as error:
                     damaged, why = lookup.mark(), error
                 else:
                     return
         except OrtetError as error:
-            raise self._answered(error) from error
+            raise self._recover_from(error) from error
         self._run("SELECT memory_empty(%s)", (damaged,))
-        raise lost(f"the index of memories lacks rows ({why})")
+        raise index_lost(f"the index of memories lacks rows ({why})")
 
     def forget(self, timelines: Collection[str] | None) -> None:
         """A row that was deleted stays in its page until the table is written anew."""
@@ -118,7 +118,7 @@ class PostgresIndex:
             self._run("SELECT memory_empty(NULL)")
         elif timelines:
             self._run("SELECT memory_forget(%s::text[])", (sorted(timelines),))
-            with self._database.own() as connection:
+            with self._database.dedicated_connection() as connection:
                 connection.execute(_VACUUM)
 
     def close(self) -> None:
@@ -128,32 +128,32 @@ class PostgresIndex:
         try:
             return self._database.run(statement, values)
         except OrtetError as error:
-            raise self._answered(error) from error
+            raise self._recover_from(error) from error
 
-    def _answered(self, error: OrtetError) -> OrtetError:
+    def _recover_from(self, error: OrtetError) -> OrtetError:
         """What becomes of it after an error, and what the caller is told."""
         cause = error.__cause__
         if not isinstance(cause, psycopg.Error):
             return error
         if cause.sqlstate == _NO_TABLE:
             self._database.run("SELECT memory_make()")
-            return lost(f"the index of memories was not there ({cause})")
+            return index_lost(f"the index of memories was not there ({cause})")
         if error.kind == "database_gone":  # in the middle of it; whoever asks again waits for it
-            return lost(error.message)
+            return index_lost(error.message)
         return error
 
 
-class _Batch:
+class _PageBatch:
     """Pages of several timelines; those of one follow each other."""
 
-    def __init__(self, mark: _Mark) -> None:
+    def __init__(self, mark: _IndexMark) -> None:
         self._mark = mark
-        self.pages: dict[str, Page] = {}
-        self._docs: list[tuple[str, Taken]] = []
-        self._ends: list[tuple[str, End]] = []
+        self.pages: dict[str, IndexPage] = {}
+        self._docs: list[tuple[str, TokenizedDocument]] = []
+        self._ends: list[tuple[str, FactEnd]] = []
         self._size = 0
 
-    def add(self, page: Page, docs: list[Taken]) -> None:
+    def add(self, page: IndexPage, docs: list[TokenizedDocument]) -> None:
         before = self.pages.get(page.timeline)
         self.pages[page.timeline] = page if before is None else before._replace(upto=page.upto)
         self._docs += [(page.timeline, one) for one in docs]
@@ -163,7 +163,8 @@ class _Batch:
     @property
     def is_full(self) -> bool:
         return (
-            max(len(self._docs), len(self._ends), len(self.pages)) >= _DOCS or self._size >= _BYTES
+            max(len(self._docs), len(self._ends), len(self.pages)) >= _MAX_BATCH_DOCUMENTS
+            or self._size >= _MAX_BATCH_BYTES
         )
 
     def values(self) -> dict[str, Any]:
@@ -183,14 +184,14 @@ class _Batch:
             "importances": [doc.importance for doc in docs],
             "sinces": [doc.since for doc in docs],
             "untils": [doc.until for doc in docs],
-            "keys": [in_bytes(doc.key) for doc in docs],
-            "scopes": [in_bytes(doc.scope) for doc in docs],
+            "keys": [encode_text(doc.key) for doc in docs],
+            "scopes": [encode_text(doc.scope) for doc in docs],
             "lengths": [one.length for _, one in self._docs],
             "words": [one.words for _, one in self._docs],
             "often": [one.counts for _, one in self._docs],
             "hashes": [one.hash for _, one in self._docs],
             "ends_of": [numbers[name] for name, _ in self._ends],
-            "end_keys": [in_bytes(end.key) for _, end in self._ends],
+            "end_keys": [encode_text(end.key) for _, end in self._ends],
             "end_seqs": [end.seq for _, end in self._ends],
             "end_times": [end.time for _, end in self._ends],
         }

@@ -8,26 +8,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from ortet.memory.lexical.postings import Tally, sorted_out
-from ortet.memory.lexical.visibility import Stretch, Visible
-from ortet.memory.postgres.reader import PostgresLookup
+from ortet.memory.lexical.postings import PostingCounter, group_by_range
+from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange
+from ortet.memory.postgres.reader import PostgresIndexReader
 
-SMALL = 2000
+SCAN_ALL_LIMIT = 2000
 """Where no more documents can be seen, each of them is looked at."""
-SAMPLE = 500
+SAMPLE_SIZE = 500
 """Else so many at first: what is common among them is common."""
-SPARE = 1.1
+SAMPLE_MARGIN = 1.1
 """So much more is looked at than should do: to look again costs a journey."""
-MOST = 20_000
-AROUND = 2
+MAX_INDEX_IDS = 20_000
+INDEX_IDS_PER_VISIBLE = 2
 """So many that have a term, and so many more for each document that can be seen: above that it is
 sooner told by looking at what can be seen."""
 
 
-class _Part(NamedTuple):
+class _RangePart(NamedTuple):
     """Some of a stretch: low <= id <= high."""
 
-    stretch: Stretch
+    stretch: VisibleRange
     low: int
     high: int
 
@@ -36,41 +36,45 @@ class PostgresPostings:
     """`abc.Having`. A term that is common is counted in documents, the nearest first, until there
     are enough; the index of terms tells of the others. Which way is taken changes nothing."""
 
-    def __init__(self, lookup: PostgresLookup, visible: Visible, *, limit: int) -> None:
-        self._lookup = lookup
+    def __init__(
+        self, reader: PostgresIndexReader, visible: VisibleDocuments, *, limit: int
+    ) -> None:
+        self._reader = reader
         self._visible = visible
         self._limit = limit
-        self._whole: dict[str, list[int]] = {}  # the nearest first
+        self._all_ids: dict[str, list[int]] = {}  # the nearest first
 
     def count(self, terms: Iterable[str]) -> dict[str, float]:
         total = self._visible.total
-        tallies = {term: Tally(total, self._limit) for term in terms}
+        tallies = {term: PostingCounter(total, self._limit) for term in terms}
         if tallies and total:
-            self._look(tallies, SMALL if total <= SMALL else SAMPLE, total)
+            self._count_by_scan(
+                tallies, SCAN_ALL_LIMIT if total <= SCAN_ALL_LIMIT else SAMPLE_SIZE, total
+            )
         return {term: tally.count() for term, tally in tallies.items()}
 
-    def having(self, term: str) -> list[int]:
-        if term not in self._whole:
-            self._find([term])
-        return self._whole[term]
+    def ids_with_term(self, term: str) -> list[int]:
+        if term not in self._all_ids:
+            self._find_all([term])
+        return self._all_ids[term]
 
-    def nearest(self, term: str, most: int) -> list[int]:
-        if term in self._whole:
-            return self._whole[term][:most]
+    def nearest(self, term: str, limit: int) -> list[int]:
+        if term in self._all_ids:
+            return self._all_ids[term][:limit]
         found: list[int] = []
-        for parts in self._pieces(_doubled(2 * most), newest=True):
-            ids = self._lookup.scan([term], _ranges(parts)).get(term, ())
+        for parts in self._range_batches(_doubled(2 * limit), newest=True):
+            ids = self._reader.scan_terms([term], _ranges(parts)).get(term, ())
             for _, some in _by_part(ids, parts):
                 found += reversed(some)
-            if len(found) >= most:
+            if len(found) >= limit:
                 break
-        return found[:most]
+        return found[:limit]
 
-    def _look(self, tallies: dict[str, Tally], size: int, total: int) -> None:
+    def _count_by_scan(self, tallies: dict[str, PostingCounter], size: int, total: int) -> None:
         """Document by document, until there are enough of each term; those that turn out to be
         rare are left to the index of terms."""
         open_ = dict(tallies)
-        found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {term: [] for term in tallies}
+        found: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {term: [] for term in tallies}
         seen = 0
         common = math.sqrt(self._limit / total)
 
@@ -81,16 +85,16 @@ class PostgresPostings:
             yield size
             while True:  # as many as should do, judging by those that were seen
                 left = ((self._limit - many(term)) / many(term) for term in open_)
-                yield max(seen, int(SPARE * seen * max(left)))
+                yield max(seen, int(SAMPLE_MARGIN * seen * max(left)))
 
-        for parts in self._pieces(sizes(), newest=False):
-            having = self._lookup.scan(list(open_), _ranges(parts))
+        for parts in self._range_batches(sizes(), newest=False):
+            having = self._reader.scan_terms(list(open_), _ranges(parts))
             seen += sum(part.high - part.low + 1 for part in parts)
             for term, ids in having.items():
                 for stretch, some in _by_part(ids, parts):
                     found[term].append((stretch, some))
                     if not open_[term].is_full:
-                        open_[term].take(some, stretch)
+                        open_[term].add(some, stretch)
             if seen >= total:
                 break
             rare = [
@@ -98,53 +102,55 @@ class PostgresPostings:
                 for term, tally in open_.items()
                 if not tally.is_full and many(term) < common * seen
             ]
-            self._count(rare, tallies)
+            self._count_by_index(rare, tallies)
             open_ = {t: one for t, one in open_.items() if not one.is_full and t not in rare}
             if not open_:
                 return
         for term in open_:
-            self._whole[term] = _nearest_first(found[term])
+            self._all_ids[term] = _nearest_first(found[term])
 
-    def _count(self, terms: Sequence[str], tallies: dict[str, Tally]) -> None:
+    def _count_by_index(self, terms: Sequence[str], tallies: dict[str, PostingCounter]) -> None:
         """By all that have them."""
         if not terms:
             return
-        found = self._find(terms)
+        found = self._find_all(terms)
         for term in terms:
-            tally = tallies[term] = Tally(self._visible.total, self._limit)
+            tally = tallies[term] = PostingCounter(self._visible.total, self._limit)
             for stretch, some in found[term]:
                 if tally.is_full:
                     break
-                tally.take(some, stretch)
+                tally.add(some, stretch)
 
-    def _find(self, terms: Sequence[str]) -> dict[str, list[tuple[Stretch, Sequence[int]]]]:
-        stretches = self._visible.stretches
-        found: dict[str, list[tuple[Stretch, Sequence[int]]]] = {}
+    def _find_all(
+        self, terms: Sequence[str]
+    ) -> dict[str, list[tuple[VisibleRange, Sequence[int]]]]:
+        stretches = self._visible.ranges
+        found: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {}
         if stretches:
             low, high = min(one.low for one in stretches), max(one.high for one in stretches)
-            most = MOST + AROUND * self._visible.total
-            for term, ids in self._lookup.find(terms, low, high, most).items():
+            most = MAX_INDEX_IDS + INDEX_IDS_PER_VISIBLE * self._visible.total
+            for term, ids in self._reader.find_terms(terms, low, high, most).items():
                 if len(ids) < most:
-                    found[term] = list(sorted_out(self._visible, ids))
+                    found[term] = list(group_by_range(self._visible, ids))
         if rest := [term for term in terms if term not in found]:
-            whole = [_Part(one, one.low, one.high) for one in stretches]
-            having = self._lookup.scan(rest, _ranges(whole)) if whole else {}
+            whole = [_RangePart(one, one.low, one.high) for one in stretches]
+            having = self._reader.scan_terms(rest, _ranges(whole)) if whole else {}
             found |= {term: list(_by_part(having.get(term, ()), whole)) for term in rest}
         for term in terms:
-            self._whole[term] = _nearest_first(found[term])
+            self._all_ids[term] = _nearest_first(found[term])
         return found
 
-    def _pieces(self, sizes: Iterator[int], *, newest: bool) -> Iterator[list[_Part]]:
+    def _range_batches(self, sizes: Iterator[int], *, newest: bool) -> Iterator[list[_RangePart]]:
         """All that can be seen, the nearest stretches first, each from its end or its beginning:
         so many documents at a time."""
-        parts: list[_Part] = []
+        parts: list[_RangePart] = []
         left = next(sizes)
-        for stretch in self._visible.stretches:
+        for stretch in self._visible.ranges:
             low, high = stretch.low, stretch.high
             while low <= high:
                 many = min(left, high - low + 1)
                 first = high - many + 1 if newest else low
-                parts.append(_Part(stretch, first, first + many - 1))
+                parts.append(_RangePart(stretch, first, first + many - 1))
                 low, high = (low, high - many) if newest else (low + many, high)
                 left -= many
                 if not left:
@@ -158,11 +164,13 @@ def _doubled(size: int) -> Iterator[int]:
     return (size << times for times in count())
 
 
-def _ranges(parts: Iterable[_Part]) -> list[tuple[int, int]]:
+def _ranges(parts: Iterable[_RangePart]) -> list[tuple[int, int]]:
     return [(part.low, part.high) for part in parts]
 
 
-def _by_part(ids: Sequence[int], parts: Iterable[_Part]) -> Iterator[tuple[Stretch, list[int]]]:
+def _by_part(
+    ids: Sequence[int], parts: Iterable[_RangePart]
+) -> Iterator[tuple[VisibleRange, list[int]]]:
     """Ids by the parts they are in; ids in order, parts as they come."""
     for part in parts:
         some = list(ids[bisect_left(ids, part.low) : bisect_right(ids, part.high)])
@@ -170,7 +178,7 @@ def _by_part(ids: Sequence[int], parts: Iterable[_Part]) -> Iterator[tuple[Stret
             yield part.stretch, some
 
 
-def _nearest_first(found: Iterable[tuple[Stretch, Sequence[int]]]) -> list[int]:
+def _nearest_first(found: Iterable[tuple[VisibleRange, Sequence[int]]]) -> list[int]:
     """Stretches as they come; of one that comes in parts, the last part is the newest."""
     whole: dict[int, list[int]] = {}
     for stretch, ids in found:

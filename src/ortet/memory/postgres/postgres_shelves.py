@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortet.ids import Clock
-    from ortet.memory.base import Meanings, WordIndex
+    from ortet.memory.base import SemanticIndex, WordIndex
     from ortet.memory.embedders.base import Embedder
-    from ortet.memory.postgres.index import Database
+    from ortet.memory.postgres.index import MemoryDatabase
     from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
 
 
-class PostgresShelves:
+class PostgresIndexFactory:
     """`abc.Shelves`, in the schema of a catalog."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
 
-    def words(self) -> WordIndex:
-        from ortet.memory.postgres.index import PostgresIndex
+    def word_index(self) -> WordIndex:
+        from ortet.memory.postgres.index import PostgresWordIndex
 
-        return PostgresIndex(self._database)
+        return PostgresWordIndex(self._database)
 
-    def vectors(self, embedder: str) -> PostgresVectorStore:
+    def vector_store(self, embedder: str) -> PostgresVectorStore:
         from ortet.memory.postgres.postgres_vectors import PostgresVectorStore
 
         return PostgresVectorStore(self._database, embedder)
 
-    def meanings(self, embedder: Embedder, clock: Clock) -> Meanings:
+    def semantic_index(self, embedder: Embedder, clock: Clock) -> SemanticIndex:
         """In the database, where pgvector can be had, else on this host."""
-        store = self.vectors(embedder.name)
-        if store.is_compared:
-            from ortet.memory.postgres.vectors import PostgresMeanings
+        store = self.vector_store(embedder.name)
+        if store.has_pgvector:
+            from ortet.memory.postgres.vectors import PostgresSemanticIndex
 
-            return PostgresMeanings(store, embedder, clock)
-        from ortet.memory.vectors.index import Vectors
+            return PostgresSemanticIndex(store, embedder, clock)
+        from ortet.memory.vectors.index import LocalSemanticIndex
 
-        return Vectors(store, embedder, clock=clock)
+        return LocalSemanticIndex(store, embedder, clock=clock)

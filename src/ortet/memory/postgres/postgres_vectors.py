@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 
 from ortet.errors import Invalid, OrtetError
-from ortet.memory.postgres.index import Database
+from ortet.memory.postgres.index import MemoryDatabase
 
 _TYPE = """SELECT format_type(atttypid, atttypmod) FROM pg_attribute
     WHERE attrelid = to_regclass('memory_vectors') AND attname = 'vector'
@@ -25,7 +25,7 @@ _WALKED = "; ".join(
     f"SET LOCAL {setting} = off" for setting in ("enable_nestloop", "enable_mergejoin", "jit")
 )
 _NO_TABLE = "42P01"
-_AT_ONCE = 4096
+_BATCH_SIZE = 4096
 _HEADER = 4
 """Bytes of a halfvec before its numbers."""
 _ROW = 64
@@ -36,33 +36,33 @@ class PostgresVectorStore:
     """`abc.VectorStore` of a store that many hosts share. `kind` is the type that they are kept as:
     "bytea", or that of pgvector with its schema; tables that are not there are made."""
 
-    def __init__(self, database: Database, embedder: str) -> None:
+    def __init__(self, database: MemoryDatabase, embedder: str) -> None:
         self.name = embedder
         self._database = database
-        self._kind = ""
+        self._column_type = ""
 
     @property
-    def kind(self) -> str:
-        if not self._kind:
+    def column_type(self) -> str:
+        if not self._column_type:
             rows = self._database.run(_TYPE)
             if not rows:
                 self._database.run("SELECT memory_make_vectors()")
                 rows = self._database.run(_TYPE)
-            self._kind = rows[0][0]
-        return self._kind
+            self._column_type = rows[0][0]
+        return self._column_type
 
     @property
     def schema(self) -> str:
         """Of pgvector, with a point behind it; empty where there is none."""
-        return self.kind.removesuffix("halfvec") if self.kind != "bytea" else ""
+        return self.column_type.removesuffix("halfvec") if self.column_type != "bytea" else ""
 
     @property
-    def is_compared(self) -> bool:
+    def has_pgvector(self) -> bool:
         """Whether the database itself finds what is near."""
-        return self.kind != "bytea"
+        return self.column_type != "bytea"
 
-    def sent(self, column: str = "vector") -> str:
-        return f"{self.schema}halfvec_send({column})" if self.is_compared else column
+    def vector_expression(self, column: str = "vector") -> str:
+        return f"{self.schema}halfvec_send({column})" if self.has_pgvector else column
 
     def state(self) -> tuple[bytes, int]:
         ((mark, size),) = self.run(_STATE, (self.name,)) or [(UUID(int=0), 0)]
@@ -71,15 +71,15 @@ class PostgresVectorStore:
     def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
         wanted = list(dict.fromkeys(hashes))
         found: dict[bytes, bytes] = {}
-        for start in range(0, len(wanted), _AT_ONCE):
-            statement = _GET.format(sent=self.sent())
-            rows = self.run(statement, (wanted[start : start + _AT_ONCE], self.name))
-            found.update((digest, self.half(raw)) for digest, raw in rows)
+        for start in range(0, len(wanted), _BATCH_SIZE):
+            statement = _GET.format(sent=self.vector_expression())
+            rows = self.run(statement, (wanted[start : start + _BATCH_SIZE], self.name))
+            found.update((digest, self.to_float16(raw)) for digest, raw in rows)
         return found
 
-    def half(self, raw: bytes) -> bytes:
+    def to_float16(self, raw: bytes) -> bytes:
         """As it came, in the bytes of a file."""
-        if not self.is_compared:
+        if not self.has_pgvector:
             return raw
         import numpy as np
 
@@ -87,8 +87,8 @@ class PostgresVectorStore:
 
     def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
         hashes = [digest for digest, _ in rows]
-        texts = [in_words(raw) for _, raw in rows] if self.is_compared else None
-        raws = None if self.is_compared else [raw for _, raw in rows]
+        texts = [to_pgvector_text(raw) for _, raw in rows] if self.has_pgvector else None
+        raws = None if self.has_pgvector else [raw for _, raw in rows]
         values = (UUID(bytes=mark), self.name, size, hashes, texts, raws)
         ((done,),) = self.run(_PUT, values)
         if done is None:
@@ -100,28 +100,28 @@ class PostgresVectorStore:
         return bool(done)
 
     def forget(self, hashes: Iterable[bytes]) -> int:
-        return self._drop(list(hashes), None)
+        return self._drop_vectors(list(hashes), None)
 
     def prune(self) -> int:
-        return self._drop(None, self.name)
+        return self._drop_vectors(None, self.name)
 
     def empty(self) -> None:
-        self._drop(None, None)
+        self._drop_vectors(None, None)
 
-    def _drop(self, hashes: list[bytes] | None, but: str | None) -> int:
+    def _drop_vectors(self, hashes: list[bytes] | None, keep_embedder: str | None) -> int:
         if not self._database.run(_TYPE):
             return 0
         statement = "SELECT memory_drop_vectors(%s::bytea[], %s::text)"
-        many = int(self.run(statement, (hashes, but))[0][0])
+        many = int(self.run(statement, (hashes, keep_embedder))[0][0])
         if many:
-            with self._database.own() as connection:
+            with self._database.dedicated_connection() as connection:
                 connection.execute("VACUUM (FULL) memory_vectors")  # or its pages keep them
         return many
 
     def close(self) -> None:
         """Nothing is its own."""
 
-    def rows(self, size: int) -> int:
+    def estimated_rows(self, size: int) -> int:
         """How many vectors of so many numbers the table may hold, by its bytes."""
         ((bytes_,),) = self.run("SELECT pg_relation_size('memory_vectors')")
         return int(bytes_) // (2 * size + _ROW)
@@ -129,24 +129,24 @@ class PostgresVectorStore:
     def walk(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         """For a statement that joins so much that looking each up costs most."""
         rows: list[tuple[Any, ...]]
-        with self._database.reading(_WALKED) as connection:
+        with self._database.read_transaction(_WALKED) as connection:
             rows = connection.execute(statement, values, prepare=False, binary=True).fetchall()
         return rows
 
     def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        assert self.kind  # so the tables are there
+        assert self.column_type  # so the tables are there
         try:
             return self._database.run(statement, values)
         except OrtetError as error:
             cause = error.__cause__
             if not isinstance(cause, psycopg.Error) or cause.sqlstate != _NO_TABLE:
                 raise
-        self._kind = ""  # somebody took them out
-        assert self.kind
+        self._column_type = ""  # somebody took them out
+        assert self.column_type
         return self._database.run(statement, values)
 
 
-def in_words(raw: bytes) -> str:
+def to_pgvector_text(raw: bytes) -> str:
     """As pgvector reads it, to the last digit."""
     import numpy as np
 

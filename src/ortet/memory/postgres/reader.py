@@ -11,12 +11,19 @@ from uuid import UUID
 
 import psycopg
 
-from ortet.memory.lexical.reader import BITS, FIRST, LINES, Ended, Entry, Place
+from ortet.memory.lexical.reader import (
+    IDS_PER_LINE,
+    LINES_PER_TIMELINE,
+    SEQ_BITS,
+    DocumentRow,
+    FactEndRow,
+    IndexPosition,
+)
 from ortet.memory.records import TIERS, Tier
 
 if TYPE_CHECKING:
-    from ortet.memory.base import Having
-    from ortet.memory.lexical.visibility import Visible
+    from ortet.memory.base import TermPostings
+    from ortet.memory.lexical.visibility import VisibleDocuments
 
 _TIMELINES = (
     "SELECT name, no, known, counts, totals FROM memory_lines WHERE name = ANY (%s::text[])"
@@ -55,11 +62,11 @@ _FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea) FROM (
     FROM unnest(%s::text[]) WITH ORDINALITY AS w (word, n)"""
 
 
-class Damaged(Exception):
+class IndexDamaged(Exception):
     """The tables do not hold what they must: somebody took something out."""
 
 
-class _Tail(NamedTuple):
+class _TimelineEnd(NamedTuple):
     """The end of a timeline: its last event, and of each tier how many documents and tokens."""
 
     known: int
@@ -67,15 +74,15 @@ class _Tail(NamedTuple):
     totals: list[int]
 
 
-class PostgresLookup:
+class PostgresIndexReader:
     """`abc.Reading`, good while the transaction lasts that it was made in. Raises Damaged."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
-        self._tails: dict[int, _Tail] = {}
+        self._timeline_ends: dict[int, _TimelineEnd] = {}
 
     def mark(self) -> UUID | None:
-        rows = self._ask("SELECT mark FROM memory_marks")
+        rows = self._query("SELECT mark FROM memory_marks")
         return rows[0][0] if rows else None
 
     def timeline(self, name: str) -> tuple[int, int]:
@@ -84,97 +91,103 @@ class PostgresLookup:
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         wanted = list(names)
-        rows = self._ask(_TIMELINES, wanted) if wanted else []
+        rows = self._query(_TIMELINES, wanted) if wanted else []
         for name, no, known, counts, totals in rows:
             if known:
                 found[name] = no, known
-                self._tails[no] = _Tail(known, counts, totals)
+                self._timeline_ends[no] = _TimelineEnd(known, counts, totals)
         return found
 
-    def places(self, tiers: Iterable[Tier], ends: Collection[int]) -> dict[Tier, dict[int, Place]]:
+    def last_positions(
+        self, tiers: Iterable[Tier], ends: Collection[int]
+    ) -> dict[Tier, dict[int, IndexPosition]]:
         """Where a timeline ends has been read with its number: most are asked for to their end."""
-        found: dict[Tier, dict[int, Place]] = {tier: {} for tier in tiers}
+        found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
         numbers = {TIERS.index(tier): places for tier, places in found.items()}
         rest: list[int] = []
         for end in ends:
-            no, seq = end >> BITS, end & (FIRST - 1)
-            tail = self._tails.get(no)
+            no, seq = end >> SEQ_BITS, end & (IDS_PER_LINE - 1)
+            tail = self._timeline_ends.get(no)
             if tail is None or 0 < seq < tail.known:
                 rest.append(end)
             elif seq:
                 for number, places in numbers.items():
                     if count := tail.counts[number]:
-                        id_ = (no * LINES + number) * FIRST + count
-                        places[end] = Place(id_, tail.totals[number])
+                        id_ = (no * LINES_PER_TIMELINE + number) * IDS_PER_LINE + count
+                        places[end] = IndexPosition(id_, tail.totals[number])
         if rest:
-            for number, end, id_, total in self._ask(_PLACES, list(numbers), rest):
-                numbers[number][end] = Place(id_, total)
+            for number, end, id_, total in self._query(_PLACES, list(numbers), rest):
+                numbers[number][end] = IndexPosition(id_, total)
         return found
 
-    def exactly(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
+    def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
         pairs = [
-            (no * LINES + tier, seq)
+            (no * LINES_PER_TIMELINE + tier, seq)
             for no, seqs in wanted.items()
             for tier in range(len(TIERS))
             for seq in seqs
         ]
         if not pairs:
             return {}
-        rows = self._ask(_EXACTLY, [line for line, _ in pairs], [seq for _, seq in pairs])
+        rows = self._query(_EXACTLY, [line for line, _ in pairs], [seq for _, seq in pairs])
         return {(no, seq): id_ for no, seq, id_ in rows}
 
     def seqs(self, ids: Collection[int]) -> dict[int, int]:
-        return self._whole(_SEQS, ids)
+        return self._read_all(_SEQS, ids)
 
-    def totals(self, ids: Collection[int]) -> dict[int, int]:
-        firsts = {id_: 0 for id_ in ids if not id_ % FIRST}
-        return firsts | self._whole(_TOTALS, [id_ for id_ in ids if id_ % FIRST])
+    def token_totals(self, ids: Collection[int]) -> dict[int, int]:
+        firsts = {id_: 0 for id_ in ids if not id_ % IDS_PER_LINE}
+        return firsts | self._read_all(_TOTALS, [id_ for id_ in ids if id_ % IDS_PER_LINE])
 
-    def until(self, pieces: Sequence[tuple[Place, Place]], time: int) -> list[Place]:
+    def last_before(
+        self, pieces: Sequence[tuple[IndexPosition, IndexPosition]], time: int
+    ) -> list[IndexPosition]:
         if not pieces:
             return []
         lows, highs = [low.id for low, _ in pieces], [high.id for _, high in pieces]
-        rows = self._ask(_UNTIL, lows, highs, time)
-        return [Place(*row) for row in rows]
+        rows = self._query(_UNTIL, lows, highs, time)
+        return [IndexPosition(*row) for row in rows]
 
-    def entries(self, ids: Iterable[int], *, bare: bool = False) -> dict[int, Entry]:
+    def entries(self, ids: Iterable[int], *, without_words: bool = False) -> dict[int, DocumentRow]:
         wanted = list(ids)
         if not wanted:
             return {}
-        found: dict[int, Entry] = {}
-        for id_, seq, time, importance, since, until, key, scope, *rest in self._ask(
-            _BARE if bare else _ENTRIES, wanted
+        found: dict[int, DocumentRow] = {}
+        for id_, seq, time, importance, since, until, key, scope, *rest in self._query(
+            _BARE if without_words else _ENTRIES, wanted
         ):
             when = id_, seq, time, importance, since, until
-            found[id_] = Entry(*when, in_text(key), in_text(scope), *rest)
+            found[id_] = DocumentRow(*when, decode_text(key), decode_text(scope), *rest)
         _check(wanted, found)
         return found
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
         wanted = list(ids)
-        rows = self._ask(_CONTENTS, wanted) if wanted else []
+        rows = self._query(_CONTENTS, wanted) if wanted else []
         _check(wanted, rows)
         yield from ((id_, length, words, times) for id_, length, words, times in rows)
 
-    def ends(self, keys: Iterable[str]) -> list[Ended]:
-        wanted = sorted({in_bytes(key) for key in keys})
+    def ends(self, keys: Iterable[str]) -> list[FactEndRow]:
+        wanted = sorted({encode_text(key) for key in keys})
         if not wanted:
             return []
-        rows = self._ask(_ENDS, wanted)
-        return [Ended(in_text(key), no, seq, time) for key, no, seq, time in rows]
+        rows = self._query(_ENDS, wanted)
+        return [FactEndRow(decode_text(key), no, seq, time) for key, no, seq, time in rows]
 
-    def hashes(
+    def text_hashes(
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
-        lines = [timeline * LINES + TIERS.index(tier) for tier in tiers]
-        return [(seq, digest) for seq, digest in self._ask(_HASHES, lines, after, upto)]
+        lines = [timeline * LINES_PER_TIMELINE + TIERS.index(tier) for tier in tiers]
+        return [(seq, digest) for seq, digest in self._query(_HASHES, lines, after, upto)]
 
-    def postings(self, visible: Visible, *, limit: int) -> Having:
+    def postings(self, visible: VisibleDocuments, *, limit: int) -> TermPostings:
         from ortet.memory.postgres.postgres_postings import PostgresPostings  # noqa: PLC0415 - as SQLite's
 
         return PostgresPostings(self, visible, limit=limit)
 
-    def scan(self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+    def scan_terms(
+        self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]
+    ) -> dict[str, list[int]]:
         """Which of all documents of low <= id <= high have each term, in order of id; by looking
         at each of them."""
         lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
@@ -184,30 +197,32 @@ class PostgresLookup:
             some = terms[start : start + _COLUMNS]
             statement = _SCAN.format(columns=_COLUMN * len(some))
             quoted = [_quoted(term) for term in some]
-            ((there, *found),) = self._ask(statement, *quoted, lows, highs)
+            ((there, *found),) = self._query(statement, *quoted, lows, highs)
             if there != wanted:
-                raise Damaged(f"words of {there} documents for {wanted}")
+                raise IndexDamaged(f"words of {there} documents for {wanted}")
             having |= {term: _ids(raw) for term, raw in zip(some, found, strict=True) if raw}
         return having
 
-    def find(self, terms: Sequence[str], low: int, high: int, most: int) -> dict[str, list[int]]:
+    def find_terms(
+        self, terms: Sequence[str], low: int, high: int, limit: int
+    ) -> dict[str, list[int]]:
         """The same by the index of terms; any `most` of them where there are more."""
-        rows = self._ask(_FIND, low, high, most, [_quoted(term) for term in terms])
+        rows = self._query(_FIND, low, high, limit, [_quoted(term) for term in terms])
         return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
 
-    def _whole(self, statement: str, ids: Collection[int]) -> dict[int, int]:
-        found: dict[int, int] = dict(self._ask(statement, list(ids))) if ids else {}
+    def _read_all(self, statement: str, ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = dict(self._query(statement, list(ids))) if ids else {}
         _check(ids, found)
         return found
 
-    def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         # not prepared: the plan depends on what is asked for
         return self._connection.execute(statement, values, prepare=False, binary=True).fetchall()
 
 
 def _check(wanted: Sized, found: Sized) -> None:
     if len(found) < len(wanted):
-        raise Damaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
+        raise IndexDamaged(f"{len(wanted) - len(found)} of {len(wanted)} documents are not there")
 
 
 def _ids(raw: bytes) -> list[int]:
@@ -224,10 +239,10 @@ def _quoted(term: str) -> str:
     return "'" + term.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def in_bytes(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """PostgreSQL keeps no NUL in text."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def in_text(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")

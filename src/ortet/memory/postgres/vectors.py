@@ -11,46 +11,46 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ortet._util.fork_safety import begin_in_child
+from ortet._util.fork_safety import reset_in_child
 from ortet.errors import OrtetError
 from ortet.ids import Clock
 from ortet.memory.base import WordIndex
 from ortet.memory.embedders.base import Embedder
-from ortet.memory.lexical.index import Lost, text_hash
-from ortet.memory.lexical.search import Near
-from ortet.memory.postgres.postgres_vectors import PostgresVectorStore, in_words
-from ortet.memory.records import TIERS, Span, Tier
-from ortet.memory.vectors.backlog import Backlog, Want
+from ortet.memory.lexical.index import IndexLost, text_hash
+from ortet.memory.lexical.search import SemanticMatches
+from ortet.memory.postgres.postgres_vectors import PostgresVectorStore, to_pgvector_text
+from ortet.memory.records import TIERS, EventSpan, Tier
+from ortet.memory.vectors.backlog import EmbeddingBacklog, WantedText
 from ortet.memory.vectors.matrix import cosines
-from ortet.memory.vectors.worker import Filler
+from ortet.memory.vectors.worker import EmbeddingWorker
 
 if TYPE_CHECKING:
-    from ortet.memory.library import News
+    from ortet.memory.library import ReadDocuments
 
 Array = NDArray[np.float32]
 
-_SEEN = """unnest(%(names)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[])
+_VISIBLE_DOCS = """unnest(%(names)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[])
         AS span (name, after, upto)
     JOIN memory_lines USING (name) CROSS JOIN unnest(%(tiers)s::int[]) AS tier
     JOIN memory_docs AS docs
         ON docs.line = no * 4 + tier AND docs.seq > span.after AND docs.seq <= span.upto"""
-_ABSENT = f"""SELECT span.name, tier, docs.seq, docs.hash FROM {_SEEN}
+_ABSENT = f"""SELECT span.name, tier, docs.seq, docs.hash FROM {_VISIBLE_DOCS}
     WHERE NOT EXISTS (SELECT 1 FROM memory_vectors AS v WHERE v.hash = docs.hash
         AND v.embedder = (SELECT e.no FROM memory_embedders AS e WHERE e.name = %(embedder)s))
     ORDER BY docs.seq"""
-_OF = "(SELECT e.no FROM memory_embedders AS e WHERE e.name = %(embedder)s)"
+_EMBEDDER_NO = "(SELECT e.no FROM memory_embedders AS e WHERE e.name = %(embedder)s)"
 # Which are near enough, by vectors in half precision; then those as they are kept.
 _NEAREST = f"""WITH far AS MATERIALIZED (
         SELECT span.name, docs.seq, v.hash,
             v.vector OPERATOR({{schema}}<=>) %(query)s::{{kind}} AS away
-        FROM {_SEEN} JOIN memory_vectors AS v ON v.hash = docs.hash
-            AND v.embedder = {_OF}
+        FROM {_VISIBLE_DOCS} JOIN memory_vectors AS v ON v.hash = docs.hash
+            AND v.embedder = {_EMBEDDER_NO}
     ), last AS (SELECT away FROM far ORDER BY away LIMIT 1 OFFSET %(limit)s::bigint - 1),
     chosen AS MATERIALIZED (
         SELECT DISTINCT far.name, far.seq, far.hash FROM far
         WHERE away <= coalesce((SELECT away FROM last), 3) + %(margin)s::float8)
     SELECT chosen.name, chosen.seq, {{sent}} FROM chosen JOIN memory_vectors AS v USING (hash)
-    WHERE v.embedder = {_OF}"""
+    WHERE v.embedder = {_EMBEDDER_NO}"""
 # The same where most vectors are asked for: each is read once, beside the hashes of what is seen.
 # Run without nested loops, which LATERAL and OFFSET 0 leave where an index is meant.
 _WALK = f"""WITH far AS MATERIALIZED (
@@ -62,29 +62,29 @@ _WALK = f"""WITH far AS MATERIALIZED (
         CROSS JOIN unnest(%(tiers)s::int[]) AS tier
         CROSS JOIN LATERAL (SELECT seq, hash FROM memory_docs WHERE line = no * 4 + tier
             AND seq > span.after AND seq <= span.upto OFFSET 0) AS docs
-        JOIN memory_vectors AS v ON v.hash = docs.hash AND v.embedder = {_OF}
+        JOIN memory_vectors AS v ON v.hash = docs.hash AND v.embedder = {_EMBEDDER_NO}
     ), last AS (SELECT away FROM far ORDER BY away LIMIT 1 OFFSET %(limit)s::bigint - 1),
     chosen AS MATERIALIZED (
         SELECT DISTINCT (%(names)s::text[])[n] AS name, far.seq, far.hash FROM far
         WHERE away <= coalesce((SELECT away FROM last), 3) + %(margin)s::float8)
     SELECT chosen.name, chosen.seq, {{sent}} FROM chosen CROSS JOIN LATERAL (
         SELECT vector FROM memory_vectors
-        WHERE hash = chosen.hash AND embedder = {_OF} OFFSET 0) AS v"""
-MANY = 5000
+        WHERE hash = chosen.hash AND embedder = {_EMBEDDER_NO} OFFSET 0) AS v"""
+SCAN_MIN_EVENTS = 5000
 """Events from which on it may be sooner to read all vectors than to look up those of each."""
-SHARE = 4
+SCAN_MAX_RATIO = 4
 """That is so where there are not so many times more of them: to look one up costs that of ten."""
 _MARGIN = 4e-3
 """Half precision moves a cosine by less than a quarter of this."""
 
 
-class _Place(NamedTuple):
+class _MissingVector(NamedTuple):
     timeline: str
     tier: int
     seq: int
 
 
-class PostgresMeanings:
+class PostgresSemanticIndex:
     """`abc.Meanings`, as `vectors.Vectors`: what is said there of waiting holds here. In memory is
     only what has no vector yet, and how far that was looked for."""
 
@@ -94,110 +94,126 @@ class PostgresMeanings:
         embedder: Embedder,
         clock: Clock,
         *,
-        allowance: float = 0.2,
-        patience: float = 1.0,
+        fill_timeout: float = 0.2,
+        query_timeout: float = 1.0,
     ) -> None:
         self._store = store
         self._embedder = embedder
         self._clock = clock
-        self._allowance = allowance
-        self._patience = patience
-        self._begin()
-        begin_in_child(self._begin)
+        self._fill_timeout = fill_timeout
+        self._query_timeout = query_timeout
+        self._reset()
+        reset_in_child(self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._mark = b""
-        self._looked: dict[tuple[str, int], tuple[int, int]] = {}
-        self._absent: dict[bytes, set[_Place]] = {}
-        self._backlog = Backlog(self._store)
-        self._filler = Filler(self._embedder, self._backlog, self._keep, clock=self._clock)
+        self._checked: dict[tuple[str, int], tuple[int, int]] = {}
+        self._missing: dict[bytes, set[_MissingVector]] = {}
+        self._backlog = EmbeddingBacklog(self._store)
+        self._worker = EmbeddingWorker(
+            self._embedder, self._backlog, self._store_vectors, clock=self._clock
+        )
 
-    def over(self, index: WordIndex, news: News) -> Asked:  # noqa: ARG002 - it is in the database
-        return Asked(self, news)
+    def ranker(self, index: WordIndex, read_documents: ReadDocuments) -> PostgresRanker:  # noqa: ARG002 - it is in the database
+        return PostgresRanker(self, read_documents)
 
     def rank(
-        self, news: News, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int
-    ) -> Near:
+        self,
+        read_documents: ReadDocuments,
+        spans: Sequence[EventSpan],
+        tiers: Sequence[Tier],
+        text: str,
+        limit: int,
+    ) -> SemanticMatches:
         """Raises nothing of itself."""
         try:
-            query = self._filler.ask(text_hash(text), text, self._patience)
+            query = self._worker.embed_query(text_hash(text), text, self._query_timeout)
             with self._lock:
-                wants = self._cover(news, spans, tiers)
-            self._filler.fill(wants, self._allowance)
+                wants = self._find_missing(read_documents, spans, tiers)
+            self._worker.fill(wants, self._fill_timeout)
             if query.vector is None:
-                return Near([], query.status)
-            if len(query.vector) != self._filler.size:
-                return Near([], "late")  # another process began with vectors of another size
+                return SemanticMatches([], query.status)
+            if len(query.vector) != self._worker.size:
+                return SemanticMatches(
+                    [], "late"
+                )  # another process began with vectors of another size
             with self._lock:
-                self._absorb()
-                absent = self._count(spans, tiers)
+                self._absorb_finished()
+                absent = self._count_missing(spans, tiers)
             places = self._nearest(spans, tiers, query.vector, limit)
-        except Lost:
+        except IndexLost:
             raise
         except OrtetError as error:
-            return Near([], f"failed: {error.message}")
+            return SemanticMatches([], f"failed: {error.message}")
         if absent and not places:
-            return Near([], f"failed: {self._filler.why}" if self._filler.why else "late")
-        return Near(places, "some" if absent else "all")
+            return SemanticMatches(
+                [],
+                f"failed: {self._worker.failure_reason}" if self._worker.failure_reason else "late",
+            )
+        return SemanticMatches(places, "some" if absent else "all")
 
     def close(self) -> None:
-        self._filler.close()
+        self._worker.close()
 
-    def _cover(self, news: News, spans: Sequence[Span], tiers: Sequence[Tier]) -> dict[bytes, Want]:
+    def _find_missing(
+        self, read_documents: ReadDocuments, spans: Sequence[EventSpan], tiers: Sequence[Tier]
+    ) -> dict[bytes, WantedText]:
         """Which texts are to be embedded, the oldest first. What was looked at is not again."""
         mark, size = self._store.state()
         if mark != self._mark:
             self._mark = mark
-            self._looked.clear()
-            self._absent.clear()
-        self._filler.expect(size)
-        self._absorb()
-        new = [span for span in spans if self._is_new(span, tiers)]
+            self._checked.clear()
+            self._missing.clear()
+        self._worker.set_size(size)
+        self._absorb_finished()
+        new = [span for span in spans if self._is_unchecked(span, tiers)]
         if new:
             for name, tier, seq, digest in self._store.run(_ABSENT, self._values(new, tiers)):
-                self._absent.setdefault(digest, set()).add(_Place(name, tier, seq))
+                self._missing.setdefault(digest, set()).add(_MissingVector(name, tier, seq))
             for span in new:
                 for tier in tiers:
                     key = span.timeline, TIERS.index(tier)
-                    after, upto = self._looked.get(key, (span.after, span.upto))
-                    self._looked[key] = min(after, span.after), max(upto, span.upto)
+                    after, upto = self._checked.get(key, (span.after, span.upto))
+                    self._checked[key] = min(after, span.after), max(upto, span.upto)
         if not new and self._backlog:
             return {}
-        return self._wanted(news, spans)
+        return self._wanted_texts(read_documents, spans)
 
-    def _is_new(self, span: Span, tiers: Sequence[Tier]) -> bool:
+    def _is_unchecked(self, span: EventSpan, tiers: Sequence[Tier]) -> bool:
         for tier in tiers:
-            looked = self._looked.get((span.timeline, TIERS.index(tier)))
+            looked = self._checked.get((span.timeline, TIERS.index(tier)))
             if looked is None or span.after < looked[0] or looked[1] < span.upto:
                 return True
         return False
 
-    def _wanted(self, news: News, spans: Sequence[Span]) -> dict[bytes, Want]:
-        ends: dict[str, list[Span]] = {}
+    def _wanted_texts(
+        self, read_documents: ReadDocuments, spans: Sequence[EventSpan]
+    ) -> dict[bytes, WantedText]:
+        ends: dict[str, list[EventSpan]] = {}
         for span in spans:
             ends.setdefault(span.timeline, []).append(span)
-        wants: dict[bytes, Want] = {}
-        for digest, places in self._absent.items():
+        wants: dict[bytes, WantedText] = {}
+        for digest, places in self._missing.items():
             for place in places:
                 for span in ends.get(place.timeline, ()):
                     if span.after < place.seq <= span.upto:
-                        wants[digest] = Want(news, span, place.seq)
+                        wants[digest] = WantedText(read_documents, span, place.seq)
         return dict(sorted(wants.items(), key=lambda item: item[1].seq))
 
-    def _absorb(self) -> None:
-        for (
-            digest
-        ) in self._backlog.made():  # those that have none, and never will, are not waited for
-            self._absent.pop(digest, None)
+    def _absorb_finished(self) -> None:
+        for digest in (
+            self._backlog.take_finished()
+        ):  # those that have none, and never will, are not waited for
+            self._missing.pop(digest, None)
 
-    def _count(self, spans: Sequence[Span], tiers: Sequence[Tier]) -> int:
+    def _count_missing(self, spans: Sequence[EventSpan], tiers: Sequence[Tier]) -> int:
         """How many that can be seen have no vector."""
         numbers = {TIERS.index(tier) for tier in tiers}
         return len(
             {
                 place
-                for places in self._absent.values()
+                for places in self._missing.values()
                 for place in places
                 if place.tier in numbers
                 and any(
@@ -208,23 +224,27 @@ class PostgresMeanings:
         )
 
     def _nearest(
-        self, spans: Sequence[Span], tiers: Sequence[Tier], query: Array, limit: int
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], query: Array, limit: int
     ) -> list[tuple[str, int, float]]:
         store = self._store
         if limit < 1 or not spans:
             return []
-        parts = {"schema": store.schema, "kind": store.kind, "sent": store.sent("v.vector")}
-        asked = in_words(query.astype(np.float16).tobytes())
+        parts = {
+            "schema": store.schema,
+            "kind": store.column_type,
+            "sent": store.vector_expression("v.vector"),
+        }
+        asked = to_pgvector_text(query.astype(np.float16).tobytes())
         values = {**self._values(spans, tiers), "query": asked, "limit": limit, "margin": _MARGIN}
         rows = None
-        if self._is_most(spans, len(query)):
+        if self._should_scan(spans, len(query)):
             with suppress(OrtetError):  # that is tried once; the other way tells what is wrong
                 rows = store.walk(_WALK.format(**parts), values)
         if rows is None:
             rows = store.run(_NEAREST.format(**parts), values)
         if not rows:
             return []
-        half = np.frombuffer(b"".join(store.half(raw) for _, _, raw in rows), np.float16)
+        half = np.frombuffer(b"".join(store.to_float16(raw) for _, _, raw in rows), np.float16)
         half = half.reshape(len(rows), -1)
         length = np.sqrt(np.square(half, dtype=np.float64).sum(axis=1))
         exact = cosines(half, length, query.astype(np.float64)).tolist()
@@ -232,11 +252,11 @@ class PostgresMeanings:
         found.sort(key=lambda near: (-near[2], -near[1], near[0]))
         return found[:limit]
 
-    def _is_most(self, spans: Sequence[Span], size: int) -> bool:
+    def _should_scan(self, spans: Sequence[EventSpan], size: int) -> bool:
         many = sum(span.upto - span.after for span in set(spans))
-        return many >= MANY and self._store.rows(size) <= SHARE * many
+        return many >= SCAN_MIN_EVENTS and self._store.estimated_rows(size) <= SCAN_MAX_RATIO * many
 
-    def _values(self, spans: Iterable[Span], tiers: Sequence[Tier]) -> dict[str, object]:
+    def _values(self, spans: Iterable[EventSpan], tiers: Sequence[Tier]) -> dict[str, object]:
         some = list(dict.fromkeys(spans))
         return {
             "names": [span.timeline for span in some],
@@ -246,18 +266,20 @@ class PostgresMeanings:
             "embedder": self._store.name,
         }
 
-    def _keep(self, mark: bytes, made: Mapping[bytes, Array]) -> bool:
+    def _store_vectors(self, mark: bytes, made: Mapping[bytes, Array]) -> bool:
         size = len(next(iter(made.values())))
         rows = [(digest, vector.astype(np.float16).tobytes()) for digest, vector in made.items()]
         return self._store.put(mark, size, rows)
 
 
-class Asked:
+class PostgresRanker:
     """What a search asks: `ortet.memory.lexical.search.Vectors`."""
 
-    def __init__(self, meanings: PostgresMeanings, news: News) -> None:
-        self._meanings = meanings
-        self._news = news
+    def __init__(self, index: PostgresSemanticIndex, read_documents: ReadDocuments) -> None:
+        self._index = index
+        self._read_documents = read_documents
 
-    def rank(self, spans: Sequence[Span], tiers: Sequence[Tier], text: str, limit: int) -> Near:
-        return self._meanings.rank(self._news, spans, tiers, text, limit)
+    def rank(
+        self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
+    ) -> SemanticMatches:
+        return self._index.rank(self._read_documents, spans, tiers, text, limit)

@@ -9,88 +9,88 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.memory.base import VectorStore
 from ortet.memory.lexical.index import text_hash
-from ortet.memory.records import Span
+from ortet.memory.records import EventSpan
 
 if TYPE_CHECKING:
-    from ortet.memory.library import News
+    from ortet.memory.library import ReadDocuments
 
-_EVENTS = 2000
+_PAGE_EVENTS = 2000
 """How far back a page reaches."""
 
 
-class Want(NamedTuple):
+class WantedText(NamedTuple):
     """A document by its place, and who can read it, in any thread."""
 
-    news: News
-    span: Span
+    read_documents: ReadDocuments
+    span: EventSpan
     seq: int
 
 
-class Backlog:
+class EmbeddingBacklog:
     """By hash of text: a text is wanted once, wherever it was said. For several threads.
 
     `file` has what others made meanwhile, and its mark says whether anything was erased since a
     page was read. `made` are those that are done: whether they have a vector now, or never will.
     """
 
-    def __init__(self, file: VectorStore) -> None:
-        self._file = file
+    def __init__(self, store: VectorStore) -> None:
+        self._store = store
         self._lock = threading.Lock()
-        self._wanted: dict[bytes, Want] = {}
-        self._reading: dict[bytes, Want] = {}
+        self._wanted: dict[bytes, WantedText] = {}
+        self._reading: dict[bytes, WantedText] = {}
         self._page: dict[bytes, str] = {}
         self._page_mark = b""
-        self._aside: set[bytes] = set()
-        self._refused: set[bytes] = set()
-        self._made: dict[bytes, bool] = {}
+        self._deferred: set[bytes] = set()
+        self._unusable: set[bytes] = set()
+        self._finished: dict[bytes, bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self._wanted or self._reading or self._page)
 
-    def add(self, wants: Mapping[bytes, Want], *, again: bool) -> None:
+    def add(self, wants: Mapping[bytes, WantedText], *, retry_deferred: bool) -> None:
         """`again`: what failed alone may be tried once more."""
         with self._lock:
-            if again:
-                self._aside.difference_update(wants)
-            busy = (self._reading, self._page, self._aside, self._refused)
+            if retry_deferred:
+                self._deferred.difference_update(wants)
+            busy = (self._reading, self._page, self._deferred, self._unusable)
             for digest, want in wants.items():
                 if not any(digest in some for some in busy):
                     self._wanted[digest] = want
 
-    def take(self, count: int) -> tuple[bytes, dict[bytes, str]]:
+    def next_batch(self, count: int) -> tuple[bytes, dict[bytes, str]]:
         """Up to `count` texts, and the mark of when they were read."""
         if not self._page:
             self._read()
         with self._lock:
             return self._page_mark, dict(islice(self._page.items(), count))
 
-    def done(self, batch: Mapping[bytes, bool]) -> None:
+    def mark_done(self, batch: Mapping[bytes, bool]) -> None:
         """Whether each can be used; what cannot is not tried again by this process."""
         with self._lock:
             for digest, fine in batch.items():
                 self._page.pop(digest, None)
                 if fine:
-                    self._made[digest] = True
+                    self._finished[digest] = True
                 else:
-                    self._refused.add(digest)
+                    self._unusable.add(digest)
 
-    def failed(self, batch: Mapping[bytes, str]) -> None:
+    def mark_failed(self, batch: Mapping[bytes, str]) -> None:
         """One that fails alone is put aside, so that the others have their turn."""
         with self._lock:
             if len(batch) == 1:
                 for digest in batch:
                     self._page.pop(digest, None)
-                    self._aside.add(digest)
+                    self._deferred.add(digest)
 
     def drop_page(self) -> None:
         """Something was erased: what is still wanted will be asked for again."""
         with self._lock:
             self._page.clear()
 
-    def made(self) -> dict[bytes, bool]:
+    def take_finished(self) -> dict[bytes, bool]:
         """Since this was last asked."""
         with self._lock:
-            made, self._made = self._made, {}
+            made, self._finished = self._finished, {}
             return made
 
     def clear(self) -> None:
@@ -102,12 +102,12 @@ class Backlog:
         with self._lock:
             chosen = self._reading = self._choose()
         try:
-            mark, _ = self._file.state()
-            known = self._file.get(chosen)
+            mark, _ = self._store.state()
+            known = self._store.get(chosen)
             texts = _texts([want for digest, want in chosen.items() if digest not in known])
         except BaseException:
             with self._lock:
-                self._aside.update(chosen)
+                self._deferred.update(chosen)
                 self._reading = {}
             raise
         with self._lock:
@@ -118,23 +118,23 @@ class Backlog:
                 if digest not in known and text.strip() and text_hash(text) == digest:
                     self._page[digest] = text
                 else:  # gone by now, or nothing that could have a meaning
-                    self._made[digest] = digest in known
+                    self._finished[digest] = digest in known
 
-    def _choose(self) -> dict[bytes, Want]:
+    def _choose(self) -> dict[bytes, WantedText]:
         """The last ones, as long as they are near one another."""
-        chosen: dict[bytes, Want] = {}
-        last: Want | None = None
+        chosen: dict[bytes, WantedText] = {}
+        last: WantedText | None = None
         while self._wanted:
             digest, want = self._wanted.popitem()
             last = last or want
-            if want.span != last.span or abs(want.seq - last.seq) >= _EVENTS:
+            if want.span != last.span or abs(want.seq - last.seq) >= _PAGE_EVENTS:
                 self._wanted[digest] = want
                 break
             chosen[digest] = want
         return chosen
 
 
-def _texts(chosen: Sequence[Want]) -> dict[int, str]:
+def _texts(chosen: Sequence[WantedText]) -> dict[int, str]:
     """By number of event."""
     if not chosen:
         return {}

@@ -14,76 +14,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-Which = Sequence[int] | slice | NDArray[np.int64] | NDArray[np.bool_]
+RowSelector = Sequence[int] | slice | NDArray[np.int64] | NDArray[np.bool_]
 
-_ALONE = 32_768
+_SINGLE_THREAD_ELEMENTS = 32_768
 """Numbers of a matrix that BLAS does not share out to threads, which wait for one another."""
-_GROUPS = 8
+_GROUPS_PER_BLOCK = 8
 """So many such matrices at a time stay where they are quick to reach, as floats."""
-_ROUNDING = 1.2e-7
+_ROUNDING_ERROR = 1.2e-7
 """Twice that of a float: what each step of a sum can add to its error, in whatever order."""
 
 
-class Rows(NamedTuple):
+class QuantisedVectors(NamedTuple):
     """Vectors of length 1: as they are kept, in half precision, with the length they have so; and
     each as bytes to be multiplied by `scale`, of which no cosine is farther away than `error`."""
 
     half: NDArray[np.float16]
     length: NDArray[np.float64]
-    bytes: NDArray[np.int8]
+    quantised: NDArray[np.int8]
     scale: Array
     error: Array
 
-    def only(self, which: Which) -> Rows:
-        return Rows._make(part[which] for part in self)
+    def select(self, selector: RowSelector) -> QuantisedVectors:
+        return QuantisedVectors._make(part[selector] for part in self)
 
-    def put(self, at: Which, rows: Rows) -> None:
-        self.half[at], self.length[at], self.bytes[at], self.scale[at], self.error[at] = rows
+    def put(self, at: RowSelector, rows: QuantisedVectors) -> None:
+        self.half[at], self.length[at], self.quantised[at], self.scale[at], self.error[at] = rows
 
-    def grown(self, count: int) -> Rows:
+    def with_capacity(self, count: int) -> QuantisedVectors:
         """The same, with room behind them."""
-        more = Rows._make(np.zeros((count, *part.shape[1:]), part.dtype) for part in self)
+        more = QuantisedVectors._make(
+            np.zeros((count, *part.shape[1:]), part.dtype) for part in self
+        )
         more.put(slice(len(self.scale)), self)
         return more
 
 
-def rows_of(half: NDArray[np.float16], length: NDArray[np.float64]) -> Rows:
-    exact = full(half, length)
+def quantise(half: NDArray[np.float16], length: NDArray[np.float64]) -> QuantisedVectors:
+    exact = to_float32(half, length)
     scale = np.abs(exact).max(axis=1) / np.float32(127)
     small = np.rint(exact / scale[:, None])
     exact -= small * scale[:, None]
     # By Cauchy and Schwarz; a little more, since all this is rounded, and a question's length too.
     error = np.sqrt(np.square(exact).sum(axis=1)) * np.float32(1.001)
-    error += np.float32((half.shape[1] + 16) * _ROUNDING)
-    return Rows(half, length, small.astype(np.int8), scale, error)
+    error += np.float32((half.shape[1] + 16) * _ROUNDING_ERROR)
+    return QuantisedVectors(half, length, small.astype(np.int8), scale, error)
 
 
-def full(half: NDArray[np.float16], length: NDArray[np.float64]) -> Array:
+def to_float32(half: NDArray[np.float16], length: NDArray[np.float64]) -> Array:
     """In single precision; the same numbers for a vector, whatever else it stands beside."""
     rows = half.astype(np.float32)
     rows /= length[:, None]
     return rows
 
 
-class Question:
+class QueryVector:
     """A vector to be compared with rows."""
 
     def __init__(self, vector: Array) -> None:
         self.exact = vector.astype(np.float64)
         self._vector = vector
-        self._group = max(1, _ALONE // len(vector))
-        self._block: Array = np.empty((_GROUPS * self._group, len(vector)), np.float32)
+        self._group = max(1, _SINGLE_THREAD_ELEMENTS // len(vector))
+        self._block: Array = np.empty((_GROUPS_PER_BLOCK * self._group, len(vector)), np.float32)
 
-    def bound(self, rows: Rows, least: Array, most: Array) -> None:
+    def bound_cosines(self, rows: QuantisedVectors, lower: Array, upper: Array) -> None:
         """The least and the most that the cosine of each row may be."""
-        for start in range(0, len(most), len(self._block)):
-            part = rows.bytes[start : start + len(self._block)]
+        for start in range(0, len(upper), len(self._block)):
+            part = rows.quantised[start : start + len(self._block)]
             floats = self._block[: len(part)]
             floats[...] = part
-            _products(floats, self._vector, self._group, most[start : start + len(part)])
-        most *= rows.scale
-        np.subtract(most, rows.error, out=least)
-        most += rows.error
+            _products(floats, self._vector, self._group, upper[start : start + len(part)])
+        upper *= rows.scale
+        np.subtract(upper, rows.error, out=lower)
+        upper += rows.error
 
 
 def _products(rows: Array, query: Array, group: int, out: Array) -> None:

@@ -11,42 +11,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ortet.memory.records import Span, Tier
-from ortet.memory.vectors.coarse import Question, Rows, full
+from ortet.memory.records import EventSpan, Tier
+from ortet.memory.vectors.coarse import QuantisedVectors, QueryVector, to_float32
 
 Array = NDArray[np.float32]
-Exact = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Float64Array = NDArray[np.float64]
+Int64Array = NDArray[np.int64]
 
-_CHUNK = 8192
+_CHUNK_ROWS = 8192
 """Rows of a block at most: growing never copies more."""
-_ABSENT = 0
-_HERE = 1
-_NONE = 2
+_VECTOR_MISSING = 0
+_VECTOR_PRESENT = 1
+_NO_VECTOR = 2
 
 
-class Near(NamedTuple):
+class NearestDocument(NamedTuple):
     timeline: str
     seq: int
     cosine: float
 
 
-class Line:
+class TierVectors:
     """Documents of one tier of one timeline, with after < seq <= upto, in their order."""
 
     def __init__(self, after: int) -> None:
         self.after = self.upto = after
         self.seqs = array("q")
-        self._here = bytearray()
-        self._chunks: list[Rows] = []
+        self._vector_states = bytearray()
+        self._chunks: list[QuantisedVectors] = []
 
     def add(self, seqs: Iterable[int], upto: int) -> None:
         """Documents behind the last, without their vectors."""
         self.seqs.extend(seqs)
-        self._here.extend(bytes(len(self.seqs) - len(self._here)))
+        self._vector_states.extend(bytes(len(self.seqs) - len(self._vector_states)))
         self.upto = upto
 
-    def put(self, seqs: Sequence[int], vectors: Rows | None) -> None:
+    def put(self, seqs: Sequence[int], vectors: QuantisedVectors | None) -> None:
         """Of documents, in order; None when they have no meaning to be found by."""
         wanted = np.array(seqs, np.int64)
         places = np.searchsorted(self._seqs(), wanted)
@@ -54,153 +54,162 @@ class Line:
         fits[fits] = self._seqs()[places[fits]] == wanted[fits]
         places = places[fits]
         if vectors is not None:
-            vectors = vectors.only(fits)
-            for number in np.unique(places // _CHUNK).tolist():
-                of = places // _CHUNK == number
-                at = places[of] % _CHUNK
-                self._room_for(number, int(at.max()), vectors).put(at, vectors.only(of))
-        np.frombuffer(self._here, np.uint8)[places] = _NONE if vectors is None else _HERE
+            vectors = vectors.select(fits)
+            for number in np.unique(places // _CHUNK_ROWS).tolist():
+                of = places // _CHUNK_ROWS == number
+                at = places[of] % _CHUNK_ROWS
+                self._grown_chunk(number, int(at.max()), vectors).put(at, vectors.select(of))
+        np.frombuffer(self._vector_states, np.uint8)[places] = (
+            _NO_VECTOR if vectors is None else _VECTOR_PRESENT
+        )
 
-    def rows(self, span: Span) -> range:
+    def rows_in(self, span: EventSpan) -> range:
         return range(bisect_right(self.seqs, span.after), bisect_right(self.seqs, span.upto))
 
-    def absent(self, rows: range) -> int:
-        return self._here.count(_ABSENT, rows.start, rows.stop)
+    def count_missing(self, rows: range) -> int:
+        return self._vector_states.count(_VECTOR_MISSING, rows.start, rows.stop)
 
-    def bounds(self, rows: range, question: Question) -> tuple[Array, Array]:
+    def cosine_bounds(self, rows: range, question: QueryVector) -> tuple[Array, Array]:
         """The least and the most each cosine may be; below any where there is no vector."""
         least, most = (np.full(len(rows), -2, np.float32) for _ in range(2))
         for number, at, place in self._parts(rows):
-            some = self._chunks[number].only(at)
+            some = self._chunks[number].select(at)
             to = slice(place - rows.start, place - rows.start + len(some.scale))
-            question.bound(some, least[to], most[to])
-        if self._here.count(_HERE, rows.start, rows.stop) < len(rows):
-            here = np.frombuffer(self._here[rows.start : rows.stop], np.uint8)
-            least[here != _HERE] = most[here != _HERE] = -2
+            question.bound_cosines(some, least[to], most[to])
+        if self._vector_states.count(_VECTOR_PRESENT, rows.start, rows.stop) < len(rows):
+            here = np.frombuffer(self._vector_states[rows.start : rows.stop], np.uint8)
+            least[here != _VECTOR_PRESENT] = most[here != _VECTOR_PRESENT] = -2
         return least, most
 
-    def cosines(self, rows: Whole, query: Exact) -> Exact:
+    def cosines(self, rows: Int64Array, query: Float64Array) -> Float64Array:
         """Of rows in order, each on its own, so that what else is in memory changes no digit."""
         found = np.empty(len(rows), np.float64)
-        for number in np.unique(rows // _CHUNK).tolist():
-            of = rows // _CHUNK == number
-            at = rows[of] % _CHUNK
+        for number in np.unique(rows // _CHUNK_ROWS).tolist():
+            of = rows // _CHUNK_ROWS == number
+            at = rows[of] % _CHUNK_ROWS
             half, length, *_ = self._chunks[number]
             found[of] = cosines(half[at], length[at], query)
         return found
 
-    def seqs_at(self, rows: Whole) -> list[int]:
+    def seqs_at(self, rows: Int64Array) -> list[int]:
         found: list[int] = self._seqs()[rows].tolist()
         return found
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         return sum(part.nbytes for chunk in self._chunks for part in chunk)
 
-    def _seqs(self) -> Whole:
+    def _seqs(self) -> Int64Array:
         """Not to be kept: nothing can be added as long as it is."""
         return np.frombuffer(self.seqs, np.int64)
 
     def _parts(self, rows: range) -> Iterator[tuple[int, slice, int]]:
         """Numbers and slices of chunks, and where each begins: some may have no room yet."""
         start = rows.start
-        while start < rows.stop and start // _CHUNK < len(self._chunks):
-            number, first = divmod(start, _CHUNK)
-            stop = min(rows.stop, (number + 1) * _CHUNK)
+        while start < rows.stop and start // _CHUNK_ROWS < len(self._chunks):
+            number, first = divmod(start, _CHUNK_ROWS)
+            stop = min(rows.stop, (number + 1) * _CHUNK_ROWS)
             yield number, slice(first, first + stop - start), start
             start = stop
 
-    def _room_for(self, number: int, at: int, like: Rows) -> Rows:
+    def _grown_chunk(self, number: int, at: int, like: QuantisedVectors) -> QuantisedVectors:
         while len(self._chunks) <= number:
-            self._chunks.append(like.only(slice(0)))
+            self._chunks.append(like.select(slice(0)))
         chunk = self._chunks[number]
         if at >= len(chunk.scale):
-            known = len(self.seqs) - number * _CHUNK
-            count = min(max(16, 2 * len(chunk.scale), known), _CHUNK)
-            self._chunks[number] = chunk = chunk.grown(count)
+            known = len(self.seqs) - number * _CHUNK_ROWS
+            count = min(max(16, 2 * len(chunk.scale), known), _CHUNK_ROWS)
+            self._chunks[number] = chunk = chunk.with_capacity(count)
         return chunk
 
 
-class _Seen(NamedTuple):
+class _VisibleRows(NamedTuple):
     timeline: str
-    line: Line
+    line: TierVectors
     rows: range
 
 
-class Matrix:
+class VectorMatrix:
     """Lines by timeline and tier. Not for several threads at once. Those that were not asked for
     lately are given up when all of them take more than `room` bytes."""
 
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._lines: dict[tuple[str, Tier], Line] = {}
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lines: dict[tuple[str, Tier], TierVectors] = {}
 
-    def line(self, span: Span, tier: Tier) -> Line:
+    def tier_vectors(self, span: EventSpan, tier: Tier) -> TierVectors:
         """The line for a span; what it lacks is behind its `upto`."""
         key = span.timeline, tier
         line = self._lines.pop(key, None)
         if line is None or line.after > span.after:
-            line = Line(span.after)
+            line = TierVectors(span.after)
         self._lines[key] = line  # now the one used last
         return line
 
-    def put(self, timeline: str, tier: Tier, seqs: Sequence[int], vectors: Rows | None) -> None:
+    def put(
+        self, timeline: str, tier: Tier, seqs: Sequence[int], vectors: QuantisedVectors | None
+    ) -> None:
         """Of documents of a line, in order; None when they have none."""
         line = self._lines.get((timeline, tier))
         if line is not None and seqs:
             line.put(seqs, vectors)
 
-    def shrink(self, spans: Sequence[Span]) -> None:
+    def evict(self, spans: Sequence[EventSpan]) -> None:
         """Gives up what is too much, but nothing of these spans."""
         needed = {span.timeline for span in spans}
-        room = self._room - sum(line.bytes for line in self._lines.values())
+        room = self._max_bytes - sum(line.size_bytes for line in self._lines.values())
         for key in [key for key in self._lines if key[0] not in needed]:
             if room >= 0:
                 break
-            room += self._lines.pop(key).bytes
+            room += self._lines.pop(key).size_bytes
 
-    def seen(self, spans: Sequence[Span], tiers: Sequence[Tier]) -> list[_Seen]:
+    def visible_rows(self, spans: Sequence[EventSpan], tiers: Sequence[Tier]) -> list[_VisibleRows]:
         """Rows of the spans, each once."""
         found = []
         for span in dict.fromkeys(spans):
             for tier in tiers:
                 line = self._lines.get((span.timeline, tier))
-                if line is not None and (rows := line.rows(span)):
-                    found.append(_Seen(span.timeline, line, rows))
+                if line is not None and (rows := line.rows_in(span)):
+                    found.append(_VisibleRows(span.timeline, line, rows))
         return found
 
 
-def cosines(half: NDArray[np.float16], length: Exact, query: Exact) -> Exact:
+def cosines(half: NDArray[np.float16], length: Float64Array, query: Float64Array) -> Float64Array:
     """Of vectors as they are kept; the same for one, whatever else it stands beside."""
-    products = full(half, length).astype(np.float64)
+    products = to_float32(half, length).astype(np.float64)
     products *= query
-    found: Exact = products.sum(axis=1)
+    found: Float64Array = products.sum(axis=1)
     return found
 
 
-def nearest(seen: Sequence[_Seen], query: Array, limit: int) -> list[Near]:
+def nearest_documents(
+    visible: Sequence[_VisibleRows], query: Array, limit: int
+) -> list[NearestDocument]:
     """The `limit` rows with the greatest cosine, the greatest first, then the latest.
 
     Whatever might be among them, by the bounds of its cosine, is computed, each row on its own: the
     same documents always have the same cosines and order, whatever else is in memory.
     """
-    if not seen or limit < 1:
+    if not visible or limit < 1:
         return []
-    question = Question(query)
-    bounds = [one.line.bounds(one.rows, question) for one in seen]
+    question = QueryVector(query)
+    bounds = [one.line.cosine_bounds(one.rows, question) for one in visible]
     least, most = (np.concatenate(some) for some in zip(*bounds, strict=True))
     needed = -1.5
     if len(least) > limit:
         needed = max(needed, float(np.partition(least, len(least) - limit)[len(least) - limit]))
     chosen = np.flatnonzero(most >= needed)
-    starts = np.cumsum([0, *(len(one.rows) for one in seen)])
+    starts = np.cumsum([0, *(len(one.rows) for one in visible)])
     cuts = np.searchsorted(chosen, starts)
-    found: list[Near] = []
+    found: list[NearestDocument] = []
     for number in np.flatnonzero(np.diff(cuts)).tolist():
-        timeline, line, rows = seen[number]
+        timeline, line, rows = visible[number]
         at = chosen[cuts[number] : cuts[number + 1]] - starts[number] + rows.start
         found += map(
-            Near, repeat(timeline), line.seqs_at(at), line.cosines(at, question.exact).tolist()
+            NearestDocument,
+            repeat(timeline),
+            line.seqs_at(at),
+            line.cosines(at, question.exact).tolist(),
         )
     found.sort(key=lambda near: (-near.cosine, -near.seq, near.timeline))
     return found[:limit]

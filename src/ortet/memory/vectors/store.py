@@ -9,7 +9,7 @@ from typing import TypeVar
 import apsw
 
 from ortet.errors import Invalid, Unavailable
-from ortet.memory.lexical.index_file import IndexFile, Lost
+from ortet.memory.lexical.index_file import IndexFile, IndexLost
 
 VERSION = 1
 
@@ -24,13 +24,13 @@ CREATE TABLE vectors (
 CREATE TABLE marks (no INTEGER PRIMARY KEY CHECK (no = 1), mark BLOB NOT NULL);
 INSERT INTO marks VALUES (1, randomblob(16));
 """
-_AT_ONCE = 500
+_BATCH_SIZE = 500
 _MARK = "SELECT mark FROM marks"
 _NEW_MARK = "UPDATE marks SET mark = randomblob(16)"
 _EMBEDDER = "SELECT no, size FROM embedders WHERE name = ?"
 _NEW = "INSERT INTO embedders (name, size) VALUES (?, ?) RETURNING no"
 _GET = f"""SELECT hash, vector FROM vectors
-    WHERE embedder = ? AND hash IN ({", ".join("?" * _AT_ONCE)})"""
+    WHERE embedder = ? AND hash IN ({", ".join("?" * _BATCH_SIZE)})"""
 _PUT = "INSERT OR IGNORE INTO vectors (embedder, hash, vector) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM vectors WHERE hash = ?"
 _PRUNE = "DELETE FROM vectors WHERE embedder IN (SELECT no FROM embedders WHERE name <> ?)"
@@ -39,7 +39,7 @@ _PRUNE_NAMES = "DELETE FROM embedders WHERE name <> ?"
 T = TypeVar("T")
 
 
-class VectorFile:
+class SqliteVectorStore:
     """The vectors of one embedder, as bytes. A damaged file is begun anew. Raises Unavailable when
     other processes have it locked for too long."""
 
@@ -52,24 +52,26 @@ class VectorFile:
         """The mark, and the size of this embedder's vectors; 0: there is none yet."""
 
         def work(db: apsw.Connection) -> tuple[bytes, int]:
-            return db.execute(_MARK).get, self._known(db)[1]
+            return db.execute(_MARK).get, self._embedder_row(db)[1]
 
-        return self._do(work)
+        return self._run(work)
 
     def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
         """Those that are there."""
         wanted = list(dict.fromkeys(hashes))
 
         def work(db: apsw.Connection) -> dict[bytes, bytes]:
-            no, size = self._known(db)
+            no, size = self._embedder_row(db)
             found: dict[bytes, bytes] = {}
-            for start in range(0, len(wanted) if size else 0, _AT_ONCE):
-                some: list[bytes | None] = [*wanted[start : start + _AT_ONCE]]
-                some += [None] * (_AT_ONCE - len(some))  # one statement, so that it stays prepared
+            for start in range(0, len(wanted) if size else 0, _BATCH_SIZE):
+                some: list[bytes | None] = [*wanted[start : start + _BATCH_SIZE]]
+                some += [None] * (
+                    _BATCH_SIZE - len(some)
+                )  # one statement, so that it stays prepared
                 found.update(db.execute(_GET, (no, *some)))
             return found
 
-        return self._do(work)
+        return self._run(work)
 
     def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
         """What another process was faster with stays as it is. False, and nothing is done, when
@@ -79,7 +81,7 @@ class VectorFile:
         def work(db: apsw.Connection) -> bool:
             if db.execute(_MARK).get != mark:
                 return False
-            no, known = self._known(db)
+            no, known = self._embedder_row(db)
             if known not in (0, size):
                 raise Invalid(
                     "vector_size",
@@ -90,7 +92,7 @@ class VectorFile:
             db.executemany(_PUT, [(no, digest, vector) for digest, vector in rows])
             return True
 
-        return self._do(work, write=True)
+        return self._run(work, write=True)
 
     def forget(self, hashes: Iterable[bytes]) -> int:
         """Takes the vectors of erased texts out, whoever made them, so that no page of the file or
@@ -105,7 +107,7 @@ class VectorFile:
                 count += db.changes()
             return count
 
-        return self._remove(work)
+        return self._delete_and_vacuum(work)
 
     def prune(self) -> int:
         """Takes out what other embedders made. Returns how many."""
@@ -116,7 +118,7 @@ class VectorFile:
             db.execute(_PRUNE_NAMES, (self._name,))
             return count
 
-        return self._remove(work)
+        return self._delete_and_vacuum(work)
 
     def empty(self) -> None:
         self._file.empty()
@@ -124,25 +126,25 @@ class VectorFile:
     def close(self) -> None:
         self._file.close()
 
-    def _known(self, db: apsw.Connection) -> tuple[int, int]:
+    def _embedder_row(self, db: apsw.Connection) -> tuple[int, int]:
         row = db.execute(_EMBEDDER, (self._name,)).get
         return (row[0], row[1]) if row else (0, 0)
 
-    def _do(self, work: Callable[[apsw.Connection], T], *, write: bool = False) -> T:
+    def _run(self, work: Callable[[apsw.Connection], T], *, write: bool = False) -> T:
         try:
             with self._file.transaction(write=write) as db:
                 return work(db)
-        except Lost:  # begun anew
+        except IndexLost:  # begun anew
             pass
         try:
             with self._file.transaction(write=write) as db:
                 return work(db)
-        except Lost as error:
+        except IndexLost as error:
             raise Unavailable(
                 "no_vectors", f"{self._path} cannot be used ({error.message}): check the disk"
             ) from error
 
-    def _remove(self, work: Callable[[apsw.Connection], int]) -> int:
+    def _delete_and_vacuum(self, work: Callable[[apsw.Connection], int]) -> int:
         def removed(db: apsw.Connection) -> int:
             count = work(db)
             if count:
@@ -158,4 +160,4 @@ class VectorFile:
                     )
             return count
 
-        return self._do(removed, write=True)
+        return self._run(removed, write=True)

@@ -13,167 +13,181 @@ from numpy.typing import NDArray
 from ortet.errors import Invalid, OrtetError
 from ortet.ids import Clock
 from ortet.memory.embedders.base import Embedder
-from ortet.memory.vectors.backlog import Backlog, Want
+from ortet.memory.vectors.backlog import EmbeddingBacklog, WantedText
 
 if TYPE_CHECKING:
     from ortet.memory.embedders.base import Floats
 
 Array = NDArray[np.float32]
-Keep = Callable[[bytes, Mapping[bytes, Array]], bool]
+StoreVectors = Callable[[bytes, Mapping[bytes, Array]], bool]
 """Stores vectors by the hash of their text. The mark is of when the texts were read; False when
 something was erased since."""
 
-LATE = "late"
+STATUS_LATE = "late"
 _FIRST_PAUSE_NS = 1_000_000_000
-_LONGEST_PAUSE_NS = 300_000_000_000
-_SMALLEST, _USUAL, _LARGEST = 1, 16, 256  # batches: after a failure, at first, at most
-_QUICK, _SLOW = 0.05, 0.2  # seconds that a batch took: the next one is larger, or smaller
-_REMEMBERED = 64  # questions whose vectors are kept
-_WAITING = 4  # questions that a slow embedder still has to answer, though nobody waits any more
+_MAX_PAUSE_NS = 300_000_000_000
+_MIN_BATCH, _INITIAL_BATCH, _MAX_BATCH = 1, 16, 256  # batches: after a failure, at first, at most
+_FAST_BATCH_SECONDS, _SLOW_BATCH_SECONDS = (
+    0.05,
+    0.2,
+)  # seconds that a batch took: the next one is larger, or smaller
+_MAX_CACHED_QUERIES = 64  # questions whose vectors are kept
+_MAX_WAITING_QUERIES = (
+    4  # questions that a slow embedder still has to answer, though nobody waits any more
+)
 
 
-class Pause:
+class RetryBackoff:
     """After a failure nothing is tried for a while, twice as long after each further one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since = 0
         self._length = 0
-        self.why = ""
+        self.reason = ""
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         passed = self._clock.now_ns() - self._since
-        return not self.why or not 0 <= passed < self._length  # a clock may be set back
+        return not self.reason or not 0 <= passed < self._length  # a clock may be set back
 
     def begin(self, why: str) -> None:
-        self.why = why
+        self.reason = why
         self._since = self._clock.now_ns()
-        self._length = min(max(2 * self._length, _FIRST_PAUSE_NS), _LONGEST_PAUSE_NS)
+        self._length = min(max(2 * self._length, _FIRST_PAUSE_NS), _MAX_PAUSE_NS)
 
     def end(self) -> None:
-        self.why = ""
+        self.reason = ""
         self._length = 0
 
 
-class Answered(NamedTuple):
+class QueryEmbedding(NamedTuple):
     """The vector of a question, or why there is none: LATE, or "failed: …"."""
 
     vector: Array | None
     status: str = ""
 
 
-class Filler:
+class EmbeddingWorker:
     """Questions come first, then the backlog, the newest texts before the others. The thread is
     there only while there is something to do. Nothing an embedder does raises here."""
 
-    def __init__(self, embedder: Embedder, backlog: Backlog, keep: Keep, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        backlog: EmbeddingBacklog,
+        store_vectors: StoreVectors,
+        *,
+        clock: Clock,
+    ) -> None:
         self._embedder = embedder
         self._backlog = backlog
-        self._keep = keep
+        self._store_vectors = store_vectors
         self.size = int(getattr(embedder, "size", None) or 0)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._called = 0.0  # since when the embedder has not answered
-        self._asked: dict[bytes, str] = {}
-        self._answers: dict[bytes, Array] = {}
-        self._asking = Pause(clock)
-        self._filling = Pause(clock)
-        self._batch = _USUAL
+        self._call_started = 0.0  # since when the embedder has not answered
+        self._queries: dict[bytes, str] = {}
+        self._query_vectors: dict[bytes, Array] = {}
+        self._query_backoff = RetryBackoff(clock)
+        self._backlog_backoff = RetryBackoff(clock)
+        self._batch_size = _INITIAL_BATCH
         self._closed = False
 
     @property
-    def why(self) -> str:
+    def failure_reason(self) -> str:
         """Why the last texts have no vectors; empty when they have."""
-        return self._asking.why or self._filling.why
+        return self._query_backoff.reason or self._backlog_backoff.reason
 
-    def ask(self, digest: bytes, text: str, patience: float) -> Answered:
+    def embed_query(self, digest: bytes, text: str, timeout: float) -> QueryEmbedding:
         """Waits no longer than `patience`, in seconds; the answer is remembered when it comes."""
         with self._changed:
-            if digest not in self._answers:
-                if not self._asking.over():
-                    return Answered(None, f"failed: {self._asking.why}")
-                self._asked[digest] = text
-                while len(self._asked) > _WAITING:
-                    del self._asked[next(iter(self._asked))]
+            if digest not in self._query_vectors:
+                if not self._query_backoff.is_over():
+                    return QueryEmbedding(None, f"failed: {self._query_backoff.reason}")
+                self._queries[digest] = text
+                while len(self._queries) > _MAX_WAITING_QUERIES:
+                    del self._queries[next(iter(self._queries))]
                 self._start()
-                self._changed.wait_for(lambda: digest not in self._asked, self._left(patience))
-            if digest in self._answers:
-                return Answered(self._answers[digest])
-            failed = digest not in self._asked and self._asking.why
-            return Answered(None, f"failed: {failed}" if failed else LATE)
+                self._changed.wait_for(
+                    lambda: digest not in self._queries, self._remaining_wait(timeout)
+                )
+            if digest in self._query_vectors:
+                return QueryEmbedding(self._query_vectors[digest])
+            failed = digest not in self._queries and self._query_backoff.reason
+            return QueryEmbedding(None, f"failed: {failed}" if failed else STATUS_LATE)
 
-    def fill(self, wants: Mapping[bytes, Want], allowance: float) -> None:
+    def fill(self, wants: Mapping[bytes, WantedText], timeout: float) -> None:
         """Waits until all that is wanted has been tried, or the allowance is used up."""
         with self._changed:
-            self._backlog.add(wants, again=self._filling.over())
+            self._backlog.add(wants, retry_deferred=self._backlog_backoff.is_over())
             self._start()
-            self._changed.wait_for(lambda: self._thread is None, self._left(allowance))
+            self._changed.wait_for(lambda: self._thread is None, self._remaining_wait(timeout))
 
-    def expect(self, size: int) -> None:
+    def set_size(self, size: int) -> None:
         """The size of the vectors that were kept under this name; 0: there are none."""
         self.size = size or self.size
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._asked.clear()
+            self._queries.clear()
             self._backlog.clear()
             self._changed.notify_all()
 
-    def _left(self, seconds: float) -> float:
+    def _remaining_wait(self, seconds: float) -> float:
         """Of a wait, when the embedder has already been waited for in vain."""
-        late = self._called and time.monotonic() - self._called > seconds
+        late = self._call_started and time.monotonic() - self._call_started > seconds
         return 0 if late or self._closed else seconds
 
     def _start(self) -> None:
-        if self._thread is None and self._next() is not None:
+        if self._thread is None and self._next_task() is not None:
             self._thread = threading.Thread(target=self._run, name="ortet-embedder", daemon=True)
             self._thread.start()
 
-    def _next(self) -> Callable[[], None] | None:
-        if self._closed or not self._asking.over():
+    def _next_task(self) -> Callable[[], None] | None:
+        if self._closed or not self._query_backoff.is_over():
             return None
-        if self._asked:
-            return self._answer
-        if self._backlog and self._filling.over():
-            return self._fill
+        if self._queries:
+            return self._embed_next_query
+        if self._backlog and self._backlog_backoff.is_over():
+            return self._embed_next_batch
         return None
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                do = self._next()
+                do = self._next_task()
                 if do is None:
                     self._thread = None
                     self._changed.notify_all()
                     return
             do()
 
-    def _answer(self) -> None:
+    def _embed_next_query(self) -> None:
         with self._changed:
-            digest, text = next(reversed(self._asked.items()))
+            digest, text = next(reversed(self._queries.items()))
         try:
             made, good = self._embed([text])
             if not good.all():
                 raise _nonsense(self._embedder, "a vector that is zero or not of numbers")
         except BaseException as error:
             with self._changed:
-                self._asking.begin(_reason(error))
-                self._asked.clear()
+                self._query_backoff.begin(_reason(error))
+                self._queries.clear()
                 self._changed.notify_all()
             return
         with self._changed:
-            self._asking.end()
-            self._asked.pop(digest, None)
-            while len(self._answers) >= _REMEMBERED:
-                del self._answers[next(iter(self._answers))]
-            self._answers[digest] = made[0]
+            self._query_backoff.end()
+            self._queries.pop(digest, None)
+            while len(self._query_vectors) >= _MAX_CACHED_QUERIES:
+                del self._query_vectors[next(iter(self._query_vectors))]
+            self._query_vectors[digest] = made[0]
             self._changed.notify_all()
 
-    def _fill(self) -> None:
+    def _embed_next_batch(self) -> None:
         batch: dict[bytes, str] = {}
         try:
-            mark, batch = self._backlog.take(self._batch)
+            mark, batch = self._backlog.next_batch(self._batch_size)
             if not batch:
                 return
             began = time.monotonic()
@@ -182,40 +196,42 @@ class Filler:
             if not good.any():
                 raise _nonsense(self._embedder, "vectors that are zero or not of numbers")
             rows = zip(batch, made, good, strict=True)
-            if not self._keep(mark, {digest: vector for digest, vector, fine in rows if fine}):
+            if not self._store_vectors(
+                mark, {digest: vector for digest, vector, fine in rows if fine}
+            ):
                 self._backlog.drop_page()
                 return
         except BaseException as error:
             with self._changed:
-                self._filling.begin(_reason(error))
-                self._batch = _SMALLEST  # perhaps it is one text that cannot be embedded
-            self._backlog.failed(batch)
+                self._backlog_backoff.begin(_reason(error))
+                self._batch_size = _MIN_BATCH  # perhaps it is one text that cannot be embedded
+            self._backlog.mark_failed(batch)
             return
-        self._backlog.done(dict(zip(batch, good.tolist(), strict=True)))
+        self._backlog.mark_done(dict(zip(batch, good.tolist(), strict=True)))
         with self._changed:
-            self._filling.end()
-            if took < _QUICK:
-                self._batch = min(2 * self._batch, _LARGEST)
-            elif took > _SLOW:
-                self._batch = max(self._batch // 2, _SMALLEST)
+            self._backlog_backoff.end()
+            if took < _FAST_BATCH_SECONDS:
+                self._batch_size = min(2 * self._batch_size, _MAX_BATCH)
+            elif took > _SLOW_BATCH_SECONDS:
+                self._batch_size = max(self._batch_size // 2, _MIN_BATCH)
 
     def _embed(self, texts: Sequence[str]) -> tuple[Array, NDArray[np.bool_]]:
-        self._called = time.monotonic()
+        self._call_started = time.monotonic()
         try:
             given = self._embedder.embed(texts)
         finally:
-            self._called = 0.0
-        made, good = unit(self._embedder, given, len(texts), self.size)
+            self._call_started = 0.0
+        made, good = normalise_vectors(self._embedder, given, len(texts), self.size)
         self.size = made.shape[1]
         return made, good
 
 
-def unit(
-    embedder: Embedder, given: Floats, count: int, size: int
+def normalise_vectors(
+    embedder: Embedder, vectors: Floats, count: int, size: int
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Vectors of length 1, and which of them can be used. Invalid when none can."""
     try:
-        exact = np.asarray(given, np.float64)
+        exact = np.asarray(vectors, np.float64)
     except (TypeError, ValueError) as error:
         raise _nonsense(embedder, f"what are no vectors of one size ({error})") from error
     if exact.ndim != 2 or len(exact) != count or not exact.shape[1]:

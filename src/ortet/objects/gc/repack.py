@@ -9,43 +9,45 @@ from ortet._util.codec import Compressor
 from ortet.errors import Corrupt, NotFound
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.batch import Batches
-from ortet.objects.source import Source, Spot
-from ortet.objects.store import LocalObjects
-from ortet.objects.tail import SEAL_AT, Tail
+from ortet.objects.batch import FrameBatches
+from ortet.objects.source import FrameSource, ObjectLocation
+from ortet.objects.store import LocalObjectStore
+from ortet.objects.tail import SEAL_BYTES, Tail
 
-_SMALL_PACK = SEAL_AT // 8
-_SMALL_PACKS = 4
-_CRUMBS = 256
+_SMALL_PACK_BYTES = SEAL_BYTES // 8
+_MERGE_MIN_PACKS = 4
+_FRAGMENTED_MIN_FRAMES = 256
 
 
-def choose(
-    sources: Sequence[Source], alive: Collection[Oid], *, min_garbage: float
-) -> tuple[list[Source], list[Source]]:
+def choose_packs(
+    sources: Sequence[FrameSource], reachable: Collection[Oid], *, min_garbage: float
+) -> tuple[list[FrameSource], list[FrameSource]]:
     """Which packs to rewrite, and which to keep as they are.
 
     Rewritten are those with enough garbage (a second copy is garbage), those of many tiny frames (a
     long row of small commits), and small ones when there are several to merge.
     """
     sources = sorted(sources, key=lambda source: source.id)
-    small = [source for source in sources if source.end < _SMALL_PACK]
-    merge = len(small) >= _SMALL_PACKS
-    victims: list[Source] = []
-    kept: list[Source] = []
+    small = [source for source in sources if source.end < _SMALL_PACK_BYTES]
+    merge = len(small) >= _MERGE_MIN_PACKS
+    victims: list[FrameSource] = []
+    kept: list[FrameSource] = []
     seen: set[Oid] = set()
     for source in sources:
         total = dead = 0
         frames: set[int] = set()
-        for oid, spot in source.spots():
+        for oid, spot in source.locations():
             frames.add(spot[1])
             total += spot[3] + 1
-            if oid not in alive or oid in seen:
+            if oid not in reachable or oid in seen:
                 dead += spot[3] + 1
             else:
                 seen.add(oid)
-        crumbs = len(frames) >= _CRUMBS and total < len(frames) * frame.FRAME_BYTES // 8
+        crumbs = (
+            len(frames) >= _FRAGMENTED_MIN_FRAMES and total < len(frames) * frame.FRAME_BYTES // 8
+        )
         worth = dead > 0 and dead >= min_garbage * total
-        chosen = worth or crumbs or (merge and source.end < _SMALL_PACK)
+        chosen = worth or crumbs or (merge and source.end < _SMALL_PACK_BYTES)
         (victims if chosen else kept).append(source)
     return victims, kept
 
@@ -53,39 +55,41 @@ def choose(
 class Repacker:
     """Writes new packs, or with `write` False only counts what they would hold."""
 
-    def __init__(self, objects: LocalObjects, *, write: bool) -> None:
+    def __init__(self, objects: LocalObjectStore, *, write: bool) -> None:
         self.objects = 0
         self.bytes = 0
         self.packs = 0
         self._objects = objects
         self._write = write
         self._compressor = Compressor()
-        self._kept: Sequence[Source] = ()
-        self._done: set[Oid] = set()
-        self._batches = Batches()
+        self._kept_packs: Sequence[FrameSource] = ()
+        self._copied: set[Oid] = set()
+        self._batches = FrameBatches()
         self._tail: Tail | None = None
         self._tail_bytes = 0
 
-    def avoid(self, kept: Sequence[Source]) -> None:
+    def set_kept_packs(self, kept: Sequence[FrameSource]) -> None:
         """These packs stay: what they hold in sound condition need not be copied."""
-        self._kept = kept
+        self._kept_packs = kept
 
-    def copy(self, spots: Iterable[tuple[Oid, Spot]], alive: Collection[Oid]) -> None:
+    def copy(
+        self, located: Iterable[tuple[Oid, ObjectLocation]], reachable: Collection[Oid]
+    ) -> None:
         """Those of one pack's objects that live and that no pack to be kept has."""
         wanted = [
             (oid, spot)
-            for oid, spot in spots
-            if oid in alive and oid not in self._done and not self._is_kept(oid)
+            for oid, spot in located
+            if oid in reachable and oid not in self._copied and not self._is_in_kept_pack(oid)
         ]
         wanted.sort(key=lambda found: found[1][1:3])
-        self._done.update(oid for oid, _ in wanted)
+        self._copied.update(oid for oid, _ in wanted)
         for oid, spot in wanted:
             full = self._batches.add((oid, spot[4], self._read(oid, spot)))
             if full is not None:
                 self._append(full)
 
-    def _is_kept(self, oid: Oid) -> bool:
-        for source in self._kept:
+    def _is_in_kept_pack(self, oid: Oid) -> bool:
+        for source in self._kept_packs:
             with contextlib.suppress(Corrupt, NotFound):
                 spot = source.find(oid)
                 if spot is not None:
@@ -93,8 +97,8 @@ class Repacker:
                     return True
         return False
 
-    def _read(self, oid: Oid, spot: Spot) -> bytes:
-        source, offset, start, length, _ = spot
+    def _read(self, oid: Oid, location: ObjectLocation) -> bytes:
+        source, offset, start, length, _ = location
         try:
             data = self._objects.cache.load(source, offset)[start : start + length]
         except (Corrupt, NotFound):
@@ -114,30 +118,30 @@ class Repacker:
         self._tail_bytes += len(data)
         if self._write:
             if self._tail is None:
-                self._tail = self._objects.shelf.new_tail()
+                self._tail = self._objects.pack_set.new_tail()
             self._tail.append(data, items)
-        if self._tail_bytes >= SEAL_AT:
+        if self._tail_bytes >= SEAL_BYTES:
             self._seal()
 
     def seal(self) -> None:
         """Make what was copied durable, as a pack."""
-        for items in self._batches.take():
+        for items in self._batches.drain():
             self._append(items)
         if self._tail_bytes:
             self._seal()
 
-    def give_up(self) -> None:
+    def discard_unsealed(self) -> None:
         """Throw away what was copied since the last pack was made: there is no room for it."""
-        self._batches.take()
+        self._batches.drain()
         self.bytes -= self._tail_bytes
         self.objects = self._tail_bytes = 0
         if self._tail is not None:
-            self._objects.shelf.discard(self._tail)
+            self._objects.pack_set.discard(self._tail)
             self._tail = None
 
     def _seal(self) -> None:
         self.packs += 1
         self._tail_bytes = 0
         if self._tail is not None:
-            self._objects.shelf.seal(self._tail, solid=True)
+            self._objects.pack_set.seal(self._tail, solid=True)
             self._tail = None

@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import OrtetError, Unavailable, Unsupported
 from ortet.ids import Oid
-from ortet.objects.base import Kind, Link, Walk
-from ortet.objects.gc.reachability import Marks
-from ortet.objects.gc.repack import Repacker, choose
-from ortet.objects.group import SUFFIX as GROUP
+from ortet.objects.base import Kind, ObjectRef, ReferenceParser
+from ortet.objects.gc.reachability import ReachableSet
+from ortet.objects.gc.repack import Repacker, choose_packs
+from ortet.objects.group import GROUP_SUFFIX as GROUP
 from ortet.objects.pack import Pack, list_packs
-from ortet.objects.source import Source, kind_of
-from ortet.objects.store import LocalObjects
-from ortet.objects.tail import PART, Tail, pack_key, storage_error
+from ortet.objects.source import FrameSource, kind_of
+from ortet.objects.store import LocalObjectStore
+from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
-Roots = Callable[[], Iterable[Link]]
+Roots = Callable[[], Iterable[ObjectRef]]
 """Asked twice: before marking, and again when no writer is left."""
 
 Progress = Callable[[int, int], None]
 
-MIN_GARBAGE = 0.2
-PATIENCE = 60.0
-_STALE = 3600
+MIN_GARBAGE_FRACTION = 0.2
+LOCK_TIMEOUT_SECONDS = 60.0
+_STALE_PART_SECONDS = 3600
 
 
 class SweepReport(msgspec.Struct, frozen=True):
@@ -47,14 +47,14 @@ class SweepReport(msgspec.Struct, frozen=True):
 
 
 def sweep(
-    objects: LocalObjects,
+    objects: LocalObjectStore,
     roots: Roots,
-    walk: Walk,
+    parse_references: ReferenceParser,
     *,
     dry_run: bool = False,
-    min_garbage: float = MIN_GARBAGE,
+    min_garbage: float = MIN_GARBAGE_FRACTION,
     progress: Progress | None = None,
-    patience: float = PATIENCE,
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS,
 ) -> SweepReport:
     """Rewrite packs that are at least `min_garbage` unreachable, without it; merge small ones.
 
@@ -64,127 +64,136 @@ def sweep(
     with nothing deleted, when something reachable is missing.
     """
     try:
-        with objects.gate.busy(alone=True):
-            run = Sweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+        with objects.sweep_lock.hold_gc_lock(exclusive=True):
+            run = SweepRun(
+                objects, roots, parse_references, dry_run=dry_run, min_garbage=min_garbage
+            )
             run.mark(progress)
             run.copy()
             if not dry_run:
-                run.finish(patience)
-                run.tidy()
+                run.finish(lock_timeout)
+                run.remove_leftovers()
             return run.report()
     except OSError as error:
         raise storage_error(error, "sweeping") from error
 
 
-class Sweep:
+class SweepRun:
     """One of them, phase by phase."""
 
     def __init__(
         self,
-        objects: LocalObjects,
+        objects: LocalObjectStore,
         roots: Roots,
-        walk: Walk,
+        parse_references: ReferenceParser,
         *,
         dry_run: bool,
         min_garbage: float,
     ) -> None:
         self._objects = objects
         self._roots = roots
-        self._marks = Marks(objects, walk)
+        self._reachable = ReachableSet(objects, parse_references)
         self._dry_run = dry_run
         self._min_garbage = min_garbage
         self._repacker = Repacker(objects, write=not dry_run)
-        self._sealed: list[Source] = []
-        self._victims: list[Source] = []
+        self._packs: list[FrameSource] = []
+        self._victims: list[FrameSource] = []
         self._bytes_before = 0
-        self._total = 0
-        self._examined = 0
+        self._total_objects = 0
+        self._victim_objects = 0
 
     def mark(self, progress: Progress | None) -> None:
         """Phase one, beside writers."""
-        shelf = self._objects.shelf
+        shelf = self._objects.pack_set
         shelf.refresh()
-        loose: list[Tail] = [*shelf.mine, *(tail for tail in shelf.others if tail.is_free())]
+        loose: list[Tail] = [
+            *shelf.own_tails,
+            *(tail for tail in shelf.foreign_tails if tail.is_unlocked()),
+        ]
         self._bytes_before = sum(source.end for source in (*shelf.packs, *loose))
         if not self._dry_run:
             self._objects.writer.seal_now()
             shelf.refresh()
             loose = []
-        self._gather()
-        self._sealed = [*shelf.packs, *(tail for tail in loose if tail.end)]
-        self._total = sum(len(source) for source in self._sealed)
-        total = self._total + sum(len(tail) for tail in (*shelf.mine, *shelf.others))
+        self._prefetch_packs()
+        self._packs = [*shelf.packs, *(tail for tail in loose if tail.end)]
+        self._total_objects = sum(len(source) for source in self._packs)
+        total = self._total_objects + sum(
+            len(tail) for tail in (*shelf.own_tails, *shelf.foreign_tails)
+        )
         tick = None if progress is None else lambda done: progress(min(done, total), total)
-        self._marks.add(self._roots(), tick=tick)
+        self._reachable.add(self._roots(), on_progress=tick)
         self._mark_tails(loose)
         if progress is not None:
             progress(total, total)
-        reach("sweep.after-mark")
+        failpoint("sweep.after-mark")
 
-    def _gather(self) -> None:
+    def _prefetch_packs(self) -> None:
         """Before all packs are read: these are here."""
 
-    def _mark_tails(self, loose: list[Tail]) -> None:
+    def _mark_tails(self, sealable: list[Tail]) -> None:
         """What lies in a tail may belong to a commit in the making: all it refers to stays."""
-        shelf = self._objects.shelf
-        for tail in (*shelf.mine, *shelf.others):
-            if tail not in loose:
-                links = (Link(oid, kind_of(spot[4])) for oid, spot in tail.spots())
+        shelf = self._objects.pack_set
+        for tail in (*shelf.own_tails, *shelf.foreign_tails):
+            if tail not in sealable:
+                links = (ObjectRef(oid, kind_of(spot[4])) for oid, spot in tail.locations())
                 # A killed writer may have left a tree without its blobs: that is no damage.
-                self._marks.add(links, trouble=_let_be)
+                self._reachable.add(links, on_broken=_ignore_broken)
         pending = list(self._objects.writer.pending.values())
-        self._marks.add([Link(oid, Kind(kind)) for oid, kind, _ in pending], trouble=_let_be)
+        self._reachable.add(
+            [ObjectRef(oid, Kind(kind)) for oid, kind, _ in pending], on_broken=_ignore_broken
+        )
 
     def copy(self) -> None:
         """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
-        alive = self._marks.oids
-        self._victims, kept = self._choose()
-        self._repacker.avoid(kept)
-        self._marks.fresh.clear()
+        alive = self._reachable.oids
+        self._victims, kept = self._choose_packs()
+        self._repacker.set_kept_packs(kept)
+        self._reachable.newly_reached.clear()
         try:
             for victim in self._victims:
-                self._repacker.copy(victim.spots(), alive)
+                self._repacker.copy(victim.locations(), alive)
             self._repacker.seal()
         except Unavailable:
             # No room for copies. Packs that need none can still go, and make some.
-            self._repacker.give_up()
+            self._repacker.discard_unsealed()
             self._victims = [
                 victim
                 for victim in self._victims
-                if not any(oid in alive for oid, _ in victim.spots())
+                if not any(oid in alive for oid, _ in victim.locations())
             ]
             if not self._victims:
                 raise
-        self._examined = sum(len(victim) for victim in self._victims)
-        reach("sweep.after-copy")
+        self._victim_objects = sum(len(victim) for victim in self._victims)
+        failpoint("sweep.after-copy")
 
-    def _choose(self) -> tuple[list[Source], list[Source]]:
-        return choose(self._sealed, self._marks.oids, min_garbage=self._min_garbage)
+    def _choose_packs(self) -> tuple[list[FrameSource], list[FrameSource]]:
+        return choose_packs(self._packs, self._reachable.oids, min_garbage=self._min_garbage)
 
-    def finish(self, patience: float) -> None:
+    def finish(self, lock_timeout: float) -> None:
         """Phase three, alone: nothing that became reachable meanwhile may go."""
         if not self._victims:
             return
         objects = self._objects
-        with objects.gate.exclusive(patience):
-            reach("sweep.locked")
-            objects.shelf.refresh()
-            self._copy_fresh()
-            reach("sweep.before-epoch")
+        with objects.sweep_lock.exclusive(lock_timeout):
+            failpoint("sweep.locked")
+            objects.pack_set.refresh()
+            self._copy_newly_reached()
+            failpoint("sweep.before-epoch")
             # Before the first deletion: a writer that sees the old epoch may rely on any old pack.
-            epoch = objects.gate.bump()
-            reach("sweep.after-epoch")
+            epoch = objects.sweep_lock.raise_epoch()
+            failpoint("sweep.after-epoch")
             self._delete()
-            objects.forget(epoch)
+            objects.refresh_after_sweep(epoch)
 
-    def _copy_fresh(self) -> None:
+    def _copy_newly_reached(self) -> None:
         """What became reachable since it was marked."""
-        self._marks.add(self._roots())
+        self._reachable.add(self._roots())
         self._mark_tails([])
-        fresh = self._marks.fresh
+        fresh = self._reachable.newly_reached
         for victim in self._victims if fresh else ():
             if len(victim) < len(fresh):
-                self._repacker.copy(victim.spots(), fresh)
+                self._repacker.copy(victim.locations(), fresh)
                 continue
             found = ((oid, victim.find(oid)) for oid in fresh)
             self._repacker.copy(((oid, spot) for oid, spot in found if spot is not None), fresh)
@@ -193,15 +202,15 @@ class Sweep:
     def _delete(self) -> None:
         for victim in self._victims:
             self._objects.bucket.delete([pack_key(victim.id)])
-            reach("sweep.after-delete")
+            failpoint("sweep.after-delete")
             if isinstance(victim, Pack):
                 with contextlib.suppress(FileNotFoundError):
                     victim.index_path.unlink()
-        self._drop_orphans()
+        self._remove_orphan_indexes()
 
-    def _drop_orphans(self) -> None:
+    def _remove_orphan_indexes(self) -> None:
         """Indexes of packs that are no more, and groups that nobody needs."""
-        root, shelf = self._objects.root, self._objects.shelf
+        root, shelf = self._objects.layout, self._objects.pack_set
         shelf.refresh()
         alive = {*root.tail_ids(), *list_packs(self._objects.bucket)}
         needed = {f"{id_}.idx" for id_ in alive} | {group.path.name for group in shelf.groups()}
@@ -212,27 +221,30 @@ class Sweep:
         with contextlib.suppress(OrtetError, OSError):
             shelf.merge_tables()
 
-    def tidy(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove what killed processes were writing: a pack whose tail is gone, and what is an hour
         old."""
-        root = self._objects.root
-        tails = {f"{id_}{PART}" for id_ in root.tail_ids()}
+        root = self._objects.layout
+        tails = {f"{id_}{PACK_PART_SUFFIX}" for id_ in root.tail_ids()}
         os.utime(root.local / "gc.busy")
         now = os.stat(root.local / "gc.busy").st_mtime
         for place in (root.index, root.tails):
             for entry in os.scandir(place):
                 with contextlib.suppress(FileNotFoundError):
-                    orphan = entry.name.endswith(PART) and entry.name not in tails
-                    stale = entry.name.endswith(".part") and entry.stat().st_mtime < now - _STALE
+                    orphan = entry.name.endswith(PACK_PART_SUFFIX) and entry.name not in tails
+                    stale = (
+                        entry.name.endswith(".part")
+                        and entry.stat().st_mtime < now - _STALE_PART_SECONDS
+                    )
                     if orphan or stale:
                         os.unlink(entry.path)
 
     def report(self) -> SweepReport:
-        sealed = sum(source.end for source in self._sealed)
+        sealed = sum(source.end for source in self._packs)
         gone = sum(source.end for source in self._victims)
-        removed = self._examined - self._repacker.objects
+        removed = self._victim_objects - self._repacker.objects
         return SweepReport(
-            kept=self._total - removed,
+            kept=self._total_objects - removed,
             removed=removed,
             bytes_before=self._bytes_before,
             bytes_after=sealed - gone + self._repacker.bytes,
@@ -242,7 +254,7 @@ class Sweep:
         )
 
 
-def _let_be(link: Link, parent: Oid | None, error: Exception) -> None:
-    del link, parent
+def _ignore_broken(ref: ObjectRef, parent: Oid | None, error: Exception) -> None:
+    del ref, parent
     if isinstance(error, Unsupported):
         raise error

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Unsupported
 from ortet.ids import Clock
-from ortet.objects.base import Walk
-from ortet.objects.gc.repack import choose
-from ortet.objects.gc.sweep import MIN_GARBAGE, Progress, Roots, Sweep, SweepReport
-from ortet.objects.remote.pack_set import GONE, RemoteShelf
-from ortet.objects.remote.store import RemoteObjects
-from ortet.objects.source import Source
+from ortet.objects.base import ReferenceParser
+from ortet.objects.gc.repack import choose_packs
+from ortet.objects.gc.sweep import MIN_GARBAGE_FRACTION, Progress, Roots, SweepReport, SweepRun
+from ortet.objects.remote.pack_set import DELETION_MARK_SUFFIX, RemotePackSet
+from ortet.objects.remote.store import RemoteObjectStore
+from ortet.objects.source import FrameSource
 from ortet.objects.tail import pack_key
 
 GRACE = 3600.0
@@ -32,15 +32,15 @@ class Fence(Protocol):
 
 
 def sweep_remote(
-    objects: RemoteObjects,
+    objects: RemoteObjectStore,
     roots: Roots,
-    walk: Walk,
+    parse_references: ReferenceParser,
     *,
     fence: Fence,
     clock: Clock,
     grace: float = GRACE,
     dry_run: bool = False,
-    min_garbage: float = MIN_GARBAGE,
+    min_garbage: float = MIN_GARBAGE_FRACTION,
     progress: Progress | None = None,
 ) -> SweepReport:
     """As `sweep`, beside writers on any number of hosts. Only one may run at a time: the caller
@@ -50,66 +50,72 @@ def sweep_remote(
     again what it had found in a pack that goes. A sweep that is killed leaves marks, and the next
     one goes on where it was.
     """
-    run = _RemoteSweep(objects, roots, walk, dry_run=dry_run, min_garbage=min_garbage)
+    run = _RemoteSweepRun(
+        objects, roots, parse_references, dry_run=dry_run, min_garbage=min_garbage
+    )
     run.prepare(clock.now_ns() - int(grace * 1e9), progress)
     if not dry_run:
-        run.end(fence)
+        run.delete_victims(fence)
     return run.report()
 
 
-class _RemoteSweep(Sweep):
-    _before = 0  # what was made later stays, and counts as kept
+class _RemoteSweepRun(SweepRun):
+    _cutoff_ns = 0  # what was made later stays, and counts as kept
 
-    def prepare(self, before: int, progress: Progress | None) -> None:
+    def prepare(self, cutoff_ns: int, progress: Progress | None) -> None:
         """Beside writers: what lives in packs that are to go is in others, too."""
         self.mark(progress)
-        self._far.settle()
-        self._before = before
-        self._bytes_before = sum(pack.end for pack in self._sealed)
+        self._remote_objects.wait_for_uploads()
+        self._cutoff_ns = cutoff_ns
+        self._bytes_before = sum(pack.end for pack in self._packs)
         self.copy()
 
-    def _gather(self) -> None:
-        self._shelf.gather()
+    def _prefetch_packs(self) -> None:
+        self._pack_set.prefetch_small_packs()
 
-    def _choose(self) -> tuple[list[Source], list[Source]]:
-        old = [pack for pack in self._sealed if _made(pack.id) < self._before]
-        victims, kept = choose(old, self._marks.oids, min_garbage=self._min_garbage)
-        marked = [pack for pack in kept if pack.id in self._shelf.condemned]
+    def _choose_packs(self) -> tuple[list[FrameSource], list[FrameSource]]:
+        old = [pack for pack in self._packs if _created_ns(pack.id) < self._cutoff_ns]
+        victims, kept = choose_packs(old, self._reachable.oids, min_garbage=self._min_garbage)
+        marked = [pack for pack in kept if pack.id in self._pack_set.marked_for_deletion]
         return [*victims, *marked], [pack for pack in kept if pack not in marked]
 
     @property
-    def _far(self) -> RemoteObjects:
-        assert isinstance(self._objects, RemoteObjects)
+    def _remote_objects(self) -> RemoteObjectStore:
+        assert isinstance(self._objects, RemoteObjectStore)
         return self._objects
 
     @property
-    def _shelf(self) -> RemoteShelf:
-        shelf = self._objects.shelf
-        if not isinstance(shelf, RemoteShelf):
+    def _pack_set(self) -> RemotePackSet:
+        shelf = self._objects.pack_set
+        if not isinstance(shelf, RemotePackSet):
             raise Unsupported("local_store", "this store is on this host: sweep it as such")
         return shelf
 
-    def end(self, fence: Callable[[], int]) -> None:
+    def delete_victims(self, fence: Callable[[], int]) -> None:
         """Whoever writes with the new epoch has looked at the bucket after the marks were there."""
         bucket = self._objects.bucket
         # those that are there are of a sweep before this one
-        bucket.put_all({f"packs/{victim.id}{GONE}": b"" for victim in self._victims})
-        self._far.settle()  # marks and copies: other hosts must see them
-        reach("sweep.after-marks")
+        bucket.put_all(
+            {f"packs/{victim.id}{DELETION_MARK_SUFFIX}": b"" for victim in self._victims}
+        )
+        self._remote_objects.wait_for_uploads()  # marks and copies: other hosts must see them
+        failpoint("sweep.after-marks")
         if self._victims:
             epoch = fence()
-            reach("sweep.after-epoch")
-            self._copy_fresh()
-            self._far.settle()
-            reach("sweep.before-delete")
+            failpoint("sweep.after-epoch")
+            self._copy_newly_reached()
+            self._remote_objects.wait_for_uploads()
+            failpoint("sweep.before-delete")
             bucket.delete([pack_key(victim.id) for victim in self._victims])
-            reach("sweep.after-delete")
-            self._objects.forget(epoch)
+            failpoint("sweep.after-delete")
+            self._objects.refresh_after_sweep(epoch)
         packs = {found.key for found in bucket.list("packs/")}
-        marks = [key for key in packs if key.endswith(GONE)]
-        bucket.delete([key for key in marks if key.removesuffix(GONE) + ".pack" not in packs])
+        marks = [key for key in packs if key.endswith(DELETION_MARK_SUFFIX)]
+        bucket.delete(
+            [key for key in marks if key.removesuffix(DELETION_MARK_SUFFIX) + ".pack" not in packs]
+        )
 
 
-def _made(id_: str) -> int:
+def _created_ns(id_: str) -> int:
     """When, in nanoseconds: what the clock of its writer said."""
     return int(id_[:12], 16) * 1_000_000

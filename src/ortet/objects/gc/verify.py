@@ -11,17 +11,17 @@ import msgspec
 from ortet.errors import Corrupt, NotFound, OrtetError
 from ortet.ids import Oid
 from ortet.objects import frame
-from ortet.objects.base import Link, Walk
-from ortet.objects.gc.reachability import Marks
+from ortet.objects.base import ObjectRef, ReferenceParser
+from ortet.objects.gc.reachability import ReachableSet
 from ortet.objects.pack import Pack
 from ortet.objects.pack_index import open_index
-from ortet.objects.source import Source
-from ortet.objects.store import LocalObjects
+from ortet.objects.source import FrameSource
+from ortet.objects.store import LocalObjectStore
 from ortet.objects.tail import Tail
 
-_AHEAD = 4
+_READ_AHEAD_FRAMES = 4
 Progress = Callable[[int, int], None]
-Roots = Callable[[], Iterable[Link]]
+Roots = Callable[[], Iterable[ObjectRef]]
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -42,27 +42,34 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 def verify(
-    objects: LocalObjects, roots: Roots, walk: Walk, *, progress: Progress | None = None
+    objects: LocalObjectStore,
+    roots: Roots,
+    parse_references: ReferenceParser,
+    *,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Read all of it, whatever is found on the way. `progress` gets bytes done and in all."""
     while True:
-        epoch = objects.gate.epoch()
-        report = _verify(objects, roots, walk, progress)
+        epoch = objects.sweep_lock.epoch()
+        report = _verify_once(objects, roots, parse_references, progress)
         if not report.problems or not objects.swept_since(epoch):
             return report
         # what is not there may have been swept away while we looked, by a host we cannot keep out
 
 
-def _verify(
-    objects: LocalObjects, roots: Roots, walk: Walk, progress: Progress | None
+def _verify_once(
+    objects: LocalObjectStore,
+    roots: Roots,
+    parse_references: ReferenceParser,
+    progress: Progress | None,
 ) -> VerifyReport:
-    with objects.gate.busy(alone=False):
-        objects.distrust()
-        objects.shelf.refresh(anew=True)
-        check = _Check(objects, progress)
-        for source in objects.shelf.sources():
-            check.source(source)
-        marks = check.references(roots(), walk)
+    with objects.sweep_lock.hold_gc_lock(exclusive=False):
+        objects.drop_local_cache()
+        objects.pack_set.refresh(reload_tails=True)
+        check = _Verifier(objects, progress)
+        for source in objects.pack_set.sources():
+            check.check_source(source)
+        marks = check.check_references(roots(), parse_references)
         return VerifyReport(
             objects=check.objects,
             bytes=check.bytes,
@@ -71,37 +78,37 @@ def _verify(
         )
 
 
-class _Check:
-    def __init__(self, objects: LocalObjects, progress: Progress | None) -> None:
+class _Verifier:
+    def __init__(self, objects: LocalObjectStore, progress: Progress | None) -> None:
         self.objects = 0
         self.bytes = 0
         self.problems: list[Problem] = []
         self._store = objects
-        self._good: set[Oid] = set()
+        self._verified: set[Oid] = set()
         self._progress = progress
-        self._total = sum(source.extent() for source in objects.shelf.sources())
-        self._done = 0
+        self._bytes_total = sum(source.extent() for source in objects.pack_set.sources())
+        self._bytes_done = 0
 
     def _report(self, where: str, what: str, oid: Oid | None = None) -> None:
         self.problems.append(Problem(oid.hex() if oid else "", where, what))
 
     # what is stored
 
-    def source(self, source: Source) -> None:
+    def check_source(self, source: FrameSource) -> None:
         where = f"{'tail' if isinstance(source, Tail) else 'pack'} {source.id}"
         places: dict[Oid, list[tuple[int, int, int, int]]] = {}
         with ThreadPoolExecutor(2, "ortet-verify") as pool:
-            coming: deque[tuple[frame.Lead, Future[list[Oid]]]] = deque()
-            for lead in self._leads(source, where):
-                coming.append((lead, pool.submit(self._hashes, source, lead)))
-                if len(coming) > _AHEAD:
-                    self._take(source, where, *coming.popleft(), places)
+            coming: deque[tuple[frame.FrameInfo, Future[list[Oid]]]] = deque()
+            for lead in self._valid_frames(source, where):
+                coming.append((lead, pool.submit(self._hash_objects, source, lead)))
+                if len(coming) > _READ_AHEAD_FRAMES:
+                    self._check_frame(source, where, *coming.popleft(), places)
             while coming:
-                self._take(source, where, *coming.popleft(), places)
+                self._check_frame(source, where, *coming.popleft(), places)
         if isinstance(source, Pack):
-            self._index(source, places)
+            self._check_index(source, places)
 
-    def _leads(self, source: Source, where: str) -> Iterator[frame.Lead]:
+    def _valid_frames(self, source: FrameSource, where: str) -> Iterator[frame.FrameInfo]:
         """Every frame with a sound header; what lies between is a problem, but not a torn end."""
         at: int | None = 0
         stop, tried = source.extent(), -1
@@ -124,66 +131,70 @@ class _Check:
                 if at is not None or not _is_torn(source, start):
                     self._report(where, error.message)
 
-    def _hashes(self, source: Source, lead: frame.Lead) -> list[Oid]:
+    def _hash_objects(self, source: FrameSource, frame_info: frame.FrameInfo) -> list[Oid]:
         """The true ids of a frame's objects, read past every cache."""
-        data = memoryview(source.load(lead.offset))
+        data = memoryview(source.load(frame_info.offset))
         found: list[Oid] = []
         at = 0
-        for _, _, length in lead.rows():
+        for _, _, length in frame_info.rows():
             found.append(self._store.hasher.oid(data[at : at + length]))
             at += length
         return found
 
-    def _take(
+    def _check_frame(
         self,
-        source: Source,
+        source: FrameSource,
         where: str,
-        lead: frame.Lead,
+        frame_info: frame.FrameInfo,
         hashes: Future[list[Oid]],
-        places: dict[Oid, list[tuple[int, int, int, int]]],
+        locations: dict[Oid, list[tuple[int, int, int, int]]],
     ) -> None:
-        self._done += lead.header.size
+        self._bytes_done += frame_info.header.size
         if self._progress is not None:
-            self._progress(self._done, self._total)
-        if lead.header.key_id != self._store.hasher.key_id:
-            self._report(where, f"frame at byte {lead.offset} belongs to another key")
+            self._progress(self._bytes_done, self._bytes_total)
+        if frame_info.header.key_id != self._store.hasher.key_id:
+            self._report(where, f"frame at byte {frame_info.offset} belongs to another key")
             return
-        rows = list(lead.rows())
+        rows = list(frame_info.rows())
         start = 0
         for oid, kind, length in rows:
-            places.setdefault(oid, []).append((lead.offset, start, length, kind))
+            locations.setdefault(oid, []).append((frame_info.offset, start, length, kind))
             start += length
         try:
-            found = self._settled(source, lead, hashes)
+            found = self._await_hashes(source, frame_info, hashes)
         except (Corrupt, NotFound) as error:
-            if not _is_torn(source, lead.offset):
+            if not _is_torn(source, frame_info.offset):
                 self._report(where, f"{error.message} ({len(rows)} objects)", rows[0][0])
             return
         self.objects += len(rows)
-        self.bytes += lead.header.raw
+        self.bytes += frame_info.header.raw
         for (oid, _, _), true in zip(rows, found, strict=True):
             if oid == true:
-                self._good.add(oid)
+                self._verified.add(oid)
             else:
                 self._report(where, "does not match its hash", oid)
 
-    def _settled(self, source: Source, lead: frame.Lead, hashes: Future[list[Oid]]) -> list[Oid]:
+    def _await_hashes(
+        self, source: FrameSource, frame_info: frame.FrameInfo, hashes: Future[list[Oid]]
+    ) -> list[Oid]:
         """The hashes; read again where a tail's last frame may have been in the making."""
         try:
             return hashes.result()
         except Corrupt:
             if not isinstance(source, Tail):
                 raise
-            return self._hashes(source, lead)
+            return self._hash_objects(source, frame_info)
 
-    def _index(self, pack: Pack, places: dict[Oid, list[tuple[int, int, int, int]]]) -> None:
+    def _check_index(
+        self, pack: Pack, locations: dict[Oid, list[tuple[int, int, int, int]]]
+    ) -> None:
         """A missing index is no problem, it is made at first use; a wrong one is, and is remade."""
         where = f"index {pack.id}"
         try:
             index = open_index(pack.index_path)
-            wrong = sum(tuple(place) not in places.get(oid, ()) for oid, _, *place in index)
+            wrong = sum(tuple(place) not in locations.get(oid, ()) for oid, _, *place in index)
             wrong += index.packs != [(pack.id, pack.end)]
-            missing = {oid for oid, *_ in index} != places.keys()
+            missing = {oid for oid, *_ in index} != locations.keys()
         except FileNotFoundError:
             return
         except Corrupt as error:
@@ -192,28 +203,30 @@ class _Check:
             if not wrong and not missing:
                 return
             self._report(where, f"does not agree with its pack ({wrong} wrong entries)")
-        pack.rebuild()
+        pack.rebuild_index()
 
     # what refers to what
 
-    def references(self, roots: Iterable[Link], walk: Walk) -> Marks:
-        marks = Marks(self._store, walk)
+    def check_references(
+        self, roots: Iterable[ObjectRef], parse_references: ReferenceParser
+    ) -> ReachableSet:
+        marks = ReachableSet(self._store, parse_references)
         told: set[Oid] = set()
 
-        def trouble(link: Link, parent: Oid | None, error: OrtetError) -> None:
-            self._report(_from(link, parent), error.message, link.oid)
+        def trouble(link: ObjectRef, parent: Oid | None, error: OrtetError) -> None:
+            self._report(_describe_ref(link, parent), error.message, link.oid)
             told.add(link.oid)
 
-        def leaf(link: Link, parent: Oid | None) -> None:
-            if link.oid not in self._good and link.oid not in told:
+        def leaf(link: ObjectRef, parent: Oid | None) -> None:
+            if link.oid not in self._verified and link.oid not in told:
                 told.add(link.oid)
-                if not self._has(link.oid):
-                    self._report(_from(link, parent), "is missing or damaged", link.oid)
+                if not self._is_intact(link.oid):
+                    self._report(_describe_ref(link, parent), "is missing or damaged", link.oid)
 
-        marks.add(roots, trouble=trouble, leaf=leaf)
+        marks.add(roots, on_broken=trouble, on_blob=leaf)
         return marks
 
-    def _has(self, oid: Oid) -> bool:
+    def _is_intact(self, oid: Oid) -> bool:
         """Put while we were reading: not in any frame we saw."""
         try:
             return self._store.hasher.oid(self._store.get(oid)) == oid
@@ -221,7 +234,7 @@ class _Check:
             return False
 
 
-def _is_torn(source: Source, offset: int) -> bool:
+def _is_torn(source: FrameSource, offset: int) -> bool:
     """Whether a bad frame is the last of a tail and was never written to its end: a killed writer
     leaves such, recovery cuts it off, and nobody was told that it is stored."""
     if not isinstance(source, Tail):
@@ -233,6 +246,6 @@ def _is_torn(source: Source, offset: int) -> bool:
         return len(rest) < frame.HEADER_BYTES
 
 
-def _from(link: Link, parent: Oid | None) -> str:
+def _describe_ref(ref: ObjectRef, parent: Oid | None) -> str:
     whose = f"object {parent.hex()}" if parent else "a root"
-    return f"{link.kind.name.lower()} referred to by {whose}"
+    return f"{ref.kind.name.lower()} referred to by {whose}"

@@ -8,17 +8,17 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-LIMIT = 2 << 30
+CACHE_LIMIT_BYTES = 2 << 30
 _PART = ".part"
 
 
-class Kept:
+class PackCache:
     """Files of a directory, by name. Nothing is synced, and a full disk keeps nothing."""
 
-    def __init__(self, directory: Path, limit: int = LIMIT) -> None:
+    def __init__(self, directory: Path, limit: int = CACHE_LIMIT_BYTES) -> None:
         self._directory = directory
         self._limit = limit
-        self._added = 0
+        self._bytes_since_prune = 0
         directory.mkdir(exist_ok=True)
 
     def open(self, name: str) -> int | None:
@@ -47,24 +47,24 @@ class Kept:
             try:
                 part.write_bytes(data)
                 os.replace(part, self._directory / name)
-                self._count(len(data))
+                self._count_added(len(data))
             finally:
                 part.unlink(missing_ok=True)
 
-    def share(self, name: str, path: Path) -> None:
+    def link_file(self, name: str, path: Path) -> None:
         """Keep a file that is about to go."""
         with suppress(OSError):
             os.link(path, self._directory / name)
-            self._count(path.stat().st_size)
+            self._count_added(path.stat().st_size)
 
-    def drop(self, prefix: str) -> None:
+    def remove(self, prefix: str) -> None:
         """Everything whose name begins so."""
         for entry in self._entries():
             if entry.name.startswith(prefix):
                 with suppress(OSError):
                     os.unlink(entry.path)
 
-    def keep_only(self, ids: set[str]) -> None:
+    def retain_packs(self, ids: set[str]) -> None:
         """Of packs that are gone nothing is needed."""
         for entry in self._entries():
             if entry.name.partition(".")[0] not in ids:
@@ -73,7 +73,7 @@ class Kept:
 
     def prune(self) -> None:
         """Remove what was not used for the longest time, down to three quarters of the limit."""
-        self._added = 0
+        self._bytes_since_prune = 0
         found: list[tuple[int, int, str]] = []
         for entry in self._entries():
             with suppress(OSError):
@@ -89,9 +89,9 @@ class Kept:
                 os.unlink(path)
                 total -= size
 
-    def _count(self, size: int) -> None:
-        self._added += size
-        if self._added > self._limit // 8:
+    def _count_added(self, size: int) -> None:
+        self._bytes_since_prune += size
+        if self._bytes_since_prune > self._limit // 8:
             self.prune()
 
     def _part(self, name: str) -> Path:

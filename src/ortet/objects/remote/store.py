@@ -9,29 +9,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortet._util.codec import Hasher
-from ortet.backends.base import Bucket, Queued
-from ortet.backends.object_storage.pending_uploads import Owing
+from ortet.backends.base import Bucket, UploadBacklog
+from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.backends.object_storage.upload_queue import QueuedBucket
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import NotFound, Refused, Unavailable
 from ortet.ids import Clock, Oid, Random
 from ortet.objects import frame
 from ortet.objects.base import Kind
-from ortet.objects.gc.lock import Gate
+from ortet.objects.gc.lock import SweepLock
 from ortet.objects.pack import Pack
-from ortet.objects.pack_set import Shelf
+from ortet.objects.pack_set import PackSet
 from ortet.objects.remote.pack import RemotePack
-from ortet.objects.remote.pack_cache import LIMIT, Kept
-from ortet.objects.remote.pack_set import RemoteShelf
-from ortet.objects.remote.write_fence import RemoteGate, refuse
-from ortet.objects.store import Durable, LocalObjects
-from ortet.objects.tail import SEAL_AT, Tail
-from ortet.objects.writer import Writer
+from ortet.objects.remote.pack_cache import CACHE_LIMIT_BYTES, PackCache
+from ortet.objects.remote.pack_set import RemotePackSet
+from ortet.objects.remote.write_fence import WriteFence, refuse_remote
+from ortet.objects.store import Durability, LocalObjectStore
+from ortet.objects.tail import SEAL_BYTES, Tail
+from ortet.objects.writer import ObjectWriter
 
-_QUEUE = "local/queue"
+_QUEUE_DIRECTORY = "local/queue"
 
 
-class RemoteObjects(LocalObjects):
+class RemoteObjectStore(LocalObjectStore):
     """A handle on a store that is shared with other hosts. `root` is what this host keeps, at most
     `keep` bytes of what it read.
 
@@ -41,27 +41,29 @@ class RemoteObjects(LocalObjects):
     hosts are told of it, and this one of what they have.
     """
 
-    remote = True
+    is_remote = True
 
     def __init__(
         self,
         root: Path,
         bucket: Bucket,
         *,
-        epochs: Epochs,
+        epochs: EpochTracker,
         hasher: Hasher,
         clock: Clock,
         random: Random = os.urandom,
         reserve: int = 0,
-        seal_at: int = SEAL_AT,
-        durable: Durable = "remote",
-        keep: int = LIMIT,
-        owing: Owing | None = None,
+        seal_bytes: int = SEAL_BYTES,
+        durable: Durability = "remote",
+        cache_bytes: int = CACHE_LIMIT_BYTES,
+        pending_uploads: PendingUploadTable | None = None,
     ) -> None:
         self._epochs = epochs
-        self._keep = keep
+        self._cache_bytes = cache_bytes
         # ids of packs are never given twice: nobody needs to be asked
-        self._queue = QueuedBucket(bucket, root / _QUEUE, ask=False, owing=owing)
+        self._queue = QueuedBucket(
+            bucket, root / _QUEUE_DIRECTORY, check_remote=False, pending_uploads=pending_uploads
+        )
         self.durable = durable
         super().__init__(
             root,
@@ -70,149 +72,155 @@ class RemoteObjects(LocalObjects):
             clock=clock,
             random=random,
             reserve=reserve,
-            seal_at=seal_at,
-            owing=owing,
+            seal_bytes=seal_bytes,
+            pending_uploads=pending_uploads,
         )
 
-    def _make_gate(self) -> Gate:
-        return RemoteGate(self.root.local, self._epochs)
+    def _make_sweep_lock(self) -> SweepLock:
+        return WriteFence(self.layout.local, self._epochs)
 
-    def _make_shelf(self, new_id: Callable[[], str]) -> Shelf:
-        self._kept = Kept(self.root.local / "kept", self._keep)
-        return RemoteShelf(
-            self.root, self.bucket, key_id=self.hasher.key_id, new_id=new_id, kept=self._kept
+    def _make_pack_set(self, new_id: Callable[[], str]) -> PackSet:
+        self._pack_cache = PackCache(self.layout.local / "kept", self._cache_bytes)
+        return RemotePackSet(
+            self.layout,
+            self.bucket,
+            key_id=self.hasher.key_id,
+            new_id=new_id,
+            cache=self._pack_cache,
         )
 
-    def _make_writer(self, seal_at: int) -> Writer:
+    def _make_writer(self, seal_bytes: int) -> ObjectWriter:
         key_id = self.hasher.key_id
-        return RemoteWriter(self.shelf, self.space, self.cache, key_id=key_id, seal_at=seal_at)
+        return RemoteObjectWriter(
+            self.pack_set, self.space, self.cache, key_id=key_id, seal_bytes=seal_bytes
+        )
 
     @property
-    def durable(self) -> Durable:
+    def durable(self) -> Durability:
         return "remote" if self._queue.direct else "local"
 
     @durable.setter
-    def durable(self, durable: Durable) -> None:
+    def durable(self, durable: Durability) -> None:
         self._queue.direct = durable == "remote"
 
     @contextmanager
-    def promising(self, durable: Durable | None) -> Iterator[None]:
+    def with_durability(self, durable: Durability | None) -> Iterator[None]:
         before = self.durable
-        with super().promising(durable):
+        with super().with_durability(durable):
             self.durable = durable or before
             try:
                 yield
             finally:
                 self.durable = before
         if durable == "remote":  # also what an earlier commit left, when this one had nothing new
-            self._queue.settle()
+            self._queue.wait_uploaded()
 
     def has(self, oid: Oid) -> bool:
         """As far as is known here: what others have put since costs putting it once more."""
-        return oid in self._pending or self.shelf.find_sure(oid) is not None
+        return oid in self._pending or self.pack_set.find_durable(oid) is not None
 
     def flush(self, *, sync: bool = True) -> None:
         pending = [] if self.durable == "remote" else list(self._pending.items())
         made = [oid.hex() for oid, item in pending if item[1] == Kind.COMMIT]
         super().flush(sync=sync)
         if made:
-            self._queue.note(made)
+            self._queue.record_commits(made)
         if sync and self.durable == "remote":
-            self._queue.settle()
+            self._queue.wait_uploaded()
 
-    def queued(self) -> Queued:
-        return self._queue.queued()
+    def queued(self) -> UploadBacklog:
+        return self._queue.backlog()
 
-    def settle(self, patience: float = 60.0) -> None:
+    def wait_for_uploads(self, timeout: float = 60.0) -> None:
         """Wait for the bucket to have all of it; Unavailable("not_uploaded_yet") when it has not by
         then."""
-        self._queue.settle(patience)
+        self._queue.wait_uploaded(timeout)
 
-    def check_ours(self, act: str) -> None:
-        refuse(act)
+    def require_exclusive(self, action: str) -> None:
+        refuse_remote(action)
 
     def swept_since(self, epoch: int) -> bool:
-        return self._epochs.ask() != epoch
+        return self._epochs.refresh() != epoch
 
-    def distrust(self) -> None:
+    def drop_local_cache(self) -> None:
         self.cache.clear()
-        for pack in self.shelf.packs:
-            _forget(pack)
+        for pack in self.pack_set.packs:
+            _drop_local_copy(pack)
 
     def close(self) -> None:
         super().close()
         self._queue.stop()
-        self._kept.prune()
+        self._pack_cache.prune()
 
 
-def _forget(pack: Pack) -> None:
+def _drop_local_copy(pack: Pack) -> None:
     if isinstance(pack, RemotePack):
-        pack.distrust()
+        pack.drop_local_copy()
 
 
-class RemoteWriter(Writer):
+class RemoteObjectWriter(ObjectWriter):
     """Frames go to a tail on this host, and with each flush to the bucket: one pack a flush, or
     several when they are large. `sweep` makes few of the many small ones."""
 
-    _packs = True
+    _compress_at_flush = True
 
-    def _write(self, items: Sequence[frame.Item], *, packed: bool) -> None:
+    def _write(self, items: Sequence[frame.Item], *, compress: bool) -> None:
         try:
-            super()._write(items, packed=packed)
+            super()._write(items, compress=compress)
         except (Refused, Unavailable) as error:
             if error.kind not in ("disk_full", "disk_reserve"):
                 raise
-            self._do_without_disk(error)
-            super()._write(items, packed=packed)
+            self._switch_to_memory_tails(error)
+            super()._write(items, compress=compress)
 
-    def _do_without_disk(self, error: Refused | Unavailable) -> None:
+    def _switch_to_memory_tails(self, error: Refused | Unavailable) -> None:
         """Until the next flush ends, what is on its way to the bucket is in memory only. What this
         host promises to keep until it is there cannot be."""
-        if not self._far.in_bucket_only():
+        if not self._remote_pack_set.is_write_through():
             raise type(error)(
                 error.kind,
                 f'{error.message}; or commit with durable="remote", which needs no room here',
                 **error.details,
             ) from error
-        with self._appending:
-            if self._tail is not None and not self._far.is_in_memory(self._tail):
+        with self._append_lock:
+            if self._tail is not None and not self._remote_pack_set.is_in_memory(self._tail):
                 self._tail = None  # it is sealed with the others
-            self._far.without_disk = True
+            self._remote_pack_set.uses_memory_tails = True
 
-    def _check_room(self, tail: Tail, size: int) -> None:
-        if not self._far.is_in_memory(tail):
-            super()._check_room(tail, size)
+    def _check_space(self, tail: Tail, size: int) -> None:
+        if not self._remote_pack_set.is_in_memory(tail):
+            super()._check_space(tail, size)
 
     @property
-    def _far(self) -> RemoteShelf:
-        assert isinstance(self._shelf, RemoteShelf)
-        return self._shelf
+    def _remote_pack_set(self) -> RemotePackSet:
+        assert isinstance(self._pack_set, RemotePackSet)
+        return self._pack_set
 
     def _sync(self) -> None:
         self._wait_for_seals()
-        with self._appending:
+        with self._append_lock:
             self._tail = None
-            tails = self._shelf.mine
+            tails = self._pack_set.own_tails
         for tail in tails:
-            self._shelf.seal(tail)
-        self._far.without_disk = False
-        while self._owed:
-            tail = self._owed.pop()
+            self._pack_set.seal(tail)
+        self._remote_pack_set.uses_memory_tails = False
+        while self._foreign_tails_to_sync:
+            tail = self._foreign_tails_to_sync.pop()
             try:
-                self._copy(tail)
+                self._publish_parent_tail(tail)
             except BaseException:
-                self._owed.add(tail)
+                self._foreign_tails_to_sync.add(tail)
                 raise
         # of packs that another host has swept away since we last looked, or on a disk that is full:
         # what was flushed is in the bucket, and looking for it takes longer
         with suppress(NotFound, OSError):
-            self._shelf.merge_tables()
+            self._pack_set.merge_tables()
 
-    def _copy(self, tail: Tail) -> None:
+    def _publish_parent_tail(self, tail: Tail) -> None:
         """What a parent of fork(2) had not published: it may never do it."""
-        if isinstance(self._shelf, RemoteShelf) and tail.end:
-            self._shelf.publish(tail)
-            self._shelf.refresh()
+        if isinstance(self._pack_set, RemotePackSet) and tail.end:
+            self._pack_set.publish(tail)
+            self._pack_set.refresh()
 
     def close(self) -> None:
         """What was put and not flushed belongs to no commit."""
@@ -222,5 +230,5 @@ class RemoteWriter(Writer):
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
-            self._shelf.release()
+            self._pack_set.release()
             self._tail = None

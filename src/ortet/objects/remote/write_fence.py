@@ -8,74 +8,74 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ortet.backends.sweep_epoch import Epochs
+from ortet.backends.sweep_epoch import EpochTracker
 from ortet.errors import Unsupported
-from ortet.objects.gc.lock import Gate
+from ortet.objects.gc.lock import SweepLock
 
 
-class RemoteGate(Gate):
+class WriteFence(SweepLock):
     """A gate without locks. Sweeps run where the store is."""
 
-    def __init__(self, local: Path, epochs: Epochs) -> None:
+    def __init__(self, directory: Path, epochs: EpochTracker) -> None:
         self._epochs = epochs
-        self._begun = 0
-        super().__init__(local)
+        self._write_epoch = 0
+        super().__init__(directory)
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._depth = 0
-        self._inside: dict[int, int] = {}
+        self._writer_count = 0
+        self._writers_by_thread: dict[int, int] = {}
         self._files = None
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._epochs.rely(None)  # whatever its parent was about to write
+        self._epochs.set_write_epoch(None)  # whatever its parent was about to write
 
-    def enter(self) -> int:
-        epoch = super().enter()
-        self._epochs.rely(epoch)
+    def begin_write(self) -> int:
+        epoch = super().begin_write()
+        self._epochs.set_write_epoch(epoch)
         return epoch
 
-    def leave(self, pid: int) -> None:
-        super().leave(pid)
-        if threading.get_ident() not in self._inside:
-            self._epochs.rely(None)
+    def end_write(self, pid: int) -> None:
+        super().end_write(pid)
+        if threading.get_ident() not in self._writers_by_thread:
+            self._epochs.set_write_epoch(None)
 
-    def _take(self) -> None:
-        self._begun = self._epochs.fresh()
+    def _lock_shared(self) -> None:
+        self._write_epoch = self._epochs.recent()
 
-    def _give(self) -> None: ...
+    def _unlock_shared(self) -> None: ...
 
     def epoch(self) -> int:
-        return self._begun if self._depth else self._epochs.now()
+        return self._write_epoch if self._writer_count else self._epochs.cached()
 
-    def asked(self) -> int:
+    def fetch_epoch(self) -> int:
         """The epoch at this moment, from where the store is."""
-        return self._epochs.ask()
+        return self._epochs.refresh()
 
     @contextmanager
-    def exclusive(self, patience: float) -> Iterator[None]:
-        del patience
-        raise _elsewhere("this")
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        del timeout
+        raise _remote_store_error("this")
         yield
 
-    def bump(self) -> int:
-        raise _elsewhere("this")
+    def raise_epoch(self) -> int:
+        raise _remote_store_error("this")
 
     @contextmanager
-    def busy(self, *, alone: bool) -> Iterator[None]:
-        if alone:
-            raise _elsewhere("this")
+    def hold_gc_lock(self, *, exclusive: bool) -> Iterator[None]:
+        if exclusive:
+            raise _remote_store_error("this")
         yield
 
 
-def _elsewhere(act: str) -> Unsupported:
+def _remote_store_error(action: str) -> Unsupported:
     return Unsupported(
         "remote_store",
-        f"{act} must keep out the writers of all hosts, which only the server can: do it there",
+        f"{action} must keep out the writers of all hosts, which only the server can: do it there",
     )
 
 
-def refuse(act: str) -> None:
+def refuse_remote(action: str) -> None:
     """Say no before anything is done."""
-    raise _elsewhere(act)
+    raise _remote_store_error(action)

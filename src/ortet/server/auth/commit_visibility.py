@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from threading import Lock
 
 from ortet.errors import NotFound, OrtetError
-from ortet.history.refs import since_made
+from ortet.history.refs import since_creation
 from ortet.hub.hub import Hub
 from ortet.ids import OID_BYTES, Oid
 from ortet.server.auth.tokens import Caller
 
-_MOST = 32
+_MAX_CACHED_CALLERS = 32
 """Kinds of callers whose commits are remembered."""
 
 
-class Sight:
+class CommitVisibility:
     """Remembers what was walked, so that only new commits are read."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, tuple[str, ...]], set[Oid]] = OrderedDict()
+        self._visible_commits: OrderedDict[tuple[str, tuple[str, ...]], set[Oid]] = OrderedDict()
         self._lock = Lock()
 
-    def commit(self, hub: Hub, caller: Caller, text: str) -> Oid:
+    def resolve_commit(self, hub: Hub, caller: Caller, text: str) -> Oid:
         """The commit that is meant; NotFound, in the same words, for one that is not there and one
         that is not for this caller, who has to give a whole id."""
         if not caller.agents:
@@ -36,30 +36,30 @@ class Sight:
             oid = Oid(bytes.fromhex(text))
         except ValueError:
             raise no_commit(text) from None
-        if len(oid) != OID_BYTES or not self._leads_to(hub, caller, oid):
+        if len(oid) != OID_BYTES or not self._is_visible(hub, caller, oid):
             raise no_commit(text)
         return oid
 
     @contextmanager
-    def of(self, caller: Caller, hub: Hub) -> Iterator[None]:
+    def restrict_hub(self, caller: Caller, hub: Hub) -> Iterator[None]:
         """While it works for this caller, a hub knows no other commit, by whatever name."""
         if not caller.agents:
             yield
             return
-        hub.refs.sees = lambda oid: self._leads_to(hub, caller, oid)
+        hub.refs.is_visible = lambda oid: self._is_visible(hub, caller, oid)
         try:
             yield
         finally:
-            hub.refs.sees = None
+            hub.refs.is_visible = None
 
-    def _leads_to(self, hub: Hub, caller: Caller, oid: Oid) -> bool:
+    def _is_visible(self, hub: Hub, caller: Caller, oid: Oid) -> bool:
         with self._lock:
             key = caller.tenant, caller.agents
-            known = self._known.setdefault(key, set())
-            self._known.move_to_end(key)
-            while len(self._known) > _MOST:
-                self._known.popitem(last=False)
-            todo = [head for head in _heads(hub, caller) if head not in known]
+            known = self._visible_commits.setdefault(key, set())
+            self._visible_commits.move_to_end(key)
+            while len(self._visible_commits) > _MAX_CACHED_CALLERS:
+                self._visible_commits.popitem(last=False)
+            todo = [head for head in _visible_heads(hub, caller) if head not in known]
             while todo:
                 one = todo.pop()
                 if one not in known:
@@ -68,7 +68,7 @@ class Sight:
             return oid in known
 
 
-def _heads(hub: Hub, caller: Caller) -> set[Oid]:
+def _visible_heads(hub: Hub, caller: Caller) -> set[Oid]:
     """Where the branches of its sessions are, and were: what was restored away can be read."""
     found: set[Oid] = set()
     for row in hub.sessions():
@@ -76,12 +76,12 @@ def _heads(hub: Hub, caller: Caller) -> set[Oid]:
             head = hub.catalog.head(f"branch:{row.branch}")
             if head is not None:
                 found.add(head.oid)
-            for op in since_made(hub.refs.reflog(row.branch)):
+            for op in since_creation(hub.refs.reflog(row.branch)):
                 found |= {Oid(one) for one in (op.old, op.new) if one is not None}
-    return {oid for oid in found if _is_there(hub, oid)}
+    return {oid for oid in found if _is_readable(hub, oid)}
 
 
-def _is_there(hub: Hub, oid: Oid) -> bool:
+def _is_readable(hub: Hub, oid: Oid) -> bool:
     try:
         hub.history.read(oid)
     except OrtetError:  # swept: the reflog outlives what it names

@@ -13,34 +13,36 @@ from starlette.routing import Route
 
 from ortet.errors import Invalid
 from ortet.server.auth.authenticate import COOKIE
-from ortet.server.context import Desk
+from ortet.server.context import AppContext
 from ortet.server.dispatch import read_body
-from ortet.server.errors import JSON, Unknown
+from ortet.server.errors import JSON, Unauthorized
 
-_LARGEST = 4096
+_MAX_BODY_BYTES = 4096
 _FORM = "application/x-www-form-urlencoded"
-_KEEP = 30 * 24 * 3600
+_COOKIE_SECONDS = 30 * 24 * 3600
 """Seconds; the token itself may be valid for less."""
 
 
-def login_routes(desk: Desk) -> list[Route]:
+def login_routes(context: AppContext) -> list[Route]:
     return [
-        Route("/login", partial(_login, desk), methods=["POST"], name="login"),
-        Route("/logout", partial(_logout, desk), methods=["POST"], name="logout"),
+        Route("/login", partial(_login, context), methods=["POST"], name="login"),
+        Route("/logout", partial(_logout, context), methods=["POST"], name="logout"),
     ]
 
 
-async def _login(desk: Desk, request: Request) -> Response:
+async def _login(context: AppContext, request: Request) -> Response:
     """`{"token": ...}`, or the same from a form, which is then led to the page."""
-    desk.gate.check_origin(request)
+    context.authenticator.check_origin(request)
     media = request.headers.get("content-type", "").partition(";")[0].strip()
-    body = await read_body(request, _LARGEST)
+    body = await read_body(request, _MAX_BODY_BYTES)
     token = _token(media, body)
     try:
-        caller = await desk.in_thread(partial(desk.gate.known, token))
-    except Unknown:
+        caller = await context.in_thread(partial(context.authenticator.caller_of_token, token))
+    except Unauthorized:
         client = request.scope.get("client")
-        await desk.in_thread(partial(desk.limits.stranger, client[0] if client else ""))
+        await context.in_thread(
+            partial(context.rate_limiter.admit_address, client[0] if client else "")
+        )
         if media == _FORM:
             return RedirectResponse("/login?" + urlencode({"wrong": "", "next": _next(body)}), 303)
         raise
@@ -50,30 +52,30 @@ async def _login(desk: Desk, request: Request) -> Response:
         if media == _FORM
         else Response(msgspec.json.encode(told), media_type=JSON)
     )
-    answer.set_cookie(COOKIE, token, max_age=_KEEP, **_how(request))
+    answer.set_cookie(COOKIE, token, max_age=_COOKIE_SECONDS, **_cookie_options(request))
     return answer
 
 
-async def _logout(desk: Desk, request: Request) -> Response:
-    desk.gate.check_origin(request)
+async def _logout(context: AppContext, request: Request) -> Response:
+    context.authenticator.check_origin(request)
     form = request.headers.get("content-type", "").startswith(_FORM)
     answer = RedirectResponse("/", 303) if form else Response(status_code=204)
-    answer.delete_cookie(COOKIE, **_how(request))
+    answer.delete_cookie(COOKIE, **_cookie_options(request))
     return answer
 
 
 def _next(body: bytes) -> str:
     """Where the form was, if that is a page of ours."""
-    return page_of(parse_qs(body.decode()).get("next", ["/"])[0])
+    return local_page(parse_qs(body.decode()).get("next", ["/"])[0])
 
 
-def page_of(path: str) -> str:
+def local_page(path: str) -> str:
     """A path that is one of ours, else the first page: who signs in is led to no other site."""
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 
 
-def _how(request: Request) -> dict[str, Any]:
+def _cookie_options(request: Request) -> dict[str, Any]:
     return {
         "path": "/",
         "httponly": True,

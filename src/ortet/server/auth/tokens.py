@@ -13,9 +13,9 @@ from ortet._util.codec import decode, encode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import Clock, Random
-from ortet.server.operations.registry import NEEDS, Needs
+from ortet.server.operations.registry import TOKEN_SCOPES, TokenScope
 
-TOKEN = "token"
+TOKEN_KIND = "token"
 """Rows of this kind, by id, are tokens; they lie in the store that the server was started with."""
 
 PREFIX = "ortet"
@@ -28,7 +28,7 @@ class TokenRow(msgspec.Struct, frozen=True):
     id: str
     name: str
     hash: bytes
-    allows: Needs
+    allows: TokenScope
     created: int
     tenant: str = ""
     agents: list[str] = []  # none: all of its tenant
@@ -42,18 +42,18 @@ class Caller(msgspec.Struct, frozen=True):
     token: str = ""
     name: str = "owner"
     tenant: str = ""
-    allows: Needs = "admin"
+    allows: TokenScope = "admin"
     agents: tuple[str, ...] = ()
     runs: bool = True  # commands on the server's host
     raw: bool = True  # the store itself
 
-    def may(self, needs: Needs) -> bool:
-        return NEEDS.index(needs) <= NEEDS.index(self.allows)
+    def may(self, needs: TokenScope) -> bool:
+        return TOKEN_SCOPES.index(needs) <= TOKEN_SCOPES.index(self.allows)
 
     def sees(self, agent: str) -> bool:
         return not self.agents or agent in self.agents
 
-    def need(self, needs: Needs) -> None:
+    def need(self, needs: TokenScope) -> None:
         if not self.may(needs):
             raise Refused(
                 "token_scope",
@@ -108,8 +108,8 @@ class Tokens:
         raw: bool = True,
     ) -> tuple[str, TokenRow]:
         """The token itself, which nobody can read again, and what is stored of it."""
-        if allows not in NEEDS:
-            raise Invalid("bad_scope", f"{allows!r}: give {', '.join(NEEDS)}")
+        if allows not in TOKEN_SCOPES:
+            raise Invalid("bad_scope", f"{allows!r}: give {', '.join(TOKEN_SCOPES)}")
         if seconds is not None and not 0 < seconds < 10**10:
             raise Invalid("bad_time", f"{seconds} seconds: give a time in which it is valid")
         now = self._clock.now_ns()
@@ -125,37 +125,41 @@ class Tokens:
             0 if seconds is None else now + int(seconds * 1e9),
             raw,
         )
-        change = RowChange(TOKEN, id_, encode(row), expect=0)
+        change = RowChange(TOKEN_KIND, id_, encode(row), expect=0)
         self._catalog.move([], verb="token", rows=[change])
         return f"{PREFIX}_{id_}_{secret}", row
 
     def all(self) -> Iterator[TokenRow]:
         after = ""
-        while page := self._catalog.rows(TOKEN, after):
+        while page := self._catalog.rows(TOKEN_KIND, after):
             yield from (decode(TokenRow, row.value) for row in page)
             after = page[-1].key
 
-    def revoke(self, word: str) -> TokenRow:
+    def revoke(self, name_or_id: str) -> TokenRow:
         """By its id, or by its name where no other has it."""
-        named = [row.id for row in self.all() if row.name == word]
-        if word and self._catalog.row(TOKEN, word) is not None:
-            named = [word]
+        named = [row.id for row in self.all() if row.name == name_or_id]
+        if name_or_id and self._catalog.row(TOKEN_KIND, name_or_id) is not None:
+            named = [name_or_id]
         if len(named) > 1:
-            raise Conflict("ambiguous", f"{word!r} may be {', '.join(named)}: say which of them")
+            raise Conflict(
+                "ambiguous", f"{name_or_id!r} may be {', '.join(named)}: say which of them"
+            )
         id_ = named[0] if named else ""
-        found = self._catalog.row(TOKEN, id_) if named else None
+        found = self._catalog.row(TOKEN_KIND, id_) if named else None
         if found is None:
-            raise NotFound("no_token", f"there is no token {word!r}: `ortet access ls` lists them")
-        change = RowChange(TOKEN, id_, None, expect=found.version)
+            raise NotFound(
+                "no_token", f"there is no token {name_or_id!r}: `ortet access ls` lists them"
+            )
+        change = RowChange(TOKEN_KIND, id_, None, expect=found.version)
         self._catalog.move([], verb="token", rows=[change])
         return decode(TokenRow, found.value)
 
-    def caller(self, token: str) -> Caller | None:
+    def find_caller(self, token: str) -> Caller | None:
         """Whose it is; None for one that is unknown, wrong, revoked or out of time."""
         prefix, _, rest = token.partition("_")
         id_, _, secret = rest.partition("_")
         known = prefix == PREFIX and id_.isalnum() and id_.isascii()
-        found = self._catalog.row(TOKEN, id_) if known else None
+        found = self._catalog.row(TOKEN_KIND, id_) if known else None
         row = decode(TokenRow, found.value) if found else None
         digest = _hash(secret)
         # compared in any case, so that the time taken does not tell whether the id is known
@@ -171,6 +175,6 @@ def _hash(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def shown(row: TokenRow) -> dict[str, Any]:
+def public_fields(row: TokenRow) -> dict[str, Any]:
     """What may be shown of a token."""
     return {name: value for name, value in msgspec.structs.asdict(row).items() if name != "hash"}

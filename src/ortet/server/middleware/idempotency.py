@@ -15,26 +15,26 @@ from threading import Thread
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.deadlines import patient
-from ortet.backends.base import Row, RowChange
+from ortet._util.deadlines import lock_timeout
+from ortet.backends.base import CatalogRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Unavailable, Unsettled
 from ortet.hub.hub import Hub
-from ortet.server.session_pool.liveness import is_gone, owner_here
+from ortet.server.session_pool.liveness import current_owner, has_owner_exited
 
-ASKED = "asked"
+IDEMPOTENCY_KIND = "asked"
 """Rows of the kind asked/DAY, by key and token, are writes that were asked for with a key."""
-_FIRST = ("serve", "asked-from")
+_FIRST_DAY_ROW = ("serve", "asked-from")
 """The row that holds the first day which is not dropped yet."""
 
-LONGEST = 200
+MAX_KEY_LENGTH = 200
 DAY_NS = 24 * 3600 * 10**9
-_LARGEST = 256 << 10
-_PAGE = 200
-_LATER, _AGAIN = 600.0, 0.2
+_MAX_STORED_BODY_BYTES = 256 << 10
+_ROWS_PER_PAGE = 200
+_RECORD_RETRY_SECONDS, _RECORD_RETRY_INTERVAL_SECONDS = 600.0, 0.2
 """Seconds for which it is tried to write what became of a request, and from one try to the next."""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class RecordedResponse(msgspec.Struct, frozen=True):
     """What was sent back."""
 
     status: int
@@ -42,61 +42,65 @@ class Answered(msgspec.Struct, frozen=True):
     etag: str = ""
 
 
-class AskedRow(msgspec.Struct, frozen=True):
+class IdempotencyRow(msgspec.Struct, frozen=True):
     """A map, so that later releases may add keys. Without an answer it is being done, or `lost`:
     nobody knows how far it came; `large`: it was done, and the answer is not kept."""
 
     digest: bytes  # of the request
     owner: str  # the process that does it
     time: int
-    answer: Answered | None = None
+    answer: RecordedResponse | None = None
     lost: bool = False
     large: bool = False
 
 
-def once(
-    hub: Hub, key: str, token: str, request: bytes, do: Callable[[], Answered]
-) -> tuple[Answered, bool]:
+def run_idempotent(
+    hub: Hub, key: str, token: str, request: bytes, handler: Callable[[], RecordedResponse]
+) -> tuple[RecordedResponse, bool]:
     """What `do` answers, and whether it was done before. An error of it frees the key."""
-    return _Once(hub, check_key(key), token, request).done(do)
+    return _IdempotentRequest(hub, check_key(key), token, request).run(handler)
 
 
 def check_key(key: str) -> str:
-    if not 0 < len(key) <= LONGEST or not (key.isascii() and key.isprintable()):
-        raise Invalid("bad_key", f"Idempotency-Key: give 1 to {LONGEST} printable ASCII characters")
+    if not 0 < len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+        raise Invalid(
+            "bad_key", f"Idempotency-Key: give 1 to {MAX_KEY_LENGTH} printable ASCII characters"
+        )
     return key
 
 
-class _Once:
+class _IdempotentRequest:
     """One request with a key."""
 
     def __init__(self, hub: Hub, key: str, token: str, request: bytes) -> None:
         self._hub = hub
         self._key = key
-        self._name = sha256(f"{token}\0{key}".encode()).hexdigest()
-        self._mine = AskedRow(sha256(request).digest(), owner_here(hub), hub.clock.now_ns())
-        self._day = self._mine.time // DAY_NS
+        self._row_key = sha256(f"{token}\0{key}".encode()).hexdigest()
+        self._own_row = IdempotencyRow(
+            sha256(request).digest(), current_owner(hub), hub.clock.now_ns()
+        )
+        self._day = self._own_row.time // DAY_NS
         self._version = 0
 
-    def done(self, do: Callable[[], Answered]) -> tuple[Answered, bool]:
-        known = self._take()
+    def run(self, handler: Callable[[], RecordedResponse]) -> tuple[RecordedResponse, bool]:
+        known = self._claim_key()
         if known is not None:
-            return self._again(known), True
+            return self._replay_response(known), True
         try:
-            answer = do()
+            answer = handler()
         except OrtetError:
-            self._end(None)  # nothing was done: it may be asked again
+            self._record_outcome(None)  # nothing was done: it may be asked again
             raise
         except BaseException:
-            self._end(msgspec.structs.replace(self._mine, lost=True))
+            self._record_outcome(msgspec.structs.replace(self._own_row, lost=True))
             raise
-        if len(answer.body) > _LARGEST:
-            self._end(msgspec.structs.replace(self._mine, large=True))
+        if len(answer.body) > _MAX_STORED_BODY_BYTES:
+            self._record_outcome(msgspec.structs.replace(self._own_row, large=True))
         else:
-            self._end(msgspec.structs.replace(self._mine, answer=answer))
+            self._record_outcome(msgspec.structs.replace(self._own_row, answer=answer))
         return answer, False
 
-    def _end(self, row: AskedRow | None) -> None:
+    def _record_outcome(self, row: IdempotencyRow | None) -> None:
         """What became of it; later, where another process keeps the store locked: until then who
         asks again is told that it is being done."""
         try:
@@ -104,33 +108,35 @@ class _Once:
         except Unavailable as error:
             if error.kind != "busy":
                 raise
-            Thread(target=self._later, args=(row,), name="ortet-once", daemon=True).start()
+            Thread(target=self._retry_record, args=(row,), name="ortet-once", daemon=True).start()
 
-    def _later(self, row: AskedRow | None) -> None:
-        until = time.monotonic() + _LATER
+    def _retry_record(self, row: IdempotencyRow | None) -> None:
+        until = time.monotonic() + _RECORD_RETRY_SECONDS
         while time.monotonic() < until:
             try:
-                with patient(_AGAIN):  # another may use the same connection meanwhile
+                with lock_timeout(
+                    _RECORD_RETRY_INTERVAL_SECONDS
+                ):  # another may use the same connection meanwhile
                     self._write(row)
                 return
             except Unavailable:
-                time.sleep(_AGAIN)
+                time.sleep(_RECORD_RETRY_INTERVAL_SECONDS)
             except OrtetError:
                 return
 
-    def _take(self) -> AskedRow | None:
+    def _claim_key(self) -> IdempotencyRow | None:
         """None when it is ours now; else what stands there."""
         while True:
             found = self._find()
             if found is not None:
-                return decode(AskedRow, found.value)
+                return decode(IdempotencyRow, found.value)
             # neither may be there: the clock of another server may be at another day
             others = [
-                RowChange(f"{ASKED}/{self._day + step}", self._name, None, expect=0)
+                RowChange(f"{IDEMPOTENCY_KIND}/{self._day + step}", self._row_key, None, expect=0)
                 for step in (-1, 1)
             ]
             try:
-                self._write(self._mine, *others)
+                self._write(self._own_row, *others)
             except Conflict as error:
                 if error.kind != "row_moved":
                     raise
@@ -139,26 +145,26 @@ class _Once:
             self._version = taken.version if taken is not None else 0
             return None
 
-    def _find(self) -> Row | None:
+    def _find(self) -> CatalogRow | None:
         for day in (self._day, self._day - 1, self._day + 1):
-            found = self._hub.catalog.row(f"{ASKED}/{day}", self._name)
+            found = self._hub.catalog.row(f"{IDEMPOTENCY_KIND}/{day}", self._row_key)
             if found is not None:
                 return found
         return None
 
-    def _again(self, known: AskedRow) -> Answered:
-        if known.digest != self._mine.digest:
+    def _replay_response(self, row: IdempotencyRow) -> RecordedResponse:
+        if row.digest != self._own_row.digest:
             raise Invalid(
                 "key_reused",
                 f"Idempotency-Key {self._key!r} was used for another request: give each its own",
             )
-        if known.answer is not None:
-            return known.answer
-        if known.large:
+        if row.answer is not None:
+            return row.answer
+        if row.large:
             raise Conflict(
                 "done_before", "this was done, and its answer was too large to keep: look at it"
             )
-        if known.lost or is_gone(self._hub, known.owner):
+        if row.lost or has_owner_exited(self._hub, row.owner):
             raise Unsettled(
                 "unsettled_request",
                 "the server failed while it did this: look whether it was done, and ask with "
@@ -166,23 +172,25 @@ class _Once:
             )
         raise Conflict("in_progress", "this request is being done: ask again for its answer")
 
-    def _write(self, row: AskedRow | None, *others: RowChange) -> None:
+    def _write(self, row: IdempotencyRow | None, *others: RowChange) -> None:
         value = None if row is None else encode(row)
-        mine = RowChange(f"{ASKED}/{self._day}", self._name, value, expect=self._version)
+        mine = RowChange(
+            f"{IDEMPOTENCY_KIND}/{self._day}", self._row_key, value, expect=self._version
+        )
         self._hub.catalog.move([], verb="asked", rows=[mine, *others])
 
 
-def forget_keys(hub: Hub) -> int:
+def drop_old_keys(hub: Hub) -> int:
     """Drop what is two days old; how many there were."""
     catalog, count = hub.catalog, 0
     today = hub.clock.now_ns() // DAY_NS
-    row = catalog.row(*_FIRST)
+    row = catalog.row(*_FIRST_DAY_ROW)
     first = int(row.value) if row is not None else today - 2
     for day in range(first, today - 1):
-        while page := catalog.rows(f"{ASKED}/{day}", limit=_PAGE):
+        while page := catalog.rows(f"{IDEMPOTENCY_KIND}/{day}", limit=_ROWS_PER_PAGE):
             gone = [RowChange(one.kind, one.key, None) for one in page]
             catalog.move([], verb="asked", rows=gone)
             count += len(page)
     if row is None or int(row.value) < today - 1:
-        catalog.put_row(*_FIRST, str(today - 1).encode())
+        catalog.put_row(*_FIRST_DAY_ROW, str(today - 1).encode())
     return count

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from threading import Lock
 
 from ortet.backends.base import Cache
-from ortet.config.settings import Serve
+from ortet.config.settings import ServeSettings
 from ortet.errors import Unavailable
 from ortet.server.auth.tokens import Caller
-from ortet.server.errors import TooMany
+from ortet.server.errors import TooManyRequests
 
-_MOST = 10_000
+_MAX_BUCKETS = 10_000
 """Names a bucket is kept for; a name that has rested needs none."""
 
 
-Shared = Callable[[str, float, float], float | None]
+SharedBucket = Callable[[str, float, float], float | None]
 """Takes from a bucket that several servers share, by its name, rate and burst: see Cache.take."""
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket for each name: `burst` drops at most, `rate` of them come back each second. Where
     servers share one, who has emptied it at one of them gets nothing from another."""
 
@@ -31,7 +31,7 @@ class Buckets:
         burst: float,
         clock: Callable[[], float] = time.monotonic,
         *,
-        shared: Shared = lambda _name, _rate, _burst: None,
+        shared: SharedBucket = lambda _name, _rate, _burst: None,
     ) -> None:
         self._rate = rate
         self._burst = burst
@@ -53,12 +53,12 @@ class Buckets:
             level, then = self._levels.pop(name, (self._burst, now))
             level = min(self._burst, level + (now - then) * self._rate)
             enough = level >= 1
-            if len(self._levels) >= _MOST:
-                self._forget(now)
+            if len(self._levels) >= _MAX_BUCKETS:
+                self._evict(now)
             self._levels[name] = (level - enough, now)  # the newest is the last
             return 0.0 if enough else (1 - level) / self._rate
 
-    def _forget(self, now: float) -> None:
+    def _evict(self, now: float) -> None:
         """Those that are full again, else the one that has rested for longest."""
         full = [
             name
@@ -69,17 +69,19 @@ class Buckets:
             del self._levels[name]
 
 
-class Limits:
+class RateLimiter:
     """Of one server, or of all that share a cache. Any thread may ask."""
 
-    def __init__(self, settings: Serve, cache: Cache | None = None) -> None:
+    def __init__(self, settings: ServeSettings, cache: Cache | None = None) -> None:
         self.settings = settings
         self.requests = 0
         self.refused: dict[str, int] = {"rate": 0, "requests": 0, "unknown": 0}
-        rate, unknown = _shared(cache, "token"), _shared(cache, "address")
-        self._rate = Buckets(settings.rate, settings.burst, shared=rate)
-        self._unknown = Buckets(settings.unknown_rate, settings.unknown_rate * 5, shared=unknown)
-        self._each: dict[str, int] = {}
+        rate, unknown = _shared_bucket(cache, "token"), _shared_bucket(cache, "address")
+        self._token_buckets = TokenBuckets(settings.rate, settings.burst, shared=rate)
+        self._address_buckets = TokenBuckets(
+            settings.unknown_rate, settings.unknown_rate * 5, shared=unknown
+        )
+        self._requests_per_token: dict[str, int] = {}
         self._lock = Lock()
 
     def enter(self) -> None:
@@ -98,36 +100,36 @@ class Limits:
         """One more of a token; `dismiss` when it ends. Who owns the machine asks as it likes."""
         if not caller.token:
             return
-        wait = self._rate.take(caller.token)
+        wait = self._token_buckets.take(caller.token)
         if wait:
             raise self._too_many("rate", wait)
         with self._lock:
-            count = self._each.get(caller.token, 0)
+            count = self._requests_per_token.get(caller.token, 0)
             full = count >= self.settings.requests_each
             if not full:
-                self._each[caller.token] = count + 1
+                self._requests_per_token[caller.token] = count + 1
         if full:
             raise self._too_many("requests", 1.0)
 
-    def dismiss(self, caller: Caller) -> None:
+    def release(self, caller: Caller) -> None:
         if caller.token:
             with self._lock:
-                left = self._each[caller.token] - 1
+                left = self._requests_per_token[caller.token] - 1
                 if left:
-                    self._each[caller.token] = left
+                    self._requests_per_token[caller.token] = left
                 else:
-                    del self._each[caller.token]
+                    del self._requests_per_token[caller.token]
 
-    def stranger(self, address: str) -> None:
+    def admit_address(self, address: str) -> None:
         """Somebody without a valid token, whose address is all that is known."""
-        wait = self._unknown.take(address)
+        wait = self._address_buckets.take(address)
         if wait:
             raise self._too_many("unknown", wait)
 
-    def _too_many(self, what: str, wait: float) -> TooMany:
+    def _too_many(self, what: str, wait: float) -> TooManyRequests:
         self._count(what)
         seconds = max(1, math.ceil(wait))
-        return TooMany(
+        return TooManyRequests(
             "too_many_requests",
             f"too many requests at once: wait {seconds} s, then ask more slowly",
             retry_after=seconds,
@@ -142,10 +144,10 @@ class Limits:
             self.refused[what] += 1
 
 
-def _shared(cache: Cache | None, kind: str) -> Shared:
+def _shared_bucket(cache: Cache | None, kind: str) -> SharedBucket:
     def take(name: str, rate: float, burst: float) -> float | None:
         if cache is None:
             return None
-        return cache.take(f"{kind}/{name or 'nobody'}", rate=rate, burst=burst)
+        return cache.take_token(f"{kind}/{name or 'nobody'}", rate=rate, burst=burst)
 
     return take

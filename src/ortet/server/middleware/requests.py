@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ortet.errors import OrtetError
 from ortet.server.auth.authenticate import PROBES
-from ortet.server.context import Desk
-from ortet.server.errors import bug, refusal
-from ortet.server.observability.tracing import Spans
-from ortet.server.table import Table
+from ortet.server.context import AppContext
+from ortet.server.errors import bug_response, error_response
+from ortet.server.observability.tracing import RequestTracer
+from ortet.server.table import RouteTable
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,100}\Z")
 PAGE_POLICY = (
@@ -25,7 +25,7 @@ PAGE_POLICY = (
     b"font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     b"frame-ancestors 'none'"
 )
-_DATA = b"default-src 'none'; frame-ancestors 'none'"
+_DATA_SECURITY_POLICY = b"default-src 'none'; frame-ancestors 'none'"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -34,63 +34,67 @@ _HEADERS = (
 STREAM = b"text/event-stream"
 
 
-class Entry:
+class RequestMiddleware:
     """An ASGI application around ours. `routes`: the declared path of each of its endpoints."""
 
-    def __init__(self, app: ASGIApp, desk: Desk, table: Table, routes: dict[Any, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, context: AppContext, table: RouteTable, routes: dict[Any, str]
+    ) -> None:
         self._app = app
-        self._desk = desk
+        self._context = context
         self._table = table
         self._routes = routes
-        self._spans = Spans()
+        self._tracer = RequestTracer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        visit = _Visit(self._desk, scope, send)
-        with self._spans.request(visit.method, scope["headers"]) as span:
+        visit = _RequestTracker(self._context, scope, send)
+        with self._tracer.request_span(visit.method, scope["headers"]) as span:
             try:
                 await self._answer(visit, scope, receive)
             finally:
-                visit.end(self._routes)
+                visit.finish(self._routes)
                 fields = visit.fields
                 if span is not None:
-                    self._spans.ended(span, fields)
-                self._desk.metrics.done(
+                    self._tracer.record_response(span, fields)
+                self._context.metrics.record_request(
                     visit.method, fields["route"], visit.status, fields["ms"] / 1000
                 )
-                self._desk.log.say(_level(fields), "request", **fields)
+                self._context.log.say(_level(fields), "request", **fields)
 
-    async def _answer(self, visit: _Visit, scope: Scope, receive: Receive) -> None:
+    async def _answer(self, tracker: _RequestTracker, scope: Scope, receive: Receive) -> None:
         try:
-            visit.enter()
+            tracker.admit()
             found = (
-                self._table.find(visit.method, scope["raw_path"])
+                self._table.find(tracker.method, scope["raw_path"])
                 if scope["type"] == "http"
                 else None
             )
             if found is None:
-                await self._app(scope, receive, visit.send)
+                await self._app(scope, receive, tracker.send)
                 return
-            scope["path_params"] = found.named
-            visit.route = found.route
-            answer = await found.endpoint(Request(scope, receive, visit.send))
+            scope["path_params"] = found.path_params
+            tracker.route = found.route
+            answer = await found.endpoint(Request(scope, receive, tracker.send))
         except OrtetError as error:
-            answer = refusal(error)
+            answer = error_response(error)
         except Exception as error:
-            self._desk.metrics.count("ortet_bugs_total")
-            self._desk.log.fault("bug", error, request=visit.id)
-            answer = bug(error)
-        if not visit.started:
-            await self._send(answer, scope, receive, visit)
+            self._context.metrics.count("ortet_bugs_total")
+            self._context.log.log_exception("bug", error, request=tracker.id)
+            answer = bug_response(error)
+        if not tracker.is_response_started:
+            await self._send(answer, scope, receive, tracker)
 
-    async def _send(self, answer: Response, scope: Scope, receive: Receive, visit: _Visit) -> None:
+    async def _send(
+        self, answer: Response, scope: Scope, receive: Receive, tracker: _RequestTracker
+    ) -> None:
         if scope["type"] == "websocket":
-            await visit.send({"type": "websocket.close", "code": 1011, "reason": "refused"})
-            visit.status = answer.status_code
+            await tracker.send({"type": "websocket.close", "code": 1011, "reason": "refused"})
+            tracker.status = answer.status_code
         else:
-            await answer(scope, receive, visit.send)
+            await answer(scope, receive, tracker.send)
 
 
 def _level(fields: dict[str, Any]) -> str:
@@ -100,77 +104,79 @@ def _level(fields: dict[str, Any]) -> str:
     return "debug" if fields["route"] in PROBES else "info"
 
 
-class _Visit:
+class _RequestTracker:
     """One request, from its first to its last byte."""
 
-    def __init__(self, desk: Desk, scope: Scope, send: Send) -> None:
-        self._desk = desk
+    def __init__(self, context: AppContext, scope: Scope, send: Send) -> None:
+        self._context = context
         self._scope = scope
         self._send = send
         self._state: dict[str, Any] = scope.setdefault("state", {})
-        self._begun = time.perf_counter()
-        self._counted = False
+        self._started_at = time.perf_counter()
+        self._is_admitted = False
         given = next((v for name, v in scope["headers"] if name == b"x-request-id"), b"")
         self.id = given.decode() if _ID.match(given) else secrets.token_hex(8)
         self.method: str = scope.get("method", "WEBSOCKET")
         self.route = ""
         self.status = 500
-        self.started = False
+        self.is_response_started = False
         self.fields: dict[str, Any] = {}
 
-    def enter(self) -> None:
-        self._desk.gate.check_host(self._scope)
-        self._desk.limits.enter()
-        self._counted = True
+    def admit(self) -> None:
+        self._context.authenticator.check_host(self._scope)
+        self._context.rate_limiter.enter()
+        self._is_admitted = True
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
             self._start(message)
         elif kind == "websocket.accept":
-            self.status, self.started = 101, True
-            self._leave()
-        elif kind == "websocket.close" and not self.started:
-            self.status, self.started = 403, True
+            self.status, self.is_response_started = 101, True
+            self._release()
+        elif kind == "websocket.close" and not self.is_response_started:
+            self.status, self.is_response_started = 403, True
         await self._send(message)
 
     def _start(self, message: Message) -> None:
-        self.started = True
+        self.is_response_started = True
         self.status = message["status"]
         headers = list(message.get("headers", ()))
         names = dict(headers)
         media = names.get(b"content-type", b"")
         if media.startswith(STREAM):
-            self._leave()  # it may last for hours, and does nothing most of the time
+            self._release()  # it may last for hours, and does nothing most of the time
         headers += _HEADERS
         headers.append((b"x-request-id", self.id.encode()))
         if b"content-security-policy" not in names:
             html = media.startswith(b"text/html")
-            headers.append((b"content-security-policy", PAGE_POLICY if html else _DATA))
+            headers.append(
+                (b"content-security-policy", PAGE_POLICY if html else _DATA_SECURITY_POLICY)
+            )
         if b"cache-control" not in names:
             headers.append((b"cache-control", b"no-store"))
         if self._state.get("end"):
             headers.append((b"connection", b"close"))
         message["headers"] = headers
 
-    def _leave(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._desk.limits.leave()
+    def _release(self) -> None:
+        if self._is_admitted:
+            self._is_admitted = False
+            self._context.rate_limiter.leave()
             caller = self._state.get("caller")
             if caller is not None:
-                self._desk.limits.dismiss(caller)
+                self._context.rate_limiter.release(caller)
 
-    def end(self, routes: dict[Any, str]) -> None:
+    def finish(self, routes: dict[Any, str]) -> None:
         """Gives back what it held, and tells what it was."""
-        self._leave()
+        self._release()
         caller = self._state.get("caller")
         self.fields = {
             "request": self.id,
             "method": self.method,
             "route": self.route or routes.get(self._scope.get("endpoint"), ""),
             "status": self.status,
-            "ms": round((time.perf_counter() - self._begun) * 1000, 3),
+            "ms": round((time.perf_counter() - self._started_at) * 1000, 3),
             "session": self._state.get("session", ""),
             "token": caller.token if caller is not None else "",
         }

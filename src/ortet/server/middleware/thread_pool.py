@@ -11,14 +11,14 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-_LONG = 1.0
+_LONG_CALL_SECONDS = 1.0
 """Seconds after which a call is long: it counts no more, so that the quick ones are not kept."""
-_LOOK = 0.25
+_LONG_CALL_CHECK_SECONDS = 0.25
 """Seconds from one look for long ones to the next."""
-_MOST_LONG = 480
+_MAX_LONG_CALLS = 480
 
 
-class Threads:
+class RequestThreadPool:
     """Used from one event loop. Those who wait are served in order.
 
     Leaner than asyncio's own: a call costs one future, and those that end together wake the loop
@@ -29,11 +29,11 @@ class Threads:
         self._free = count
         self._long = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._given: SimpleQueue[_Work | None] = SimpleQueue()
-        self._ended: deque[_Work] = deque()
-        self._told = False  # the loop, that some have ended
-        self._running: set[_Work] = set()
-        self._looking: asyncio.TimerHandle | None = None
+        self._queue: SimpleQueue[_ThreadCall | None] = SimpleQueue()
+        self._finished: deque[_ThreadCall] = deque()
+        self._is_delivery_scheduled = False  # the loop, that some have ended
+        self._running: set[_ThreadCall] = set()
+        self._check_timer: asyncio.TimerHandle | None = None
         self._threads = 0
         self._closed = False
         self.working = 0
@@ -48,29 +48,31 @@ class Threads:
         if self._free > 0:
             self._free -= 1
         else:
-            await self._turn(loop)
+            await self._wait_for_slot(loop)
         if self._closed:
             self.release()
             raise RuntimeError("the threads were closed")
-        work = _Work(loop, function)
-        self._begin(work)
+        work = _ThreadCall(loop, function)
+        self._start(work)
         try:
             return await work.future
         finally:
-            self._give_back(work)
+            self._release_slot(work)
 
-    def _begin(self, work: _Work) -> None:
+    def _start(self, work: _ThreadCall) -> None:
         self.working += 1
         self._running.add(work)
-        if self._looking is None:
-            self._looking = work.loop.call_later(_LOOK, self._look, work.loop)
-        self._given.put(work)
+        if self._check_timer is None:
+            self._check_timer = work.loop.call_later(
+                _LONG_CALL_CHECK_SECONDS, self._check_long_calls, work.loop
+            )
+        self._queue.put(work)
         if self.working > self._threads:
             self._threads += 1
             name = f"ortet-http_{self._threads}"
             Thread(target=self._serve, name=name, daemon=True).start()
 
-    async def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _wait_for_slot(self, loop: asyncio.AbstractEventLoop) -> None:
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         try:
@@ -92,49 +94,57 @@ class Threads:
         """Nothing new; what works goes on."""
         self._closed = True
         for _ in range(self._threads):
-            self._given.put(None)
+            self._queue.put(None)
 
-    def _give_back(self, work: _Work) -> None:
+    def _release_slot(self, work: _ThreadCall) -> None:
         if work.held:
             work.held = False
             self.release()
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_long_calls(self, loop: asyncio.AbstractEventLoop) -> None:
         """What is long at it gives its place to another."""
         now = loop.time()
         for work in self._running:
-            if work.held and now - work.begun >= _LONG and self._long < _MOST_LONG:
+            if (
+                work.held
+                and now - work.begun >= _LONG_CALL_SECONDS
+                and self._long < _MAX_LONG_CALLS
+            ):
                 self._long += 1
                 work.lent = True
-                self._give_back(work)
-        self._looking = loop.call_later(_LOOK, self._look, loop) if self._running else None
+                self._release_slot(work)
+        self._check_timer = (
+            loop.call_later(_LONG_CALL_CHECK_SECONDS, self._check_long_calls, loop)
+            if self._running
+            else None
+        )
 
     # in a thread
 
     def _serve(self) -> None:
-        while (work := self._given.get()) is not None:
-            work.do()
-            self._ended.append(work)
-            if not self._told:
-                self._told = True
+        while (work := self._queue.get()) is not None:
+            work.run()
+            self._finished.append(work)
+            if not self._is_delivery_scheduled:
+                self._is_delivery_scheduled = True
                 with suppress(RuntimeError):  # the loop is gone
-                    work.loop.call_soon_threadsafe(self._tell)
+                    work.loop.call_soon_threadsafe(self._deliver_results)
             del work  # what it holds is not kept until the next comes
 
     # in the loop again
 
-    def _tell(self) -> None:
-        self._told = False  # before it looks: who ends from now on tells it again
-        while self._ended:
-            work = self._ended.popleft()
+    def _deliver_results(self) -> None:
+        self._is_delivery_scheduled = False  # before it looks: who ends from now on tells it again
+        while self._finished:
+            work = self._finished.popleft()
             self.working -= 1
             self._running.discard(work)
             if work.lent:
                 self._long -= 1
-            work.tell()
+            work.deliver()
 
 
-class _Work:
+class _ThreadCall:
     """One call, and its place among those that work."""
 
     __slots__ = (
@@ -160,7 +170,7 @@ class _Work:
         self._result: Any = None
         self._error: BaseException | None = None
 
-    def do(self) -> None:
+    def run(self) -> None:
         try:
             self._result = self._context.run(self._function)
         except StopIteration as error:  # which no future takes
@@ -168,7 +178,7 @@ class _Work:
         except BaseException as error:
             self._error = error
 
-    def tell(self) -> None:
+    def deliver(self) -> None:
         if self.future.cancelled():
             return
         if self._error is not None:

@@ -15,22 +15,22 @@ from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any
 
-from ortet.server.errors import hidden
+from ortet.server.errors import redact_tokens
 from ortet.server.wire import to_json
 
-_MOST = 20_000
-_TOGETHER = 0.02
+_MAX_QUEUED_LINES = 20_000
+_BATCH_SECONDS = 0.02
 """Seconds for which lines are gathered."""
 
 
-class Log:
+class ServerLog:
     """`write` takes bytes, and may block. Only with `debug` are lines of that level written."""
 
     def __init__(self, write: Callable[[bytes], object], *, debug: bool = False) -> None:
         self._write = write
         self._debug = debug
-        self._lines: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST)
-        self._some = Event()
+        self._lines: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MAX_QUEUED_LINES)
+        self._has_lines = Event()
         self._stop = False
         self._thread = Thread(target=self._run, name="ortet-log", daemon=True)
         self._thread.start()
@@ -39,10 +39,10 @@ class Log:
         if level == "debug" and not self._debug:
             return
         self._lines.append((time.time(), {"level": level, "message": what, **fields}))
-        if not self._some.is_set():
-            self._some.set()
+        if not self._has_lines.is_set():
+            self._has_lines.set()
 
-    def fault(self, what: str, error: BaseException, **fields: Any) -> None:
+    def log_exception(self, what: str, error: BaseException, **fields: Any) -> None:
         """An error with the places that it came from."""
         where = [
             f"{frame.filename}:{frame.lineno} {frame.name}"
@@ -53,15 +53,15 @@ class Log:
     def close(self) -> None:
         """All that was said is written, if somebody reads it."""
         self._stop = True
-        self._some.set()
+        self._has_lines.set()
         self._thread.join(2.0)
 
     def _run(self) -> None:
         while not self._stop:
-            self._some.wait()
+            self._has_lines.wait()
             if not self._stop:
-                time.sleep(_TOGETHER)
-            self._some.clear()
+                time.sleep(_BATCH_SECONDS)
+            self._has_lines.clear()
             self._drain()
         self._drain()
 
@@ -71,7 +71,7 @@ class Log:
             lines.append(_line(*self._lines.popleft()))
         if lines:
             try:
-                self._write(hidden(b"".join(lines)))
+                self._write(redact_tokens(b"".join(lines)))
             except (OSError, ValueError):  # nobody is there to read
                 return
 
@@ -87,10 +87,10 @@ def _line(when: float, fields: dict[str, Any]) -> bytes:
     return to_json({"time": now.replace("+00:00", "Z"), **fields}) + b"\n"
 
 
-class Handler(logging.Handler):
+class ServerLogHandler(logging.Handler):
     """What libraries log, into ours. Their words are kept, as they may hold no secret of ours."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: ServerLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
@@ -98,6 +98,6 @@ class Handler(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         what = record.getMessage().strip()
         if error is not None:
-            self._log.fault(what, error)
+            self._log.log_exception(what, error)
         else:
             self._log.say(record.levelname.lower(), what)

@@ -14,7 +14,7 @@ _COUNTERS = {
 }
 
 
-class _Times:
+class _LatencyHistogram:
     def __init__(self) -> None:
         self.buckets = [0] * (len(_BOUNDS) + 1)
         self.sum = 0.0
@@ -25,7 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, int], int] = {}
-        self._times: dict[tuple[str, str], _Times] = {}
+        self._times: dict[tuple[str, str], _LatencyHistogram] = {}
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._families: list[tuple[str, str, str, Callable[[], dict[str, int]]]] = []
@@ -44,19 +44,19 @@ class Metrics:
         with self._lock:
             self._counts[name] += 1
 
-    def done(self, method: str, route: str, status: int, seconds: float) -> None:
+    def record_request(self, method: str, route: str, status: int, seconds: float) -> None:
         with self._lock:
             key = (method, route, status)
             self._requests[key] = self._requests.get(key, 0) + 1
             times = self._times.get((method, route))
             if times is None:
-                times = self._times[method, route] = _Times()
+                times = self._times[method, route] = _LatencyHistogram()
             times.buckets[bisect_left(_BOUNDS, seconds)] += 1
             times.sum += seconds
 
     def text(self) -> str:
         with self._lock:
-            lines = [*self._told()]
+            lines = [*self._request_lines()]
         for name, text, value in self._gauges:
             lines += [*_head(name, text, "gauge"), f"{name} {value():g}"]
         for name, text, label, values in self._families:
@@ -64,7 +64,7 @@ class Metrics:
             lines += [f'{name}{{{label}="{_safe(key)}"}} {n}' for key, n in values().items()]
         return "\n".join(lines) + "\n"
 
-    def _told(self) -> Iterator[str]:
+    def _request_lines(self) -> Iterator[str]:
         name = "ortet_requests_total"
         yield from _head(name, "Requests, by route and status.", "counter")
         for (method, route, status), count in sorted(self._requests.items()):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Spans:
+class RequestTracer:
     """Without the package, and without a provider that was set, it costs nothing."""
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class Spans:
             self._trace: Any = None
         else:
             self._trace = trace
-            self._carrier = TraceContextTextMapPropagator()
+            self._propagator = TraceContextTextMapPropagator()
 
-    def request(self, method: str, headers: Headers) -> AbstractContextManager[Span | None]:
+    def request_span(self, method: str, headers: Headers) -> AbstractContextManager[Span | None]:
         """Around a request; it goes on from the caller's `traceparent`."""
         trace = self._trace
         if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             return nullcontext()
-        return self._around(method, headers)
+        return self._start_span(method, headers)
 
     @contextmanager
-    def _around(self, method: str, headers: Headers) -> Iterator[Span | None]:
+    def _start_span(self, method: str, headers: Headers) -> Iterator[Span | None]:
         trace = self._trace
         carried = {
             name.decode("latin-1"): value.decode("latin-1")
@@ -45,14 +45,14 @@ class Spans:
         tracer = trace.get_tracer("ortet")
         with tracer.start_as_current_span(
             method,
-            context=self._carrier.extract(carried),
+            context=self._propagator.extract(carried),
             kind=trace.SpanKind.SERVER,
             record_exception=False,  # its words may hold anything
             set_status_on_exception=False,
         ) as span:
             yield span
 
-    def ended(self, span: Span, fields: dict[str, Any]) -> None:
+    def record_response(self, span: Span, fields: dict[str, Any]) -> None:
         """What the request came to."""
         route = fields["route"]
         span.update_name(f"{fields['method']} {route}" if route else fields["method"])

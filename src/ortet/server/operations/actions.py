@@ -8,17 +8,23 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.actions import Called, actions_of, answer_approval
+from ortet.integrations._shared.actions import ActionDetails, actions_of, answer_approval
 from ortet.journal.state.records import Approval, Effect
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, EventInfo, Made, Words, written
-from ortet.sessions.actions.actions import Replay, Scope
-from ortet.sessions.actions.asking import all_waiting
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import (
+    EventInfo,
+    Made,
+    NonEmptyText,
+    OperationRequest,
+    recorded_event_info,
+)
+from ortet.sessions.actions.actions import KeyScope, Replay
+from ortet.sessions.actions.asking import pending_approvals
 from ortet.sessions.actions.effects import Intent
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.recollect import unsettled_of
 from ortet.sessions.session import Session
 
@@ -40,7 +46,7 @@ class ListEffects(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/effects")
-def effects(view: View, ask: ListEffects) -> Page[Effect]:
+def effects(view: SessionReader, ask: ListEffects) -> Page[Effect]:
     """Every deed of a session and of those it shares a family with, restored away or not."""
     found = [
         one
@@ -49,7 +55,7 @@ def effects(view: View, ask: ListEffects) -> Page[Effect]:
         and ask.name in (None, one.name)
         and ask.key in (None, one.key)
     ]
-    return page_of(found, ask, lambda one: one.id)
+    return paginate(found, ask, lambda one: one.id)
 
 
 class ListActions(Paged, frozen=True):
@@ -58,17 +64,17 @@ class ListActions(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/actions")
-def actions(view: View, ask: ListActions) -> Page[Called]:
+def actions(view: SessionReader, ask: ListActions) -> Page[ActionDetails]:
     """The actions of a session as it is now: what was called, and what came of it."""
     found = [
         one
         for one in actions_of(view)
         if ask.state in (None, one.effect.state) and ask.name in (None, one.effect.name)
     ]
-    return page_of(found, ask, lambda one: one.effect.id)
+    return paginate(found, ask, lambda one: one.effect.id)
 
 
-class Act(Ask, frozen=True):
+class Act(OperationRequest, frozen=True):
     """`replay`: pure (to be done again freely), recorded, idempotent (again with the same key), or
     once. `scope` of the key: family (all forks) or timeline. `approve`: the reason to show a
     human, who has to allow it first."""
@@ -79,8 +85,8 @@ class Act(Ask, frozen=True):
     why: str = ""
     replay: Replay = "recorded"
     key: Key = ""
-    scope: Scope = "family"
-    approve: Words | None = None
+    scope: KeyScope = "family"
+    approve: NonEmptyText | None = None
 
 
 @operation("POST", "/sessions/{session}/actions", status=201)
@@ -100,7 +106,7 @@ def act(session: Session, ask: Act) -> Intent:
     )
 
 
-class Settle(Ask, frozen=True):
+class Settle(OperationRequest, frozen=True):
     """What it returned; or that it `failed`, with an `error` that says how."""
 
     effect: Id
@@ -115,7 +121,7 @@ def settle(session: Session, ask: Settle) -> EventInfo:
     if (ask.failed or ask.error) and ask.outcome is not None:
         raise Invalid("bad_request", "what was not done has no outcome: give outcome or error")
     event = session.settle(ask.effect, ask.outcome, failed=ask.failed, error=ask.error)
-    return written(session, event)
+    return recorded_event_info(session, event)
 
 
 class ListApprovals(Paged, frozen=True):
@@ -123,10 +129,10 @@ class ListApprovals(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/approvals")
-def approvals(view: View, ask: ListApprovals) -> Page[Approval]:
+def approvals(view: SessionReader, ask: ListApprovals) -> Page[Approval]:
     """What humans were asked to allow, and their answers."""
     found = [one for one in view.approvals() if ask.state in (None, one.state)]
-    return page_of(found, ask, lambda one: one.id)
+    return paginate(found, ask, lambda one: one.id)
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -142,13 +148,14 @@ class Waiting(msgspec.Struct, frozen=True):
 def all_approvals(hub: Hub, ask: Paged, caller: Caller) -> Page[Waiting]:
     """What waits for a human in the sessions that the token may see."""
     found = [
-        Waiting(row.id, row.name, row.agent, one) for row, one in all_waiting(hub, caller.sees)
+        Waiting(row.id, row.name, row.agent, one)
+        for row, one in pending_approvals(hub, caller.sees)
     ]
-    return page_of(found, ask, lambda one: f"{one.session}/{one.approval.id}")
+    return paginate(found, ask, lambda one: f"{one.session}/{one.approval.id}")
 
 
-class RequestApproval(Ask, frozen=True):
-    what: Words
+class RequestApproval(OperationRequest, frozen=True):
+    what: NonEmptyText
     why: str = ""
 
 
@@ -158,7 +165,7 @@ def request_approval(session: Session, ask: RequestApproval) -> Made:
     return Made(session.request_approval(ask.what, why=ask.why))
 
 
-class AnswerApproval(Ask, frozen=True):
+class AnswerApproval(OperationRequest, frozen=True):
     """`by` is whose answer it is, if not that of the one who asks."""
 
     approval: Id
@@ -167,7 +174,7 @@ class AnswerApproval(Ask, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/approve", needs="admin")
-def approve(view: View, ask: AnswerApproval, caller: Caller) -> Approval:
+def approve(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
     """Allow what a session asked for, whoever writes to it; the first answer counts. An agent's
     own token, which may write, cannot."""
     by = ask.by or caller.name
@@ -175,7 +182,7 @@ def approve(view: View, ask: AnswerApproval, caller: Caller) -> Approval:
 
 
 @operation("POST", "/sessions/{session}/approvals/{approval}/deny", needs="admin")
-def deny(view: View, ask: AnswerApproval, caller: Caller) -> Approval:
+def deny(view: SessionReader, ask: AnswerApproval, caller: Caller) -> Approval:
     """Forbid it; the reason is told to whoever asked."""
     by = ask.by or caller.name
     return answer_approval(view.hub, view.id, ask.approval, by=by, ok=False, why=ask.why)

@@ -9,10 +9,10 @@ import msgspec
 from ortet.errors import Invalid
 from ortet.journal.state.records import Artifact
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import OperationRequest
 from ortet.sessions.actions.artifacts import Lineage, Orphans
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 ArtifactName = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
@@ -28,16 +28,16 @@ class ListArtifacts(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/artifacts")
-def list_artifacts(view: View, ask: ListArtifacts) -> Page[Artifact]:
+def list_artifacts(view: SessionReader, ask: ListArtifacts) -> Page[Artifact]:
     """What a session made, by name: files, texts, links."""
     found = sorted(view.artifacts(), key=lambda one: (one.name, one.version))
     if not ask.versions:
         found = list({one.name: one for one in found}.values())
     chosen = [one for one in found if ask.name in (None, one.name) and ask.kind in (None, one.kind)]
-    return page_of(chosen, ask, lambda one: f"{one.name}@{one.version}")
+    return paginate(chosen, ask, lambda one: f"{one.name}@{one.version}")
 
 
-class KeepArtifact(Ask, frozen=True):
+class KeepArtifact(OperationRequest, frozen=True):
     """A `link` to it, its `data` as text, or neither: then it is the file of this name in the
     workspace."""
 
@@ -61,7 +61,7 @@ def artifact(session: Session, ask: KeepArtifact) -> Artifact:
     )
 
 
-class AskLineage(Ask, frozen=True):
+class AskLineage(OperationRequest, frozen=True):
     """`version`: the last without it."""
 
     name: ArtifactName
@@ -69,7 +69,7 @@ class AskLineage(Ask, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/lineage")
-def lineage(view: View, ask: AskLineage) -> Lineage:
+def lineage(view: SessionReader, ask: AskLineage) -> Lineage:
     """What led to an artifact: the action that was being done, and the reason."""
     return view.lineage(ask.name, ask.version)
 

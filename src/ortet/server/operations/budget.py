@@ -12,13 +12,20 @@ from ortet.journal.events import Event
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Amount
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, EventInfo, Number, When, moment, written
-from ortet.sessions.actions.artifacts import Content
-from ortet.sessions.actions.bill import Bill, By, bill
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import (
+    EventInfo,
+    Number,
+    OperationRequest,
+    When,
+    parse_time,
+    recorded_event_info,
+)
+from ortet.sessions.actions.artifacts import StoredContent
+from ortet.sessions.actions.bill import Bill, GroupBy, bill
 from ortet.sessions.actions.budget import levels
 from ortet.sessions.actions.model_calls import ModelCall
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 _Amount = TypeVar("_Amount", float, float | None)
@@ -43,18 +50,18 @@ def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
     return amounts
 
 
-def _budget(view: View) -> BudgetInfo:
+def _budget(view: SessionReader) -> BudgetInfo:
     account = levels(view.hub.catalog, view.row)[0].account
     return BudgetInfo(view.limits(), account.soft, view.spent(), view.budget_left())
 
 
 @operation("GET", "/sessions/{session}/budget")
-def show_budget(view: View) -> BudgetInfo:
+def show_budget(view: SessionReader) -> BudgetInfo:
     """What may be spent, and what was: no restore refunds anything."""
     return _budget(view)
 
 
-class SetBudget(Ask, frozen=True):
+class SetBudget(OperationRequest, frozen=True):
     """Null takes a limit away; those that are not given stay. Hard ones pause the session when they
     are overrun, `soft` ones record a warning once."""
 
@@ -69,7 +76,7 @@ def budget(session: Session, ask: SetBudget) -> BudgetInfo:
     return _budget(session)
 
 
-class Spend(Ask, frozen=True):
+class Spend(OperationRequest, frozen=True):
     """As {"tokens": 1200, "usd": 0.01}: any counter."""
 
     amounts: Annotated[dict[Counter, Amount], msgspec.Meta(min_length=1, max_length=100)]
@@ -88,15 +95,15 @@ class Spent(msgspec.Struct, frozen=True):
 @operation("POST", "/sessions/{session}/spend", status=201)
 def spend(session: Session, ask: Spend) -> Spent:
     """Say that some of the budget was used up."""
-    before, stopped = session.line.tip().seq, None
+    before, stopped = session.event_log.tip().seq, None
     try:
         event = session.spend(model=ask.model, **_counters(ask.amounts))
     except Refused as error:
-        event, stopped = _recorded(session, before, "spend", error), str(error)
-    return Spent(written(session, event), session.budget_left(), stopped)
+        event, stopped = _find_recorded_event(session, before, "spend", error), str(error)
+    return Spent(recorded_event_info(session, event), session.budget_left(), stopped)
 
 
-def _recorded(session: Session, after: int, kind: str, error: Refused) -> Event:
+def _find_recorded_event(session: Session, after: int, kind: str, error: Refused) -> Event:
     """What was recorded although it was too much; else the error stands."""
     if error.kind == "budget_spent":
         for event in session.events(after):
@@ -105,7 +112,7 @@ def _recorded(session: Session, after: int, kind: str, error: Refused) -> Event:
     raise error
 
 
-class CallModel(Ask, frozen=True):
+class CallModel(OperationRequest, frozen=True):
     """A call that was made. Each number in `usage` is spent, and `tokens` if it only says parts.
     `request` and `response` are text or any JSON; they are stored apart."""
 
@@ -120,13 +127,13 @@ class CallModel(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/model-calls", status=201)
 def model_call(session: Session, ask: CallModel) -> Spent:
     """Record a call of a model, and spend its usage."""
-    before, stopped = session.line.tip().seq, None
+    before, stopped = session.event_log.tip().seq, None
     given = (ask.provider, ask.model, ask.params, ask.usage, ask.request, ask.response)
     try:
         event = session.model_call(*given)
     except Refused as error:
-        event, stopped = _recorded(session, before, "model", error), str(error)
-    return Spent(written(session, event), session.budget_left(), stopped)
+        event, stopped = _find_recorded_event(session, before, "model", error), str(error)
+    return Spent(recorded_event_info(session, event), session.budget_left(), stopped)
 
 
 class ListCalls(Paged, frozen=True):
@@ -135,17 +142,17 @@ class ListCalls(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/model-calls")
-def model_calls(view: View, ask: ListCalls) -> Page[ModelCall]:
+def model_calls(view: SessionReader, ask: ListCalls) -> Page[ModelCall]:
     """Calls of models, in order; requests and responses by their size and hash."""
     found = [
         one
         for one in view.model_calls()
         if ask.model in (None, one.model) and ask.provider in (None, one.provider)
     ]
-    return page_of(found, ask, lambda one: one.seq)
+    return paginate(found, ask, lambda one: one.seq)
 
 
-class OneCall(Ask, frozen=True):
+class OneCall(OperationRequest, frozen=True):
     seq: Number
 
 
@@ -158,7 +165,7 @@ class WholeCall(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/model-calls/{seq:int}")
-def show_model_call(view: View, ask: OneCall) -> WholeCall:
+def show_model_call(view: SessionReader, ask: OneCall) -> WholeCall:
     """One call by the number of its event, with its request and response."""
     found = next((one for one in view.model_calls() if one.seq == ask.seq), None)
     if found is None:
@@ -166,17 +173,17 @@ def show_model_call(view: View, ask: OneCall) -> WholeCall:
     return WholeCall(found, _text(view, found.request), _text(view, found.response))
 
 
-def _text(view: View, content: Content) -> str | None:
+def _text(view: SessionReader, content: StoredContent) -> str | None:
     if not content.oid and not content.size:
         return None
     return view.content(content).decode("utf-8", "replace")
 
 
-class AskBill(Ask, frozen=True):
+class AskBill(OperationRequest, frozen=True):
     """Totals `by` session, agent, model or day."""
 
     since: When | None = None
-    by: By = "session"
+    by: GroupBy = "session"
 
 
 class Bills(msgspec.Struct, frozen=True):
@@ -186,5 +193,5 @@ class Bills(msgspec.Struct, frozen=True):
 @operation("GET", "/bill", filtered=True)
 def show_bill(hub: Hub, ask: AskBill, caller: Caller) -> Bills:
     """What was spent by the agents that the token may see; it outlives sessions."""
-    since = moment(hub, "since", ask.since)
+    since = parse_time(hub, "since", ask.since)
     return Bills(bill(hub.catalog, since, ask.by, sees=caller.sees))

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ortet.journal.environment import Difference, Environment
-from ortet.journal.reports.progress import Story
-from ortet.journal.state.around import BROWSER, Collaboration, Token, Window
+from ortet.journal.environment import Environment, EnvironmentDifference
+from ortet.journal.reports.progress import ProgressLog
+from ortet.journal.state.around import BROWSER, Collaboration, RateLimitWindow, ServiceToken
 from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, EventInfo, Ref, written
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import EventInfo, OperationRequest, Ref, recorded_event_info
 from ortet.sessions.environment import handover as handovers
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -29,42 +29,42 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/environment")
-def show_environment(view: View) -> Surroundings:
+def show_environment(view: SessionReader) -> Surroundings:
     """Packages, variables, hosts and repository as they were when somebody last looked. Variables
     that are secret are there by reference."""
-    found = View.environment(view)  # as it is recorded: a session that is open would look
+    found = SessionReader.environment(view)  # as it is recorded: a session that is open would look
     return Surroundings(found)
 
 
-@operation("POST", "/sessions/{session}/environment", runs=True)
+@operation("POST", "/sessions/{session}/environment", needs_host=True)
 def environment(session: Session) -> Surroundings:
     """Look at what surrounds the workspace, on the server's host, and record what changed."""
     return Surroundings(session.environment())
 
 
-class Compare(Ask, frozen=True):
+class Compare(OperationRequest, frozen=True):
     """`to` a commit; else to the head."""
 
     to: Ref | None = None
 
 
 class Differences(msgspec.Struct, frozen=True):
-    items: list[Difference]
+    items: list[EnvironmentDifference]
 
 
-@operation("POST", "/sessions/{session}/environment/compare", runs=True)
+@operation("POST", "/sessions/{session}/environment/compare", needs_host=True)
 def compare_environment(session: Session, ask: Compare) -> Differences:
     """How the surroundings now differ from those of a commit; nothing is recorded."""
     return Differences(session.environment(compare=ask.to or True))
 
 
 @operation("GET", "/sessions/{session}/collaborations")
-def list_collaborations(view: View, ask: Paged) -> Page[Collaboration]:
+def list_collaborations(view: SessionReader, ask: Paged) -> Page[Collaboration]:
     """What others see, or will: branches, pull requests, comments half written."""
-    return page_of(view.collaborations(), ask, lambda one: one.name)
+    return paginate(view.collaborations(), ask, lambda one: one.name)
 
 
-class Collaborate(Ask, frozen=True):
+class Collaborate(OperationRequest, frozen=True):
     """What is not given stays as it was. A draft until it is done or withdrawn, which is final;
     `effect` is the action that made it."""
 
@@ -90,12 +90,12 @@ def collaborate(session: Session, ask: Collaborate) -> Collaboration:
 
 
 @operation("GET", "/sessions/{session}/windows")
-def list_windows(view: View, ask: Paged) -> Page[Window]:
+def list_windows(view: SessionReader, ask: Paged) -> Page[RateLimitWindow]:
     """Rate limits by service, as its agent knows them now."""
-    return page_of(view.windows(), ask, lambda one: one.service)
+    return paginate(view.windows(), ask, lambda one: one.service)
 
 
-class SetWindow(Ask, frozen=True):
+class SetWindow(OperationRequest, frozen=True):
     """How many calls a service still takes until `reset`, in seconds since 1970."""
 
     service: Label
@@ -108,16 +108,16 @@ class SetWindow(Ask, frozen=True):
 def window(session: Session, ask: SetWindow) -> EventInfo:
     """Record what a service said of its limit; all sessions of the agent know it then."""
     event = session.window(ask.service, remaining=ask.remaining, reset=ask.reset, limit=ask.limit)
-    return written(session, event)
+    return recorded_event_info(session, event)
 
 
 @operation("GET", "/sessions/{session}/tokens")
-def list_tokens(view: View, ask: Paged) -> Page[Token]:
+def list_tokens(view: SessionReader, ask: Paged) -> Page[ServiceToken]:
     """Which entry of the vault is for which service: names, no values."""
-    return page_of(view.tokens(), ask, lambda one: one.service)
+    return paginate(view.tokens(), ask, lambda one: one.service)
 
 
-class NameToken(Ask, frozen=True):
+class NameToken(OperationRequest, frozen=True):
     """`vault` is the name under which the vault has it."""
 
     service: Label
@@ -127,7 +127,7 @@ class NameToken(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/tokens", status=201)
 def token(session: Session, ask: NameToken) -> EventInfo:
     """Say which entry of the vault lets one into a service."""
-    return written(session, session.token(ask.service, ask.vault))
+    return recorded_event_info(session, session.token(ask.service, ask.vault))
 
 
 class BrowserInfo(msgspec.Struct, frozen=True):
@@ -138,18 +138,18 @@ class BrowserInfo(msgspec.Struct, frozen=True):
     storage: str
 
 
-def _browser(view: View) -> BrowserInfo:
-    known = view.mind.browsers.get(BROWSER)
+def _browser(view: SessionReader) -> BrowserInfo:
+    known = view.state.browsers.get(BROWSER)
     return BrowserInfo(known.urls, known.storage) if known else BrowserInfo([], "")
 
 
 @operation("GET", "/sessions/{session}/browser")
-def show_browser(view: View) -> BrowserInfo:
+def show_browser(view: SessionReader) -> BrowserInfo:
     """What a browser had open."""
     return _browser(view)
 
 
-class SetBrowser(Ask, frozen=True):
+class SetBrowser(OperationRequest, frozen=True):
     """`storage` is a storage state as Playwright gives it; it goes into the vault."""
 
     urls: list[str] | None = None
@@ -171,7 +171,7 @@ class HandoverText(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/handover")
-def handover(view: View) -> HandoverText:
+def handover(view: SessionReader) -> HandoverText:
     """A feature list, a progress log and a briefing for the next worker; nothing is written."""
-    files = handovers.contents(view, Story())
+    files = handovers.contents(view, ProgressLog())
     return HandoverText({name: text.decode("utf-8", "replace") for name, text in files.items()})

@@ -11,23 +11,29 @@ import msgspec
 from ortet.errors import NotFound
 from ortet.hub.governance.audit import AuditLine
 from ortet.hub.governance.holds import Hold, hold_of
-from ortet.hub.governance.retention import Policy, RetainReport, policies, policy_of
-from ortet.hub.governance.tombstones import Erased, Receipt, receipts
+from ortet.hub.governance.retention import RetainReport, RetentionPolicy, policies, policy_of
+from ortet.hub.governance.tombstones import ErasedEvent, ErasureReceipt, receipts
 from ortet.hub.hub import Hub
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Number, Why, check_agent_seen, seen_rows
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import (
+    Number,
+    OperationRequest,
+    Why,
+    check_agent_visible,
+    visible_sessions,
+)
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import SessionRow
 
 Days = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 User = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class Audit(Ask, frozen=True):
+class Audit(OperationRequest, frozen=True):
     """Only the lines of events from `since` on, `limit` of them; all of the chain is checked."""
 
     since: Number = 0
@@ -61,20 +67,20 @@ class ReceiptInfo(msgspec.Struct, frozen=True):
     time: int
     by: str
     session: str
-    events: list[Erased]
+    events: list[ErasedEvent]
     replaced: dict[str, str]
     left: list[str]
     signature: bytes
     complete: bool
 
 
-def _told(receipt: Receipt) -> ReceiptInfo:
+def _receipt_info(receipt: ErasureReceipt) -> ReceiptInfo:
     told = {**msgspec.structs.asdict(receipt), "replaced": dict(receipt.replaced)}
     return ReceiptInfo(**told, complete=receipt.complete)
 
 
 @operation("GET", "/sessions/{session}/audit")
-def audit(view: View, ask: Audit) -> AuditInfo:
+def audit(view: SessionReader, ask: Audit) -> AuditInfo:
     """Check every link and every seal of a session; who did what, when and why."""
     found = view.hub.audit(view.id)
     behind = [line for line in found.lines if line.seq >= ask.since]
@@ -90,7 +96,7 @@ def audit(view: View, ask: Audit) -> AuditInfo:
         head=found.head,
         lines=lines,
         next=behind[len(lines)].seq if len(behind) > len(lines) else None,
-        erasures=list(map(_told, found.erasures)),
+        erasures=list(map(_receipt_info, found.erasures)),
     )
 
 
@@ -105,20 +111,20 @@ def list_holds(hub: Hub, ask: Paged, caller: Caller) -> Page[HoldInfo]:
     """Sessions of which nothing may go."""
     found = [
         HoldInfo(**msgspec.structs.asdict(held), name=row.name)
-        for row in seen_rows(hub, caller)
+        for row in visible_sessions(hub, caller)
         if (held := hold_of(hub, row.id)) is not None
     ]
-    return page_of(found, ask, lambda one: one.session)
+    return paginate(found, ask, lambda one: one.session)
 
 
 @operation("PUT", "/sessions/{session}/hold", needs="admin")
-def hold(view: View, ask: Why) -> Hold:
+def hold(view: SessionReader, ask: Why) -> Hold:
     """Let nothing of a session go, whatever a policy or an erasure says."""
     return view.hub.hold(view.id, ask.why)
 
 
 @operation("DELETE", "/sessions/{session}/hold", needs="admin")
-def release(view: View) -> Hold:
+def release(view: SessionReader) -> Hold:
     """End a hold."""
     held = hold_of(view.hub, view.id)
     if held is None:
@@ -127,7 +133,7 @@ def release(view: View) -> Hold:
     return held
 
 
-class PolicyInfo(Policy, frozen=True):
+class PolicyInfo(RetentionPolicy, frozen=True):
     """How many days an agent's messages are kept, and after how many idle ones its sessions are
     archived; null: for ever, never."""
 
@@ -142,17 +148,17 @@ def list_retention(hub: Hub, ask: Paged, caller: Caller) -> Page[PolicyInfo]:
         for agent, policy in policies(hub).items()
         if caller.sees(agent)
     ]
-    return page_of(found, ask, lambda one: one.agent)
+    return paginate(found, ask, lambda one: one.agent)
 
 
-class OfAgent(Ask, frozen=True):
+class OfAgent(OperationRequest, frozen=True):
     agent: Agent
 
 
 @operation("GET", "/retention/{agent}", filtered=True)
 def show_retention(hub: Hub, ask: OfAgent, caller: Caller) -> PolicyInfo:
     """The policy of one agent; without one, all is kept for ever."""
-    found = policy_of(hub, check_agent_seen(caller, ask.agent))
+    found = policy_of(hub, check_agent_visible(caller, ask.agent))
     return PolicyInfo(found.keep_messages, found.archive_after, ask.agent)
 
 
@@ -166,14 +172,14 @@ class SetRetention(OfAgent, frozen=True):
 @operation("PUT", "/retention/{agent}", needs="admin", filtered=True)
 def set_retention(hub: Hub, ask: SetRetention, caller: Caller) -> PolicyInfo:
     """Set the policy of an agent; `retain` applies it."""
-    check_agent_seen(caller, ask.agent)
+    check_agent_visible(caller, ask.agent)
     made = hub.retention(
         ask.agent, keep_messages=ask.keep_messages, archive_after=ask.archive_after
     )
     return PolicyInfo(made.keep_messages, made.archive_after, ask.agent)
 
 
-class Retain(Ask, frozen=True):
+class Retain(OperationRequest, frozen=True):
     """`dry_run`: only tell what would be done."""
 
     dry_run: bool = False
@@ -185,7 +191,7 @@ def retain(hub: Hub, ask: Retain) -> RetainReport:
     return hub.retain(dry_run=ask.dry_run)
 
 
-class EraseOf(Ask, frozen=True):
+class EraseOf(OperationRequest, frozen=True):
     """All that a session did itself, or these events, or what a `user` did and said in it."""
 
     session: str
@@ -194,42 +200,42 @@ class EraseOf(Ask, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/erase", needs="admin", filtered=True)
-def erase(rooms: Rooms, ask: EraseOf, caller: Caller) -> ReceiptInfo:
+def erase(rooms: SessionPool, ask: EraseOf, caller: Caller) -> ReceiptInfo:
     """Destroy what events say, in rows, objects and archives; that they happened stays recorded.
     Forks lose what they share."""
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
         family = [one for one in hub.sessions() if one.family == row.family]
-    with _nobody_in(rooms, family) as hub:
-        return _told(hub.erase(row.id, seqs=ask.seqs, user=ask.user))
+    with _with_sessions_closed(rooms, family) as hub:
+        return _receipt_info(hub.erase(row.id, seqs=ask.seqs, user=ask.user))
 
 
-class EraseUser(Ask, frozen=True):
+class EraseUser(OperationRequest, frozen=True):
     user: User
 
 
 @operation("POST", "/erase", needs="admin")
-def erase_user(rooms: Rooms, ask: EraseUser) -> ReceiptInfo:
+def erase_user(rooms: SessionPool, ask: EraseUser) -> ReceiptInfo:
     """Destroy what a user did and said, in all sessions."""
     with rooms.hub() as hub:
         rows = hub.sessions()
-    with _nobody_in(rooms, rows) as hub:
-        return _told(hub.erase(user=ask.user))
+    with _with_sessions_closed(rooms, rows) as hub:
+        return _receipt_info(hub.erase(user=ask.user))
 
 
 @operation("GET", "/erasures", needs="admin")
 def list_erasures(hub: Hub, ask: Paged) -> Page[ReceiptInfo]:
     """The receipts of all erasures, the oldest first."""
-    return page_of(list(receipts(hub.catalog)), ask, lambda one: one.id).told(_told)
+    return paginate(list(receipts(hub.catalog)), ask, lambda one: one.id).map_items(_receipt_info)
 
 
 @contextmanager
-def _nobody_in(rooms: Rooms, rows: Iterable[SessionRow]) -> Iterator[Hub]:
+def _with_sessions_closed(pool: SessionPool, rows: Iterable[SessionRow]) -> Iterator[Hub]:
     """A hub, while those of these sessions that were open here are not: an erasure is refused where
     one of them is in use."""
     with ExitStack() as held:
-        hub = held.enter_context(rooms.hub())
+        hub = held.enter_context(pool.hub())
         for row in sorted(rows, key=lambda one: one.id):
             if hub.is_open(row.id):
-                held.enter_context(rooms.aside(row))
+                held.enter_context(pool.with_session_closed(row))
         yield hub

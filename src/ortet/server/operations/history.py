@@ -10,35 +10,35 @@ from typing import Annotated
 import msgspec
 
 from ortet.history.commits import CommitInfo
-from ortet.history.diff.tree_diff import Change
+from ortet.history.diff.tree_diff import TreeChange
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.journal.state.records import Decision, Episode, Fact
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, cursor, parts_of
-from ortet.server.schemas import Ask, ChangeInfo, Ref, change_of
+from ortet.server.paging import Page, Paged, decode_cursor, encode_cursor
+from ortet.server.schemas import ChangeInfo, OperationRequest, Ref, change_of
 from ortet.sessions.history.compare import (
-    Compared,
-    PlanThen,
-    Reason,
-    Said,
+    CommitComparison,
+    PlanSnapshot,
+    ReasoningStep,
+    SideMessages,
     compare,
     compare_now,
+    explain_commit,
     files_now,
-    led_to,
 )
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
-_PATCHES = 1 << 20
+_MAX_PATCH_CHARACTERS = 1 << 20
 """Characters of the changed lines of all files of an answer; of the rest, only names are told."""
 
 Files = Annotated[int, msgspec.Meta(ge=0, le=10_000, description="So many files at most.")]
-Most = Annotated[int, msgspec.Meta(ge=0, le=1000, description="So many at most.")]
+MaxItems = Annotated[int, msgspec.Meta(ge=0, le=1000, description="So many at most.")]
 
 
-class Named(CommitInfo, frozen=True):
+class NamedCommit(CommitInfo, frozen=True):
     """A commit, and the branches and tags that are on it; a tag as tag:NAME."""
 
     refs: list[str]
@@ -57,12 +57,12 @@ class CommitPage(msgspec.Struct, frozen=True):
     it. Its events are those from `first` to `last`, so many of each kind; `reasons` are the newest
     of them, in order; `more`: there were others."""
 
-    commit: Named
+    commit: NamedCommit
     sessions: list[str]
     first: int
     last: int
     kinds: dict[str, int]
-    reasons: list[Reason]
+    reasons: list[ReasoningStep]
     more: bool
     learned: list[Fact]
     given_up: list[Fact]
@@ -77,7 +77,7 @@ class ListCommits(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/commits")
-def list_commits(view: View, ask: ListCommits, caller: Caller) -> Page[Named]:
+def list_commits(view: SessionReader, ask: ListCommits, caller: Caller) -> Page[NamedCommit]:
     """The commits of a session's branch, or of another `ref`, the newest first."""
     head = view.head
     if head is None and ask.ref in ("HEAD", "@"):
@@ -90,19 +90,19 @@ class ListAll(ListCommits, frozen=True):
 
 
 @operation("GET", "/commits", filtered=True)
-def list_all_commits(hub: Hub, ask: ListAll, caller: Caller) -> Page[Named]:
+def list_all_commits(hub: Hub, ask: ListAll, caller: Caller) -> Page[NamedCommit]:
     """The commits that lead to a `ref`, the newest first."""
     return log_page(hub, ask, caller)
 
 
 def log_page(
     hub: Hub, ask: ListCommits, caller: Caller, *, branch: str | None = None
-) -> Page[Named]:
+) -> Page[NamedCommit]:
     """The cursor holds where the list began, so that a head that moves changes nothing in it."""
     if ask.after is None:
         start, last = hub.refs.resolve(ask.ref, default_branch=branch), None
     else:
-        begun, last = parts_of(ask.after, 2)
+        begun, last = decode_cursor(ask.after, 2)
         start = hub.refs.resolve(begun)
     found = iter(hub.history.log(start, first_parent=ask.first_parent))
     if last is not None:
@@ -112,14 +112,14 @@ def log_page(
     names = names_of(hub, caller)
     items = [with_names(one, names) for one in page[: ask.limit]]
     more = len(page) > ask.limit
-    return Page(items, cursor(to_hex(start), items[-1].oid) if more else None)
+    return Page(items, encode_cursor(to_hex(start), items[-1].oid) if more else None)
 
 
-class ShowCommit(Ask, frozen=True):
+class ShowCommit(OperationRequest, frozen=True):
     """`reasons` and `files`: so many at most; `patch`: with changed lines."""
 
     commit: Ref
-    reasons: Most = 200
+    reasons: MaxItems = 200
     files: Files = 200
     patch: bool = False
 
@@ -131,15 +131,15 @@ def show_commit(hub: Hub, ask: ShowCommit, caller: Caller) -> CommitPage:
 
 
 @operation("GET", "/sessions/{session}/commits/{commit}")
-def show_own_commit(view: View, ask: ShowCommit, caller: Caller) -> CommitPage:
+def show_own_commit(view: SessionReader, ask: ShowCommit, caller: Caller) -> CommitPage:
     """The same, where HEAD is the session's own."""
-    return commit_page(view.hub, resolved(view, ask.commit), ask, caller)
+    return commit_page(view.hub, resolve_ref(view, ask.commit), ask, caller)
 
 
 def commit_page(hub: Hub, oid: Oid, ask: ShowCommit, caller: Caller) -> CommitPage:
-    found = led_to(hub, oid, limit=max(ask.reasons, 1))
+    found = explain_commit(hub, oid, limit=max(ask.reasons, 1))
     commit = with_names(found.commit, names_of(hub, caller))
-    working = (hub._minds().roll.of_branch(name) for name in commit.refs)
+    working = (hub._session_manager().table.find_by_branch(name) for name in commit.refs)
     return CommitPage(
         commit=commit,
         sessions=[row.id for row in working if row is not None],
@@ -165,13 +165,13 @@ class Difference(msgspec.Struct, frozen=True):
     given_up: list[Fact]
     episodes: list[Episode]
     decisions: list[Decision]
-    before: PlanThen
-    after: PlanThen
-    left: Said
-    come: Said
+    before: PlanSnapshot
+    after: PlanSnapshot
+    left: SideMessages
+    come: SideMessages
 
 
-class DiffWith(Ask, frozen=True):
+class DiffWith(OperationRequest, frozen=True):
     """`patch`: with changed lines, as far as they are no more than a few thousand; `messages`: so
     many at most of each side."""
 
@@ -179,7 +179,7 @@ class DiffWith(Ask, frozen=True):
     new: Ref
     files: Files = 1000
     patch: bool = False
-    messages: Most = 200
+    messages: MaxItems = 200
 
 
 @operation("GET", "/diff", filtered=True)
@@ -199,54 +199,54 @@ class DiffOwn(DiffWith, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/diff")
-def diff_own(view: View, ask: DiffOwn) -> Difference:
+def diff_own(view: SessionReader, ask: DiffOwn) -> Difference:
     """The same, where HEAD is the session's own."""
-    old, new = resolved(view, ask.old), resolved(view, ask.new)
+    old, new = resolve_ref(view, ask.old), resolve_ref(view, ask.new)
     found = compare(view.hub, old, new, limit=max(ask.messages, 1))
     return _difference(view.hub, old, new, found, ask)
 
 
-class DiffPresent(Ask, frozen=True):
+class DiffPresent(OperationRequest, frozen=True):
     old: Ref = "HEAD"
     files: Files = 1000
     patch: bool = False
-    messages: Most = 200
+    messages: MaxItems = 200
 
 
 @operation("GET", "/sessions/{session}/present", needs="write")
 def diff_present(session: Session, ask: DiffPresent) -> Difference:
     """What differs between a commit and the session as it is now, committed or not. Its files are
     looked at, for which its machine is started."""
-    old, machine = resolved(session, ask.old), files_now(session)
+    old, machine = resolve_ref(session, ask.old), files_now(session)
     found = compare_now(session, old, machine, limit=max(ask.messages, 1))
     return _difference(session.hub, old, None, found, ask)
 
 
 def _difference(
-    hub: Hub, old: Oid, new: Oid | None, found: Compared, ask: DiffWith | DiffPresent
+    hub: Hub, old: Oid, new: Oid | None, compared: CommitComparison, ask: DiffWith | DiffPresent
 ) -> Difference:
-    memory = found.memory
+    memory = compared.memory
     return Difference(
         old=to_hex(old),
         new=to_hex(new) if new is not None else None,
-        files=file_changes(hub, found.files, limit=ask.files, patch=ask.patch),
+        files=file_changes(hub, compared.files, limit=ask.files, patch=ask.patch),
         learned=memory.learned,
         given_up=memory.given_up,
         episodes=memory.episodes,
         decisions=memory.decisions,
-        before=found.before,
-        after=found.after,
-        left=Said(found.left.count, found.left.messages[: ask.messages]),
-        come=Said(found.come.count, found.come.messages[: ask.messages]),
+        before=compared.before,
+        after=compared.after,
+        left=SideMessages(compared.left.count, compared.left.messages[: ask.messages]),
+        come=SideMessages(compared.come.count, compared.come.messages[: ask.messages]),
     )
 
 
 def file_changes(
-    hub: Hub, found: Sequence[Change], *, limit: int, patch: bool = False
+    hub: Hub, changes: Sequence[TreeChange], *, limit: int, patch: bool = False
 ) -> FileChanges:
     """The first `limit` of them; lines, as long as there is room for them."""
-    told, room = list[ChangeInfo](), _PATCHES
-    for change in found[:limit]:
+    told, room = list[ChangeInfo](), _MAX_PATCH_CHARACTERS
+    for change in changes[:limit]:
         one = change_of(change, hub.objects, patch=patch and room > 0)
         text = one.patch or ""
         if len(text) > room:
@@ -254,17 +254,17 @@ def file_changes(
             room = 0
         room -= len(text)
         told.append(one)
-    return FileChanges(dict(Counter(one.kind for one in found)), len(found), told)
+    return FileChanges(dict(Counter(one.kind for one in changes)), len(changes), told)
 
 
-def resolved(view: View, ref: str) -> Oid:
+def resolve_ref(view: SessionReader, ref: str) -> Oid:
     """A commit, where HEAD is that of the session."""
     return view.hub.refs.resolve(ref, default_branch=view.row.branch)
 
 
 def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
     """Commit -> the branches and tags on it that the caller may know of."""
-    sees, theirs = hub.refs.sees, set[str]()
+    sees, theirs = hub.refs.is_visible, set[str]()
     if caller.agents:
         theirs = {row.branch for row in hub.sessions() if caller.sees(row.agent)}
     found: dict[str, list[str]] = {}
@@ -277,5 +277,5 @@ def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
     return found
 
 
-def with_names(info: CommitInfo, names: dict[str, list[str]]) -> Named:
-    return Named(**msgspec.structs.asdict(info), refs=names.get(info.oid, []))
+def with_names(info: CommitInfo, names: dict[str, list[str]]) -> NamedCommit:
+    return NamedCommit(**msgspec.structs.asdict(info), refs=names.get(info.oid, []))

@@ -10,27 +10,27 @@ from typing import Annotated, Literal
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.machines.control.client import Indoors
-from ortet.machines.control.jobs import Job, JobInfo, Process
+from ortet.machines.control.client import InitClient
+from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Env
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Number
-from ortet.server.session_pool.machine_access import asked, of_job
-from ortet.server.session_pool.pool import Rooms
-from ortet.server.streaming.stream_output import unfinished
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import Number, OperationRequest
+from ortet.server.session_pool.machine_access import ask_job, ask_machine
+from ortet.server.session_pool.pool import SessionPool
+from ortet.server.streaming.stream_output import incomplete_utf8_length
 from ortet.sessions.session import Session
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 Lines = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=60)]
 Encoding = Literal["text", "base64"]
-_MOST = 1 << 20
-_KILLED = 20.0
+_MAX_OUTPUT_BYTES = 1 << 20
+_KILL_WAIT_SECONDS = 20.0
 
 
-class Spawn(Ask, frozen=True):
+class Spawn(OperationRequest, frozen=True):
     """A `command` that is text goes to sh -c, a list is executed as it is. `stdin`: it is to have
     an input, which can be written to."""
 
@@ -42,7 +42,7 @@ class Spawn(Ask, frozen=True):
     stdin: bool = False
 
 
-@operation("POST", "/sessions/{session}/jobs", status=201, runs=True)
+@operation("POST", "/sessions/{session}/jobs", status=201, needs_host=True)
 def spawn(session: Session, ask: Spawn) -> JobInfo:
     """Start a service: a program that goes on under a name, and is part of a commit where the
     engine carries processes."""
@@ -52,14 +52,14 @@ def spawn(session: Session, ask: Spawn) -> JobInfo:
     return _info(session, job)
 
 
-class Shell(Ask, frozen=True):
+class Shell(OperationRequest, frozen=True):
     name: Name = "main"
     rows: Lines = 24
     cols: Lines = 80
     why: str = ""
 
 
-@operation("POST", "/sessions/{session}/shells", status=201, runs=True)
+@operation("POST", "/sessions/{session}/shells", status=201, needs_host=True)
 def shell(session: Session, ask: Shell) -> JobInfo:
     """The shell of this name, at a terminal of its own; started at first use."""
     return _info(session, session.shell(ask.name, why=ask.why, size=(ask.rows, ask.cols)))
@@ -69,41 +69,41 @@ def _info(session: Session, job: Job) -> JobInfo:
     return next(one for one in session.jobs() if one.id == job.id)
 
 
-class OfSession(Paged, frozen=True):
+class JobsRequest(Paged, frozen=True):
     session: str = ""
 
 
 @operation("GET", "/sessions/{session}/jobs", filtered=True)
-def list_jobs(rooms: Rooms, ask: OfSession, caller: Caller) -> Page[JobInfo]:
+def list_jobs(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[JobInfo]:
     """Services and shells of the machine that lives in this server, running or ended."""
     row = rooms.row(ask.session, caller.sees)
-    found = asked(rooms, row, lambda inside: [job for job in inside.jobs() if job.name])
-    return page_of(found, ask, lambda job: job.id)
+    found = ask_machine(rooms, row, lambda inside: [job for job in inside.jobs() if job.name])
+    return paginate(found, ask, lambda job: job.id)
 
 
 @operation("GET", "/sessions/{session}/processes", filtered=True)
-def list_processes(rooms: Rooms, ask: OfSession, caller: Caller) -> Page[Process]:
+def list_processes(rooms: SessionPool, ask: JobsRequest, caller: Caller) -> Page[ProcessInfo]:
     """Every process of the machine that lives in this server; their numbers are its own."""
     row = rooms.row(ask.session, caller.sees)
-    found = asked(rooms, row, lambda inside: inside.ps())
-    return page_of(found, ask, lambda one: one.pid)
+    found = ask_machine(rooms, row, lambda inside: inside.ps())
+    return paginate(found, ask, lambda one: one.pid)
 
 
-class OfJob(Ask, frozen=True):
+class OfJob(OperationRequest, frozen=True):
     session: str
     name: str
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}", filtered=True)
-def show_job(rooms: Rooms, ask: OfJob, caller: Caller) -> JobInfo:
+def show_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> JobInfo:
     """One service or shell, running or ended."""
     row = rooms.row(ask.session, caller.sees)
 
-    def look(inside: Indoors) -> JobInfo:
+    def look(inside: InitClient) -> JobInfo:
         number = inside.job(ask.name).id
         return next(one for one in inside.jobs() if one.id == number)
 
-    return asked(rooms, row, look)
+    return ask_machine(rooms, row, look)
 
 
 class ReadOutput(OfJob, frozen=True):
@@ -112,7 +112,7 @@ class ReadOutput(OfJob, frozen=True):
 
     cursor: Number = 0
     wait: Wait = 0.0
-    most: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1 << 16
+    most: Annotated[int, msgspec.Meta(ge=1, le=_MAX_OUTPUT_BYTES)] = 1 << 16
     stream: Literal["stdout", "stderr", "output"] | None = None
     encoding: Encoding = "text"
 
@@ -130,14 +130,14 @@ class Output(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/output", filtered=True)
-def read_output(rooms: Rooms, ask: ReadOutput, caller: Caller) -> Output:
+def read_output(rooms: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
     """A part of what a service or shell wrote; the last megabyte is kept."""
     row = rooms.row(ask.session, caller.sees)
     stream = ask.stream
     if stream is None:
         about = show_job(rooms, OfJob(ask.session, ask.name), caller)
         stream = "output" if about.tty is None else "stdout"
-    piece = of_job(
+    piece = ask_job(
         rooms,
         row,
         ask.name,
@@ -145,7 +145,7 @@ def read_output(rooms: Rooms, ask: ReadOutput, caller: Caller) -> Output:
     )
     data, rest = piece.data, 0
     if ask.encoding == "text" and not piece.eof:
-        rest = unfinished(data)
+        rest = incomplete_utf8_length(data)
         # a single character that is cut by `most` must not be waited for forever
         rest = 0 if rest == len(data) == ask.most else rest
         data = data[: len(data) - rest]
@@ -158,7 +158,7 @@ def read_output(rooms: Rooms, ask: ReadOutput, caller: Caller) -> Output:
 class ReadLogs(OfJob, frozen=True):
     """`last`: so many bytes from the end; all that is kept without it."""
 
-    last: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] | None = None
+    last: Annotated[int, msgspec.Meta(ge=0, le=_MAX_OUTPUT_BYTES)] | None = None
 
 
 class Logs(msgspec.Struct, frozen=True):
@@ -166,10 +166,10 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/logs", filtered=True)
-def logs(rooms: Rooms, ask: ReadLogs, caller: Caller) -> Logs:
+def logs(rooms: SessionPool, ask: ReadLogs, caller: Caller) -> Logs:
     """What a service or shell wrote, both streams as they came, as far as it is kept."""
     row = rooms.row(ask.session, caller.sees)
-    data = of_job(rooms, row, ask.name, lambda job: job.logs(ask.last))
+    data = ask_job(rooms, row, ask.name, lambda job: job.logs(ask.last))
     return Logs(data.decode("utf-8", "replace"))
 
 
@@ -187,12 +187,12 @@ class Wrote(msgspec.Struct, frozen=True):
     size: int
 
 
-@operation("POST", "/sessions/{session}/jobs/{name}/input", filtered=True, runs=True)
-def write_input(rooms: Rooms, ask: Write, caller: Caller) -> Wrote:
+@operation("POST", "/sessions/{session}/jobs/{name}/input", filtered=True, needs_host=True)
+def write_input(rooms: SessionPool, ask: Write, caller: Caller) -> Wrote:
     """Type, or feed a service that was started with an input."""
     row = rooms.row(ask.session, caller.sees)
     data = ask.data.encode() if ask.encoding == "text" else _bytes(ask.data)
-    of_job(rooms, row, ask.name, lambda job: job.write(data, eof=ask.eof, wait=ask.wait))
+    ask_job(rooms, row, ask.name, lambda job: job.write(data, eof=ask.eof, wait=ask.wait))
     return Wrote(len(data))
 
 
@@ -214,15 +214,15 @@ class Done(msgspec.Struct, frozen=True):
     done: bool = True
 
 
-@operation("POST", "/sessions/{session}/jobs/{name}/resize", filtered=True, runs=True)
-def resize(rooms: Rooms, ask: Resize, caller: Caller) -> Done:
+@operation("POST", "/sessions/{session}/jobs/{name}/resize", filtered=True, needs_host=True)
+def resize(rooms: SessionPool, ask: Resize, caller: Caller) -> Done:
     """Another size of a shell's terminal."""
     row = rooms.row(ask.session, caller.sees)
-    of_job(rooms, row, ask.name, lambda job: job.resize(ask.rows, ask.cols))
+    ask_job(rooms, row, ask.name, lambda job: job.resize(ask.rows, ask.cols))
     return Done()
 
 
-class Signal(OfJob, frozen=True):
+class SignalJobRequest(OfJob, frozen=True):
     """`signal` by its name, as TERM or SIGTERM, or its number; to its whole `group`, or to its
     first process alone."""
 
@@ -230,26 +230,26 @@ class Signal(OfJob, frozen=True):
     group: bool = True
 
 
-@operation("POST", "/sessions/{session}/jobs/{name}/signal", filtered=True, runs=True)
-def send_signal(rooms: Rooms, ask: Signal, caller: Caller) -> Done:
+@operation("POST", "/sessions/{session}/jobs/{name}/signal", filtered=True, needs_host=True)
+def send_signal(rooms: SessionPool, ask: SignalJobRequest, caller: Caller) -> Done:
     """Send a signal to a service or shell."""
     row, number = rooms.row(ask.session, caller.sees), _number(ask.signal)
-    return Done(of_job(rooms, row, ask.name, lambda job: job.signal(number, group=ask.group)))
+    return Done(ask_job(rooms, row, ask.name, lambda job: job.signal(number, group=ask.group)))
 
 
-def _number(asked_for: str | int) -> int:
+def _number(name_or_number: str | int) -> int:
     try:
-        if isinstance(asked_for, int):
-            return Signals(asked_for)
-        return Signals["SIG" + asked_for.upper().removeprefix("SIG")]
+        if isinstance(name_or_number, int):
+            return Signals(name_or_number)
+        return Signals["SIG" + name_or_number.upper().removeprefix("SIG")]
     except (KeyError, ValueError) as error:
         raise Invalid(
             "bad_signal",
-            f"{str(asked_for)[:40]!r} is no signal: give a name as TERM, or its number",
+            f"{str(name_or_number)[:40]!r} is no signal: give a name as TERM, or its number",
         ) from error
 
 
-class Ended(msgspec.Struct, frozen=True):
+class JobEnded(msgspec.Struct, frozen=True):
     """`code` is 128 + n after signal n; null: it still runs."""
 
     code: int | None
@@ -262,10 +262,10 @@ class AwaitJob(OfJob, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/jobs/{name}/wait", filtered=True)
-def wait_for(rooms: Rooms, ask: AwaitJob, caller: Caller) -> Ended:
+def wait_for(rooms: SessionPool, ask: AwaitJob, caller: Caller) -> JobEnded:
     """Its exit code, waited for a while."""
     row = rooms.row(ask.session, caller.sees)
-    return Ended(of_job(rooms, row, ask.name, lambda job: job.wait(ask.timeout)))
+    return JobEnded(ask_job(rooms, row, ask.name, lambda job: job.wait(ask.timeout)))
 
 
 class Stop(OfJob, frozen=True):
@@ -275,22 +275,22 @@ class Stop(OfJob, frozen=True):
     grace: Wait = 5.0
 
 
-@operation("POST", "/sessions/{session}/jobs/{name}/stop", filtered=True, runs=True)
-def stop_job(rooms: Rooms, ask: Stop, caller: Caller) -> Ended:
+@operation("POST", "/sessions/{session}/jobs/{name}/stop", filtered=True, needs_host=True)
+def stop_job(rooms: SessionPool, ask: Stop, caller: Caller) -> JobEnded:
     """End a service or shell."""
     row = rooms.row(ask.session, caller.sees)
 
     def end(job: Job) -> int | None:
         code = job.wait(ask.grace) if ask.grace and job.signal(Signals.SIGTERM) else None
         job.kill()
-        return job.wait(_KILLED) if code is None else code
+        return job.wait(_KILL_WAIT_SECONDS) if code is None else code
 
-    return Ended(of_job(rooms, row, ask.name, end))
+    return JobEnded(ask_job(rooms, row, ask.name, end))
 
 
-@operation("DELETE", "/sessions/{session}/jobs/{name}", filtered=True, runs=True)
-def forget_job(rooms: Rooms, ask: OfJob, caller: Caller) -> Done:
+@operation("DELETE", "/sessions/{session}/jobs/{name}", filtered=True, needs_host=True)
+def forget_job(rooms: SessionPool, ask: OfJob, caller: Caller) -> Done:
     """Let go of the output of one that has ended, and of its name."""
     row = rooms.row(ask.session, caller.sees)
-    of_job(rooms, row, ask.name, lambda job: job.forget())
+    ask_job(rooms, row, ask.name, lambda job: job.forget())
     return Done()

@@ -12,12 +12,20 @@ from ortet.journal.conversation.compaction import Compaction
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message, Question
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, cursor, number_of, page_of, parts_of
-from ortet.server.schemas import Ask, EventInfo, Made, Number, Words, event_of, written
-from ortet.sessions.reader import View
+from ortet.server.paging import Page, Paged, cursor_number, decode_cursor, encode_cursor, paginate
+from ortet.server.schemas import (
+    EventInfo,
+    Made,
+    NonEmptyText,
+    Number,
+    OperationRequest,
+    event_of,
+    recorded_event_info,
+)
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
-_STEP = 256
+_EVENTS_PER_READ = 256
 Role = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
@@ -32,7 +40,7 @@ class ListEvents(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/events")
-def list_events(view: View, ask: ListEvents) -> Page[EventInfo]:
+def list_events(view: SessionReader, ask: ListEvents) -> Page[EventInfo]:
     """The journal, in order, or the newest first. What came in beside the writer and waits to be
     taken in stands at the end of the last page, without a number."""
     found = _backwards(view, ask) if ask.newest else _forwards(view, ask)
@@ -44,42 +52,42 @@ def list_events(view: View, ask: ListEvents) -> Page[EventInfo]:
             # what waits goes with the page before it: it has no number to go on from
             last = next((one for one in reversed(items) if not one.waiting), None)
             if last is not None and not event.waiting:
-                return Page([event_of(one) for one in items], cursor("event", last.seq))
+                return Page([event_of(one) for one in items], encode_cursor("event", last.seq))
         items.append(event)
     return Page([event_of(one) for one in items])
 
 
-def _at(ask: ListEvents) -> int | None:
+def _cursor_seq(ask: ListEvents) -> int | None:
     if ask.after is None:
         return None
-    return number_of(parts_of(ask.after, 2)[1])
+    return cursor_number(decode_cursor(ask.after, 2)[1])
 
 
-def _forwards(view: View, ask: ListEvents) -> Iterator[Event]:
-    at = _at(ask)
+def _forwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
+    at = _cursor_seq(ask)
     return view.events(max(ask.since - 1, 0) if at is None else at, ask.upto)
 
 
-def _backwards(view: View, ask: ListEvents) -> Iterator[Event]:
+def _backwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
     """The line is read forwards only: a stretch at a time, from its end."""
-    at = _at(ask)
-    tip = view.line.tip().seq
+    at = _cursor_seq(ask)
+    tip = view.event_log.tip().seq
     if at is None and ask.upto is None:
         yield from [event for event in view.events(tip) if event.waiting]
     upto = min(tip, at - 1 if at is not None else tip, tip if ask.upto is None else ask.upto)
     least = max(ask.since - 1, 0)
     while upto > least:
-        start = max(upto - _STEP, least)
+        start = max(upto - _EVENTS_PER_READ, least)
         yield from reversed(list(view.events(start, upto)))
         upto = start
 
 
-class OneEvent(Ask, frozen=True):
+class OneEvent(OperationRequest, frozen=True):
     seq: Number
 
 
 @operation("GET", "/sessions/{session}/events/{seq:int}")
-def show_event(view: View, ask: OneEvent) -> EventInfo:
+def show_event(view: SessionReader, ask: OneEvent) -> EventInfo:
     """One event by its number."""
     found = next(iter(view.events(max(ask.seq - 1, 0), ask.seq)), None)
     if found is None or found.seq != ask.seq:
@@ -94,14 +102,14 @@ class ListMessages(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/messages")
-def list_messages(view: View, ask: ListMessages) -> Page[Message]:
+def list_messages(view: SessionReader, ask: ListMessages) -> Page[Message]:
     """The conversation as it is in context, in order."""
     if ask.last is not None:
         return Page(view.messages(ask.last))
-    return page_of(view.messages(), ask, lambda one: one.seq)
+    return paginate(view.messages(), ask, lambda one: one.seq)
 
 
-class Say(Ask, frozen=True):
+class Say(OperationRequest, frozen=True):
     """`content` is text, or the parts a model API takes; `extra` are keys of your own, as
     tool_calls."""
 
@@ -113,10 +121,10 @@ class Say(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/messages", status=201)
 def say(session: Session, ask: Say) -> EventInfo:
     """Add a message."""
-    return written(session, session.say_all([as_message(ask)])[0])
+    return recorded_event_info(session, session.say_all([as_message(ask)])[0])
 
 
-class SayAll(Ask, frozen=True):
+class SayAll(OperationRequest, frozen=True):
     messages: Annotated[list[Say], msgspec.Meta(min_length=1, max_length=1000)]
 
 
@@ -128,22 +136,25 @@ class Events(msgspec.Struct, frozen=True):
 def say_all(session: Session, ask: SayAll) -> Events:
     """Add messages that belong together: all of them or none."""
     return Events(
-        [written(session, one) for one in session.say_all(list(map(as_message, ask.messages)))]
+        [
+            recorded_event_info(session, one)
+            for one in session.say_all(list(map(as_message, ask.messages)))
+        ]
     )
 
 
-def as_message(said: Say) -> dict[str, Any]:
-    return {**said.extra, "role": said.role, "content": said.content}
+def as_message(message: Say) -> dict[str, Any]:
+    return {**message.extra, "role": message.role, "content": message.content}
 
 
-class Text(Ask, frozen=True):
-    text: Words
+class Text(OperationRequest, frozen=True):
+    text: NonEmptyText
 
 
 @operation("POST", "/sessions/{session}/thoughts", status=201)
 def think(session: Session, ask: Text) -> EventInfo:
     """Record a thought."""
-    return written(session, session.think(ask.text))
+    return recorded_event_info(session, session.think(ask.text))
 
 
 class Notes(msgspec.Struct, frozen=True):
@@ -153,12 +164,12 @@ class Notes(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/notes")
-def notes(view: View) -> Notes:
+def notes(view: SessionReader) -> Notes:
     """Scratch, by key."""
     return Notes(view.notes())
 
 
-class Note(Ask, frozen=True):
+class Note(OperationRequest, frozen=True):
     """`ttl` is in seconds; a value of null ends the note."""
 
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
@@ -169,13 +180,13 @@ class Note(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/notes", status=201)
 def note(session: Session, ask: Note) -> EventInfo:
     """Keep scratch under a key."""
-    return written(session, session.note(ask.key, ask.value, ttl=ask.ttl))
+    return recorded_event_info(session, session.note(ask.key, ask.value, ttl=ask.ttl))
 
 
 @operation("GET", "/sessions/{session}/questions")
-def questions(view: View, ask: Paged) -> Page[Question]:
+def questions(view: SessionReader, ask: Paged) -> Page[Question]:
     """Questions that are open."""
-    return page_of(view.questions(), ask, lambda one: one.id)
+    return paginate(view.questions(), ask, lambda one: one.id)
 
 
 @operation("POST", "/sessions/{session}/questions", status=201)
@@ -184,7 +195,7 @@ def ask_question(session: Session, ask: Text) -> Made:
     return Made(session.ask(ask.text))
 
 
-class Answer(Ask, frozen=True):
+class Answer(OperationRequest, frozen=True):
     question: str
     answer: Any = None
 
@@ -192,7 +203,7 @@ class Answer(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/questions/{question}/answer")
 def answer(session: Session, ask: Answer) -> EventInfo:
     """Answer a question."""
-    return written(session, session.answer(ask.question, ask.answer))
+    return recorded_event_info(session, session.answer(ask.question, ask.answer))
 
 
 class ListRecords(Paged, frozen=True):
@@ -200,12 +211,12 @@ class ListRecords(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/records")
-def records(view: View, ask: ListRecords) -> Page[EventInfo]:
+def records(view: SessionReader, ask: ListRecords) -> Page[EventInfo]:
     """Events of programs' own kinds, or of one of them."""
-    return page_of(view.records(ask.kind), ask, lambda one: one.seq).told(event_of)
+    return paginate(view.records(ask.kind), ask, lambda one: one.seq).map_items(event_of)
 
 
-class Record(Ask, frozen=True):
+class Record(OperationRequest, frozen=True):
     """`kind` is your own, as myapp.ticket; `version` is that of the schema of `data`."""
 
     kind: Annotated[str, msgspec.Meta(min_length=3, max_length=200)]
@@ -216,32 +227,32 @@ class Record(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/records", status=201)
 def record(session: Session, ask: Record) -> EventInfo:
     """Record an event of your program's own kind."""
-    return written(session, session.record(ask.kind, ask.data, version=ask.version))
+    return recorded_event_info(session, session.record(ask.kind, ask.data, version=ask.version))
 
 
 @operation("GET", "/sessions/{session}/comments")
-def comments(view: View, ask: Paged) -> Page[EventInfo]:
+def comments(view: SessionReader, ask: Paged) -> Page[EventInfo]:
     """What people said beside the conversation."""
-    return page_of(view.comments(), ask, lambda one: (one.seq, one.time)).told(event_of)
+    return paginate(view.comments(), ask, lambda one: (one.seq, one.time)).map_items(event_of)
 
 
-class Comment(Ask, frozen=True):
+class Comment(OperationRequest, frozen=True):
     """`by` is who says it, if not the one who asks."""
 
-    text: Words
+    text: NonEmptyText
     by: str = ""
 
 
 @operation("POST", "/sessions/{session}/comments", status=201)
-def comment(view: View, ask: Comment) -> EventInfo:
+def comment(view: SessionReader, ask: Comment) -> EventInfo:
     """Say something to a session, whoever writes to it: it never conflicts."""
     return event_of(view.hub.comment(view.id, ask.text, by=ask.by))
 
 
 @operation("GET", "/sessions/{session}/compactions")
-def compactions(view: View, ask: Paged) -> Page[Compaction]:
+def compactions(view: SessionReader, ask: Paged) -> Page[Compaction]:
     """What was left out of context so far, the latest first."""
-    return page_of(view.compactions(), ask, lambda one: one.seq)
+    return paginate(view.compactions(), ask, lambda one: one.seq)
 
 
 class ListDropped(Paged, frozen=True):
@@ -251,12 +262,12 @@ class ListDropped(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/dropped")
-def dropped(view: View, ask: ListDropped) -> Page[Message]:
+def dropped(view: SessionReader, ask: ListDropped) -> Page[Message]:
     """Messages that compactions left out, in order."""
-    return page_of(view.dropped(ask.compaction), ask, lambda one: one.seq)
+    return paginate(view.dropped(ask.compaction), ask, lambda one: one.seq)
 
 
-class Compact(Ask, frozen=True):
+class Compact(OperationRequest, frozen=True):
     """Without a `summary`, a plain extract is made."""
 
     keep_last: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20

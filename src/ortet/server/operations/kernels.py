@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from ortet.errors import NotFound
-from ortet.machines.kernels.ran import Ran, Var
+from ortet.machines.kernels.ran import CellResult, KernelVariable
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Env, Seconds
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask
-from ortet.server.session_pool.machine_access import opened
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import OperationRequest
+from ortet.server.session_pool.machine_access import find_open_session
+from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.machine.kernels import SessionKernel
 from ortet.sessions.session import Session
 
@@ -30,25 +30,27 @@ class KernelInfo(msgspec.Struct, frozen=True):
     keeping: list[str]
 
 
-class OfSession(Paged, frozen=True):
+class KernelsRequest(Paged, frozen=True):
     session: str = ""
 
 
 @operation("GET", "/sessions/{session}/kernels", filtered=True)
-def list_kernels(rooms: Rooms, ask: OfSession, caller: Caller) -> Page[KernelInfo]:
+def list_kernels(rooms: SessionPool, ask: KernelsRequest, caller: Caller) -> Page[KernelInfo]:
     """Interpreters that live in this server's machine of the session."""
     row = rooms.row(ask.session, caller.sees)
-    session, _ = opened(rooms, row.id)
+    session, _ = find_open_session(rooms, row.id)
     found = [_info(one) for one in session.kernels()] if session is not None else []
-    return page_of(found, ask, lambda one: one.name)
+    return paginate(found, ask, lambda one: one.name)
 
 
 def _info(kernel: SessionKernel) -> KernelInfo:
     live = kernel.live
-    return KernelInfo(kernel.name, "/" in kernel.name, list(live.keeping) if live else [])
+    return KernelInfo(
+        kernel.name, "/" in kernel.name, list(live.declared_variables) if live else []
+    )
 
 
-class RunCode(Ask, frozen=True):
+class RunCode(OperationRequest, frozen=True):
     """`python` is the program of a new one: that of the workspace's .venv without it, else the
     server's; `env` too is for a new one. `keep`: only these variables are part of commits. With a
     `key` it runs once in all forks of the session. After `timeout` seconds it is interrupted."""
@@ -64,11 +66,11 @@ class RunCode(Ask, frozen=True):
     keep: list[Variable] | None = None
 
 
-@operation("POST", "/sessions/{session}/kernels/{name}/run", runs=True)
-def run_code(session: Session, ask: RunCode) -> Ran:
+@operation("POST", "/sessions/{session}/kernels/{name}/run", needs_host=True)
+def run_code(session: Session, ask: RunCode) -> CellResult:
     """Execute Python in the interpreter of this name, started at first use, to the value of its
     last expression. An error of the code is told with its traceback, and it goes on."""
-    kernel = _found(session, ask.name)
+    kernel = _find_kernel(session, ask.name)
     if kernel is None or ask.keep is not None:
         _check_name(ask.name)
         kernel = session.kernel(ask.name, python=ask.python, env=ask.env, keep=ask.keep)
@@ -80,12 +82,12 @@ def _check_name(name: str) -> None:
         raise _no_kernel(name)
 
 
-def _found(session: Session, name: str) -> SessionKernel | None:
+def _find_kernel(session: Session, name: str) -> SessionKernel | None:
     return next((one for one in session.kernels() if one.name == name), None)
 
 
-def _need(session: Session | None, name: str) -> SessionKernel:
-    found = _found(session, name) if session is not None else None
+def _require_kernel(session: Session | None, name: str) -> SessionKernel:
+    found = _find_kernel(session, name) if session is not None else None
     if found is None:
         raise _no_kernel(name)
     return found
@@ -97,34 +99,34 @@ def _no_kernel(name: str) -> NotFound:
     )
 
 
-class OfKernel(Ask, frozen=True):
+class OfKernel(OperationRequest, frozen=True):
     session: str
     name: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class KernelEnded(msgspec.Struct, frozen=True):
     name: str
 
 
-@operation("POST", "/sessions/{session}/kernels/{name}/interrupt", filtered=True, runs=True)
-def interrupt(rooms: Rooms, ask: OfKernel, caller: Caller) -> KernelInfo:
+@operation("POST", "/sessions/{session}/kernels/{name}/interrupt", filtered=True, needs_host=True)
+def interrupt(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelInfo:
     """Raise KeyboardInterrupt in what it runs, if anything."""
     row = rooms.row(ask.session, caller.sees)
-    kernel = _need(opened(rooms, row.id)[0], ask.name)
+    kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
     kernel.interrupt()
     return _info(kernel)
 
 
-@operation("DELETE", "/sessions/{session}/kernels/{name}", filtered=True, runs=True)
-def close_kernel(rooms: Rooms, ask: OfKernel, caller: Caller) -> Ended:
+@operation("DELETE", "/sessions/{session}/kernels/{name}", filtered=True, needs_host=True)
+def close_kernel(rooms: SessionPool, ask: OfKernel, caller: Caller) -> KernelEnded:
     """End an interpreter, whatever it does; a fork's files go with it."""
     row = rooms.row(ask.session, caller.sees)
-    kernel = _need(opened(rooms, row.id)[0], ask.name)
+    kernel = _require_kernel(find_open_session(rooms, row.id)[0], ask.name)
     kernel.close()
-    return Ended(ask.name)
+    return KernelEnded(ask.name)
 
 
-class Fork(Ask, frozen=True):
+class ForkKernelRequest(OperationRequest, frozen=True):
     """`force`: also while threads are alive, which would not be in the copies."""
 
     name: str
@@ -133,32 +135,32 @@ class Fork(Ask, frozen=True):
     force: bool = False
 
 
-class Forks(msgspec.Struct, frozen=True):
+class KernelForks(msgspec.Struct, frozen=True):
     forks: list[KernelInfo]
 
 
-@operation("POST", "/sessions/{session}/kernels/{name}/fork", status=201, runs=True)
-def fork_kernel(session: Session, ask: Fork) -> Forks:
+@operation("POST", "/sessions/{session}/kernels/{name}/fork", status=201, needs_host=True)
+def fork_kernel(session: Session, ask: ForkKernelRequest) -> KernelForks:
     """Copies of an interpreter that go on from here, each with memory and files of its own. In an
     address, the slash of a fork's name is written %2F."""
-    kernel = _need(session, ask.name)
-    return Forks([_info(one) for one in kernel.fork(ask.n, why=ask.why, force=ask.force)])
+    kernel = _require_kernel(session, ask.name)
+    return KernelForks([_info(one) for one in kernel.fork(ask.n, why=ask.why, force=ask.force)])
 
 
-class KeepFork(Ask, frozen=True):
+class KeepFork(OperationRequest, frozen=True):
     name: str
     fork: str
     why: str = ""
 
 
-@operation("POST", "/sessions/{session}/kernels/{name}/keep", runs=True)
+@operation("POST", "/sessions/{session}/kernels/{name}/keep", needs_host=True)
 def keep_fork(session: Session, ask: KeepFork) -> KernelInfo:
     """Go on with a fork: its files become the machine's, and it takes the place of this one."""
-    kernel = _need(session, ask.name)
-    return _info(kernel.keep(_need(session, ask.fork), why=ask.why))
+    kernel = _require_kernel(session, ask.name)
+    return _info(kernel.keep(_require_kernel(session, ask.fork), why=ask.why))
 
 
-class Declare(Ask, frozen=True):
+class Declare(OperationRequest, frozen=True):
     name: str
     names: list[Variable] = []
 
@@ -166,10 +168,10 @@ class Declare(Ask, frozen=True):
 class Variables(msgspec.Struct, frozen=True):
     """`why` of each says why it cannot be kept; "": it can."""
 
-    variables: list[Var]
+    variables: list[KernelVariable]
 
 
-@operation("POST", "/sessions/{session}/kernels/{name}/vars", runs=True)
+@operation("POST", "/sessions/{session}/kernels/{name}/vars", needs_host=True)
 def declare_vars(session: Session, ask: Declare) -> Variables:
     """Declare variables that a commit keeps and a restore brings back; all that there are."""
-    return Variables(_need(session, ask.name).vars(*ask.names))
+    return Variables(_require_kernel(session, ask.name).vars(*ask.names))

@@ -10,27 +10,27 @@ import msgspec
 from ortet.cli import machines
 from ortet.errors import OrtetError
 from ortet.machines.base import Network, Result
-from ortet.machines.limits import Limits
+from ortet.machines.limits import MachineLimits
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Words
-from ortet.server.session_pool.machine_access import asked, opened
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import NonEmptyText, OperationRequest
+from ortet.server.session_pool.machine_access import ask_machine, find_open_session
+from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
-from ortet.vault.redaction import redacted
+from ortet.vault.redaction import redact_result
 from ortet.workspaces.table import WorkspaceRow
 from ortet.workspaces.workspace import Workspace
 
 Argv = Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)]
-Command = Words | Argv
+Command = NonEmptyText | Argv
 Env = dict[str, str | None]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Run(Ask, frozen=True):
+class Run(OperationRequest, frozen=True):
     """A `command` that is text goes to sh -c, a list is executed as it is. `cwd` is a directory of
     the workspace. `env`: null unsets. After `timeout` seconds it is killed with all it started.
     With a `key` it runs once in all forks of the session. `secrets`: names in the vault to give it
@@ -47,15 +47,15 @@ class Run(Ask, frozen=True):
     secrets: list[str] | dict[str, str] = []
 
 
-@operation("POST", "/sessions/{session}/run", runs=True)
+@operation("POST", "/sessions/{session}/run", needs_host=True)
 def run(session: Session, ask: Run) -> Result:
     """Run a command in the machine to its end, recorded with its reason and its outcome. A time-out
     is exit code 124, a signal 128 and its number."""
     named = ("cwd", "env", "stdin", "timeout", "secrets")
     options: dict[str, Any] = {name: getattr(ask, name) for name in named if getattr(ask, name)}
-    hidden = session.machine.secrets_of(ask.secrets) if ask.secrets else {}
+    hidden = session.machine.secret_values(ask.secrets) if ask.secrets else {}
     done = session.run(ask.command, why=ask.why, key=ask.key, scope=ask.scope, **options)
-    return redacted(done, hidden)
+    return redact_result(done, hidden)
 
 
 class Exposed(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class MachineInfo(msgspec.Struct, frozen=True):
     workspace: str = ""
     directory: str = ""
     network: Network = "none"
-    limits: Limits = Limits()
+    limits: MachineLimits = MachineLimits()
     ports: list[Exposed] = []
     pid: int | None = None
     programs: int = 0
@@ -85,23 +85,23 @@ class MachineInfo(msgspec.Struct, frozen=True):
     memory: int = 0
 
 
-class Named(Ask, frozen=True):
+class MachineOfSession(OperationRequest, frozen=True):
     session: str
 
 
 @operation("GET", "/sessions/{session}/machine", filtered=True)
-def show_machine(rooms: Rooms, ask: Named, caller: Caller) -> MachineInfo:
+def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> MachineInfo:
     """What the machine of a session is, whether it lives in this server, and what it uses."""
     row = rooms.row(ask.session, caller.sees)
     with rooms.hub() as hub:
-        files = hub.registry.get(row.branch) if row.has_files else None
-    _, machine = opened(rooms, row.id)
+        files = hub.workspace_table.get(row.branch) if row.has_files else None
+    _, machine = find_open_session(rooms, row.id)
     found = _info(row, files, machine)
     if machine is None:
         return found
     with suppress(OrtetError):  # it keeps no programs, or was just let go
-        pid = rooms.machine_door(row).pid
-        jobs, processes = asked(rooms, row, lambda inside: (inside.jobs(), inside.ps()))
+        pid = rooms.control_socket(row).pid
+        jobs, processes = ask_machine(rooms, row, lambda inside: (inside.jobs(), inside.ps()))
         return msgspec.structs.replace(
             found,
             pid=pid,
@@ -112,7 +112,7 @@ def show_machine(rooms: Rooms, ask: Named, caller: Caller) -> MachineInfo:
     return found
 
 
-@operation("POST", "/sessions/{session}/machine/start", runs=True)
+@operation("POST", "/sessions/{session}/machine/start", needs_host=True)
 def start_machine(session: Session) -> MachineInfo:
     """Open the machine of a session, with what ran in it at its last commit where it can."""
     machine = session.machine
@@ -136,21 +136,21 @@ def _info(row: SessionRow, files: WorkspaceRow | None, machine: Workspace | None
     )
 
 
-class Expose(Ask, frozen=True):
+class Expose(OperationRequest, frozen=True):
     """`at`: the port of the server's loopback; 0: any that is free."""
 
     port: Port
     at: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 
 
-@operation("POST", "/sessions/{session}/ports", status=201, runs=True)
+@operation("POST", "/sessions/{session}/ports", status=201, needs_host=True)
 def expose(session: Session, ask: Expose) -> Exposed:
     """Let connections to a loopback port of the server's host into a port of the machine, until it
     is closed."""
     return Exposed(ask.port, session.expose(ask.port, at=ask.at))
 
 
-class Unexpose(Ask, frozen=True):
+class Unexpose(OperationRequest, frozen=True):
     port: Port
 
 
@@ -161,7 +161,7 @@ class Unexposed(msgspec.Struct, frozen=True):
     closed: bool
 
 
-@operation("DELETE", "/sessions/{session}/ports/{port}", runs=True)
+@operation("DELETE", "/sessions/{session}/ports/{port}", needs_host=True)
 def unexpose(session: Session, ask: Unexpose) -> Unexposed:
     """Close such a port, and the connections through it."""
     return Unexposed(ask.port, closed=session.unexpose(ask.port))
@@ -181,10 +181,10 @@ class HostMachine(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-@operation("GET", "/machines", needs="admin", runs=True)
-def list_machines(rooms: Rooms, ask: Paged) -> Page[HostMachine]:
+@operation("GET", "/machines", needs="admin", needs_host=True)
+def list_machines(rooms: SessionPool, ask: Paged) -> Page[HostMachine]:
     """Machines of this store that live on the server's host."""
-    found = [*_of_sessions(rooms)]
+    found = [*_session_machines(rooms)]
     found += [
         HostMachine(
             workspace=one.name,
@@ -194,16 +194,16 @@ def list_machines(rooms: Rooms, ask: Paged) -> Page[HostMachine]:
             pid=one.pid,
             since=one.since,
         )
-        for one in machines.living(rooms.door.root).values()
+        for one in machines.list_live(rooms.shared_hub.root).values()
     ]
     found.sort(key=lambda one: (one.workspace, one.held))
-    return page_of(found, ask, lambda one: (one.workspace, one.held))
+    return paginate(found, ask, lambda one: (one.workspace, one.held))
 
 
-def _of_sessions(rooms: Rooms) -> list[HostMachine]:
+def _session_machines(pool: SessionPool) -> list[HostMachine]:
     found = []
-    for room in rooms.opened():
-        row, files = room.row, room.files
+    for room in pool.open_slots():
+        row, files = room.row, room.workspace
         if row is None or files is None:
             continue
         found.append(
@@ -214,7 +214,7 @@ def _of_sessions(rooms: Rooms) -> list[HostMachine]:
                 directory=str(files.row.directory),
                 session=row.id,
                 name=row.name,
-                pid=room.door.pid if room.door is not None else None,
+                pid=room.control_socket.pid if room.control_socket is not None else None,
             )
         )
     return found

@@ -11,10 +11,18 @@ from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Fact
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Number, Ref, When, Words, check_memory_seen, moment
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import (
+    NonEmptyText,
+    Number,
+    OperationRequest,
+    Ref,
+    When,
+    check_scope_visible,
+    parse_time,
+)
 from ortet.sessions.memory.report import MemoryDiff, markdown
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -42,24 +50,24 @@ class ListFacts(Paged, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/facts")
-def list_facts(view: View, ask: ListFacts) -> Page[Fact]:
+def list_facts(view: SessionReader, ask: ListFacts) -> Page[Fact]:
     """What is believed, the oldest first."""
     found = view.facts(
         scope=ask.scope,
         about=ask.about,
-        at=moment(view.hub, "at", ask.at),
-        on=moment(view.hub, "on", ask.on),
+        at=parse_time(view.hub, "at", ask.at),
+        on=parse_time(view.hub, "on", ask.on),
         past=ask.past,
     )
     chosen = [one for one in found if ask.lesson in (None, one.lesson)]
-    return page_of(chosen, ask, lambda one: one.id)
+    return paginate(chosen, ask, lambda one: one.id)
 
 
-class Learn(Ask, frozen=True):
+class Learn(OperationRequest, frozen=True):
     """`scope` is who is to know it, when it is committed. `since` and `until` say when it holds,
     `source` is the event that it comes from, `supersedes` the fact that it replaces."""
 
-    text: Words
+    text: NonEmptyText
     about: str = ""
     scope: MemoryScope | None = None
     confidence: Share = 1.0
@@ -75,18 +83,18 @@ def learn(session: Session, ask: Learn, caller: Caller) -> Fact:
     made = session.learn(
         ask.text,
         about=ask.about,
-        scope=check_memory_seen(caller, ask.scope, session.row.scopes),
+        scope=check_scope_visible(caller, ask.scope, session.row.scopes),
         confidence=ask.confidence,
-        since=moment(session.hub, "since", ask.since),
-        until=moment(session.hub, "until", ask.until, ahead=True),
+        since=parse_time(session.hub, "since", ask.since),
+        until=parse_time(session.hub, "until", ask.until, ahead=True),
         source=ask.source,
         supersedes=ask.supersedes,
     )
     return session.fact(made)
 
 
-class Lesson(Ask, frozen=True):
-    text: Words
+class Lesson(OperationRequest, frozen=True):
+    text: NonEmptyText
     about: str = ""
     scope: MemoryScope | None = None
 
@@ -94,16 +102,16 @@ class Lesson(Ask, frozen=True):
 @operation("POST", "/sessions/{session}/lessons", status=201)
 def lesson(session: Session, ask: Lesson, caller: Caller) -> Fact:
     """Remember what a failure taught."""
-    scope = check_memory_seen(caller, ask.scope, session.row.scopes)
+    scope = check_scope_visible(caller, ask.scope, session.row.scopes)
     return session.fact(session.lesson(ask.text, about=ask.about, scope=scope))
 
 
-class OneFact(Ask, frozen=True):
+class OneFact(OperationRequest, frozen=True):
     fact: Id
 
 
 @operation("GET", "/sessions/{session}/facts/{fact}")
-def show_fact(view: View, ask: OneFact) -> Fact:
+def show_fact(view: SessionReader, ask: OneFact) -> Fact:
     """One by its id, believed or given up."""
     return view.fact(ask.fact)
 
@@ -115,12 +123,12 @@ class FactHistory(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/facts/{fact}/history")
-def fact_history(view: View, ask: OneFact) -> FactHistory:
+def fact_history(view: SessionReader, ask: OneFact) -> FactHistory:
     """A fact with all that it superseded and that superseded it."""
     return FactHistory(view.fact_history(ask.fact))
 
 
-class Forget(Ask, frozen=True):
+class Forget(OperationRequest, frozen=True):
     fact: Id
     why: str = ""
 
@@ -133,9 +141,9 @@ def forget(session: Session, ask: Forget) -> Fact:
 
 
 @operation("GET", "/sessions/{session}/contradictions")
-def contradictions(view: View, ask: Paged) -> Page[Contradiction]:
+def contradictions(view: SessionReader, ask: Paged) -> Page[Contradiction]:
     """Facts that are believed and cannot both be true; `ours` is the older."""
-    return page_of(view.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
+    return paginate(view.contradictions(), ask, lambda one: f"{one.ours.id}/{one.theirs.id}")
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
@@ -150,7 +158,7 @@ class SharedMemories(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/memory/shared")
-def shared(view: View) -> SharedMemories:
+def shared(view: SessionReader) -> SharedMemories:
     """The memories that a session shares with others, as far as it knows them."""
     return SharedMemories([SharedMemory(one.name, one.tip.seq) for one in view.shared()])
 
@@ -162,7 +170,7 @@ def refresh(session: Session) -> SharedMemories:
     return shared(session)
 
 
-class AskMemory(Ask, frozen=True):
+class AskMemory(OperationRequest, frozen=True):
     form: Literal["markdown"] = "markdown"
 
 
@@ -171,13 +179,13 @@ class MemoryText(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/memory")
-def memory(view: View, ask: AskMemory) -> MemoryText:
+def memory(view: SessionReader, ask: AskMemory) -> MemoryText:
     """All that a session knows, decided and has been through, for people to read."""
     del ask
     return MemoryText(markdown(view))
 
 
-class DiffMemory(Ask, frozen=True):
+class DiffMemory(OperationRequest, frozen=True):
     """From one commit to another."""
 
     old: Ref

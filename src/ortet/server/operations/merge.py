@@ -15,23 +15,23 @@ from ortet.ids import to_hex
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.machines.base import Report
-from ortet.server.auth.host_access import COPIES, need_here
+from ortet.server.auth.host_access import FORK_PARTS, check_move_access
 from ortet.server.auth.tokens import Caller
-from ortet.server.moved import Gone, gone
-from ortet.server.operations.history import resolved
+from ortet.server.moved import MoveOutcome, restore_info
+from ortet.server.operations.history import resolve_ref
 from ortet.server.operations.navigation import Times
 from ortet.server.operations.registry import operation
-from ortet.server.operations.sessions import Listed, listed
-from ortet.server.schemas import Ask, Ref
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.operations.sessions import Listed, session_summary
+from ortet.server.schemas import OperationRequest, Ref
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
 
 Favor = Literal["ours", "theirs"]
 
 
-class Merge(Ask, frozen=True):
+class Merge(OperationRequest, frozen=True):
     """`other`: a session, by id or name, a branch or a commit. `favor`: who wins where both changed
     the same; without it, a conflict changes nothing."""
 
@@ -55,32 +55,32 @@ class MergedInfo(msgspec.Struct, frozen=True):
     files: Report
 
 
-@operation("POST", "/sessions/{session}/merge", moves=True)
-def merge(session: Session, ask: Merge, caller: Caller, rooms: Rooms) -> MergedInfo:
+@operation("POST", "/sessions/{session}/merge", moves_head=True)
+def merge(session: Session, ask: Merge, caller: Caller, rooms: SessionPool) -> MergedInfo:
     """Bring in what another session, branch or commit knows and changed."""
-    need_here(caller, session.row, hub=session.hub, parts=("files",))
-    with _other(session, ask.other, caller, rooms) as other:
+    check_move_access(caller, session.row, hub=session.hub, parts=("files",))
+    with _open_other(session, ask.other, caller, rooms) as other:
         found = session.merge(other, message=ask.message, favor=ask.favor)
     return MergedInfo(
         **{name: getattr(found, name) for name in MergedInfo.__struct_fields__},
     )
 
 
-class Adopt(Ask, frozen=True):
+class Adopt(OperationRequest, frozen=True):
     """`other`: a session, by id or name, a branch or a commit."""
 
     other: Ref
 
 
-@operation("POST", "/sessions/{session}/adopt", moves=True)
-def adopt(session: Session, ask: Adopt, caller: Caller, rooms: Rooms) -> Gone:
+@operation("POST", "/sessions/{session}/adopt", moves_head=True)
+def adopt(session: Session, ask: Adopt, caller: Caller, rooms: SessionPool) -> MoveOutcome:
     """Take the state of another, mind and files; what was here stays in the reflog."""
-    need_here(caller, session.row, hub=session.hub)
-    with _other(session, ask.other, caller, rooms) as other:
-        return gone(session, session.adopt(other))
+    check_move_access(caller, session.row, hub=session.hub)
+    with _open_other(session, ask.other, caller, rooms) as other:
+        return restore_info(session, session.adopt(other))
 
 
-class Land(Ask, frozen=True):
+class Land(OperationRequest, frozen=True):
     favor: Favor | None = None
 
 
@@ -92,7 +92,7 @@ def land(session: Session, ask: Land, caller: Caller) -> Report:
     return session.land(favor=ask.favor)
 
 
-class WhatIf(Ask, frozen=True):
+class WhatIf(OperationRequest, frozen=True):
     """`at` is the number of an event; one change: another content of that `message`, or another
     `result` or `error` of that action."""
 
@@ -105,42 +105,46 @@ class WhatIf(Ask, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/whatif", status=201, filtered=True)
-def whatif(rooms: Rooms, ask: WhatIf, caller: Caller) -> Listed:
+def whatif(rooms: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
     """A fork at one event, as if that had been another; the session itself is left alone."""
     row = rooms.row(ask.session, caller.sees)
     given = {"message": ask.message, "result": ask.result, "error": ask.error}
     change = {name: value for name, value in given.items() if value is not msgspec.UNSET}
     with rooms.hub() as hub:
         if ask.machine:
-            need_here(caller, row, hub=hub, parts=COPIES)
-        return listed(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
+            check_move_access(caller, row, hub=hub, parts=FORK_PARTS)
+        return session_summary(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
 
 
 # inside
 
 
 @contextmanager
-def _other(session: Session, text: str, caller: Caller, rooms: Rooms) -> Iterator[View | str]:
+def _open_other(
+    session: Session, name: str, caller: Caller, pool: SessionPool
+) -> Iterator[SessionReader | str]:
     """The session that is meant, ours alone meanwhile, or a commit."""
-    row = _meant(session, text, caller, rooms)
+    row = _find_session(session, name, caller, pool)
     if row is None:
-        yield to_hex(resolved(session, text)) if caller.agents else text
+        yield to_hex(resolve_ref(session, name)) if caller.agents else name
     elif row.status in (CLOSED, ARCHIVED):  # nobody has it open
         yield session.hub.get(row.id)
     else:
-        with rooms.enter(row) as other:
+        with pool.open_session(row) as other:
             yield other
 
 
-def _meant(session: Session, text: str, caller: Caller, rooms: Rooms) -> SessionRow | None:
+def _find_session(
+    session: Session, name: str, caller: Caller, pool: SessionPool
+) -> SessionRow | None:
     """By its branch, id or name; None for what is no session. One of an agent that the caller may
     not see is none, whatever it is called."""
-    row = session.hub._minds().roll.of_branch(text)
+    row = session.hub._session_manager().table.find_by_branch(name)
     if row is None or not caller.sees(row.agent):
         try:
-            row = rooms.row(text, caller.sees)
+            row = pool.row(name, caller.sees)
         except NotFound:
             return None
     if row.id == session.id:
-        raise Invalid("bad_ref", f"{text!r} is this session: give another, or a commit")
+        raise Invalid("bad_ref", f"{name!r} is this session: give another, or a commit")
     return row

@@ -9,29 +9,29 @@ import msgspec
 from ortet.errors import Invalid
 from ortet.history.commits import CommitInfo
 from ortet.ids import from_hex, to_hex
-from ortet.server.auth.host_access import COPIES, need_here
+from ortet.server.auth.host_access import FORK_PARTS, check_move_access
 from ortet.server.auth.tokens import Caller
-from ortet.server.moved import Gone, foreseen, gone, undone
-from ortet.server.operations.history import resolved
+from ortet.server.moved import MoveOutcome, preview_info, restore_info, undo_info
+from ortet.server.operations.history import resolve_ref
 from ortet.server.operations.registry import operation
-from ortet.server.operations.sessions import Listed, listed
-from ortet.server.schemas import Ask, Ref
+from ortet.server.operations.sessions import Listed, session_summary
+from ortet.server.schemas import OperationRequest, Ref
 from ortet.sessions.history.forking import fork_at
-from ortet.sessions.history.lapsed import forgotten
-from ortet.sessions.history.preview import foresee, foresee_rewind, foresee_undo
+from ortet.sessions.history.lapsed import count_forgotten_events
+from ortet.sessions.history.preview import preview_restore, preview_rewind, preview_undo
 from ortet.sessions.history.whatif import fork_behind
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 Part = Literal["files", "mind", "processes"]
 Times = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Tail = Annotated[
+ForkName = Annotated[
     str,
     msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"),
 ]
 
 
-class Commit(Ask, frozen=True):
+class CommitRequest(OperationRequest, frozen=True):
     """`allow_secrets`: also if it would hold a secret that is known. `durable`: where it is when
     this returns, in a store that hosts share: in its bucket (remote), or on the server's disk
     (local), where other hosts cannot read it yet, and with which it is lost; by default as the
@@ -42,50 +42,50 @@ class Commit(Ask, frozen=True):
     durable: Literal["remote", "local"] | None = None
 
 
-@operation("POST", "/sessions/{session}/commits", status=201, moves=True)
-def commit(session: Session, ask: Commit) -> CommitInfo:
+@operation("POST", "/sessions/{session}/commits", status=201, moves_head=True)
+def commit(session: Session, ask: CommitRequest) -> CommitInfo:
     """Record mind and files together; with nothing new, it is the head."""
     return session.commit(ask.message, allow_secrets=ask.allow_secrets, durable=ask.durable)
 
 
-class Fork(Ask, frozen=True):
+class ForkRequest(OperationRequest, frozen=True):
     """`n` of them, or one for each of `names`, which follow the session's own: NAME/name. `at`:
     from that commit, not from here; `event`: from right behind that event, with the files of the
     last commit before it. `machine`: with files and processes, where it has some."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
-    names: Annotated[list[Tail], msgspec.Meta(max_length=1000)] = []
+    names: Annotated[list[ForkName], msgspec.Meta(max_length=1000)] = []
     machine: bool = True
     at: Ref | None = None
     event: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | None = None
 
 
-class Forks(msgspec.Struct, frozen=True):
+class SessionForks(msgspec.Struct, frozen=True):
     """Sessions of their own, which anybody may go on with."""
 
     forks: list[Listed]
 
 
-@operation("POST", "/sessions/{session}/forks", status=201, moves=True)
-def fork(session: Session, ask: Fork, caller: Caller) -> Forks:
+@operation("POST", "/sessions/{session}/forks", status=201, moves_head=True)
+def fork(session: Session, ask: ForkRequest, caller: Caller) -> SessionForks:
     """Make sessions that go on from here, or from a commit; all or none."""
     if ask.names and ask.n not in (1, len(ask.names)):
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")
     if ask.at is not None and ask.event is not None:
         raise Invalid("bad_request", "from a commit, or from an event? leave `at` or `event` out")
-    at = resolved(session, ask.at) if ask.at is not None else None
+    at = resolve_ref(session, ask.at) if ask.at is not None else None
     if ask.machine:
-        need_here(caller, session.row, hub=session.hub, parts=COPIES, at=at)
+        check_move_access(caller, session.row, hub=session.hub, parts=FORK_PARTS, commit=at)
     if ask.event is not None:
         made = fork_behind(session, ask.event, n=ask.n, names=ask.names, machine=ask.machine)
     elif ask.names or at is not None:
         made = fork_at(session, at, n=ask.n, names=ask.names, machine=ask.machine)
     else:
         made = session.fork(ask.n, machine=ask.machine)
-    return Forks([listed(one.row) for one in made])
+    return SessionForks([session_summary(one.row) for one in made])
 
 
-class Restore(Ask, frozen=True):
+class Restore(OperationRequest, frozen=True):
     """`only` some parts; `restart`: start services that ran then and do not run now. `dry_run`:
     tell what would change and what will not come back, and do nothing."""
 
@@ -95,61 +95,61 @@ class Restore(Ask, frozen=True):
     dry_run: bool = False
 
 
-def _restore_told(view: View, ask: Restore) -> Gone:
-    return foreseen(view, foresee(view, resolved(view, ask.ref), ask.only))
+def _preview_restore(view: SessionReader, ask: Restore) -> MoveOutcome:
+    return preview_info(view, preview_restore(view, resolve_ref(view, ask.ref), ask.only))
 
 
-@operation("POST", "/sessions/{session}/restore", moves=True, tells=_restore_told)
-def restore(session: Session, ask: Restore, caller: Caller) -> Gone:
+@operation("POST", "/sessions/{session}/restore", moves_head=True, preview=_preview_restore)
+def restore(session: Session, ask: Restore, caller: Caller) -> MoveOutcome:
     """Go to a commit: mind, files and processes. What is not committed is committed first."""
-    target = resolved(session, ask.ref)
+    target = resolve_ref(session, ask.ref)
     if ask.restart:
         caller.need_host()
-    need_here(caller, session.row, hub=session.hub, parts=ask.only, at=target)
-    left = forgotten(session, target) if ask.only is None or "mind" in ask.only else 0
+    check_move_access(caller, session.row, hub=session.hub, parts=ask.only, commit=target)
+    left = count_forgotten_events(session, target) if ask.only is None or "mind" in ask.only else 0
     found = session.restore(to_hex(target), only=ask.only, restart=ask.restart)
-    return gone(session, found, left=left)
+    return restore_info(session, found, forgotten_events=left)
 
 
-class Back(Ask, frozen=True):
+class Back(OperationRequest, frozen=True):
     """`n` steps; `dry_run`: only tell."""
 
     n: Times = 1
     dry_run: bool = False
 
 
-def _rewind_told(view: View, ask: Back) -> Gone:
-    return foreseen(view, foresee_rewind(view, ask.n))
+def _preview_rewind(view: SessionReader, ask: Back) -> MoveOutcome:
+    return preview_info(view, preview_rewind(view, ask.n))
 
 
-@operation("POST", "/sessions/{session}/rewind", moves=True, tells=_rewind_told)
-def rewind(session: Session, ask: Back, caller: Caller) -> Gone:
+@operation("POST", "/sessions/{session}/rewind", moves_head=True, preview=_preview_rewind)
+def rewind(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Go to the n-th commit back on its branch."""
-    need_here(caller, session.row, hub=session.hub)
+    check_move_access(caller, session.row, hub=session.hub)
     head = session.head
     at = session.hub.history.nth_parent(from_hex(head.oid), ask.n) if head is not None else None
-    left = forgotten(session, at) if at is not None else 0
-    return gone(session, session.rewind(ask.n), left=left)
+    left = count_forgotten_events(session, at) if at is not None else 0
+    return restore_info(session, session.rewind(ask.n), forgotten_events=left)
 
 
-def _undo_told(view: View, ask: Back) -> Gone:
-    return foreseen(view, foresee_undo(view, "undo", ask.n))
+def _preview_undo(view: SessionReader, ask: Back) -> MoveOutcome:
+    return preview_info(view, preview_undo(view, "undo", ask.n))
 
 
-@operation("POST", "/sessions/{session}/undo", moves=True, tells=_undo_told)
-def undo(session: Session, ask: Back, caller: Caller) -> Gone:
+@operation("POST", "/sessions/{session}/undo", moves_head=True, preview=_preview_undo)
+def undo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Go back to before the last n things that moved its branch; what is not committed is the
     first of them."""
-    need_here(caller, session.row, hub=session.hub)
-    return undone(session, session.undo(ask.n))
+    check_move_access(caller, session.row, hub=session.hub)
+    return undo_info(session, session.undo(ask.n))
 
 
-def _redo_told(view: View, ask: Back) -> Gone:
-    return foreseen(view, foresee_undo(view, "redo", ask.n))
+def _preview_redo(view: SessionReader, ask: Back) -> MoveOutcome:
+    return preview_info(view, preview_undo(view, "redo", ask.n))
 
 
-@operation("POST", "/sessions/{session}/redo", moves=True, tells=_redo_told)
-def redo(session: Session, ask: Back, caller: Caller) -> Gone:
+@operation("POST", "/sessions/{session}/redo", moves_head=True, preview=_preview_redo)
+def redo(session: Session, ask: Back, caller: Caller) -> MoveOutcome:
     """Do the last n things again that were undone, unless something else was done since."""
-    need_here(caller, session.row, hub=session.hub)
-    return undone(session, session.redo(ask.n))
+    check_move_access(caller, session.row, hub=session.hub)
+    return undo_info(session, session.redo(ask.n))

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ortet.journal.conversation.context import Context
+from ortet.journal.conversation.context import ModelContext
 from ortet.journal.reports.briefing import Briefing
 from ortet.journal.state.records import Decision
-from ortet.memory.working import Working
+from ortet.memory.working import WorkingMemory
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Made, Number, Words
-from ortet.sessions.reader import View
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import Made, NonEmptyText, Number, OperationRequest
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
@@ -27,22 +27,22 @@ class Plan(msgspec.Struct, frozen=True):
     step: int
 
 
-class Steps(Ask, frozen=True):
-    steps: Annotated[list[Words], msgspec.Meta(max_length=1000)]
+class Steps(OperationRequest, frozen=True):
+    steps: Annotated[list[NonEmptyText], msgspec.Meta(max_length=1000)]
 
 
-class Advance(Ask, frozen=True):
+class Advance(OperationRequest, frozen=True):
     """`to` a step by its number from 0; else to the next."""
 
     to: Number | None = None
 
 
-def _plan(view: View) -> Plan:
+def _plan(view: SessionReader) -> Plan:
     return Plan(view.goal, view.steps, view.step)
 
 
 @operation("GET", "/sessions/{session}/plan")
-def show_plan(view: View) -> Plan:
+def show_plan(view: SessionReader) -> Plan:
     """What is to be done, in order, and which step is the current one."""
     return _plan(view)
 
@@ -62,13 +62,13 @@ def advance(session: Session, ask: Advance) -> Plan:
 
 
 @operation("GET", "/sessions/{session}/decisions")
-def decisions(view: View, ask: Paged) -> Page[Decision]:
+def decisions(view: SessionReader, ask: Paged) -> Page[Decision]:
     """What was decided, with the reason and the roads not taken."""
-    return page_of(view.decisions(), ask, lambda one: one.id)
+    return paginate(view.decisions(), ask, lambda one: one.id)
 
 
-class Decide(Ask, frozen=True):
-    text: Words
+class Decide(OperationRequest, frozen=True):
+    text: NonEmptyText
     why: str = ""
     instead_of: list[str] = []
 
@@ -79,17 +79,17 @@ def decide(session: Session, ask: Decide) -> Made:
     return Made(session.decide(ask.text, why=ask.why, instead_of=ask.instead_of))
 
 
-class Brief(Ask, frozen=True):
+class Brief(OperationRequest, frozen=True):
     tokens: Tokens = 2000
 
 
 @operation("GET", "/sessions/{session}/briefing")
-def briefing(view: View, ask: Brief) -> Briefing:
+def briefing(view: SessionReader, ask: Brief) -> Briefing:
     """The mental state for whoever goes on: as Markdown, and as data."""
     return view.briefing(ask.tokens)
 
 
-class AskContext(Ask, frozen=True):
+class AskContext(OperationRequest, frozen=True):
     """`query` is what it is for: what is remembered of it comes last."""
 
     query: str = ""
@@ -97,7 +97,7 @@ class AskContext(Ask, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/context")
-def context(view: View, ask: AskContext) -> Context:
+def context(view: SessionReader, ask: AskContext) -> ModelContext:
     """The summary and the newest messages that fit, for a model to go on with."""
     return view.context(ask.query, ask.tokens)
 
@@ -115,17 +115,17 @@ class Shaped(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/context/shaped")
-def shaped_context(view: View, ask: AskShaped) -> Shaped:
+def shaped_context(view: SessionReader, ask: AskShaped) -> Shaped:
     """The same in the shape that a model API takes."""
     found = view.context(ask.query, ask.tokens)
     return Shaped(found.chat() if ask.form == "chat" else found.parts())
 
 
-class AskWorking(Ask, frozen=True):
+class AskWorking(OperationRequest, frozen=True):
     messages: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
 
 
 @operation("GET", "/sessions/{session}/working")
-def working(view: View, ask: AskWorking) -> Working:
+def working(view: SessionReader, ask: AskWorking) -> WorkingMemory:
     """What an agent has at hand: goal, plan, notes, open questions and effects, last messages."""
     return view.working(ask.messages)

@@ -14,22 +14,22 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.operations.memory import MemoryScope, Share
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent
-from ortet.server.paging import Page, Paged, page_of
+from ortet.server.paging import Page, Paged, paginate
 from ortet.server.schemas import (
-    Ask,
+    OperationRequest,
     When,
-    check_agent_seen,
-    check_memory_seen,
-    moment,
-    seen_view,
+    check_agent_visible,
+    check_scope_visible,
+    parse_time,
+    visible_session,
 )
-from ortet.sessions.hits import Hit, Recalled
-from ortet.sessions.memory.consolidate import Consolidated
-from ortet.sessions.reader import View
+from ortet.sessions.hits import RecallHit, RecallResult
+from ortet.sessions.memory.consolidate import ConsolidationReport
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 
-class Recall(Ask, frozen=True):
+class Recall(OperationRequest, frozen=True):
     """`tiers`: only messages (working), episodes (episodic) or facts (semantic). `at`: what could
     be known then; `on`: facts that hold at that moment; `since`: what happened from then on.
     `explain`: with `scores`, which say why each was found."""
@@ -55,46 +55,46 @@ class Recollection(msgspec.Struct, frozen=True):
     """The best first. `dense` says how meaning took part: "" there is no embedder, all, some when
     others are not embedded yet, else why not."""
 
-    hits: list[Hit]
+    hits: list[RecallHit]
     dense: str
 
 
-def _asked(hub: Hub, ask: Recall) -> dict[str, Any]:
+def _recall_options(hub: Hub, ask: Recall) -> dict[str, Any]:
     return {
         "tiers": ask.tiers or None,
-        "at": moment(hub, "at", ask.at),
-        "on": moment(hub, "on", ask.on),
-        "since": moment(hub, "since", ask.since),
+        "at": parse_time(hub, "at", ask.at),
+        "on": parse_time(hub, "on", ask.on),
+        "since": parse_time(hub, "since", ask.since),
         "scope": ask.scope,
         "explain": ask.explain,
     }
 
 
-def _told(found: Recalled) -> Recollection:
-    return Recollection(list(found), found.dense)
+def _recollection(recalled: RecallResult) -> Recollection:
+    return Recollection(list(recalled), recalled.dense)
 
 
 @operation("GET", "/sessions/{session}/recall")
-def recall(view: View, ask: Recall, caller: Caller) -> Recollection:
+def recall(view: SessionReader, ask: Recall, caller: Caller) -> Recollection:
     """The memories nearest to a question, of a session and of what it shares."""
-    check_memory_seen(caller, ask.scope, view.row.scopes)
-    return _told(view.recall(ask.query, ask.k, **_asked(view.hub, ask)))
+    check_scope_visible(caller, ask.scope, view.row.scopes)
+    return _recollection(view.recall(ask.query, ask.k, **_recall_options(view.hub, ask)))
 
 
 @operation("GET", "/recall", filtered=True)
 def recall_anywhere(hub: Hub, ask: RecallAnywhere, caller: Caller) -> Recollection:
     """The memories nearest to a question in many sessions, and in what they share."""
-    row = seen_view(hub, caller, ask.session).row if ask.session is not None else None
-    check_memory_seen(caller, ask.scope, row.scopes if row is not None else ())
+    row = visible_session(hub, caller, ask.session).row if ask.session is not None else None
+    check_scope_visible(caller, ask.scope, row.scopes if row is not None else ())
     agents = _agents(caller, ask.agent)
-    asked = _asked(hub, ask)
-    return _told(hub.recall(ask.query, ask.k, agent=agents, session=ask.session, **asked))
+    asked = _recall_options(hub, ask)
+    return _recollection(hub.recall(ask.query, ask.k, agent=agents, session=ask.session, **asked))
 
 
 def _agents(caller: Caller, agent: str | None) -> Collection[str] | str | None:
     """Whose sessions are looked at."""
     if agent is not None:
-        return check_agent_seen(caller, agent)
+        return check_agent_visible(caller, agent)
     return caller.agents or None
 
 
@@ -111,14 +111,14 @@ class ListAllEpisodes(ListEpisodes, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/episodes")
-def list_episodes(view: View, ask: ListEpisodes) -> Page[Episode]:
+def list_episodes(view: SessionReader, ask: ListEpisodes) -> Page[Episode]:
     """What happened, here and, where it was told, in other sessions; the oldest first."""
     found = view.episodes(
-        since=moment(view.hub, "since", ask.since),
-        until=moment(view.hub, "until", ask.until),
+        since=parse_time(view.hub, "since", ask.since),
+        until=parse_time(view.hub, "until", ask.until),
         outcome=ask.outcome,
     )
-    return page_of(found, ask, lambda one: one.id)
+    return paginate(found, ask, lambda one: one.id)
 
 
 @operation("GET", "/episodes", filtered=True)
@@ -129,16 +129,16 @@ def all_episodes(hub: Hub, ask: ListAllEpisodes, caller: Caller) -> Page[Episode
     for agent in [agents] if agents is None or isinstance(agents, str) else agents:
         told = hub.episodes(
             agent=agent,
-            since=moment(hub, "since", ask.since),
-            until=moment(hub, "until", ask.until),
+            since=parse_time(hub, "since", ask.since),
+            until=parse_time(hub, "until", ask.until),
             outcome=ask.outcome,
         )
         found |= {one.id: one for one in told}
     chosen = sorted(found.values(), key=lambda one: (one.time, one.id))
-    return page_of(chosen, ask, lambda one: one.id)
+    return paginate(chosen, ask, lambda one: one.id)
 
 
-class Milestone(Ask, frozen=True):
+class Milestone(OperationRequest, frozen=True):
     """Without a `summary`, one is made of what was said, decided and learned."""
 
     summary: str = ""
@@ -159,7 +159,7 @@ def milestone(session: Session, ask: Milestone) -> Remembered:
     return Remembered(made or None)
 
 
-class Consolidate(Ask, frozen=True):
+class Consolidate(OperationRequest, frozen=True):
     """`dry_run`: only tell what it would add."""
 
     agent: Agent = "default"
@@ -167,6 +167,6 @@ class Consolidate(Ask, frozen=True):
 
 
 @operation("POST", "/memory/consolidate", filtered=True)
-def consolidate(hub: Hub, ask: Consolidate, caller: Caller) -> Consolidated:
+def consolidate(hub: Hub, ask: Consolidate, caller: Caller) -> ConsolidationReport:
     """Make facts of an agent's episodes, each with the event that it is from. It only adds."""
-    return hub.consolidate(check_agent_seen(caller, ask.agent), dry_run=ask.dry_run)
+    return hub.consolidate(check_agent_visible(caller, ask.agent), dry_run=ask.dry_run)

@@ -13,9 +13,9 @@ from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Ref
-from ortet.sessions.reader import View
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import OperationRequest, Ref
+from ortet.sessions.reader import SessionReader
 from ortet.workspaces import branches
 
 RefName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -57,7 +57,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
     ]
 
     def told(head: Head) -> BranchInfo:
-        place, row = hub.registry.get(head.name), rows.get(head.name)
+        place, row = hub.workspace_table.get(head.name), rows.get(head.name)
         return BranchInfo(
             **msgspec.structs.asdict(_ref(hub, head)),
             session=row.id if row is not None else None,
@@ -66,10 +66,10 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
             directory=str(place.directory) if place is not None else None,
         )
 
-    return page_of(heads, ask, lambda head: head.name).told(told)
+    return paginate(heads, ask, lambda head: head.name).map_items(told)
 
 
-class MakeRef(Ask, frozen=True):
+class MakeRef(OperationRequest, frozen=True):
     """`name` it, at the commit `ref`."""
 
     name: RefName
@@ -79,10 +79,10 @@ class MakeRef(Ask, frozen=True):
 @operation("POST", "/branches", status=201)
 def make_branch(hub: Hub, ask: MakeRef) -> RefInfo:
     """A branch that no session works on."""
-    return _made(hub, ask, "branch")
+    return _create_ref(hub, ask, "branch")
 
 
-class OneRef(Ask, frozen=True):
+class OneRef(OperationRequest, frozen=True):
     name: RefName
 
 
@@ -106,16 +106,16 @@ def list_tags(hub: Hub, ask: ListRefs, caller: Caller) -> Page[RefInfo]:
     heads = [
         head
         for head in hub.refs.tags()
-        if head.name.startswith(ask.prefix) and _is_seen(hub, head.oid)
+        if head.name.startswith(ask.prefix) and _is_visible(hub, head.oid)
     ]
-    return page_of(heads, ask, lambda head: head.name).told(lambda head: _ref(hub, head))
+    return paginate(heads, ask, lambda head: head.name).map_items(lambda head: _ref(hub, head))
 
 
 @operation("POST", "/tags", status=201, filtered=True)
 def make_tag(hub: Hub, ask: MakeRef, caller: Caller) -> RefInfo:
     """A name for a commit, which does not move."""
     del caller
-    return _made(hub, ask, "tag")
+    return _create_ref(hub, ask, "tag")
 
 
 @operation("DELETE", "/tags/{name}", filtered=True)
@@ -123,7 +123,7 @@ def delete_tag(hub: Hub, ask: OneRef, caller: Caller) -> Deleted:
     """Delete a tag."""
     del caller
     head = hub.refs.get(ask.name, kind="tag")
-    if head is None or not _is_seen(hub, head.oid):
+    if head is None or not _is_visible(hub, head.oid):
         raise NotFound("no_ref", f"no tag is called {ask.name!r}: list them to see what there is")
     oid = hub.refs.delete(ask.name, kind="tag", expect=head.oid, actor=hub.author)
     return Deleted(ask.name, to_hex(oid))
@@ -142,10 +142,12 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/reflog")
-def session_reflog(view: View, ask: Paged) -> Page[Moved]:
+def session_reflog(view: SessionReader, ask: Paged) -> Page[Moved]:
     """Where a session has been, the newest first; HEAD@{n} leads to each."""
     ops = list(enumerate(view.hub.refs.reflog(view.row.branch)))
-    return page_of(ops, ask, lambda one: one[1].seq).told(lambda one: _moved("HEAD", *one))
+    return paginate(ops, ask, lambda one: one[1].seq).map_items(
+        lambda one: _move_info("HEAD", *one)
+    )
 
 
 class Reflog(Paged, frozen=True, kw_only=True):
@@ -161,14 +163,16 @@ def reflog(hub: Hub, ask: Reflog) -> Page[Moved]:
     if not found:
         hub.refs.resolve(ask.name)  # says what there is instead
     ops = list(enumerate(found))
-    return page_of(ops, ask, lambda one: one[1].seq).told(lambda one: _moved(ask.name, *one))
+    return paginate(ops, ask, lambda one: one[1].seq).map_items(
+        lambda one: _move_info(ask.name, *one)
+    )
 
 
 # inside
 
 
-def _is_seen(hub: Hub, oid: Oid) -> bool:
-    return hub.refs.sees is None or hub.refs.sees(oid)
+def _is_visible(hub: Hub, oid: Oid) -> bool:
+    return hub.refs.is_visible is None or hub.refs.is_visible(oid)
 
 
 def _ref(hub: Hub, head: Head) -> RefInfo:
@@ -180,7 +184,7 @@ def _info(hub: Hub, name: str, oid: Oid) -> RefInfo:
     return RefInfo(name, to_hex(oid), commit.time, commit.message)
 
 
-def _made(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
+def _create_ref(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
     oid = hub.refs.resolve(ask.ref)
     try:
         hub.refs.create(ask.name, oid, kind=kind, actor=hub.author)
@@ -190,7 +194,7 @@ def _made(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
     return _info(hub, ask.name, oid)
 
 
-def _moved(name: str, number: int, op: Op) -> Moved:
+def _move_info(name: str, number: int, op: Op) -> Moved:
     return Moved(
         ref=f"{name}@{{{number}}}",
         oid=to_hex(op.new) if op.new is not None else None,

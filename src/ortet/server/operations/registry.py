@@ -19,15 +19,15 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 import msgspec
 
 from ortet.hub.hub import Hub
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
-Needs = Literal["read", "write", "admin"]
-NEEDS: tuple[Needs, ...] = ("read", "write", "admin")
+TokenScope = Literal["read", "write", "admin"]
+TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "write", "admin")
 """What a token must allow; each includes those before it."""
 
-MODULES = {
+OPERATION_TAGS = {
     "sessions": "sessions",
     "journal": "journal",
     "plan": "plan",
@@ -66,20 +66,20 @@ class Operation(NamedTuple):
     name: str
     method: str
     path: str
-    needs: Needs
-    on: type[Hub | View | Session | Rooms]
-    ask: type[msgspec.Struct] | None
-    gives: Any
-    do: Callable[..., Any]
+    needs: TokenScope
+    target: type[Hub | SessionReader | Session | SessionPool]
+    request_type: type[msgspec.Struct] | None
+    response_type: Any
+    handler: Callable[..., Any]
     status: int
-    moves: bool
+    moves_head: bool
     wants_caller: bool
     wants_rooms: bool
     wants_key: bool
     filtered: bool
-    runs: bool
-    tells: Callable[..., Any] | None
-    noun: str
+    needs_host: bool
+    preview: Callable[..., Any] | None
+    tag: str
     text: str
 
     @property
@@ -99,12 +99,12 @@ def operation(
     method: str,
     path: str,
     *,
-    needs: Needs | None = None,
+    needs: TokenScope | None = None,
     status: int = 200,
-    moves: bool = False,
+    moves_head: bool = False,
     filtered: bool = False,
-    runs: bool = False,
-    tells: Callable[..., Any] | None = None,
+    needs_host: bool = False,
+    preview: Callable[..., Any] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Puts a function into the table. Without `needs`, a GET needs read and all else write.
 
@@ -125,19 +125,19 @@ def operation(
                 method=method,
                 path=path,
                 needs=needs or ("read" if method == "GET" else "write"),
-                on=hints[first],
-                ask=hints.get("ask"),
-                gives=hints["return"],
-                do=function,
+                target=hints[first],
+                request_type=hints.get("ask"),
+                response_type=hints["return"],
+                handler=function,
                 status=status,
-                moves=moves,
+                moves_head=moves_head,
                 wants_caller="caller" in others,
                 wants_rooms="rooms" in others,
                 wants_key="key" in others,
                 filtered=filtered,
-                runs=runs,
-                tells=tells,
-                noun=MODULES[function.__module__.rpartition(".")[2]],
+                needs_host=needs_host,
+                preview=preview,
+                tag=OPERATION_TAGS[function.__module__.rpartition(".")[2]],
                 text=inspect.getdoc(function) or "",
             )
         )
@@ -148,12 +148,12 @@ def operation(
 
 def operations() -> list[Operation]:
     """All of them."""
-    for name in MODULES:
+    for name in OPERATION_TAGS:
         import_module(f"ortet.server.operations.{name}")
     return list(_TABLE)
 
 
-def named_in(path: str) -> Iterator[str]:
+def path_parameters(path: str) -> Iterator[str]:
     """The parameters that a path names."""
     for part in path.split("{")[1:]:
         yield part.partition("}")[0].partition(":")[0]

@@ -7,34 +7,41 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Refused
-from ortet.hub.governance.datasets import record
+from ortet.hub.governance.datasets import dataset_record
 from ortet.hub.hub import Hub
-from ortet.integrations._shared.actions import Step, steps_of
+from ortet.integrations._shared.actions import SessionStep, steps_of
 from ortet.journal.reports.checkpoint import AgentCheckpoint
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.operations.sessions import Agent, Listed, Name, SessionInfo, info_of, listed
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import (
-    Ask,
-    EventInfo,
-    Words,
-    check_agent_seen,
-    event_of,
-    seen_rows,
-    seen_view,
+from ortet.server.operations.sessions import (
+    Agent,
+    Listed,
+    Name,
+    SessionInfo,
+    info_of,
+    session_summary,
 )
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import (
+    EventInfo,
+    NonEmptyText,
+    OperationRequest,
+    check_agent_visible,
+    event_of,
+    visible_session,
+    visible_sessions,
+)
+from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.portable.carry_token import check_fresh, read_carry
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 
 
 @operation("GET", "/sessions/{session}/steps")
-def steps(view: View, ask: Paged) -> Page[Step]:
+def steps(view: SessionReader, ask: Paged) -> Page[SessionStep]:
     """What its program did, each action with what it got: what a replay gives back."""
-    return page_of(steps_of(view.events()), ask, lambda one: one.seq)
+    return paginate(steps_of(view.events()), ask, lambda one: one.seq)
 
 
 class DiffRuns(Paged, frozen=True, kw_only=True):
@@ -66,18 +73,21 @@ class RunsDiffer(msgspec.Struct, frozen=True):
 @operation("GET", "/runs/diff", filtered=True)
 def diff_runs(hub: Hub, ask: DiffRuns, caller: Caller) -> RunsDiffer:
     """Where two sessions part, and then what each did; times and ids do not count."""
-    left, right = (seen_view(hub, caller, one) for one in (ask.left, ask.right))
+    left, right = (visible_session(hub, caller, one) for one in (ask.left, ask.right))
     found = hub.diff_runs(left, right)
     pairs = [
-        (number, PairInfo(_told(one.left), _told(one.right), one.same))
+        (
+            number,
+            PairInfo(_optional_event_info(one.left), _optional_event_info(one.right), one.same),
+        )
         for number, one in enumerate(found.pairs)
         if not (ask.differing and one.same)
     ]
-    page = page_of(pairs, ask, lambda pair: pair[0]).told(lambda pair: pair[1])
+    page = paginate(pairs, ask, lambda pair: pair[0]).map_items(lambda pair: pair[1])
     return RunsDiffer(left.id, right.id, found.first is None, found.seq or None, page)
 
 
-def _told(event: Any) -> EventInfo | None:
+def _optional_event_info(event: Any) -> EventInfo | None:
     return event_of(event) if event is not None else None
 
 
@@ -98,22 +108,24 @@ class Examples(msgspec.Struct, frozen=True):
 @operation("GET", "/dataset", filtered=True)
 def dataset(hub: Hub, ask: ListExamples, caller: Caller) -> Examples:
     """Sessions as examples for evaluation: what was said, done, learned, decided and spent."""
-    rows = [row for row in seen_rows(hub, caller) if ask.agent in (None, row.agent)]
+    rows = [row for row in visible_sessions(hub, caller) if ask.agent in (None, row.agent)]
     if ask.session:
-        wanted = {seen_view(hub, caller, one).id for one in ask.session}
+        wanted = {visible_session(hub, caller, one).id for one in ask.session}
         rows = [row for row in rows if row.id in wanted]
-    page = page_of(rows, ask, lambda row: row.id)
-    return Examples([record(hub.get(row.id)) for row in page.items], page.next)
+    page = paginate(rows, ask, lambda row: row.id)
+    return Examples([dataset_record(hub.get(row.id)) for row in page.items], page.next)
 
 
 @operation("GET", "/sessions/{session}/checkpoint")
-def checkpoint(view: View) -> AgentCheckpoint:
+def checkpoint(view: SessionReader) -> AgentCheckpoint:
     """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
     # with its digest, which only the text has
-    return msgspec.json.decode(view.checkpoint().to_json(), type=known(AgentCheckpoint))
+    return msgspec.json.decode(
+        view.checkpoint().to_json(), type=thread_safe_struct(AgentCheckpoint)
+    )
 
 
-class FromCheckpoint(Ask, frozen=True):
+class FromCheckpoint(OperationRequest, frozen=True):
     """`checkpoint` is an AgentCheckpoint; name and agent are its own unless given."""
 
     checkpoint: dict[str, Any]
@@ -122,24 +134,26 @@ class FromCheckpoint(Ask, frozen=True):
 
 
 @operation("POST", "/checkpoints", filtered=True, status=201)
-def from_checkpoint(rooms: Rooms, ask: FromCheckpoint, caller: Caller) -> SessionInfo:
+def from_checkpoint(rooms: SessionPool, ask: FromCheckpoint, caller: Caller) -> SessionInfo:
     """A new session that knows what a checkpoint holds. Deeds done once are not done again."""
     given = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
-    check_agent_seen(caller, ask.agent or given.agent or "default")
+    check_agent_visible(caller, ask.agent or given.agent or "default")
     with rooms.hub() as hub:  # what is opened in it is paused when it is left
         if caller.agents:
-            _check_content(hub, given, caller)
+            _check_artifacts_visible(hub, given, caller)
         made = hub.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")
         return info_of(made)
 
 
-def _check_content(hub: Hub, given: AgentCheckpoint, caller: Caller) -> None:
+def _check_artifacts_visible(hub: Hub, agent_checkpoint: AgentCheckpoint, caller: Caller) -> None:
     """A hash alone is no right to read what it names: anyone can write a checkpoint."""
     known: set[str] = set()
-    if any(row.id == given.session_id for row in hub.sessions()):  # whose family it would join
-        view = seen_view(hub, caller, given.session_id)
+    if any(
+        row.id == agent_checkpoint.session_id for row in hub.sessions()
+    ):  # whose family it would join
+        view = visible_session(hub, caller, agent_checkpoint.session_id)
         known = {artifact.oid for artifact in view.artifacts()}
-    if any(artifact.oid and artifact.oid not in known for artifact in given.artifacts):
+    if any(artifact.oid and artifact.oid not in known for artifact in agent_checkpoint.artifacts):
         raise Refused(
             "token_agents",
             "this checkpoint has artifacts that are not of a session which this token may see: "
@@ -155,20 +169,20 @@ class CarryInfo(msgspec.Struct, frozen=True):
 
 
 @operation("GET", "/sessions/{session}/carry")
-def carry(view: View) -> CarryInfo:
+def carry(view: SessionReader) -> CarryInfo:
     """The mind as signed text, which `POST /turn` goes on with."""
     return CarryInfo(view.id, view.carry())
 
 
-class CheckCarry(Ask, frozen=True):
-    carry: Words
+class CheckCarry(OperationRequest, frozen=True):
+    carry: NonEmptyText
 
 
 @operation("POST", "/carry/check", needs="read", filtered=True)
 def check_carry(hub: Hub, ask: CheckCarry, caller: Caller) -> Listed:
     """Whether it can be gone on with, and whose it is: 403 when it was changed, 409 when the
     session has gone on since."""
-    held = read_carry(hub._minds(), ask.carry)
-    view = seen_view(hub, caller, held.session)
+    held = read_carry(hub._session_manager(), ask.carry)
+    view = visible_session(hub, caller, held.session)
     check_fresh(view, held)
-    return listed(view.row)
+    return session_summary(view.row)

@@ -8,8 +8,8 @@ import msgspec
 
 from ortet.hub.hub import Hub
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import OperationRequest
 
 SecretName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
@@ -24,11 +24,11 @@ class SecretInfo(msgspec.Struct, frozen=True):
 @operation("GET", "/secrets", needs="admin")
 def list_secrets(hub: Hub, ask: Paged) -> Page[SecretInfo]:
     """Names of secrets, sorted."""
-    names = page_of(hub.vault.names(), ask, lambda name: name)
-    return names.told(lambda name: SecretInfo(name, hub.vault.expires(name)))
+    names = paginate(hub.vault.names(), ask, lambda name: name)
+    return names.map_items(lambda name: SecretInfo(name, hub.vault.expires(name)))
 
 
-class PutSecret(Ask, frozen=True):
+class PutSecret(OperationRequest, frozen=True):
     """`expires`: a date, or from now on, as 90d."""
 
     name: SecretName
@@ -43,16 +43,16 @@ def put_secret(hub: Hub, ask: PutSecret) -> SecretInfo:
     return SecretInfo(ask.name, hub.vault.expires(ask.name))
 
 
-class OneSecret(Ask, frozen=True):
+class OneSecret(OperationRequest, frozen=True):
     name: SecretName
 
 
-class Gone(msgspec.Struct, frozen=True):
+class SecretRemoved(msgspec.Struct, frozen=True):
     removed: str
 
 
 @operation("DELETE", "/secrets/{name:path}", needs="admin")
-def forget_secret(hub: Hub, ask: OneSecret) -> Gone:
+def forget_secret(hub: Hub, ask: OneSecret) -> SecretRemoved:
     """Destroy a secret, also what the database still holds of it."""
     hub.vault.forget(ask.name)
-    return Gone(ask.name)
+    return SecretRemoved(ask.name)

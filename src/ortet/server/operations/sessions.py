@@ -8,17 +8,23 @@ import msgspec
 
 from ortet.errors import Conflict
 from ortet.history.commits import CommitInfo
-from ortet.hub.governance.archive import Archived
+from ortet.hub.governance.archive import ArchiveRecord
 from ortet.hub.governance.holds import hold_of
 from ortet.hub.hub import Hub
-from ortet.server.auth.host_access import need_here
+from ortet.server.auth.host_access import check_move_access
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.pagination import Sort, in_line
+from ortet.server.pagination import Sort, sort_sessions
 from ortet.server.paging import Page, Paged
-from ortet.server.schemas import Ask, Why, check_agent_seen, check_memory_seen, seen_rows
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.reader import View
+from ortet.server.schemas import (
+    OperationRequest,
+    Why,
+    check_agent_visible,
+    check_scope_visible,
+    visible_sessions,
+)
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
@@ -80,13 +86,13 @@ class SessionInfo(Listed, frozen=True):
     hold: str | None
 
 
-def listed(row: SessionRow) -> Listed:
+def session_summary(row: SessionRow) -> Listed:
     return Listed(
         row.id, row.name, row.agent, row.status, row.created, row.branch, row.family, row.parent
     )
 
 
-def info_of(view: View) -> SessionInfo:
+def info_of(view: SessionReader) -> SessionInfo:
     row, held = view.row, hold_of(view.hub, view.id)
     return SessionInfo(
         id=row.id,
@@ -103,7 +109,7 @@ def info_of(view: View) -> SessionInfo:
         engine=row.engine,
         profile=row.profile,
         scopes=row.scopes,
-        events=view.line.tip().seq,
+        events=view.event_log.tip().seq,
         hold=held.why if held else None,
     )
 
@@ -128,7 +134,7 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
     """Sessions that the token may see, the newest first unless `sort` says otherwise."""
     found = [
         row
-        for row in seen_rows(hub, caller)
+        for row in visible_sessions(hub, caller)
         if ask.agent in (None, row.agent)
         and ask.name in (None, row.name)
         and ask.status in (None, row.status)
@@ -136,14 +142,14 @@ def list_sessions(hub: Hub, ask: ListSessions, caller: Caller) -> Page[Listed]:
         and ask.parent in (None, row.parent)
         and ask.search.lower() in row.name.lower()
     ]
-    line = in_line(hub.catalog, found, ask.sort)
-    start = line.behind(ask.after) if ask.after is not None else 0
+    line = sort_sessions(hub.catalog, found, ask.sort)
+    start = line.index_after(ask.after) if ask.after is not None else 0
     end = min(start + ask.limit, len(line.rows))
     more = line.cursor(end - 1) if start < end < len(line.rows) else None
-    return Page([listed(row) for row in line.rows[start:end]], more)
+    return Page([session_summary(row) for row in line.rows[start:end]], more)
 
 
-class Begin(Ask, frozen=True):
+class Begin(OperationRequest, frozen=True):
     """As `hub.session` takes it. `budget` and `parent` are for a new one. `commit`: manual, action,
     milestone, {"minutes": 5} or {"cost": 3}; it, `durability`, `handover` and `environment` hold
     until the session is let go, and go before its `profile`, which stays."""
@@ -167,13 +173,13 @@ class Begin(Ask, frozen=True):
 
 
 @operation("POST", "/sessions", filtered=True)
-def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
+def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
     """Begin a session, or go on with the one of this name. A `workspace` is a directory of the
     server's host, and needs an admin's token; a `network` is that host's, and needs one that may
     run commands there."""
-    check_agent_seen(caller, ask.agent)
+    check_agent_visible(caller, ask.agent)
     for scope in ask.scopes or ():
-        check_memory_seen(caller, scope)
+        check_scope_visible(caller, scope)
     if ask.workspace is not None:
         caller.need("admin")
         caller.need_host()
@@ -181,52 +187,52 @@ def begin(rooms: Rooms, ask: Begin, caller: Caller) -> SessionInfo:
         caller.need_host()
     if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
         with rooms.hub() as hub:  # what a commit then writes to its directory, or looks at there
-            row = hub._minds().roll.find(ask.agent, ask.name)
+            row = hub._session_manager().table.find(ask.agent, ask.name)
             if row is not None:
-                need_here(caller, row, hub=hub)
+                check_move_access(caller, row, hub=hub)
     if ask.parent is not None:
         rooms.row(ask.parent, caller.sees)
     options = {name: value for name, value in msgspec.structs.asdict(ask).items() if value}
     name = options.pop("name")
-    with rooms.begin(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
+    with rooms.open_by_name(ask.agent, name, lambda hub: hub.session(name, **options)) as session:
         return info_of(session)
 
 
 @operation("GET", "/sessions/{session}")
-def show_session(view: View) -> SessionInfo:
+def show_session(view: SessionReader) -> SessionInfo:
     """One session, with its newest commit. It is named by its id, by its name where that is one
     agent's, or as AGENT/NAME, each slash as %2F."""
     return info_of(view)
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SessionEnded(msgspec.Struct, frozen=True):
     id: str
     name: str
     status: str
 
 
 @operation("POST", "/sessions/{session}/pause")
-def pause(session: Session, ask: Why) -> Ended:
+def pause(session: Session, ask: Why) -> SessionEnded:
     """Let go of it: another process may go on."""
     session.pause(ask.why)
-    return Ended(session.id, session.name, session.status)
+    return SessionEnded(session.id, session.name, session.status)
 
 
 @operation("POST", "/sessions/{session}/close")
-def close(session: Session, ask: Why) -> Ended:
+def close(session: Session, ask: Why) -> SessionEnded:
     """It is done: its name stays taken, and it can be read and archived."""
     session.close(ask.why)
-    return Ended(session.id, session.name, session.status)
+    return SessionEnded(session.id, session.name, session.status)
 
 
-class Named(Ask, frozen=True):
+class SessionRequest(OperationRequest, frozen=True):
     """Which session: by its id, or its name."""
 
     session: str
 
 
 @operation("POST", "/sessions/{session}/resume", filtered=True)
-def resume(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+def resume(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
     """Make it ready to go on: an archived one is brought back, what a crash cut is closed."""
     row = rooms.row(ask.session, caller.sees)
     if row.status == "closed":
@@ -236,16 +242,16 @@ def resume(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
             status=row.status,
         )
     if row.status == "archived":
-        with rooms.aside(row) as hub:
+        with rooms.with_session_closed(row) as hub:
             hub.unarchive(row.id)
     else:
-        with rooms.enter(row) as session:
+        with rooms.open_session(row) as session:
             return info_of(session)
     with rooms.view(row.id) as view:
         return info_of(view)
 
 
-class Put(Ask, frozen=True):
+class Put(OperationRequest, frozen=True):
     """`why` it is put away."""
 
     session: str
@@ -253,15 +259,15 @@ class Put(Ask, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/archive", filtered=True)
-def archive(rooms: Rooms, ask: Put, caller: Caller) -> Archived:
+def archive(rooms: SessionPool, ask: Put, caller: Caller) -> ArchiveRecord:
     """Put it away as one verified bundle in the store. It can still be read."""
     row = rooms.row(ask.session, caller.sees)
-    with rooms.aside(row) as hub:
+    with rooms.with_session_closed(row) as hub:
         return hub.archive(row.id, ask.why)
 
 
 @operation("POST", "/sessions/{session}/unarchive", filtered=True)
-def unarchive(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
+def unarchive(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionInfo:
     """Bring an archived one back: paused, or closed as it was."""
     row = rooms.row(ask.session, caller.sees)
     if row.status != "archived":
@@ -270,16 +276,16 @@ def unarchive(rooms: Rooms, ask: Named, caller: Caller) -> SessionInfo:
             f"session {row.name!r} is {row.status}, not archived: go on with it",
             status=row.status,
         )
-    with rooms.aside(row) as hub:
+    with rooms.with_session_closed(row) as hub:
         hub.unarchive(row.id)
     with rooms.view(row.id) as view:
         return info_of(view)
 
 
 @operation("DELETE", "/sessions/{session}", needs="admin", filtered=True)
-def remove(rooms: Rooms, ask: Named, caller: Caller) -> Ended:
+def remove(rooms: SessionPool, ask: SessionRequest, caller: Caller) -> SessionEnded:
     """Take it and its events out of the store; its commits stay until the reflog lets go."""
     row = rooms.row(ask.session, caller.sees)
-    with rooms.aside(row) as hub:
+    with rooms.with_session_closed(row) as hub:
         hub.remove(row.id)
-    return Ended(row.id, row.name, "removed")
+    return SessionEnded(row.id, row.name, "removed")

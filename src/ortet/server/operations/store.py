@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ortet.config.environment import wanted_criu
+from ortet.config.environment import criu_setting
 from ortet.hub.hub import Hub
 from ortet.machines.base import Capability, Report
 from ortet.machines.cleanup import Leftover
@@ -16,8 +16,8 @@ from ortet.objects.gc.sweep import SweepReport
 from ortet.objects.gc.verify import VerifyReport
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.registry import operation
-from ortet.server.schemas import Ask, Ref
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.schemas import OperationRequest, Ref
+from ortet.server.session_pool.pool import SessionPool
 
 _DAY_NS = 86_400 * 10**9
 
@@ -54,7 +54,7 @@ def stats(hub: Hub) -> StoreStats:
         agents=dict(Counter(row.agent for row in rows)),
         branches=len(hub.refs.branches()),
         tags=len(hub.refs.tags()),
-        workspaces=len(list(hub.registry.all())),
+        workspaces=len(list(hub.workspace_table.all())),
     )
 
 
@@ -64,7 +64,7 @@ def verify(hub: Hub) -> VerifyReport:
     return hub.verify()
 
 
-class Sweep(Ask, frozen=True):
+class Sweep(OperationRequest, frozen=True):
     """`expire_days`: first let go of what the reflog says that is older. `min_garbage`: rewrite a
     pack when more than this fraction of it is of nobody."""
 
@@ -92,7 +92,7 @@ def sweep(hub: Hub, ask: Sweep) -> Swept:
     )
 
 
-class Drop(Ask, frozen=True):
+class Drop(OperationRequest, frozen=True):
     """`discard`: what no commit holds is not committed first."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -104,17 +104,17 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 @operation("DELETE", "/workspaces/{name}", needs="admin")
-def drop(rooms: Rooms, ask: Drop) -> Dropped:
+def drop(rooms: SessionPool, ask: Drop) -> Dropped:
     """Forget a workspace and its machine's files; its branch and commits stay."""
     with rooms.hub() as hub:
-        hub.registry.need(ask.name)
-        row = hub._minds().roll.of_branch(ask.name)
-    with rooms.hub() if row is None else rooms.aside(row) as hub:
+        hub.workspace_table.need(ask.name)
+        row = hub._session_manager().table.find_by_branch(ask.name)
+    with rooms.hub() if row is None else rooms.with_session_closed(row) as hub:
         hub.drop(ask.name, discard=ask.discard)
     return Dropped(ask.name)
 
 
-class WriteOut(Ask, frozen=True):
+class WriteOut(OperationRequest, frozen=True):
     """`to` is a directory of the server's host that is not there yet, as an absolute path."""
 
     commit: Ref
@@ -139,7 +139,7 @@ class HostInfo(msgspec.Struct, frozen=True):
 @operation("GET", "/host", needs="admin")
 def doctor(hub: Hub, caller: Caller) -> HostInfo:
     """What the server's host can do; all of it is tried for real."""
-    from ortet.machines.doctor import examine
+    from ortet.machines.doctor import probe_host
 
     caller.need_host()
-    return HostInfo(examine(hub.root, criu=wanted_criu()), hub.leftovers())
+    return HostInfo(probe_host(hub.root, criu=criu_setting()), hub.leftovers())

@@ -11,15 +11,21 @@ from ortet.history.commits import CommitInfo
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.machine import Command, Seconds
 from ortet.server.operations.registry import operation
-from ortet.server.paging import Page, Paged, page_of
-from ortet.server.schemas import Ask, Number, Ref
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.paging import Page, Paged, paginate
+from ortet.server.schemas import Number, OperationRequest, Ref
+from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.history.swarm_results import drop_fork
-from ortet.sessions.reader import View
-from ortet.sessions.results import Restored
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.results import RestoreResult
 from ortet.sessions.session import Session
-from ortet.sessions.swarm_api import Attempt, Halt, SwarmResult, Watcher, swarm_topic
-from ortet.store.lease import is_held
+from ortet.sessions.swarm_api import (
+    Attempt,
+    ProgressCallback,
+    SwarmResult,
+    SwarmStopSignal,
+    swarm_topic,
+)
+from ortet.store.lease import is_lease_held
 
 Name = Annotated[
     str, msgspec.Meta(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$")
@@ -37,15 +43,15 @@ class SwarmInfo(SwarmResult, frozen=True):
     driven: bool = False
 
 
-def info_of(view: View, found: SwarmResult) -> SwarmInfo:
+def info_of(view: SessionReader, found: SwarmResult) -> SwarmInfo:
     hub, topic = view.hub, swarm_topic(view.id)
-    driven = found.state != "finished" and is_held(
-        hub.catalog, topic, hub._parts.host, hub.clock.now_ns()
+    driven = found.state != "finished" and is_lease_held(
+        hub.catalog, topic, hub._store.host, hub.clock.now_ns()
     )
     return SwarmInfo(**msgspec.structs.asdict(found), driven=driven)
 
 
-class BeginSwarm(Ask, frozen=True):
+class BeginSwarm(OperationRequest, frozen=True):
     """`task` and `score` are commands; each finds ORTET_ATTEMPT, from 0, in its environment. The
     score is the number that its command prints last, else its exit code, 0 being best. `keep`: 1
     adopts the best, more leave the best as sessions, 0 none, merge or merge:K brings them together.
@@ -72,15 +78,15 @@ class BeginSwarm(Ask, frozen=True):
     needs: dict[str, Amount] | None = None
 
 
-@operation("POST", "/sessions/{session}/swarms", status=202, filtered=True, runs=True)
-def begin_swarm(rooms: Rooms, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
+@operation("POST", "/sessions/{session}/swarms", status=202, filtered=True, needs_host=True)
+def begin_swarm(rooms: SessionPool, ask: BeginSwarm, caller: Caller) -> SwarmInfo:
     """Begin a swarm, answered when its first attempts run. Until it is finished its session can be
     read, and is busy for all who would write to it."""
     options = msgspec.structs.asdict(ask)
-    return _driven(rooms, options.pop("session"), caller, options)
+    return _start_swarm(rooms, options.pop("session"), caller, options)
 
 
-class ResumeSwarm(Ask, frozen=True):
+class ResumeSwarm(OperationRequest, frozen=True):
     """Wherever it ran before: `on` and `needs` are those of what is left."""
 
     session: str
@@ -93,54 +99,58 @@ class ResumeSwarm(Ask, frozen=True):
     needs: dict[str, Amount] | None = None
 
 
-@operation("POST", "/sessions/{session}/swarms/{name}/resume", status=202, filtered=True, runs=True)
-def resume_swarm(rooms: Rooms, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
+@operation(
+    "POST", "/sessions/{session}/swarms/{name}/resume", status=202, filtered=True, needs_host=True
+)
+def resume_swarm(rooms: SessionPool, ask: ResumeSwarm, caller: Caller) -> SwarmInfo:
     """Go on with a swarm whose server was killed or stopped: what is done is not done again."""
     options = msgspec.structs.asdict(ask)
-    return _driven(rooms, options.pop("session"), caller, options)
+    return _start_swarm(rooms, options.pop("session"), caller, options)
 
 
-def _driven(rooms: Rooms, session: str, caller: Caller, options: dict[str, Any]) -> SwarmInfo:
-    row = rooms.row(session, caller.sees)
-    options["on"] = rooms.drives.place(options["on"])
+def _start_swarm(
+    pool: SessionPool, session: str, caller: Caller, options: dict[str, Any]
+) -> SwarmInfo:
+    row = pool.row(session, caller.sees)
+    options["on"] = pool.swarm_jobs.resolve_target(options["on"])
 
-    def run(halt: Halt, progress: Watcher) -> SwarmResult:
-        with rooms.enter(row) as ours:
+    def run(halt: SwarmStopSignal, progress: ProgressCallback) -> SwarmResult:
+        with pool.open_session(row) as ours:
             return ours.swarm(**options, halt=halt, progress=progress)
 
-    begun = rooms.drives.begin(row.id, run)
-    with rooms.hub() as hub:
+    begun = pool.swarm_jobs.start(row.id, run)
+    with pool.hub() as hub:
         return info_of(hub.get(row.id), begun)
 
 
-class OfSwarm(Ask, frozen=True):
+class OfSwarm(OperationRequest, frozen=True):
     session: str
     name: str
 
 
 @operation("GET", "/sessions/{session}/swarms")
-def list_swarms(view: View, ask: Paged) -> Page[SwarmInfo]:
+def list_swarms(view: SessionReader, ask: Paged) -> Page[SwarmInfo]:
     """The swarms of a session, the oldest first."""
     found = view.hub.swarms.all(view)
-    return page_of(found, ask, lambda one: one.name).told(lambda one: info_of(view, one))
+    return paginate(found, ask, lambda one: one.name).map_items(lambda one: info_of(view, one))
 
 
-class NamedSwarm(Ask, frozen=True):
+class NamedSwarm(OperationRequest, frozen=True):
     name: str
 
 
 @operation("GET", "/sessions/{session}/swarms/{name}")
-def show_swarm(view: View, ask: NamedSwarm) -> SwarmInfo:
+def show_swarm(view: SessionReader, ask: NamedSwarm) -> SwarmInfo:
     """One swarm, with its attempts."""
     return info_of(view, view.hub.swarms.get(view, ask.name))
 
 
-@operation("POST", "/sessions/{session}/swarms/{name}/stop", filtered=True, runs=True)
-def stop_swarm(rooms: Rooms, ask: OfSwarm, caller: Caller) -> SwarmInfo:
+@operation("POST", "/sessions/{session}/swarms/{name}/stop", filtered=True, needs_host=True)
+def stop_swarm(rooms: SessionPool, ask: OfSwarm, caller: Caller) -> SwarmInfo:
     """Say that it is enough: attempts that run are ended, no others begun, and of those that are
     done the best is kept as was asked. It is finished a moment later."""
     row = rooms.row(ask.session, caller.sees)
-    told = rooms.drives.stop(row.id, ask.name)
+    told = rooms.swarm_jobs.stop(row.id, ask.name)
     with rooms.hub() as hub:
         view = hub.get(row.id)
         found = info_of(view, hub.swarms.get(view, ask.name))
@@ -153,15 +163,15 @@ def stop_swarm(rooms: Rooms, ask: OfSwarm, caller: Caller) -> SwarmInfo:
     return found
 
 
-class Winner(Ask, frozen=True):
+class Winner(OperationRequest, frozen=True):
     """`attempt` by its number; without it, the best."""
 
     name: str
     attempt: Number | None = None
 
 
-@operation("POST", "/sessions/{session}/swarms/{name}/adopt", moves=True, runs=True)
-def adopt_attempt(session: Session, ask: Winner) -> Restored:
+@operation("POST", "/sessions/{session}/swarms/{name}/adopt", moves_head=True, needs_host=True)
+def adopt_attempt(session: Session, ask: Winner) -> RestoreResult:
     """Become an attempt: its mind, its files, its processes; the old head stays in the reflog."""
     return session.adopt(_attempt(session, ask).commit)
 
@@ -175,7 +185,7 @@ class Brought(msgspec.Struct, frozen=True):
     up_to_date: bool
 
 
-@operation("POST", "/sessions/{session}/swarms/{name}/merge", moves=True, runs=True)
+@operation("POST", "/sessions/{session}/swarms/{name}/merge", moves_head=True, needs_host=True)
 def merge_attempt(session: Session, ask: Winner) -> Brought:
     """Bring in what an attempt knows and changed; where both changed the same, ours stays."""
     attempt = _attempt(session, ask)
@@ -201,7 +211,7 @@ def _attempt(session: Session, ask: Winner) -> Attempt:
     return chosen
 
 
-class KeepAttempts(Ask, frozen=True):
+class KeepAttempts(OperationRequest, frozen=True):
     """Attempts by their numbers; none: all forks go."""
 
     session: str
@@ -216,8 +226,8 @@ class Kept(msgspec.Struct, frozen=True):
     dropped: list[str]
 
 
-@operation("POST", "/sessions/{session}/swarms/{name}/keep", filtered=True, runs=True)
-def keep_attempts(rooms: Rooms, ask: KeepAttempts, caller: Caller) -> Kept:
+@operation("POST", "/sessions/{session}/swarms/{name}/keep", filtered=True, needs_host=True)
+def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> Kept:
     """Keep the forks of these attempts as sessions, and take those of all others out of the store.
     Their commits stay until the reflog lets go. One that somebody has open stays."""
     row = rooms.row(ask.session, caller.sees)

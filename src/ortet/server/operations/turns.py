@@ -9,20 +9,26 @@ import msgspec
 
 from ortet.errors import Invalid
 from ortet.history.commits import CommitInfo
-from ortet.journal.conversation.context import Context
+from ortet.journal.conversation.context import ModelContext
 from ortet.journal.reports.briefing import Briefing
 from ortet.server.auth.tokens import Caller
 from ortet.server.operations.journal import Say, as_message
 from ortet.server.operations.registry import operation
 from ortet.server.operations.sessions import Agent, Name
-from ortet.server.schemas import Ask, EventInfo, check_agent_seen, event_of, written
-from ortet.server.session_pool.pool import Rooms
-from ortet.sessions.portable.carry_token import Carried, check_fresh, read_carry
+from ortet.server.schemas import (
+    EventInfo,
+    OperationRequest,
+    check_agent_visible,
+    event_of,
+    recorded_event_info,
+)
+from ortet.server.session_pool.pool import SessionPool
+from ortet.sessions.portable.carry_token import CarryRecord, check_fresh, read_carry
 from ortet.sessions.session import Session
-from ortet.sessions.writing.idempotent_turns import is_said
+from ortet.sessions.writing.idempotent_turns import is_key_used
 
 
-class Turn(Ask, frozen=True):
+class TurnRequest(OperationRequest, frozen=True):
     """What is said now, in order: all of it or none. `context` and `briefing` are how many tokens
     of each come back, 0 for none; `query` is what the context is for. `commit`: all that the
     session knows then is one hash."""
@@ -42,12 +48,12 @@ class Turned(msgspec.Struct, frozen=True):
     name: str
     again: bool
     events: list[EventInfo]
-    context: Context | None
+    context: ModelContext | None
     briefing: Briefing | None
     head: CommitInfo | None
 
 
-class CarriedTurn(Turn, frozen=True):
+class CarriedTurn(TurnRequest, frozen=True):
     """`carry` is what the turn before gave. Without it, a session is begun or gone on with, by its
     `session` (a name) and `agent`, with a `goal` if it is new."""
 
@@ -63,9 +69,9 @@ class CarriedOn(Turned, frozen=True):
     carry: str
 
 
-def _turn(session: Session, ask: Turn, key: str) -> Turned:
+def _turn(session: Session, ask: TurnRequest, key: str) -> Turned:
     messages = [as_message(one) for one in ask.messages]
-    before = session.line.tip().seq
+    before = session.event_log.tip().seq
     events = session.say_all(messages, key=key)
     again = events[0].seq <= before
     if ask.commit:
@@ -74,7 +80,7 @@ def _turn(session: Session, ask: Turn, key: str) -> Turned:
         session=session.id,
         name=session.name,
         again=again,
-        events=[event_of(one) if again else written(session, one) for one in events],
+        events=[event_of(one) if again else recorded_event_info(session, one) for one in events],
         context=session.context(ask.query, ask.context) if ask.context else None,
         briefing=session.briefing(ask.briefing) if ask.briefing else None,
         head=session.head,
@@ -82,43 +88,43 @@ def _turn(session: Session, ask: Turn, key: str) -> Turned:
 
 
 @operation("POST", "/sessions/{session}/turns", status=201)
-def take_turn(session: Session, ask: Turn, key: str) -> Turned:
+def take_turn(session: Session, ask: TurnRequest, key: str) -> Turned:
     """One turn of a session that the servers keep. With an Idempotency-Key it is said once, also
     when a server was killed in the middle: ask again, whichever server answers."""
     return _turn(session, ask, key)
 
 
 @operation("POST", "/turn", status=201, filtered=True)
-def turn(rooms: Rooms, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
+def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> CarriedOn:
     """One turn of a session that the client carries. The same request again is answered again and
     said once; another, with a carry that is not the newest, is a conflict."""
     if ask.carry is None:
         if ask.session is None:
             raise Invalid("bad_request", "which session? give its name, or what you carry")
-        name, agent = ask.session, check_agent_seen(caller, ask.agent)
+        name, agent = ask.session, check_agent_visible(caller, ask.agent)
         goal = ask.goal
-        with rooms.begin(
-            agent, name, lambda hub: hub.session(name, agent=agent, goal=goal), anew=False
+        with rooms.open_by_name(
+            agent, name, lambda hub: hub.session(name, agent=agent, goal=goal), reopen=False
         ) as session:
-            return _carried(session, ask, key)
+            return _record_carried_turn(session, ask, key)
     if ask.session is not None or ask.goal:
         raise Invalid("bad_request", "what you carry says which session it is: leave that out")
     with rooms.hub() as hub:
-        held = read_carry(hub._minds(), ask.carry)
-    with rooms.enter(rooms.row(held.session, caller.sees)) as session:
+        held = read_carry(hub._session_manager(), ask.carry)
+    with rooms.open_session(rooms.row(held.session, caller.sees)) as session:
         try:
             # one turn goes on from one place: that names it
-            return _carried(session, ask, key or f"carried-{held.hash.hex()}", held)
+            return _record_carried_turn(session, ask, key or f"carried-{held.hash.hex()}", held)
         except Invalid as error:
             if error.kind == "key_reused" and not key:
                 check_fresh(session, held)  # another turn was taken from there
             raise
 
 
-def _carried(
-    session: Session, ask: CarriedTurn, key: str, held: Carried | None = None
+def _record_carried_turn(
+    session: Session, ask: CarriedTurn, key: str, carried: CarryRecord | None = None
 ) -> CarriedOn:
-    if held is not None and not is_said(session, key):
-        check_fresh(session, held)
+    if carried is not None and not is_key_used(session, key):
+        check_fresh(session, carried)
     done = _turn(session, ask, key)
     return CarriedOn(**msgspec.structs.asdict(done), carry=session.carry())

@@ -14,167 +14,181 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from ortet.backends.base import Listing
+from ortet.backends.base import BucketEntry
 from ortet.backends.keys import check_key, check_range
-from ortet.backends.remote.protocol import AGAIN, KIND, Keys, Prefix, Ranges, pack
+from ortet.backends.remote.protocol import (
+    CONTENT_TYPE,
+    RETRY_HEADER,
+    KeysRequest,
+    PrefixRequest,
+    RangesRequest,
+    pack,
+)
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 from ortet.objects.tail import storage_error
 from ortet.server.raw_store.rawaccess import (
     Grant,
-    answering,
-    body_of,
-    ending,
-    failed,
-    parsed,
-    pieces_of,
+    body_chunks,
+    close_connection_after,
+    parse_call,
+    raw_error_response,
+    read_call_body,
+    respond_in_thread,
 )
-from ortet.server.raw_store.rawview import View
+from ortet.server.raw_store.rawview import RawBucketView
 
-_SMALL = 1 << 20
+_MEMORY_BUFFER_BYTES = 1 << 20
 """Bytes of an upload that are kept in memory."""
-_PIECE = 8 << 20
+_MAX_RESPONSE_BYTES = 8 << 20
 """Bytes of an answer at most."""
-_LINES = 1000
-_STALE = 24 * 3600
+_LINES_PER_CHUNK = 1000
+_STALE_UPLOAD_SECONDS = 24 * 3600
 
 
-def bucket_routes(access: Grant, slowest: float) -> list[Route]:
-    raw = _Bucket(access, slowest)
+def bucket_routes(grant: Grant, timeout: float) -> list[Route]:
+    raw = _RawBucketRoutes(grant, timeout)
     return [
-        Route("/raw/bucket/{verb}", raw.ask, methods=["POST"]),
+        Route("/raw/bucket/{verb}", raw.call, methods=["POST"]),
         Route("/raw/bucket/{key:path}", raw.get, methods=["GET"]),
         Route("/raw/bucket/{key:path}", raw.put, methods=["PUT"]),
     ]
 
 
-class _Bucket:
-    def __init__(self, access: Grant, slowest: float) -> None:
-        self._access = access
-        self._slowest = slowest
+class _RawBucketRoutes:
+    def __init__(self, grant: Grant, timeout: float) -> None:
+        self._grant = grant
+        self._timeout = timeout
 
-    def _view(self, request: Request, scope: str) -> View:
-        access = self._access(request, scope)
-        return View(access.bucket, access.objects)
+    def _view(self, request: Request, scope: str) -> RawBucketView:
+        access = self._grant(request, scope)
+        return RawBucketView(access.bucket, access.objects)
 
     async def get(self, request: Request) -> Response:
         def work() -> Response:
             view = self._view(request, "read")
             key = check_key(request.path_params["key"])
-            start, length = _number(request, "start", 0), _number(request, "length", _PIECE)
+            start, length = (
+                _number(request, "start", 0),
+                _number(request, "length", _MAX_RESPONSE_BYTES),
+            )
             check_range(start, length)
-            data = view.get(key, start, min(length, _PIECE))
+            data = view.get(key, start, min(length, _MAX_RESPONSE_BYTES))
             return Response(data, media_type="application/octet-stream")
 
-        return await answering(work)
+        return await respond_in_thread(work)
 
-    async def ask(self, request: Request) -> Response:
+    async def call(self, request: Request) -> Response:
         try:
-            body = await body_of(request, self._access, self._slowest)
+            body = await read_call_body(request, self._grant, self._timeout)
         except OrtetError as error:
-            return failed(error)
+            return raw_error_response(error)
         verbs = {"size": self._size, "list": self._list, "ranges": self._ranges}
         verb = request.path_params["verb"]
 
         def work() -> Response:
             view = self._view(request, "write" if verb == "delete" else "read")
             if verb == "delete":
-                view.delete(parsed(Keys, body).keys)
-                return Response(pack(None), media_type=KIND)
+                view.delete(parse_call(KeysRequest, body).keys)
+                return Response(pack(None), media_type=CONTENT_TYPE)
             if verb not in verbs:
                 raise NotFound("no_method", f"a bucket has no {verb!r}: upgrade the server")
             return verbs[verb](view, body)
 
-        return await answering(work)
+        return await respond_in_thread(work)
 
-    def _size(self, view: View, body: bytes) -> Response:
-        keys = parsed(Keys, body).keys
+    def _size(self, view: RawBucketView, body: bytes) -> Response:
+        keys = parse_call(KeysRequest, body).keys
         if len(keys) != 1:
             raise Invalid("bad_call", "a size is that of one key: give one")
-        return Response(pack(view.size(keys[0])), media_type=KIND)
+        return Response(pack(view.size(keys[0])), media_type=CONTENT_TYPE)
 
-    def _ranges(self, view: View, body: bytes) -> Response:
-        asked = parsed(Ranges, body)
+    def _ranges(self, view: RawBucketView, body: bytes) -> Response:
+        asked = parse_call(RangesRequest, body)
         for start, length in asked.ranges:
             check_range(start, length)
-        if sum(length for _, length in asked.ranges) > _PIECE:
-            raise Invalid("bad_range", f"give at most {_PIECE} bytes of ranges at once")
+        if sum(length for _, length in asked.ranges) > _MAX_RESPONSE_BYTES:
+            raise Invalid(
+                "bad_range", f"give at most {_MAX_RESPONSE_BYTES} bytes of ranges at once"
+            )
         view.size(asked.key)  # which says that it is not there, if there is no range
         found = [view.get(asked.key, start, length) for start, length in asked.ranges]
-        return Response(pack(found), media_type=KIND)
+        return Response(pack(found), media_type=CONTENT_TYPE)
 
-    def _list(self, view: View, body: bytes) -> Response:
-        found = view.list(parsed(Prefix, body).prefix)
-        first = list(islice(found, _LINES))  # before the answer begins: it may be an error
+    def _list(self, view: RawBucketView, body: bytes) -> Response:
+        found = view.list(parse_call(PrefixRequest, body).prefix)
+        first = list(
+            islice(found, _LINES_PER_CHUNK)
+        )  # before the answer begins: it may be an error
         return StreamingResponse(_lines(first, found), media_type="text/plain")
 
     async def put(self, request: Request) -> Response:
-        again = request.headers.get(AGAIN) == "1"
-        upload = _Upload(request, self._access)
+        again = request.headers.get(RETRY_HEADER) == "1"
+        upload = _RawUpload(request, self._grant)
         try:
-            await upload.receive(self._slowest)
+            await upload.receive(self._timeout)
         except OrtetError as error:
             await run_sync(upload.discard)
-            return failed(error)
-        return await answering(partial(upload.store, again))
+            return raw_error_response(error)
+        return await respond_in_thread(partial(upload.store, again))
 
 
-class _Upload:
+class _RawUpload:
     """Bytes on their way into the bucket."""
 
-    def __init__(self, request: Request, access: Grant) -> None:
+    def __init__(self, request: Request, grant: Grant) -> None:
         self._request = request
-        self._grant = access
+        self._grant = grant
         self._file: BinaryIO | None = None
         self._path: Path | None = None
-        self._pieces: list[bytes] = []
-        self._held = 0
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
 
-    async def receive(self, slowest: float) -> None:
+    async def receive(self, timeout: float) -> None:
         try:
             await run_sync(self._open)  # before a byte is taken
         except OrtetError as error:
-            raise ending(self._request, error) from None
-        async for piece in pieces_of(self._request, slowest):
-            self._pieces.append(piece)
-            self._held += len(piece)
-            if self._held >= _SMALL:
+            raise close_connection_after(self._request, error) from None
+        async for piece in body_chunks(self._request, timeout):
+            self._chunks.append(piece)
+            self._buffered_bytes += len(piece)
+            if self._buffered_bytes >= _MEMORY_BUFFER_BYTES:
                 await run_sync(self._spill)
 
-    def _open(self) -> View:
+    def _open(self) -> RawBucketView:
         access = self._grant(self._request, "write")
         check_key(self._request.path_params["key"])
-        self._place = access.objects.root.local / "uploads"
+        self._directory = access.objects.layout.local / "uploads"
         self._space = access.objects.space
-        return View(access.bucket, access.objects)
+        return RawBucketView(access.bucket, access.objects)
 
     def _spill(self) -> None:
-        self._space.check(self._held)
+        self._space.check(self._buffered_bytes)
         try:
             if self._file is None:
-                self._place.mkdir(exist_ok=True)
-                self._path = self._place / os.urandom(16).hex()
+                self._directory.mkdir(exist_ok=True)
+                self._path = self._directory / os.urandom(16).hex()
                 self._file = open(self._path, "xb")  # noqa: SIM115 - closed by discard
-            self._file.writelines(self._pieces)
+            self._file.writelines(self._chunks)
         except OSError as error:
             raise storage_error(error, "receiving an upload") from error
-        self._pieces, self._held = [], 0
+        self._chunks, self._buffered_bytes = [], 0
 
-    def store(self, again: bool) -> Response:
+    def store(self, is_retry: bool) -> Response:
         key = self._request.path_params["key"]
         try:
             view = self._open()  # anew: its token may have been revoked while it came
             if self._file is None or self._path is None:
-                view.put(key, b"".join(self._pieces))
+                view.put(key, b"".join(self._chunks))
             else:
                 self._spill()
                 self._file.close()
                 view.put_file(key, self._path)
         except Conflict as error:
-            error.details["again"] = again
+            error.details["again"] = is_retry
             raise
         finally:
             self.discard()
-        return Response(pack(None), media_type=KIND)
+        return Response(pack(None), media_type=CONTENT_TYPE)
 
     def discard(self) -> None:
         if self._file is not None and self._path is not None:
@@ -187,13 +201,13 @@ def drop_stale_uploads(local: Path, now: float) -> None:
     place = local / "uploads"
     if place.is_dir():
         for entry in os.scandir(place):
-            if entry.stat().st_mtime < now - _STALE:
+            if entry.stat().st_mtime < now - _STALE_UPLOAD_SECONDS:
                 Path(entry.path).unlink(missing_ok=True)
 
 
-def _lines(first: list[Listing], rest: Iterator[Listing]) -> Iterator[bytes]:
+def _lines(first: list[BucketEntry], rest: Iterator[BucketEntry]) -> Iterator[bytes]:
     listed = chain(first, rest)
-    while page := list(islice(listed, _LINES)):
+    while page := list(islice(listed, _LINES_PER_CHUNK)):
         yield "".join([f"{item.key} {item.size}\n" for item in page]).encode()
 
 

@@ -15,18 +15,18 @@ from ortet.backends.base import Bucket, Catalog, Signal
 from ortet.backends.remote.protocol import unpack
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.ids import Clock
-from ortet.objects.store import LocalObjects
-from ortet.server.dispatch import SLOWEST
-from ortet.server.errors import TooSlow, refusal
+from ortet.objects.store import LocalObjectStore
+from ortet.server.dispatch import BODY_TIMEOUT_SECONDS
+from ortet.server.errors import TooSlow, error_response
 
-BODY = 64 << 20
+MAX_CALL_BYTES = 64 << 20
 """Bytes of one call at most, but for uploads: those go to the disk."""
-_SMALL = 64 << 10
+_MAX_ANONYMOUS_BYTES = 64 << 10
 """Bytes of a call that are taken before anybody knows whose it is."""
-_WORDS = 100
+_MAX_ERROR_CHARACTERS = 100
 
 
-class Access(Protocol):
+class RawStoreAccess(Protocol):
     """The store of whoever asks. A hub is one."""
 
     @property
@@ -36,60 +36,66 @@ class Access(Protocol):
     @property
     def signal(self) -> Signal: ...
     @property
-    def objects(self) -> LocalObjects: ...
+    def objects(self) -> LocalObjectStore: ...
     @property
     def clock(self) -> Clock: ...
 
 
-Grant = Callable[[Request, str], Access]
+Grant = Callable[[Request, str], RawStoreAccess]
 """Gives access for a scope, "read" or "write", or raises Refused. Called in a worker thread."""
 
 
-def failed(error: OrtetError) -> Response:
+def raw_error_response(error: OrtetError) -> Response:
     """An error as the client raises it again."""
-    return refusal(error)
+    return error_response(error)
 
 
-async def answering(work: Callable[[], Response]) -> Response:
+async def respond_in_thread(work: Callable[[], Response]) -> Response:
     """Done in a worker thread; errors that are ours become answers."""
     try:
         return await run_sync(work)
     except OrtetError as error:
-        return failed(error)
+        return raw_error_response(error)
 
 
-async def body_of(request: Request, access: Grant, slowest: float = SLOWEST) -> bytes:
+async def read_call_body(
+    request: Request, grant: Grant, timeout: float = BODY_TIMEOUT_SECONDS
+) -> bytes:
     """All of it, if it is not too much and not too slow. More than a little, or for longer than a
     while, is taken only from those who may ask."""
     pieces: list[bytes] = []
     size, known, begun = 0, False, anyio.current_time()
-    async for piece in pieces_of(request, slowest):
+    async for piece in body_chunks(request, timeout):
         size += len(piece)
-        if size > BODY:
-            raise ending(
+        if size > MAX_CALL_BYTES:
+            raise close_connection_after(
                 request,
-                Refused("too_large", f"a call has more than {BODY} bytes: write less at once"),
+                Refused(
+                    "too_large", f"a call has more than {MAX_CALL_BYTES} bytes: write less at once"
+                ),
             )
-        if not known and (size > _SMALL or anyio.current_time() - begun > slowest):
+        if not known and (size > _MAX_ANONYMOUS_BYTES or anyio.current_time() - begun > timeout):
             try:
-                await run_sync(access, request, "read")
+                await run_sync(grant, request, "read")
             except OrtetError as error:
-                raise ending(request, error) from None
+                raise close_connection_after(request, error) from None
             known = True
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def pieces_of(request: Request, slowest: float = SLOWEST) -> AsyncIterator[bytes]:
+async def body_chunks(
+    request: Request, timeout: float = BODY_TIMEOUT_SECONDS
+) -> AsyncIterator[bytes]:
     """A body as it comes; who sends nothing of it for `slowest` seconds is not waited for."""
     body = request.stream().__aiter__()
     while True:
         try:
-            with anyio.fail_after(slowest):
+            with anyio.fail_after(timeout):
                 piece = await anext(body, None)
         except TimeoutError:
-            told = TooSlow("too_slow", f"nothing came for {slowest:g} s: send it anew")
-            raise ending(request, told) from None
+            told = TooSlow("too_slow", f"nothing came for {timeout:g} s: send it anew")
+            raise close_connection_after(request, told) from None
         except ClientDisconnect:
             raise Invalid("cut_off", "the body ended too soon: send it anew") from None
         if piece is None:
@@ -97,17 +103,17 @@ async def pieces_of(request: Request, slowest: float = SLOWEST) -> AsyncIterator
         yield piece
 
 
-def ending(request: Request, error: OrtetError) -> OrtetError:
+def close_connection_after(request: Request, error: OrtetError) -> OrtetError:
     """The rest of the body is not waited for."""
     request.scope.setdefault("state", {})["end"] = True
     return error
 
 
-def parsed(type_: Any, body: bytes) -> Any:
+def parse_call(type_: Any, body: bytes) -> Any:
     try:
         return unpack(type_, body)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        text = str(error)[:_WORDS]
+        text = str(error)[:_MAX_ERROR_CHARACTERS]
         raise Invalid(
             "bad_call", f"this is not a call of that method ({text}): use the same release of ortet"
         ) from error

@@ -14,42 +14,42 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ortet.backends.base import Bucket, Listing
+from ortet.backends.base import Bucket, BucketEntry
 from ortet.backends.errors import no_key
 from ortet.backends.keys import check_key, check_prefix
 from ortet.errors import Corrupt, Invalid, NotFound, OrtetError, Refused, Unsupported
 from ortet.objects import frame
-from ortet.objects.group import MANY
-from ortet.objects.group import SUFFIX as GROUP
+from ortet.objects.group import GROUP_SUFFIX as GROUP
+from ortet.objects.group import MERGE_MIN_TABLES
 from ortet.objects.pack import Pack
-from ortet.objects.store import LocalObjects
-from ortet.objects.tail import SUFFIX as TAIL
+from ortet.objects.store import LocalObjectStore
+from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import storage_error
 
 PACKS = "packs/"
 _PACK, _INDEX = ".pack", ".idx"
 
 
-class View:
+class RawBucketView:
     """Reading and writing for others, who are not trusted to keep the store whole: what they put is
     checked, and packs they cannot delete."""
 
-    def __init__(self, bucket: Bucket, objects: LocalObjects) -> None:
+    def __init__(self, bucket: Bucket, objects: LocalObjectStore) -> None:
         self._bucket = bucket
         self._objects = objects
 
-    def list(self, prefix: str) -> Iterator[Listing]:
+    def list(self, prefix: str) -> Iterator[BucketEntry]:
         check_prefix(prefix)
         if not prefix.startswith(PACKS):
             yield from self._bucket.list(prefix)
             return
-        shelf = self._objects.shelf
+        shelf = self._objects.pack_set
         shelf.refresh()
         self._merge()
         found: dict[str, int] = {}
-        for tail in (*shelf.mine, *shelf.others):
+        for tail in (*shelf.own_tails, *shelf.foreign_tails):
             end = tail.end
-            tail.settle()  # whoever reads it there may rely on it
+            tail.sync_foreign()  # whoever reads it there may rely on it
             if end:
                 found[f"{PACKS}{tail.id}{TAIL}"] = end
         # after the tails, so that one sealed in between is seen twice, not never
@@ -58,43 +58,43 @@ class View:
             with contextlib.suppress(FileNotFoundError):
                 found[f"{PACKS}{group.path.name}"] = group.path.stat().st_size
         yield from (
-            Listing(key, size) for key, size in sorted(found.items()) if key.startswith(prefix)
+            BucketEntry(key, size) for key, size in sorted(found.items()) if key.startswith(prefix)
         )
 
     def _merge(self) -> None:
         """Small packs come with every commit of a remote hub: one that comes new must not have to
         ask for the index of each."""
-        shelf = self._objects.shelf
+        shelf = self._objects.pack_set
         with contextlib.suppress(OrtetError, OSError):
             for _ in range(len(shelf.tables)):
-                if len(shelf.tables) < MANY:
+                if len(shelf.tables) < MERGE_MIN_TABLES:
                     break
                 shelf.merge_tables()
 
     def size(self, key: str) -> int:
-        path = self._beside(check_key(key))
+        path = self._local_file(check_key(key))
         if path is None:
             return self._bucket.size(key)
-        with _translated(key):
+        with _translate_os_errors(key):
             return path.stat().st_size
 
     def get(self, key: str, start: int, length: int) -> bytes:
-        path = self._beside(check_key(key))
+        path = self._local_file(check_key(key))
         if path is None:
             return self._bucket.get(key, start, length)
-        with _translated(key), open(path, "rb") as file:
+        with _translate_os_errors(key), open(path, "rb") as file:
             left = max(0, os.fstat(file.fileno()).st_size - start)
             return os.pread(file.fileno(), min(length, left), start)
 
     def put(self, key: str, data: bytes) -> None:
-        self._check_room(key, len(data))
+        self._check_put(key, len(data))
         if key.startswith(PACKS):
             _check_pack(lambda at, size: data[at : at + size], len(data), self._objects)
         self._bucket.put(key, data)
 
     def put_file(self, key: str, path: Path) -> None:
         size = path.stat().st_size
-        self._check_room(key, size)
+        self._check_put(key, size)
         if key.startswith(PACKS):
             with open(path, "rb") as file:
                 _check_pack(lambda at, n: os.pread(file.fileno(), n, at), size, self._objects)
@@ -109,14 +109,14 @@ class View:
                 )
         self._bucket.delete(keys)
 
-    def _check_room(self, key: str, size: int) -> None:
+    def _check_put(self, key: str, size: int) -> None:
         if check_key(key).startswith(PACKS) and not key.endswith(_PACK):
             raise Refused("reserved_key", f"{key!r} is made by the server: choose another key")
         self._objects.space.check(size)
 
-    def _beside(self, key: str) -> Path | None:
+    def _local_file(self, key: str) -> Path | None:
         """The file of a key that is not in the bucket."""
-        root = self._objects.root
+        root = self._objects.layout
         name = key.removeprefix(PACKS)
         if name == key or "/" in name or name.endswith(_PACK):
             return None
@@ -139,15 +139,15 @@ class View:
             self._bucket,
             id_,
             size=size,
-            index_dir=objects.root.index,
+            index_dir=objects.layout.index,
             key_id=objects.hasher.key_id,
         )
-        pack.index()  # made, if it is not there or not sound
+        pack.load_index()  # made, if it is not there or not sound
         return pack.index_path
 
 
 @contextlib.contextmanager
-def _translated(key: str) -> Iterator[None]:
+def _translate_os_errors(key: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -156,14 +156,14 @@ def _translated(key: str) -> Iterator[None]:
         raise storage_error(error, f"reading {key}") from error
 
 
-def _check_pack(read: frame.Read, size: int, objects: LocalObjects) -> None:
+def _check_pack(read: frame.ReadAt, size: int, objects: LocalObjectStore) -> None:
     """Invalid unless every object in it is what its id says: others will rely on them."""
     end = 0
     try:
         for lead in frame.scan(read, 0, size):
             if lead.header.key_id != objects.hasher.key_id:
                 raise Invalid("bad_pack", "the pack was made with another key: give the store's")
-            start = lead.offset + lead.header.lead
+            start = lead.offset + lead.header.payload_start
             payload = read(start, lead.header.stored)
             data = memoryview(frame.unpack(lead.header, payload, offset=lead.offset))
             at = 0

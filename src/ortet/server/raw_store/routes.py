@@ -20,85 +20,92 @@ from starlette.routing import Route
 from ortet._util.codec import FORMAT_VERSION
 from ortet.backends.base import Signal
 from ortet.backends.remote.protocol import (
-    AGAIN,
-    DONE,
-    EPOCH,
-    KIND,
-    NOTED,
+    CONTENT_TYPE,
+    DONE_HEADER,
+    EPOCH_HEADER,
+    ONCE_ONLY_WRITES,
+    PROTOCOL_VERSION,
     READS,
-    REQUEST,
-    TIME,
-    VERSION,
+    REQUEST_HEADER,
+    RETRY_HEADER,
+    TIME_HEADER,
     WRITES,
     Hello,
-    Mark,
-    Topics,
-    Waiting,
-    method,
+    SignalToken,
+    SignalWaitRequest,
+    TopicsRequest,
+    method_schema,
     pack,
 )
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
-from ortet.server.dispatch import SLOWEST
+from ortet.server.dispatch import BODY_TIMEOUT_SECONDS
 from ortet.server.raw_store import write_once
 from ortet.server.raw_store.bucket import bucket_routes
-from ortet.server.raw_store.rawaccess import Access, Grant, answering, body_of, failed, parsed
+from ortet.server.raw_store.rawaccess import (
+    Grant,
+    RawStoreAccess,
+    parse_call,
+    raw_error_response,
+    read_call_body,
+    respond_in_thread,
+)
 
-_WAITERS = 256
+_MAX_WAITERS = 256
 """Questions that may wait for a signal at once; beyond, the answer is "not yet" at once."""
 
 
-def raw_routes(access: Grant, slowest: float = SLOWEST) -> list[Route]:
+def raw_routes(grant: Grant, timeout: float = BODY_TIMEOUT_SECONDS) -> list[Route]:
     """Routes below /raw, for the application's list. `slowest`: seconds in which something of a
     body must come."""
-    raw = _Raw(access, slowest)
+    raw = _RawStoreRoutes(grant, timeout)
     return [
         Route("/raw/hello", raw.hello, methods=["GET"]),
         Route("/raw/catalog/{method}", raw.catalog, methods=["POST"]),
         Route("/raw/signal/{verb}", raw.signal, methods=["POST"]),
-        *bucket_routes(access, slowest),
+        *bucket_routes(grant, timeout),
     ]
 
 
-class _Raw:
-    def __init__(self, access: Grant, slowest: float) -> None:
-        self._access = access
-        self._slowest = slowest
+class _RawStoreRoutes:
+    def __init__(self, grant: Grant, timeout: float) -> None:
+        self._grant = grant
+        self._timeout = timeout
         self._boot = write_once.new_boot()
         self._waiters: anyio.CapacityLimiter | None = None
 
     async def hello(self, request: Request) -> Response:
         def work() -> Response:
-            access = self._access(request, "read")
+            access = self._grant(request, "read")
             objects = access.objects
             said = Hello(
-                version=VERSION,
+                version=PROTOCOL_VERSION,
                 store=write_once.store_id(access.catalog),
                 format=FORMAT_VERSION,
                 key_id=objects.hasher.key_id,
-                epoch=objects.gate.epoch(),
+                epoch=objects.sweep_lock.epoch(),
                 boot=self._boot,
             )
-            return Response(pack(said), media_type=KIND)
+            return Response(pack(said), media_type=CONTENT_TYPE)
 
-        return await answering(work)
+        return await respond_in_thread(work)
 
     # rows
 
     async def catalog(self, request: Request) -> Response:
         try:
-            body = await body_of(request, self._access, self._slowest)
+            body = await read_call_body(request, self._grant, self._timeout)
         except OrtetError as error:
-            return failed(error)
-        return await answering(partial(self._catalog, request, body))
+            return raw_error_response(error)
+        return await respond_in_thread(partial(self._catalog, request, body))
 
     def _catalog(self, request: Request, body: bytes) -> Response:
         name = request.path_params["method"]
-        access = self._access(request, "write" if name in WRITES else "read")
+        access = self._grant(request, "write" if name in WRITES else "read")
         if name not in READS and name not in WRITES:
             raise NotFound("no_method", f"a catalog has no {name!r}: upgrade the server")
-        args = parsed(method(name).args, body)
+        args = parse_call(method_schema(name).args_type, body)
         values = {field: getattr(args, field) for field in args.__struct_fields__}
-        if name in NOTED:
+        if name in ONCE_ONLY_WRITES:
             answer = _write(access, name, values, request)
         else:
             try:
@@ -108,43 +115,47 @@ class _Raw:
                     "bad_call", "a number is larger than a store can hold: give a smaller one"
                 ) from error
         headers = {
-            EPOCH: str(access.objects.gate.epoch()),
-            TIME: str(access.clock.now_ns()),
+            EPOCH_HEADER: str(access.objects.sweep_lock.epoch()),
+            TIME_HEADER: str(access.clock.now_ns()),
         }
-        return Response(pack(answer), media_type=KIND, headers=headers)
+        return Response(pack(answer), media_type=CONTENT_TYPE, headers=headers)
 
     # signals
 
     async def signal(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         try:
-            body = await body_of(request, self._access, self._slowest)
+            body = await read_call_body(request, self._grant, self._timeout)
             if verb == "wait":
-                signal = (await run_sync(self._access, request, "read")).signal
-                return await self._wait(signal, parsed(Waiting, body))
+                signal = (await run_sync(self._grant, request, "read")).signal
+                return await self._wait(signal, parse_call(SignalWaitRequest, body))
         except OrtetError as error:
-            return failed(error)
-        return await answering(partial(self._signal, request, verb, body))
+            return raw_error_response(error)
+        return await respond_in_thread(partial(self._signal, request, verb, body))
 
     def _signal(self, request: Request, verb: str, body: bytes) -> Response:
-        signal = self._access(request, "write" if verb == "notify" else "read").signal
+        signal = self._grant(request, "write" if verb == "notify" else "read").signal
         if verb not in ("notify", "token"):
             raise NotFound("no_method", f"a signal has no {verb!r}: upgrade the server")
-        topics = parsed(Topics, body).topics
+        topics = parse_call(TopicsRequest, body).topics
         if verb == "token":
             if len(topics) != 1:
                 raise Invalid("bad_call", "a token is that of one topic: give one")
-            return Response(pack(Mark(self._boot, signal.token(topics[0]))), media_type=KIND)
+            return Response(
+                pack(SignalToken(self._boot, signal.token(topics[0]))), media_type=CONTENT_TYPE
+            )
         for topic in topics:
             signal.notify(topic)
-        return Response(pack(None), media_type=KIND)
+        return Response(pack(None), media_type=CONTENT_TYPE)
 
-    async def _wait(self, signal: Signal, asked: Waiting) -> Response:
+    async def _wait(self, signal: Signal, wait_request: SignalWaitRequest) -> Response:
         """In threads of its own: who waits must not keep others waiting."""
         if self._waiters is None:
-            self._waiters = anyio.CapacityLimiter(_WAITERS)
-        timeout = asked.timeout if asked.timeout > 0 else 0.0  # also of what is no number
-        if asked.mark.boot != self._boot:
+            self._waiters = anyio.CapacityLimiter(_MAX_WAITERS)
+        timeout = (
+            wait_request.timeout if wait_request.timeout > 0 else 0.0
+        )  # also of what is no number
+        if wait_request.mark.boot != self._boot:
             came = (
                 True  # given by a process that is gone, or by another: anything may have happened
             )
@@ -152,25 +163,27 @@ class _Raw:
             await anyio.sleep(min(timeout, 1.0))
             came = False
         else:
-            wait = partial(signal.wait, asked.topic, asked.mark.token, min(timeout, 60.0))
+            wait = partial(
+                signal.wait, wait_request.topic, wait_request.mark.token, min(timeout, 60.0)
+            )
             came = await run_sync(wait, limiter=self._waiters)
-        return Response(pack(came), media_type=KIND)
+        return Response(pack(came), media_type=CONTENT_TYPE)
 
 
-def _write(access: Access, name: str, values: dict[str, Any], request: Request) -> Any:
+def _write(access: RawStoreAccess, name: str, values: dict[str, Any], request: Request) -> Any:
     """Once, and only if no sweep has begun since the writer looked at what is stored."""
     headers = request.headers
-    shown = headers.get(EPOCH)
-    gate = access.objects.gate
-    once = write_once.Once(
-        request=headers.get(REQUEST, ""),
-        again=headers.get(AGAIN) == "1",
-        done=[one for one in headers.get(DONE, "").split(",") if one],
+    shown = headers.get(EPOCH_HEADER)
+    gate = access.objects.sweep_lock
+    once = write_once.WriteRequest(
+        request=headers.get(REQUEST_HEADER, ""),
+        again=headers.get(RETRY_HEADER) == "1",
+        done=[one for one in headers.get(DONE_HEADER, "").split(",") if one],
         now=access.clock.now_ns(),
     )
     if shown is None:
         return write_once.write(access.catalog, name, values, once)
-    pid, epoch = os.getpid(), gate.enter()
+    pid, epoch = os.getpid(), gate.begin_write()
     try:
         if shown != str(epoch) and not write_once.was_done(access.catalog, name, values, once):
             raise Conflict(
@@ -180,4 +193,4 @@ def _write(access: Access, name: str, values: dict[str, Any], request: Request) 
             )
         return write_once.write(access.catalog, name, values, once)
     finally:
-        gate.leave(pid)
+        gate.end_write(pid)

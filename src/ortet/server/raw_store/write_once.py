@@ -14,25 +14,25 @@ from typing import Any
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet.backends.base import Catalog, Lease, Row, RowChange
+from ortet.backends.base import Catalog, CatalogRow, Lease, RowChange
 from ortet.backends.keys import check_name
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 
-KIND = "request"
+REQUEST_KIND = "request"
 _STORE = ("store", "id")
-_OLD_NS = 3600 * 10**9
+_NOTE_TTL_NS = 3600 * 10**9
 """Age at which a note may go: its client, if it lives, has given up long ago."""
-_PAGE = 200
+_ROWS_PER_PAGE = 200
 _TRIES = 100
 
 
-class Note(msgspec.Struct, frozen=True):
+class RequestNote(msgspec.Struct, frozen=True):
     """That a request was done."""
 
     time: int
 
 
-class Once(msgspec.Struct, frozen=True):
+class WriteRequest(msgspec.Struct, frozen=True):
     """A request, whether it may have come before, and those that are settled."""
 
     request: str
@@ -56,47 +56,55 @@ def store_id(catalog: Catalog) -> str:
     return row.value.decode()
 
 
-def was_done(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> bool:
+def was_done(
+    catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest
+) -> bool:
     """Whether this very write has been done."""
-    if not once.again:
+    if not write_request.again:
         return False
     if name == "append" and values["events"]:
         return _has_events(catalog, values)
-    return catalog.row(KIND, once.request) is not None
+    return catalog.row(REQUEST_KIND, write_request.request) is not None
 
 
-def write(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> Any:
+def write(catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest) -> Any:
     """Do it, unless it was done; the answer is the same."""
     if name != "append" or not values["events"]:
-        check_name(once.request)
-    if was_done(catalog, name, values, once):
-        return _answer(catalog, name, values)
+        check_name(write_request.request)
+    if was_done(catalog, name, values, write_request):
+        return _repeat_result(catalog, name, values)
     try:
-        return _do(catalog, name, values, once)
+        return _apply(catalog, name, values, write_request)
     except OrtetError:
         # the first of the two may have been on its way still
-        if not was_done(catalog, name, values, once):
+        if not was_done(catalog, name, values, write_request):
             raise
-        return _answer(catalog, name, values)
+        return _repeat_result(catalog, name, values)
 
 
-def _do(catalog: Catalog, name: str, values: dict[str, Any], once: Once) -> Any:
+def _apply(catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest) -> Any:
     if name == "append":
         # without a note where it is known by its events: alone they are one statement
-        rows = values["rows"] if values["events"] else [*values["rows"], *_notes(once)]
+        rows = values["rows"] if values["events"] else [*values["rows"], *_notes(write_request)]
         return catalog.append(**{**values, "rows": rows})
     if name == "move":
-        return catalog.move(**{**values, "rows": [*values["rows"], *_notes(once)]})
+        return catalog.move(**{**values, "rows": [*values["rows"], *_notes(write_request)]})
     if name == "drop_row":
         gone = RowChange(check_name(values["kind"]), check_name(values["key"]), None)
-        catalog.move([], verb="drop", rows=[gone, *_notes(once)])
+        catalog.move([], verb="drop", rows=[gone, *_notes(write_request)])
         return None
-    return _put_row(catalog, once, **values)
+    return _put_row(catalog, write_request, **values)
 
 
 def _put_row(
-    catalog: Catalog, once: Once, *, kind: str, key: str, value: bytes, expect: int | None
-) -> Row:
+    catalog: Catalog,
+    write_request: WriteRequest,
+    *,
+    kind: str,
+    key: str,
+    value: bytes,
+    expect: int | None,
+) -> CatalogRow:
     for _ in range(_TRIES):
         version = expect
         if version is None:
@@ -104,27 +112,29 @@ def _put_row(
             version = found.version if found else 0
         change = RowChange(kind, key, value, version)
         try:
-            catalog.move([], verb="put", rows=[change, *_notes(once)])
+            catalog.move([], verb="put", rows=[change, *_notes(write_request)])
         except Conflict as error:
             if error.kind != "row_moved" or expect is not None:
                 raise
         else:
             return (
-                Row(kind, key, value, version + 1) if version else _made(catalog, kind, key, value)
+                CatalogRow(kind, key, value, version + 1)
+                if version
+                else _created_row(catalog, kind, key, value)
             )
     raise Conflict("row_moved", f"{kind} {key} is written by many at once: repeat the call")
 
 
-def _made(catalog: Catalog, kind: str, key: str, value: bytes) -> Row:
+def _created_row(catalog: Catalog, kind: str, key: str, value: bytes) -> CatalogRow:
     """A new row's version is the catalog's choice. Where another has written since, one below its
     own is as good: it is not the newest any more."""
     found = catalog.row(kind, key)
     if found is None:
-        return Row(kind, key, value, 1)
-    return found if found.value == value else Row(kind, key, value, found.version - 1)
+        return CatalogRow(kind, key, value, 1)
+    return found if found.value == value else CatalogRow(kind, key, value, found.version - 1)
 
 
-def _answer(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
+def _repeat_result(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
     """What the one who did it would have been told."""
     if name == "move":
         found = [catalog.lease(claim.name) for claim in values["claims"]]
@@ -134,7 +144,7 @@ def _answer(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
             for lease, owner, claim in zip(found, owners, values["claims"], strict=True)
         ]
     if name == "put_row":
-        return _made(catalog, values["kind"], values["key"], values["value"])
+        return _created_row(catalog, values["kind"], values["key"], values["value"])
     return None
 
 
@@ -147,26 +157,28 @@ def _has_events(catalog: Catalog, values: dict[str, Any]) -> bool:
     return [(e.seq, e.head) for e in found] == [(e.seq, e.head) for e in events]
 
 
-def _notes(once: Once) -> list[RowChange]:
-    return [_note(once), *_forget(once)]
+def _notes(write_request: WriteRequest) -> list[RowChange]:
+    return [_note(write_request), *_drop_settled_notes(write_request)]
 
 
-def _note(once: Once) -> RowChange:
-    return RowChange(KIND, once.request, encode(Note(once.now)), expect=0)
+def _note(write_request: WriteRequest) -> RowChange:
+    return RowChange(
+        REQUEST_KIND, write_request.request, encode(RequestNote(write_request.now)), expect=0
+    )
 
 
-def _forget(once: Once) -> list[RowChange]:
-    return [RowChange(KIND, request, None) for request in once.done]
+def _drop_settled_notes(write_request: WriteRequest) -> list[RowChange]:
+    return [RowChange(REQUEST_KIND, request, None) for request in write_request.done]
 
 
-def drop_old(catalog: Catalog, now: int) -> int:
+def drop_old_notes(catalog: Catalog, now: int) -> int:
     """Notes that dead clients have left; returns how many went."""
     dropped = 0
     after = ""
-    while page := catalog.rows(KIND, after, _PAGE):
-        old = [row for row in page if decode(Note, row.value).time < now - _OLD_NS]
+    while page := catalog.rows(REQUEST_KIND, after, _ROWS_PER_PAGE):
+        old = [row for row in page if decode(RequestNote, row.value).time < now - _NOTE_TTL_NS]
         if old:
-            gone = [RowChange(KIND, row.key, None) for row in old]
+            gone = [RowChange(REQUEST_KIND, row.key, None) for row in old]
             catalog.move([], verb="forget", rows=gone)
             dropped += len(old)
         after = page[-1].key

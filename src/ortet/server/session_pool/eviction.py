@@ -12,49 +12,57 @@ from threading import Event, Lock, Thread
 
 from ortet.backends.base import Signal
 from ortet.hub.hub import Hub
-from ortet.server.session_pool.slot import Room
-from ortet.server.session_pool.slots import Lobby, Told
-from ortet.sessions.writing.lease_handover import SOON, Requests, asked_for, is_across, wanted
+from ortet.server.session_pool.slot import SessionSlot
+from ortet.server.session_pool.slots import ErrorReporter, SlotTable
+from ortet.sessions.writing.lease_handover import (
+    RETRY_SECONDS,
+    LeaseRequests,
+    is_shared_store,
+    request_topic,
+    requested_session,
+)
 
-_QUIET = 0.01
+_QUIET_SECONDS = 0.01
 """Seconds without a request after which whoever worked in a room is thought to be done."""
-_LONG = 5.0
+_LISTEN_SECONDS = 5.0
 """Seconds for which it is listened at a time."""
 
 
-class Keeper:
+class SlotEvictor:
     """Of the rooms of one store. `linger` and `turn` are as in Rooms."""
 
     def __init__(
         self,
-        lobby: Lobby,
-        door: Hub,
+        slots: SlotTable,
+        hub: Hub,
         signal: Signal,
         *,
-        linger: float,
-        turn: float,
-        told: Told,
+        idle_timeout: float,
+        min_hold: float,
+        report_error: ErrorReporter,
     ) -> None:
-        self._lobby = lobby
-        self._door = door
+        self._slots = slots
+        self._hub = hub
         self._signal = signal
-        self._linger = linger
-        self._turn = turn
-        self._told = told
-        self._pause = min(SOON, linger / 4) if is_across(door) else linger / 4
-        self._woken = lobby.woken
-        self._ended = Event()
-        self._starting = Lock()
+        self._idle_timeout = idle_timeout
+        self._min_hold = min_hold
+        self._report_error = report_error
+        self._poll_interval = (
+            min(RETRY_SECONDS, idle_timeout / 4) if is_shared_store(hub) else idle_timeout / 4
+        )
+        self._wakeup = slots.wakeup
+        self._stopped = Event()
+        self._start_lock = Lock()
         self._threads: list[Thread] = []
 
     def start(self) -> None:
         """Once a session is to be opened; what is asked for from now on is heard."""
         if self._threads:
             return
-        with self._starting:
-            if not self._threads and not self._ended.is_set():
-                token, _ = self._signal.news(None, 0)
-                work = ("keep", self._keep, ()), ("hear", self._hear, (token,))
+        with self._start_lock:
+            if not self._threads and not self._stopped.is_set():
+                token, _ = self._signal.wait_any(None, 0)
+                work = ("keep", self._run, ()), ("hear", self._listen, (token,))
                 threads = [
                     Thread(target=run, args=args, name=f"ortet-rooms-{name}", daemon=True)
                     for name, run, args in work
@@ -63,76 +71,82 @@ class Keeper:
                     thread.start()
                 self._threads = threads
 
-    def is_over(self, room: Room) -> bool:
+    def must_hand_over(self, slot: SessionSlot) -> bool:
         """Whether a room that somebody is in goes to another server now: that asked for it, and it
         was ours for a turn."""
-        return room.wanted and time.monotonic() - room.since >= self._turn and not room.busy()
+        return (
+            slot.is_wanted
+            and time.monotonic() - slot.opened_at >= self._min_hold
+            and not slot.is_busy()
+        )
 
     def stop(self) -> None:
-        self._ended.set()
-        self._woken.set()
+        self._stopped.set()
+        self._wakeup.set()
 
     def join(self, until: float) -> None:
         for thread in self._threads:
             thread.join(max(1.0, until - time.monotonic()))
 
-    def _hear(self, token: int | None) -> None:
-        while not self._ended.is_set():
+    def _listen(self, token: int | None) -> None:
+        while not self._stopped.is_set():
             try:
-                token, topics = self._signal.news(token, _LONG)
+                token, topics = self._signal.wait_any(token, _LISTEN_SECONDS)
                 if topics is None:  # something was told that was not heard
-                    self._guess(self._lobby.rooms())
+                    self._mark_maybe_requested(self._slots.all_slots())
                 else:
-                    self._ask({asked_for(topic) for topic in topics})
+                    self._mark_requested({requested_session(topic) for topic in topics})
             except Exception as error:
                 token = None
-                self._fail("hearing who asks for sessions", error)
+                self._report_failure("hearing who asks for sessions", error)
 
-    def _ask(self, sessions: set[str]) -> None:
-        for room in self._those(sessions):  # one of them may be what we ask for ourselves
-            if self._signal.wait(wanted(room.id), room.token, 0):
-                room.asked = True
-                self._woken.set()
+    def _mark_requested(self, sessions: set[str]) -> None:
+        for room in self._open_slots(sessions):  # one of them may be what we ask for ourselves
+            if self._signal.wait(request_topic(room.id), room.signal_token, 0):
+                room.is_requested = True
+                self._wakeup.set()
 
-    def _guess(self, rooms: list[Room]) -> None:
-        for room in rooms:
-            room.guessed = True
-            self._woken.set()
+    def _mark_maybe_requested(self, slots: list[SessionSlot]) -> None:
+        for room in slots:
+            room.is_maybe_requested = True
+            self._wakeup.set()
 
-    def _those(self, sessions: set[str]) -> list[Room]:
-        rooms = [self._lobby.get(session) for session in sessions]
+    def _open_slots(self, sessions: set[str]) -> list[SessionSlot]:
+        rooms = [self._slots.get(session) for session in sessions]
         return [room for room in rooms if room is not None and room.hub is not None]
 
-    def _keep(self) -> None:
-        requests, rested, next_ = Requests(self._door), time.monotonic(), 0.0
-        while not self._ended.is_set():
+    def _run(self) -> None:
+        requests, rested, next_ = LeaseRequests(self._hub), time.monotonic(), 0.0
+        while not self._stopped.is_set():
             try:
-                self._woken.wait(max(0.0, next_ - time.monotonic()))
-                self._woken.clear()
-                if time.monotonic() >= rested + self._pause:
+                self._wakeup.wait(max(0.0, next_ - time.monotonic()))
+                self._wakeup.clear()
+                if time.monotonic() >= rested + self._poll_interval:
                     rested = time.monotonic()
-                    if self._lobby.count:
+                    if self._slots.count:
                         # of whom nobody knows whether they still wait
-                        self._guess(self._those(requests.sessions()))
-                    self._lobby.rest()
-                times = [self._look_after(room) for room in self._lobby.rooms()]
-                next_ = min([rested + self._pause, *(due for due in times if due is not None)])
+                        self._mark_maybe_requested(self._open_slots(requests.requested_sessions()))
+                    self._slots.clean_up()
+                times = [self._evict_if_due(room) for room in self._slots.all_slots()]
+                next_ = min(
+                    [rested + self._poll_interval, *(due for due in times if due is not None)]
+                )
             except Exception as error:
-                self._fail("keeping rooms", error)
+                self._report_failure("keeping rooms", error)
 
-    def _look_after(self, room: Room) -> float | None:
+    def _evict_if_due(self, slot: SessionSlot) -> float | None:
         """Leave it, if it is time; else when to look again, if that is soon: who is inside now says
         so when they come out, and all else is looked at now and then."""
-        now, due = time.monotonic(), room.used + self._linger
-        if room.wanted:
-            due = min(due, room.since + self._turn, room.used + _QUIET)
-        if room.users:
+        now, due = time.monotonic(), slot.last_used + self._idle_timeout
+        if slot.is_wanted:
+            due = min(due, slot.opened_at + self._min_hold, slot.last_used + _QUIET_SECONDS)
+        if slot.users:
             return None
         if now < due:
-            return due if room.wanted else None
-        self._lobby.leave(room)
+            return due if slot.is_wanted else None
+        self._slots.try_evict(slot)
         return None
 
-    def _fail(self, what: str, error: Exception) -> None:
-        self._told(what, error)
-        self._ended.wait(self._pause)
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._report_error(what, error)
+        self._stopped.wait(self._poll_interval)

@@ -7,41 +7,48 @@ from contextlib import suppress
 
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
-from ortet.sessions.writing.lease_handover import is_across
-from ortet.store.lease import TTL_NS, Heart, Holding, is_dead, is_held, process_here
+from ortet.sessions.writing.lease_handover import is_shared_store
+from ortet.store.lease import (
+    LEASE_TTL_NS,
+    HeldLease,
+    LeaseRenewer,
+    is_lease_held,
+    is_owner_dead,
+    owner_prefix,
+)
 
-_SERVER = "server:"
+_SERVER_LEASE_PREFIX = "server:"
 
 
-def owner_here(hub: Hub) -> str:
+def current_owner(hub: Hub) -> str:
     """This process, as the owner of what its server is asked to do."""
-    return f"{process_here(hub._parts.host)}:http"
+    return f"{owner_prefix(hub._store.host)}:http"
 
 
-def is_gone(hub: Hub, owner: str) -> bool:
+def has_owner_exited(hub: Hub, owner: str) -> bool:
     """Whether the process of an owner has ended, as far as can be told from here."""
-    host = hub._parts.host
-    if is_dead(owner, host):
+    host = hub._store.host
+    if is_owner_dead(owner, host):
         return True
-    if not is_across(hub) or owner.partition(":")[0] == host:
+    if not is_shared_store(hub) or owner.partition(":")[0] == host:
         return False
-    return not is_held(hub.catalog, _SERVER + owner, host, hub.clock.now_ns())
+    return not is_lease_held(hub.catalog, _SERVER_LEASE_PREFIX + owner, host, hub.clock.now_ns())
 
 
-class Presence:
+class ServerLiveness:
     """Of this process in one store; `hub` stays open as long."""
 
     def __init__(self, hub: Hub) -> None:
-        self._heart = Heart()
-        self._holding: Holding | None = None
-        if is_across(hub):
-            owner = owner_here(hub)
-            lease = hub.catalog.acquire(_SERVER + owner, owner, TTL_NS)
-            self._holding = Holding(hub.catalog, hub.clock, lease)
-            self._heart.add(self._holding)
+        self._renewer = LeaseRenewer()
+        self._held_lease: HeldLease | None = None
+        if is_shared_store(hub):
+            owner = current_owner(hub)
+            lease = hub.catalog.acquire(_SERVER_LEASE_PREFIX + owner, owner, LEASE_TTL_NS)
+            self._held_lease = HeldLease(hub.catalog, hub.clock, lease)
+            self._renewer.add(self._held_lease)
 
     def close(self) -> None:
-        self._heart.close()
-        if self._holding is not None:
+        self._renewer.close()
+        if self._held_lease is not None:
             with suppress(OrtetError):  # then it ends by itself
-                self._holding.end()
+                self._held_lease.release()

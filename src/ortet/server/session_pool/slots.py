@@ -10,181 +10,187 @@ from threading import Condition, Event
 
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.hub.hub import Hub
-from ortet.server.session_pool.handover import Handing
-from ortet.server.session_pool.readers import Readers
-from ortet.server.session_pool.slot import Opened, Room
-from ortet.server.session_pool.strays import Strays
+from ortet.server.session_pool.handover import SessionHandover
+from ortet.server.session_pool.readers import HubPool
+from ortet.server.session_pool.slot import SessionOpener, SessionSlot
+from ortet.server.session_pool.strays import UnreleasedLeases
 from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
-Told = Callable[[str, BaseException], None]
+ErrorReporter = Callable[[str, BaseException], None]
 """Hears what failed where nobody can be told."""
 
 
-class Lobby:
+class SlotTable:
     """`most` rooms at a time. `woken` is set when one that is asked for may be left."""
 
     def __init__(
-        self, door: Hub, readers: Readers, handing: Handing, *, most: int, told: Told
+        self,
+        hub: Hub,
+        hub_pool: HubPool,
+        handover: SessionHandover,
+        *,
+        max_slots: int,
+        report_error: ErrorReporter,
     ) -> None:
-        self._readers = readers
-        self._strays = Strays(door.catalog)
-        self._handing = handing
-        self._most = most
-        self._told = told
-        self.woken = Event()
-        self._rooms: dict[str, Room] = {}
+        self._hub_pool = hub_pool
+        self._unreleased_leases = UnreleasedLeases(hub.catalog)
+        self._handover = handover
+        self._max_slots = max_slots
+        self._report_error = report_error
+        self.wakeup = Event()
+        self._slots: dict[str, SessionSlot] = {}
         self._changed = Condition()
-        self._ids: dict[str, str] = {}
+        self._ids_by_name: dict[str, str] = {}
         self.closed = False
 
     @property
     def count(self) -> int:
-        return len(self._rooms)
+        return len(self._slots)
 
-    def rooms(self) -> list[Room]:
-        return list(self._rooms.values())
+    def all_slots(self) -> list[SessionSlot]:
+        return list(self._slots.values())
 
-    def get(self, session: str) -> Room | None:
-        return self._rooms.get(session)
+    def get(self, session: str) -> SessionSlot | None:
+        return self._slots.get(session)
 
-    def named(self, name: str) -> Room | None:
+    def find_by_name(self, name: str) -> SessionSlot | None:
         """The one in which the session of this name is, of those that were `call`ed so."""
-        return self._rooms.get(self._ids.get(name, ""))
+        return self._slots.get(self._ids_by_name.get(name, ""))
 
-    def call(self, session: str, name: str) -> None:
+    def remember_name(self, session: str, name: str) -> None:
         """As long as it is open here."""
-        if session in self._rooms:
-            self._ids[name] = session
+        if session in self._slots:
+            self._ids_by_name[name] = session
 
     def check(self) -> None:
         if self.closed:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
 
     @contextmanager
-    def room(self, session: str) -> Iterator[Room]:
+    def use_slot(self, session: str) -> Iterator[SessionSlot]:
         """The one of a session, which stays as long as anybody is there."""
         with self._changed:
             self.check()
-            room = self._rooms.get(session)
+            room = self._slots.get(session)
             if room is None:
-                room = self._rooms[session] = Room(session)
+                room = self._slots[session] = SessionSlot(session)
             room.users += 1
         try:
-            if len(self._rooms) > self._most:
-                self._make_space()
+            if len(self._slots) > self._max_slots:
+                self._evict_idle()
             yield room
         finally:
             with self._changed:
                 room.users -= 1
-                room.used = time.monotonic()
-                if not room.users and room.hub is None and self._rooms.get(session) is room:
-                    del self._rooms[session]
+                room.last_used = time.monotonic()
+                if not room.users and room.hub is None and self._slots.get(session) is room:
+                    del self._slots[session]
                 self._changed.notify_all()
-            self.came_out(room)
+            self.wake_if_wanted(room)
 
-    def came_out(self, room: Room) -> None:
-        if room.wanted:
-            self.woken.set()
+    def wake_if_wanted(self, slot: SessionSlot) -> None:
+        if slot.is_wanted:
+            self.wakeup.set()
 
-    def inside(
-        self, room: Room, row: SessionRow, opened: Opened | None, *, patience: float
+    def open_session(
+        self, slot: SessionSlot, row: SessionRow, opener: SessionOpener | None, *, timeout: float
     ) -> Session:
         """What is in it, opened if need be; for one who is alone there."""
-        if room.session is not None:
-            if room.beats():
-                return room.session
-            self.empty(room)  # it was ended, or another took it while this process slept
-        self._strays.end(row.id)
-        self._handing.after_you(row.id)
-        lent = self._readers.lent(kept=lambda hub: room.hub is hub)
-        with lent as hub, self._handing.asking(row.id, patience) as asking:
+        if slot.session is not None:
+            if slot.renew_lease():
+                return slot.session
+            self.release(slot)  # it was ended, or another took it while this process slept
+        self._unreleased_leases.release(row.id)
+        self._handover.wait_for_taker(row.id)
+        lent = self._hub_pool.borrow(is_kept=lambda hub: slot.hub is hub)
+        with lent as hub, self._handover.request_lease(row.id, timeout) as asking:
             while True:
                 try:
-                    session = opened(hub) if opened else hub.session(row.name, agent=row.agent)
-                    self.take(room, hub, session, asking.token)
+                    session = opener(hub) if opener else hub.session(row.name, agent=row.agent)
+                    self.attach(slot, hub, session, asking.token)
                     return session
                 except Refused as error:
                     if error.kind != "lease_held" or self.closed or not asking.wait():
                         raise
 
-    def take(self, room: Room, hub: Hub, session: Session, token: int) -> None:
+    def attach(self, slot: SessionSlot, hub: Hub, session: Session, token: int) -> None:
         """What was opened is in it from now on. Who was refused meanwhile has asked already."""
-        room.take(hub, session, token)
-        room.asked = self._handing.is_asked(room.id, token)
+        slot.attach(hub, session, token)
+        slot.is_requested = self._handover.is_requested(slot.id, token)
 
-    def _make_space(self) -> None:
+    def _evict_idle(self) -> None:
         """Leave the rooms that were not used for longest, where there are too many."""
-        while len(self._rooms) > self._most:
+        while len(self._slots) > self._max_slots:
             with self._changed:
-                idle = [one for one in self._rooms.values() if not one.users]
-            if not any(self.leave(one) for one in sorted(idle, key=lambda one: one.used)):
+                idle = [one for one in self._slots.values() if not one.users]
+            if not any(self.try_evict(one) for one in sorted(idle, key=lambda one: one.last_used)):
                 raise Unavailable(
                     "too_many_sessions",
-                    f"{self._most} sessions are busy here: try again, or ask another server",
+                    f"{self._max_slots} sessions are busy here: try again, or ask another server",
                 )
 
-    def leave(self, room: Room) -> bool:
+    def try_evict(self, slot: SessionSlot) -> bool:
         """Whether it could be left."""
-        if not room.lock.acquire(blocking=False):
+        if not slot.lock.acquire(blocking=False):
             return False
         try:
-            if room.users or room.busy():
+            if slot.users or slot.is_busy():
                 return False
-            self.empty(room)
+            self.release(slot)
             with self._changed:
-                if not room.users and self._rooms.get(room.id) is room:
-                    del self._rooms[room.id]
+                if not slot.users and self._slots.get(slot.id) is slot:
+                    del self._slots[slot.id]
             return True
         finally:
-            room.lock.release()
+            slot.lock.release()
 
-    def empty(self, room: Room) -> None:
+    def release(self, slot: SessionSlot) -> None:
         """Let its session go, as one who is alone in it. What fails then is told to the log, not to
         whoever is next."""
-        if room.row is not None:
-            self._ids.pop(room.row.name, None)
-        if room.wanted and room.asked:
-            self._handing.give(room.id)
-        held = room.session.holding.lease if room.session is not None else None
-        hub = room.leave()
+        if slot.row is not None:
+            self._ids_by_name.pop(slot.row.name, None)
+        if slot.is_wanted and slot.is_requested:
+            self._handover.record_release(slot.id)
+        held = slot.session.held_lease.lease if slot.session is not None else None
+        hub = slot.detach()
         if hub is None:
             return
         try:
-            self._readers.give_back(hub)
+            self._hub_pool.return_hub(hub)
         except OrtetError as error:
-            self._told("leaving a session", error)
+            self._report_error("leaving a session", error)
         finally:
             if held is not None:
-                self._strays.left(room.id, held)
-            self._handing.tell_left(room.id)
+                self._unreleased_leases.add(slot.id, held)
+            self._handover.notify_released(slot.id)
 
-    def tidy(self, room: Room) -> None:
+    def release_other_sessions(self, slot: SessionSlot) -> None:
         try:
-            room.tidy()
+            slot.release_other_sessions()
         except OrtetError as error:
-            self._told("pausing a fork", error)
+            self._report_error("pausing a fork", error)
 
-    def rest(self) -> None:
+    def clean_up(self) -> None:
         """What is done now and then."""
-        self._readers.rest()
-        self._strays.end_all()
+        self._hub_pool.close_idle()
+        self._unreleased_leases.release_all()
 
-    def shut(self) -> list[Room]:
+    def stop_accepting(self) -> list[SessionSlot]:
         """Nobody comes in any more; those that there are."""
         with self._changed:
             self.closed = True
-            rooms, self._rooms = list(self._rooms.values()), {}
+            rooms, self._slots = list(self._slots.values()), {}
             self._changed.notify_all()
         return rooms
 
-    def clear(self, rooms: list[Room], until: float) -> int:
+    def release_all(self, slots: list[SessionSlot], deadline: float) -> int:
         """Wait for those inside, then let every session go; how many would not."""
         stuck = 0
-        for room in sorted(rooms, key=lambda one: one.users):
-            if room.lock.acquire(timeout=max(0.0, until - time.monotonic())):
+        for room in sorted(slots, key=lambda one: one.users):
+            if room.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 try:
-                    self.empty(room)
+                    self.release(room)
                 finally:
                     room.lock.release()
             else:

@@ -14,16 +14,16 @@ from threading import Lock
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from ortet._util.codec import checksum
-from ortet.config.open_shared_store import address_of, is_shared, with_query
-from ortet.config.settings import Serve
+from ortet.config.open_shared_store import is_shared, parse_shared_url, replace_query
+from ortet.config.settings import ServeSettings
 from ortet.errors import Invalid, Unavailable
 from ortet.hub.hub import Hub
-from ortet.server.middleware.idempotency import forget_keys
-from ortet.server.session_pool.pool import Rooms
-from ortet.server.session_pool.slots import Told
+from ortet.server.middleware.idempotency import drop_old_keys
+from ortet.server.session_pool.pool import SessionPool
+from ortet.server.session_pool.slots import ErrorReporter
 
-PLACE = "tenants"
-_LONGEST = 63
+TENANTS_FOLDER = "tenants"
+_MAX_SCHEMA_BYTES = 63
 """Bytes of a name in PostgreSQL, which cuts off the rest."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 
@@ -37,84 +37,86 @@ def check_tenant(name: str) -> str:
     return name
 
 
-def store_of(root: str, tenant: str) -> str:
+def tenant_store(root: str, tenant: str) -> str:
     """Where the store of a tenant is."""
     if not tenant:
         return root
     if is_shared(root):
-        return _beside(root, check_tenant(tenant))
-    return str(Path(root) / PLACE / check_tenant(tenant))
+        return _tenant_url(root, check_tenant(tenant))
+    return str(Path(root) / TENANTS_FOLDER / check_tenant(tenant))
 
 
-def _beside(url: str, name: str) -> str:
+def _tenant_url(url: str, name: str) -> str:
     """The address of a store of its own beside this one: another schema, a folder of the bucket."""
-    address, parts = address_of(url), urlsplit(url)
+    address, parts = parse_shared_url(url), urlsplit(url)
     schema = f"{address.schema}.{name}"
-    if len(schema.encode()) > _LONGEST:
+    if len(schema.encode()) > _MAX_SCHEMA_BYTES:
         schema = f"{address.schema[:20]}.{checksum(schema.encode()).hex()[:32]}"
     bucket = urlsplit(address.bucket)
-    folder = f"{bucket.path.rstrip('/')}/{PLACE}/{name}"
+    folder = f"{bucket.path.rstrip('/')}/{TENANTS_FOLDER}/{name}"
     ours = {"schema": schema, "bucket": urlunsplit(bucket._replace(path=folder))}
     kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
     query = urlencode([*kept, *ours.items()], quote_via=quote, safe="/")
-    return with_query(parts, query)
+    return replace_query(parts, query)
 
 
 class Tenants:
     """The stores that a server has open."""
 
-    def __init__(self, root: str, open_hub: OpenHub, settings: Serve, told: Told) -> None:
+    def __init__(
+        self, root: str, open_hub: OpenHub, settings: ServeSettings, report_error: ErrorReporter
+    ) -> None:
         self._root = root
         self._open_hub = open_hub
         self._settings = settings
-        self._told = told
-        self._open: dict[str, Rooms] = {}
+        self._report_error = report_error
+        self._pools: dict[str, SessionPool] = {}
         self._lock = Lock()
         self._closed = False
 
-    def rooms(self, tenant: str) -> Rooms:
+    def session_pool(self, tenant: str) -> SessionPool:
         """Opened at its first request."""
-        found = self._open.get(tenant)
+        found = self._pools.get(tenant)
         if found is not None:
             return found
         with self._lock:
             if self._closed:
                 raise Unavailable("stopping", "this server is stopping: ask another, or try again")
-            if tenant not in self._open:
-                self._open[tenant] = self._rooms_at(store_of(self._root, tenant))
-            return self._open[tenant]
+            if tenant not in self._pools:
+                self._pools[tenant] = self._open_pool(tenant_store(self._root, tenant))
+            return self._pools[tenant]
 
-    def _rooms_at(self, place: str) -> Rooms:
+    def _open_pool(self, store: str) -> SessionPool:
         settings = self._settings
-        rooms = Rooms(
-            lambda: self._open_hub(place, True),
-            most=settings.sessions,
+        rooms = SessionPool(
+            lambda: self._open_hub(store, True),
+            max_sessions=settings.sessions,
             linger=settings.linger,
             patience=settings.patience,
-            told=self._told,
+            report_error=self._report_error,
         )
-        rooms.drives.ray = settings.ray
+        rooms.swarm_jobs.ray_address = settings.ray
         with rooms.hub() as hub:
-            forget_keys(hub)
+            drop_old_keys(hub)
         return rooms
 
-    def open(self) -> dict[str, Rooms]:
+    def open_pools(self) -> dict[str, SessionPool]:
         with self._lock:
-            return dict(self._open)
+            return dict(self._pools)
 
-    def forget_keys(self) -> int:
+    def drop_old_keys(self) -> int:
         """Of all stores that are open: idempotency keys that are too old."""
         count = 0
-        for rooms in self.open().values():
+        for rooms in self.open_pools().values():
             with rooms.hub() as hub:
-                count += forget_keys(hub)
+                count += drop_old_keys(hub)
         return count
 
-    def close(self, patience: float) -> int:
+    def close(self, timeout: float) -> int:
         """Let every session go, those that are busy within `patience` seconds; how many would
         not."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         with self._lock:
             self._closed = True
-            stores, self._open = list(self._open.values()), {}
+            stores, self._pools = list(self._pools.values()), {}
         return sum(rooms.close(max(0.0, until - time.monotonic())) for rooms in stores)

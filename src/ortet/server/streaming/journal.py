@@ -19,21 +19,28 @@ from starlette.responses import Response
 from ortet.cli.session_args import event_data
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.journal.event_log import Line, Span, path_to, shared_by
-from ortet.server.session_pool.pool import Rooms
-from ortet.server.streaming.sse import Follow, Page, Source, Told, cursor_of, tell
+from ortet.journal.event_log import EventLog, TimelineSpan, last_shared_seq, timeline_spans_to
+from ortet.server.session_pool.pool import SessionPool
+from ortet.server.streaming.sse import (
+    Follow,
+    StreamEvent,
+    StreamPage,
+    StreamSource,
+    make_event,
+    request_cursor,
+)
 from ortet.server.streaming.streams import Streams
-from ortet.sessions.history.participants import line_of
+from ortet.sessions.history.participants import load_event_log
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.inbox import letters
+from ortet.sessions.writing.inbox import pending_messages
 
-_EVENTS = 64
-_BYTES = 1 << 18
+_EVENTS_PER_PAGE = 64
+_BYTES_PER_PAGE = 1 << 18
 """Of a page, about."""
 _CURSOR = re.compile(r"(?:([0-9a-f]{32}):)?([0-9]{1,15})(?::([0-9a-f-]{1,64}))?\Z")
 
 
-class Place(msgspec.Struct, frozen=True):
+class JournalCursor(msgspec.Struct, frozen=True):
     """Where a client is. Without a timeline: at an event of the present one. `letter` is the last
     one that it has seen of those that wait for the writer."""
 
@@ -46,92 +53,96 @@ class Place(msgspec.Struct, frozen=True):
         return f"{place}:{self.letter}" if self.letter else place
 
 
-def parse_place(text: str) -> Place:
+def parse_journal_cursor(text: str) -> JournalCursor:
     if not text:
-        return Place()
+        return JournalCursor()
     found = _CURSOR.match(text)
     if found is None:
         raise Invalid(
             "bad_cursor", f"{text[:100]!r} is no place in a journal: give the id of an event"
         )
-    return Place(found[1] or "", int(found[2]), found[3] or "")
+    return JournalCursor(found[1] or "", int(found[2]), found[3] or "")
 
 
-class JournalSource(Source):
+class JournalSource(StreamSource):
     """`kinds`: only these events; none: all."""
 
     def __init__(
-        self, streams: Streams, rooms: Rooms, row: SessionRow, kinds: frozenset[str]
+        self, streams: Streams, pool: SessionPool, row: SessionRow, kinds: frozenset[str]
     ) -> None:
         self.topics = (f"session:{row.id}", f"branch:{row.branch}")
         self._streams = streams
-        self._rooms = rooms
+        self._pool = pool
         self._id = row.id
         self._kinds = kinds
 
-    def wanted(self, told: Told) -> bool:
-        return not self._kinds or not told.kind or told.kind in self._kinds
+    def includes(self, event: StreamEvent) -> bool:
+        return not self._kinds or not event.kind or event.kind in self._kinds
 
-    def last(self, count: int) -> Place:
+    def cursor_before_last(self, count: int) -> JournalCursor:
         """The place behind which there are so many events."""
-        with self._rooms.hub() as hub:
-            line = _line(hub, self._id)
-            return _on(line.path(), max(0, line.tip().seq - count))
+        with self._pool.hub() as hub:
+            line = _event_log(hub, self._id)
+            return _cursor_at(line.timeline_spans(), max(0, line.tip().seq - count))
 
-    async def page(self, cursor: Place) -> Page:
-        key = ("journal", id(self._rooms), self._id, cursor)
+    async def page(self, cursor: JournalCursor) -> StreamPage:
+        key = ("journal", id(self._pool), self._id, cursor)
         return await self._streams.read(key, partial(self._read, cursor))
 
-    def _read(self, cursor: Place) -> Page:
-        with self._rooms.hub() as hub:
-            line = _line(hub, self._id)
-            path, told, size = line.path(), list[Told](), 0
-            cursor, moved = _found(hub, path, cursor)
+    def _read(self, cursor: JournalCursor) -> StreamPage:
+        with self._pool.hub() as hub:
+            line = _event_log(hub, self._id)
+            path, told, size = line.timeline_spans(), list[StreamEvent](), 0
+            cursor, moved = _locate_cursor(hub, path, cursor)
             if moved:
                 about = {"session": self._id, "timeline": line.timeline, "after": cursor.seq}
-                told.append(tell(about, id=str(cursor), name="moved"))
-            for place, one in _news(hub, line, self._id, cursor):
+                told.append(make_event(about, id=str(cursor), name="moved"))
+            for place, one in _new_events(hub, line, self._id, cursor):
                 cursor = place
                 told.append(one)
                 size += len(one.frame)
-                if len(told) >= _EVENTS or size >= _BYTES:
-                    return Page(told, cursor, more=True)
-            return Page(told, cursor)
+                if len(told) >= _EVENTS_PER_PAGE or size >= _BYTES_PER_PAGE:
+                    return StreamPage(told, cursor, more=True)
+            return StreamPage(told, cursor)
 
 
-def _line(hub: Hub, id_: str) -> Line:
-    minds = hub._minds()
-    return line_of(minds, minds.roll.get(id_))[0]
+def _event_log(hub: Hub, id_: str) -> EventLog:
+    minds = hub._session_manager()
+    return load_event_log(minds, minds.table.get(id_))[0]
 
 
-def _news(hub: Hub, line: Line, session: str, cursor: Place) -> Iterator[tuple[Place, Told]]:
+def _new_events(
+    hub: Hub, log: EventLog, session: str, cursor: JournalCursor
+) -> Iterator[tuple[JournalCursor, StreamEvent]]:
     """Events behind a place, then letters, each with the place behind it."""
-    for event in line.events(cursor.seq, cursor.seq + _EVENTS):
-        cursor = Place(event.timeline, event.seq, cursor.letter)
-        yield cursor, tell(event_data(event), id=str(cursor), kind=event.kind)
-    for key, event in letters(hub.catalog, session, cursor.letter):
+    for event in log.events(cursor.seq, cursor.seq + _EVENTS_PER_PAGE):
+        cursor = JournalCursor(event.timeline, event.seq, cursor.letter)
+        yield cursor, make_event(event_data(event), id=str(cursor), kind=event.kind)
+    for key, event in pending_messages(hub.catalog, session, cursor.letter):
         cursor = msgspec.structs.replace(cursor, letter=key)
-        yield cursor, tell(event_data(event), id=str(cursor), name="waiting", kind=event.kind)
+        yield cursor, make_event(event_data(event), id=str(cursor), name="waiting", kind=event.kind)
 
 
-def _found(hub: Hub, path: Sequence[Span], cursor: Place) -> tuple[Place, bool]:
+def _locate_cursor(
+    hub: Hub, path: Sequence[TimelineSpan], cursor: JournalCursor
+) -> tuple[JournalCursor, bool]:
     """The place on the line as it is now, and whether that is another than the client knows."""
     if not cursor.timeline:
         seq = min(cursor.seq, path[-1].upto if path else cursor.seq)
-    elif before := path_to(hub.catalog, cursor.timeline, cursor.seq):
-        seq = min(cursor.seq, shared_by(before, path))
+    elif before := timeline_spans_to(hub.catalog, cursor.timeline, cursor.seq):
+        seq = min(cursor.seq, last_shared_seq(before, path))
     else:  # of another host, sealed in commits, or of a session that was erased
         seq = cursor.seq if path and cursor.seq <= path[0].after else 0
     moved = bool(cursor.timeline) and seq < cursor.seq
-    return _on(path, seq, cursor.letter), moved
+    return _cursor_at(path, seq, cursor.letter), moved
 
 
-def _on(path: Sequence[Span], seq: int, letter: str = "") -> Place:
+def _cursor_at(path: Sequence[TimelineSpan], seq: int, letter: str = "") -> JournalCursor:
     """An event by its number on a line that leads through it."""
     for span in path:
         if span.after < seq <= span.upto:
-            return Place(span.timeline, seq, letter)
-    return Place("", seq, letter)
+            return JournalCursor(span.timeline, seq, letter)
+    return JournalCursor("", seq, letter)
 
 
 class FollowJournal(Follow, frozen=True):
@@ -146,9 +157,9 @@ async def journal_stream(streams: Streams, request: Request, ask: FollowJournal)
     """The journal of a session as it grows, and (`waiting`) what is left for its writer. `moved`:
     it was restored, and goes on behind event `after`."""
     row = await streams.row(request, request.path_params["session"])
-    source = JournalSource(streams, streams.rooms(request), row, frozenset(ask.kinds))
-    text = cursor_of(request, ask)
-    place = parse_place(text)
+    source = JournalSource(streams, streams.session_pool(request), row, frozenset(ask.kinds))
+    text = request_cursor(request, ask)
+    place = parse_journal_cursor(text)
     if not text and ask.last is not None:
-        place = await streams.in_thread(partial(source.last, ask.last))
+        place = await streams.in_thread(partial(source.cursor_before_last, ask.last))
     return await streams.answer(request, source, place, ask.heartbeat)

@@ -12,136 +12,138 @@ from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.errors import OrtetError
-from ortet.machines.control.client import Indoors
-from ortet.machines.control.jobs import Job, Piece, Stream
-from ortet.server.session_pool.pool import Rooms
-from ortet.server.streaming.wakeups import Bell, Feed
+from ortet.machines.control.client import InitClient
+from ortet.machines.control.jobs import Job, Stream, StreamChunk
+from ortet.server.session_pool.pool import SessionPool
+from ortet.server.streaming.wakeups import StoreWakeups, WakeupListener
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
     from ortet.server.streaming.streams import Streams
 
-KEEP = 256 << 10
+BUFFER_BYTES = 256 << 10
 """Bytes that are kept here of each."""
-PIECE = 64 << 10
-_WAIT = 2.0
+READ_BYTES = 64 << 10
+_READ_WAIT_SECONDS = 2.0
 """Seconds of one request; a thread that nobody needs any more ends then."""
 
 
-class Program(NamedTuple):
+class FollowedProgram(NamedTuple):
     """One that was found, and who was asked. `stream`: "stdout" of a terminal, else "output"."""
 
-    indoors: Indoors
+    client: InitClient
     job: Job
     stream: Stream
 
 
-class Tap:
+class OutputFanout:
     """Of one program."""
 
-    def __init__(self, streams: Streams, feed: Feed, program: Program) -> None:
+    def __init__(self, streams: Streams, wakeups: StoreWakeups, program: FollowedProgram) -> None:
         self.job = program.job
         self.topic = f"output:{self.job.pid}:{self.job.id}:{id(self)}"
         self.users = 0
         self.error: OrtetError | None = None
-        self._indoors = program.indoors
+        self._client = program.client
         self._stream = program.stream
         self._streams = streams
-        self._feed = feed
+        self._wakeups = wakeups
         self._loop = asyncio.get_running_loop()
-        self._kept = bytearray()
-        self._end = 0
-        self._eof = self._begun = False
+        self._buffer = bytearray()
+        self._buffer_end = 0
+        self._eof = self._has_read = False
         self._code: int | None = None
         self._stopped = False
         self._thread = Thread(target=self._follow, name="ortet-tap", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def listen(self) -> Iterator[Bell]:
-        with self._feed.listen(self.topic) as bell:
+    def listen(self) -> Iterator[WakeupListener]:
+        with self._wakeups.listen(self.topic) as bell:
             yield bell
 
-    async def read(self, cursor: int, most: int = PIECE) -> Piece:
+    async def read(self, cursor: int, max_bytes: int = READ_BYTES) -> StreamChunk:
         """What came after a position, as far as it is known here; the error that ended it."""
         if self.error is not None:
             raise self.error
-        start = self._end - len(self._kept)
-        if start <= cursor < self._end:
-            data = bytes(self._kept[cursor - start : cursor - start + most])
+        start = self._buffer_end - len(self._buffer)
+        if start <= cursor < self._buffer_end:
+            data = bytes(self._buffer[cursor - start : cursor - start + max_bytes])
             at = cursor + len(data)
-            last = self._eof and at == self._end
-            return Piece(data, at, 0, last, self._code if last else None)
-        if cursor < start or not self._begun:
-            ask = partial(self.job.read, cursor, stream=self._stream, most=most)
-            piece: Piece = await self._streams.in_thread(ask)
+            last = self._eof and at == self._buffer_end
+            return StreamChunk(data, at, 0, last, self._code if last else None)
+        if cursor < start or not self._has_read:
+            ask = partial(self.job.read, cursor, stream=self._stream, most=max_bytes)
+            piece: StreamChunk = await self._streams.in_thread(ask)
             return piece
-        return Piece(b"", self._end, 0, self._eof, self._code)
+        return StreamChunk(b"", self._buffer_end, 0, self._eof, self._code)
 
     def stop(self) -> None:
         """The thread ends with the answer that it waits for."""
         self._stopped = True
-        self._indoors.close()
+        self._client.close()
 
     def _follow(self) -> None:
         cursor = 0
         while not self._stopped:
             try:
-                piece = self.job.read(cursor, _WAIT, stream=self._stream)
+                piece = self.job.read(cursor, _READ_WAIT_SECONDS, stream=self._stream)
                 over = piece.eof or (piece.code is not None and not piece.data)
                 code = piece.code
                 if over and code is None:
-                    code = self.job.wait(_WAIT)
+                    code = self.job.wait(_READ_WAIT_SECONDS)
             except OrtetError as error:
-                self._tell(partial(self._failed, error))
+                self._call_in_loop(partial(self._on_error, error))
                 return
             if piece.data or piece.missed or over:
-                self._tell(partial(self._took, piece, over, code))
+                self._call_in_loop(partial(self._on_output, piece, over, code))
             cursor = piece.cursor
             if over:
                 return
 
-    def _tell(self, function: partial[None]) -> None:
+    def _call_in_loop(self, function: partial[None]) -> None:
         if not self._stopped and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def _took(self, piece: Piece, over: bool, code: int | None) -> None:
-        self._begun = True
-        if piece.cursor - len(piece.data) != self._end:
-            self._kept.clear()  # something is missing, or it went back to an earlier state
-        self._kept += piece.data
-        self._end = piece.cursor
-        del self._kept[: max(0, len(self._kept) - KEEP)]
-        if over:
+    def _on_output(self, piece: StreamChunk, is_ended: bool, code: int | None) -> None:
+        self._has_read = True
+        if piece.cursor - len(piece.data) != self._buffer_end:
+            self._buffer.clear()  # something is missing, or it went back to an earlier state
+        self._buffer += piece.data
+        self._buffer_end = piece.cursor
+        del self._buffer[: max(0, len(self._buffer) - BUFFER_BYTES)]
+        if is_ended:
             self._eof, self._code = True, code
-        self._feed.ring({self.topic})
+        self._wakeups.wake({self.topic})
 
-    def _failed(self, error: OrtetError) -> None:
+    def _on_error(self, error: OrtetError) -> None:
         self.error = error
-        self._feed.ring({self.topic})
+        self._wakeups.wake({self.topic})
 
 
-class Taps:
+class OutputFanouts:
     """All of a server. Used in the event loop."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._open: dict[tuple[str, int, int], Tap] = {}
+        self._fanouts: dict[tuple[str, int, int], OutputFanout] = {}
 
-    async def find(self, rooms: Rooms, row: SessionRow, name: str) -> Program:
+    async def find(self, pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
         """A program by its name, in the machine of a session that lives here; for `on`."""
-        found: Program = await self._streams.in_thread(partial(_find, rooms, row, name))
+        found: FollowedProgram = await self._streams.in_thread(partial(_find, pool, row, name))
         return found
 
     @contextmanager
-    def on(self, feed: Feed, session: str, found: Program) -> Iterator[Tap]:
+    def follow(
+        self, wakeups: StoreWakeups, session: str, program: FollowedProgram
+    ) -> Iterator[OutputFanout]:
         """Follows it as long as somebody does."""
-        key = session, found.indoors.pid, found.job.id
-        tap = self._open.get(key)
+        key = session, program.client.pid, program.job.id
+        tap = self._fanouts.get(key)
         if tap is None or tap.error is not None:
-            tap = self._open[key] = Tap(self._streams, feed, found)
+            tap = self._fanouts[key] = OutputFanout(self._streams, wakeups, program)
         else:
-            found.indoors.close()
+            program.client.close()
         tap.users += 1
         try:
             yield tap
@@ -149,26 +151,28 @@ class Taps:
             tap.users -= 1
             if not tap.users:
                 tap.stop()
-                if self._open.get(key) is tap:
-                    del self._open[key]
+                if self._fanouts.get(key) is tap:
+                    del self._fanouts[key]
 
 
-def _find(rooms: Rooms, row: SessionRow, name: str) -> Program:
+def _find(pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
     try:
-        return _program(rooms, row, name)
+        return _open_program(pool, row, name)
     except OrtetError as error:
         if error.kind not in ("machine_gone", "machine_silent"):
             raise
-        return _program(rooms, row, name, again=True)  # it was restored: another stands there
+        return _open_program(pool, row, name, refresh=True)  # it was restored: another stands there
 
 
-def _program(rooms: Rooms, row: SessionRow, name: str, *, again: bool = False) -> Program:
-    door = rooms.machine_door(row, again=again)
-    indoors = Indoors(door.pid, path=door.path, lock=door.lock)
+def _open_program(
+    pool: SessionPool, row: SessionRow, name: str, *, refresh: bool = False
+) -> FollowedProgram:
+    door = pool.control_socket(row, refresh=refresh)
+    indoors = InitClient(door.pid, path=door.path, lock_path=door.lock)
     try:
         job = indoors.job(name)
         at_terminal = any(one.id == job.id and one.tty is not None for one in indoors.jobs())
     except BaseException:
         indoors.close()
         raise
-    return Program(indoors, job, "stdout" if at_terminal else "output")
+    return FollowedProgram(indoors, job, "stdout" if at_terminal else "output")

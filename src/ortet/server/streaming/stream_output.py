@@ -15,8 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ortet.errors import Invalid
-from ortet.server.streaming.output import Tap
-from ortet.server.streaming.sse import Follow, Page, Source, Told, cursor_of, tell
+from ortet.server.streaming.output import OutputFanout
+from ortet.server.streaming.sse import (
+    Follow,
+    StreamEvent,
+    StreamPage,
+    StreamSource,
+    make_event,
+    request_cursor,
+)
 from ortet.server.streaming.streams import Streams
 
 _CURSOR = re.compile(r"(?:([0-9]{1,18}):)?([0-9]{1,18})(:over)?\Z")
@@ -28,7 +35,7 @@ class FollowOutput(Follow, frozen=True):
     encoding: Literal["text", "base64"] = "text"
 
 
-class At(msgspec.Struct, frozen=True):
+class OutputCursor(msgspec.Struct, frozen=True):
     job: int
     position: int = 0
     over: bool = False
@@ -37,43 +44,43 @@ class At(msgspec.Struct, frozen=True):
         return f"{self.job}:{self.position}" + (":over" if self.over else "")
 
 
-class OutputSource(Source):
+class OutputSource(StreamSource):
     """`held` lets go of the tap."""
 
-    def __init__(self, tap: Tap, encoding: str, held: ExitStack) -> None:
-        self.topics = (tap.topic,)
-        self._tap = tap
+    def __init__(self, fanout: OutputFanout, encoding: str, resources: ExitStack) -> None:
+        self.topics = (fanout.topic,)
+        self._fanout = fanout
         self._encoding = encoding
-        self._held = held
+        self._resources = resources
 
-    async def page(self, cursor: At) -> Page:
+    async def page(self, cursor: OutputCursor) -> StreamPage:
         if cursor.over:
-            return Page([], cursor, over="exited")
-        piece = await self._tap.read(cursor.position)
-        told: list[Told] = []
+            return StreamPage([], cursor, over="exited")
+        piece = await self._fanout.read(cursor.position)
+        told: list[StreamEvent] = []
         data = piece.data
         if self._encoding == "text" and not piece.eof:
-            data = data[: len(data) - unfinished(data)]
+            data = data[: len(data) - incomplete_utf8_length(data)]
         end = piece.cursor - (len(piece.data) - len(data))
         begin = end - len(data)
         if begin != cursor.position:
             # more was written than is kept, or the machine went back to an earlier state
             gone = {"position": begin, "missed": max(0, begin - cursor.position)}
-            told.append(tell(gone, id=f"{cursor.job}:{begin}", name="moved"))
+            told.append(make_event(gone, id=f"{cursor.job}:{begin}", name="moved"))
         if data:
             shown = b64encode(data) if self._encoding == "base64" else data
             about = {"position": begin, "data": shown.decode("utf-8", "replace")}
-            told.append(tell(about, id=f"{cursor.job}:{end}"))
-        now = At(cursor.job, end, over=piece.eof)
+            told.append(make_event(about, id=f"{cursor.job}:{end}"))
+        now = OutputCursor(cursor.job, end, over=piece.eof)
         if piece.eof:
-            told.append(tell({"code": piece.code}, id=str(now), name="exit"))
-        return Page(told, now, more=bool(data), over="exited" if piece.eof else "")
+            told.append(make_event({"code": piece.code}, id=str(now), name="exit"))
+        return StreamPage(told, now, more=bool(data), over="exited" if piece.eof else "")
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
 
-def unfinished(data: bytes) -> int:
+def incomplete_utf8_length(data: bytes) -> int:
     """How many bytes at the end begin a character whose rest has not come yet."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
@@ -89,16 +96,16 @@ async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -
     """What a service or shell writes, from the first byte that is kept or behind `after`, until it
     ends (`exit`). `moved`: it goes on at another position, as bytes are gone."""
     row = await streams.row(request, request.path_params["session"])
-    text = cursor_of(request, ask)
+    text = request_cursor(request, ask)
     found = _CURSOR.match(text or "0")
     if found is None:
         raise Invalid("bad_cursor", f"{text[:100]!r} is no place in an output: give an event's id")
-    rooms, feed = streams.rooms(request), streams.feed(request)
-    program = await streams.taps.find(rooms, row, request.path_params["name"])
+    rooms, feed = streams.session_pool(request), streams.wakeups(request)
+    program = await streams.output_fanouts.find(rooms, row, request.path_params["name"])
     held = ExitStack()
-    tap = held.enter_context(streams.taps.on(feed, row.id, program))
-    at = At(tap.job.id)
+    tap = held.enter_context(streams.output_fanouts.follow(feed, row.id, program))
+    at = OutputCursor(tap.job.id)
     if found[1] in (None, str(tap.job.id)):  # else another of this name was started since
-        at = At(tap.job.id, int(found[2]), over=bool(found[3]))
+        at = OutputCursor(tap.job.id, int(found[2]), over=bool(found[3]))
     source = OutputSource(tap, ask.encoding, held)
     return await streams.answer(request, source, at, ask.heartbeat)

@@ -15,42 +15,44 @@ from starlette.responses import Response
 
 from ortet.errors import Unavailable
 from ortet.server.auth.tokens import Caller
-from ortet.server.context import Desk
-from ortet.server.errors import Unknown
-from ortet.server.session_pool.pool import Rooms
-from ortet.server.streaming.output import Taps
-from ortet.server.streaming.sse import EventStream, Page, Source
-from ortet.server.streaming.wakeups import Feed
+from ortet.server.context import AppContext
+from ortet.server.errors import Unauthorized
+from ortet.server.session_pool.pool import SessionPool
+from ortet.server.streaming.output import OutputFanouts
+from ortet.server.streaming.sse import EventStream, StreamPage, StreamSource
+from ortet.server.streaming.wakeups import StoreWakeups
 from ortet.sessions.table import SessionRow
 
-_THREADS = 8
+_READER_THREADS = 8
 """That read for streams, whatever else is done."""
 
 
 class Streams:
     """Used in the event loop only."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.sight = desk.sight
-        self.taps = Taps(self)
+    def __init__(self, context: AppContext) -> None:
+        self.context = context
+        self.commit_visibility = context.commit_visibility
+        self.output_fanouts = OutputFanouts(self)
         self.stopping = False
         self.count = 0
-        self._feeds: dict[str, Feed] = {}
-        self._threads = anyio.CapacityLimiter(_THREADS)
-        self._begun: dict[Any, asyncio.Task[Any]] = {}
-        self._ends: set[Callable[[], None]] = set()
+        self._wakeups_by_tenant: dict[str, StoreWakeups] = {}
+        self._threads = anyio.CapacityLimiter(_READER_THREADS)
+        self._pending_reads: dict[Any, asyncio.Task[Any]] = {}
+        self._stop_callbacks: set[Callable[[], None]] = set()
 
-    def feed(self, request: HTTPConnection) -> Feed:
+    def wakeups(self, request: HTTPConnection) -> StoreWakeups:
         tenant = request.state.caller.tenant
-        if tenant not in self._feeds:
-            self._feeds[tenant] = Feed(self.rooms(request).signal)
-        return self._feeds[tenant]
+        if tenant not in self._wakeups_by_tenant:
+            self._wakeups_by_tenant[tenant] = StoreWakeups(self.session_pool(request).signal)
+        return self._wakeups_by_tenant[tenant]
 
-    def rooms(self, request: HTTPConnection) -> Rooms:
-        return self.desk.tenants.rooms(request.state.caller.tenant)
+    def session_pool(self, request: HTTPConnection) -> SessionPool:
+        return self.context.tenants.session_pool(request.state.caller.tenant)
 
-    async def answer(self, request: Request, source: Source, cursor: Any, beat: float) -> Response:
+    async def answer(
+        self, request: Request, source: StreamSource, cursor: Any, heartbeat: float
+    ) -> Response:
         """The stream, if its first page can be read. One that is over, and that the client has
         whole, is 204: a browser then does not come again."""
         try:
@@ -62,82 +64,86 @@ class Streams:
         if first.over and not first.told:
             source.close()
             return Response(status_code=204)
-        return EventStream(self, request, source, first, beat)
+        return EventStream(self, request, source, first, heartbeat)
 
     def check(self) -> None:
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
-        most = self.desk.limits.settings.streams  # each costs a connection, and some memory
+        most = (
+            self.context.rate_limiter.settings.streams
+        )  # each costs a connection, and some memory
         if self.count >= most:
             raise Unavailable(
                 "too_many_streams", f"{most} streams are open here: try again, or ask another"
             )
 
-    async def read(self, key: Hashable, function: Callable[[], Page]) -> Page:
+    async def read(self, key: Hashable, function: Callable[[], StreamPage]) -> StreamPage:
         """In a thread; those who ask for the same at one moment get the same."""
-        page: Page = await self._once(key, function)
+        page: StreamPage = await self._coalesce(key, function)
         return page
 
-    async def may(self, request: HTTPConnection) -> bool:
+    async def is_authorized(self, request: HTTPConnection) -> bool:
         """Whether who asked may still: a token may have been revoked since, or be out of time."""
         caller: Caller = request.state.caller
         try:
-            now = await self._once(caller.token, partial(self.desk.gate.caller, request))
-        except Unknown:
+            now = await self._coalesce(
+                caller.token, partial(self.context.authenticator.authenticate, request)
+            )
+        except Unauthorized:
             return False
         return bool(now == caller)
 
     async def row(self, request: HTTPConnection, session: str) -> SessionRow:
         """Of a session that the caller sees; NotFound."""
-        look = partial(self.rooms(request).row, session, request.state.caller.sees)
+        look = partial(self.session_pool(request).row, session, request.state.caller.sees)
         row: SessionRow = await self.in_thread(look)
         return row
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
         return await anyio.to_thread.run_sync(function, limiter=self._threads)
 
-    async def _once(self, key: Any, function: Callable[[], Any]) -> Any:
+    async def _coalesce(self, key: Any, function: Callable[[], Any]) -> Any:
         """Joins others who have just asked for the same, but not one who is reading already: that
         one may have looked before the news came."""
-        task = self._begun.get(key)
+        task = self._pending_reads.get(key)
         if task is None:
-            task = self._begun[key] = asyncio.ensure_future(self._soon(key, function))
-            task.add_done_callback(_looked_at)
+            task = self._pending_reads[key] = asyncio.ensure_future(self._run_soon(key, function))
+            task.add_done_callback(_retrieve_exception)
         return await asyncio.shield(task)
 
-    async def _soon(self, key: Any, function: Callable[[], Any]) -> Any:
+    async def _run_soon(self, key: Any, function: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)
-        del self._begun[key]
+        del self._pending_reads[key]
         return await self.in_thread(function)
 
     @contextmanager
-    def counted(self, end: Callable[[], None] | None = None) -> Iterator[None]:
+    def count_stream(self, on_stop: Callable[[], None] | None = None) -> Iterator[None]:
         """While a stream is open; `end` is called when the server stops."""
         self.count += 1
-        if end is not None:
-            self._ends.add(end)
+        if on_stop is not None:
+            self._stop_callbacks.add(on_stop)
         try:
             yield
         finally:
             self.count -= 1
-            if end is not None:
-                self._ends.discard(end)
+            if on_stop is not None:
+                self._stop_callbacks.discard(on_stop)
 
     def stop(self) -> None:
         """The server is about to end: so do all streams, at once."""
         self.stopping = True
-        for feed in self._feeds.values():
-            feed.ring(None)
-        for end in list(self._ends):
+        for feed in self._wakeups_by_tenant.values():
+            feed.wake(None)
+        for end in list(self._stop_callbacks):
             end()
 
     def close(self) -> None:
         """Blocks, for a moment."""
-        for feed in self._feeds.values():
+        for feed in self._wakeups_by_tenant.values():
             feed.close()
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """All who asked may be gone by now."""
     if not task.cancelled():
         task.exception()

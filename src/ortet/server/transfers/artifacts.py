@@ -14,15 +14,15 @@ from ortet.journal.state.records import Artifact
 from ortet.objects.blobs import read_range
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
-from ortet.server.middleware.idempotency import Answered, once
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.middleware.idempotency import RecordedResponse, run_idempotent
+from ortet.server.session_pool.pool import SessionPool
 from ortet.server.streaming.streams import Streams
-from ortet.server.transfers.content import Content, Stored
-from ortet.server.transfers.uploads import Upload, received
+from ortet.server.transfers.content import ContentResponse, ResponseContent
+from ortet.server.transfers.uploads import Upload, receive_upload
 from ortet.sessions.actions.artifacts import content_of, find, guess_media
 from ortet.sessions.table import SessionRow
 
-_UNTOLD = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+_UNSPECIFIC_MEDIA = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 """What clients say that do not know."""
 
 
@@ -45,50 +45,50 @@ class GetArtifact(msgspec.Struct, frozen=True):
 
 async def put_artifact(streams: Streams, request: Request, ask: PutArtifact) -> Response:
     """Keep what the body holds under a name; the same name again is the next version."""
-    rooms, caller = streams.rooms(request), request.state.caller
+    rooms, caller = streams.session_pool(request), request.state.caller
     row = await streams.row(request, request.path_params["session"])
     if ask.allow_secrets:
         caller.need("admin")
-    async with received(streams, request, rooms.scratch) as upload:
-        put = _Put(rooms, row, caller, request, ask, upload)
-        done: Answered = await streams.desk.in_thread(put.answer)
+    async with receive_upload(streams, request, rooms.upload_directory) as upload:
+        put = _ArtifactUpload(rooms, row, caller, request, ask, upload)
+        done: RecordedResponse = await streams.context.in_thread(put.answer)
     headers = {"etag": done.etag}
     return Response(done.body, done.status, headers=headers, media_type="application/json")
 
 
-class _Put:
+class _ArtifactUpload:
     """One upload, once it is here; works in a thread."""
 
     def __init__(  # noqa: PLR0917 - in the order it is looked at
         self,
-        rooms: Rooms,
+        pool: SessionPool,
         row: SessionRow,
         caller: Caller,
         request: Request,
         ask: PutArtifact,
         upload: Upload,
     ) -> None:
-        self._rooms = rooms
+        self._pool = pool
         self._row = row
         self._caller = caller
         self._request = request
         self._ask = ask
         self._upload = upload
 
-    def answer(self) -> Answered:
+    def answer(self) -> RecordedResponse:
         key = self._request.headers.get("idempotency-key")
         if key is None:
-            return self._done()
+            return self._store_artifact()
         url = self._request.url
         asked = f"PUT {url.path}?{url.query}\n".encode() + self._upload.digest
-        with self._rooms.hub() as hub:
-            return once(hub, key, self._caller.token, asked, self._done)[0]
+        with self._pool.hub() as hub:
+            return run_idempotent(hub, key, self._caller.token, asked, self._store_artifact)[0]
 
-    def _done(self) -> Answered:
+    def _store_artifact(self) -> RecordedResponse:
         ask, name = self._ask, self._request.path_params["name"]
         said = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        media = ask.media or ("" if said in _UNTOLD else said)
-        with self._rooms.enter(self._row) as session:
+        media = ask.media or ("" if said in _UNSPECIFIC_MEDIA else said)
+        with self._pool.open_session(self._row) as session:
             made = session.artifact(
                 name,
                 kind=ask.kind,
@@ -97,13 +97,13 @@ class _Put:
                 why=ask.why,
                 allow_secrets=ask.allow_secrets,
             )
-        return Answered(201, wire.to_json(made), f'"{made.oid}"')
+        return RecordedResponse(201, wire.to_json(made), f'"{made.oid}"')
 
 
 async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> Response:
     """The content of an artifact, or a part of it (Range)."""
     row = await streams.row(request, request.path_params["session"])
-    rooms, name = streams.rooms(request), request.path_params["name"]
+    rooms, name = streams.session_pool(request), request.path_params["name"]
     artifact: Artifact = await streams.in_thread(partial(_find, rooms, row.id, name, ask.version))
     content = content_of(artifact)
 
@@ -111,20 +111,20 @@ async def get_artifact(streams: Streams, request: Request, ask: GetArtifact) -> 
         with rooms.hub() as hub:
             return b"".join(read_range(hub.objects, content, at, size))
 
-    stored = Stored(
+    stored = ResponseContent(
         size=artifact.size,
         tag=artifact.oid or "empty",
         media=artifact.media or guess_media(artifact.name, None),
         name=artifact.name,
         read=read,
     )
-    answer = Content(streams, request, stored, download=ask.download)
+    answer = ContentResponse(streams, request, stored, download=ask.download)
     answer.headers["ortet-version"] = str(artifact.version)
     return answer
 
 
-def _find(rooms: Rooms, session: str, name: str, version: int | None) -> Artifact:
+def _find(pool: SessionPool, session: str, name: str, version: int | None) -> Artifact:
     if "\0" in name:
         raise Invalid("bad_name", "an artifact's name has no NUL: give the name that it has")
-    with rooms.view(session) as view:
-        return find(view.mind.artifacts, name, version)
+    with pool.view(session) as view:
+        return find(view.state.artifacts, name, version)

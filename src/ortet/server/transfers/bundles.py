@@ -13,11 +13,11 @@ from ortet.errors import Invalid, OrtetError
 from ortet.ids import to_hex
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
-from ortet.server.middleware.idempotency import Answered, once
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.middleware.idempotency import RecordedResponse, run_idempotent
+from ortet.server.session_pool.pool import SessionPool
 from ortet.server.streaming.streams import Streams
-from ortet.server.transfers.content import Content, Stored
-from ortet.server.transfers.uploads import named_place, received
+from ortet.server.transfers.content import ContentResponse, ResponseContent
+from ortet.server.transfers.uploads import receive_upload, temporary_directory
 
 MEDIA = "application/vnd.ortet.bundle"
 
@@ -44,26 +44,30 @@ async def read_bundle(streams: Streams, request: Request, ask: ReadBundle) -> Re
     """Commits, with all they need, in one file that `ortet import` and POST /bundles take."""
     if not ask.ref:
         raise Invalid("no_refs", "a bundle needs a commit: give ref=, a branch, a tag or an id")
-    make = partial(_exported, streams, request.state.caller, streams.rooms(request), ask.ref)
-    stored: Stored = await streams.desk.in_thread(make)
-    return Content(streams, request, stored, download=True)
+    make = partial(
+        _export_bundle, streams, request.state.caller, streams.session_pool(request), ask.ref
+    )
+    stored: ResponseContent = await streams.context.in_thread(make)
+    return ContentResponse(streams, request, stored, download=True)
 
 
-def _exported(streams: Streams, caller: Caller, rooms: Rooms, refs: list[str]) -> Stored:
+def _export_bundle(
+    streams: Streams, caller: Caller, pool: SessionPool, refs: list[str]
+) -> ResponseContent:
     """Written whole, then without a name: nothing of it stays, whatever happens."""
-    with named_place(rooms.scratch) as place:
-        with rooms.hub() as hub:
-            oids = [streams.sight.commit(hub, caller, ref) for ref in refs]
+    with temporary_directory(pool.upload_directory) as place:
+        with pool.hub() as hub:
+            oids = [streams.commit_visibility.resolve_commit(hub, caller, ref) for ref in refs]
             named = refs if not caller.agents else [to_hex(oid) for oid in oids]
             report = hub.export(named, place / "bundle")
         fd = os.open(place / "bundle", os.O_RDONLY | os.O_CLOEXEC)
-    return Stored(
+    return ResponseContent(
         size=report.size,
         tag="-".join(to_hex(oid) for oid in oids)[:400],
         media=MEDIA,
         name=f"{to_hex(oids[0])[:12]}.bundle",
         read=lambda at, size: os.pread(fd, size, at),
-        done=lambda: os.close(fd),
+        close=lambda: os.close(fd),
     )
 
 
@@ -71,26 +75,26 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
     """Take a bundle in: all of it is proved before a branch is made."""
     if not ask.name or "/" in ask.name or len(ask.name) > 200 or not ask.name.isprintable():
         raise Invalid("bad_name", "a short word says where a bundle came from: give name=")
-    rooms, caller = streams.rooms(request), request.state.caller
-    async with received(streams, request, rooms.scratch) as upload:
+    rooms, caller = streams.session_pool(request), request.state.caller
+    async with receive_upload(streams, request, rooms.upload_directory) as upload:
         asked = f"POST {request.url.path}?{request.url.query}\n".encode() + upload.digest
 
-        def take() -> Answered:
-            with named_place(rooms.scratch) as place, rooms.hub() as hub:
+        def take() -> RecordedResponse:
+            with temporary_directory(rooms.upload_directory) as place, rooms.hub() as hub:
                 (place / ask.name).symlink_to(upload.path)
                 try:
                     branches = hub.import_(place / ask.name)
                 except OrtetError as error:  # what is on this host is not for its clients
                     told = error.message.replace(f"{place}/", "")
                     raise type(error)(error.kind, told) from error
-            return Answered(201, wire.to_json(Imported(branches)))
+            return RecordedResponse(201, wire.to_json(Imported(branches)))
 
-        def answer() -> Answered:
+        def answer() -> RecordedResponse:
             key = request.headers.get("idempotency-key")
             if key is None:
                 return take()
             with rooms.hub() as hub:
-                return once(hub, key, caller.token, asked, take)[0]
+                return run_idempotent(hub, key, caller.token, asked, take)[0]
 
-        done: Answered = await streams.desk.in_thread(answer)
+        done: RecordedResponse = await streams.context.in_thread(answer)
     return Response(done.body, done.status, media_type="application/json")

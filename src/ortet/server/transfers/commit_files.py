@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ortet.errors import Invalid, NotFound
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.objects.blobs import read_range
 from ortet.server import wire
 from ortet.server.auth.tokens import Caller
 from ortet.server.streaming.streams import Streams
-from ortet.server.transfers.content import Content, Stored
+from ortet.server.transfers.content import ContentResponse, ResponseContent
 from ortet.sessions.actions.artifacts import guess_media
 
-_RAW = re.compile(rb"/(?:commits|sessions)/[^/]+/files(?:/(.*))?\Z", re.DOTALL)
+_FILES_PATH_PATTERN = re.compile(rb"/(?:commits|sessions)/[^/]+/files(?:/(.*))?\Z", re.DOTALL)
 
 
 class ReadFile(msgspec.Struct, frozen=True):
@@ -72,12 +72,12 @@ async def list_files(streams: Streams, request: Request, ask: ReadFile) -> Respo
 async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Response:
     """A file of a commit as bytes, or a part of it (Range); a directory or a link as JSON."""
     path = path_of(request)
-    look = partial(_look, streams, request, path, ask)
-    found: FileList | tuple[Oid, Entry] = await streams.in_thread(look)
+    look = partial(_find_file, streams, request, path, ask)
+    found: FileList | tuple[Oid, TreeEntry] = await streams.in_thread(look)
     if isinstance(found, FileList):
         headers = {"x-content-type-options": "nosniff", "ortet-kind": found.entry.kind}
         return Response(wire.to_json(found), headers=headers, media_type="application/json")
-    entry, rooms = found[1], streams.rooms(request)
+    entry, rooms = found[1], streams.session_pool(request)
 
     def read(at: int, size: int) -> bytes:
         with rooms.hub() as hub:
@@ -85,8 +85,8 @@ async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Respon
 
     name = os.fsdecode(entry.name)
     media = guess_media(name, None)
-    stored = Stored(entry.size, entry.data.hex() or "empty", media, name, read)
-    answer = Content(streams, request, stored, download=ask.download)
+    stored = ResponseContent(entry.size, entry.data.hex() or "empty", media, name, read)
+    answer = ContentResponse(streams, request, stored, download=ask.download)
     answer.headers["ortet-kind"] = "file"
     return answer
 
@@ -94,7 +94,7 @@ async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Respon
 def path_of(request: Request) -> bytes:
     """Below the workspace, exactly as it was asked for: what a path has been decoded to may have
     lost bytes that are no text."""
-    found = _RAW.match(request.scope["raw_path"].partition(b"?")[0])
+    found = _FILES_PATH_PATTERN.match(request.scope["raw_path"].partition(b"?")[0])
     path = unquote_to_bytes(found[1] or b"") if found else b"/"
     parts = path.removesuffix(b"/").split(b"/") if path else []
     if b"\0" in path or len(path) > 4096 or any(part in (b"", b".", b"..") for part in parts):
@@ -107,12 +107,12 @@ def _bad_path(path: bytes) -> Invalid:
     return Invalid("bad_path", f"{shown!r} is no path below a workspace: give a plain one")
 
 
-def _look(
+def _find_file(
     streams: Streams, request: Request, path: bytes, ask: ReadFile
-) -> FileList | tuple[Oid, Entry]:
+) -> FileList | tuple[Oid, TreeEntry]:
     caller: Caller = request.state.caller
-    with streams.rooms(request).hub() as hub:
-        oid = streams.sight.commit(hub, caller, request.path_params["commit"])
+    with streams.session_pool(request).hub() as hub:
+        oid = streams.commit_visibility.resolve_commit(hub, caller, request.path_params["commit"])
         root = hub.read_image(hub.image_oid(oid)).root
         entry = hub.trees.resolve(root, path)
         if entry is None:
@@ -123,7 +123,7 @@ def _look(
         return _listed(hub, oid, path, entry, ask)
 
 
-def _listed(hub: Hub, oid: Oid, path: bytes, entry: Entry, ask: ReadFile) -> FileList:
+def _listed(hub: Hub, oid: Oid, path: bytes, entry: TreeEntry, ask: ReadFile) -> FileList:
     found = FileList(to_hex(oid), os.fsdecode(path), info_of(entry))
     if not entry.is_dir or ask.info:
         return found
@@ -134,11 +134,11 @@ def _listed(hub: Hub, oid: Oid, path: bytes, entry: Entry, ask: ReadFile) -> Fil
     return msgspec.structs.replace(found, entries=some, next=rest)
 
 
-def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[Entry]:
+def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[TreeEntry]:
     return (entry for entry in hub.trees.entries(tree) if not after or entry.name > after)
 
 
-def info_of(entry: Entry) -> FileInfo:
+def info_of(entry: TreeEntry) -> FileInfo:
     if entry.is_dir:
         kind = "directory"
     elif entry.is_link:

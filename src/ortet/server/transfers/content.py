@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from ortet.server.streaming.streams import Streams
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes that are read, and then sent, at once."""
 SANDBOX = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
@@ -30,7 +30,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})\Z")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\uffff"\\/%;]')
 
 
-class Stored(NamedTuple):
+class ResponseContent(NamedTuple):
     """Something that can be read from any place. `read` blocks; `tag` names the content; `name` is
     the file name that is proposed."""
 
@@ -39,19 +39,19 @@ class Stored(NamedTuple):
     media: str
     name: str
     read: Callable[[int, int], bytes]
-    done: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
 
-class Content(Response):
+class ContentResponse(Response):
     """A GET or HEAD of it: whole, in part (206), or as known before (304)."""
 
     def __init__(
-        self, streams: Streams, request: Request, stored: Stored, *, download: bool = False
+        self, streams: Streams, request: Request, stored: ResponseContent, *, download: bool = False
     ) -> None:
         self._streams = streams
         self._stored = stored
-        self._start, self._stop, status = _wanted(request, stored)
-        super().__init__(status_code=status, media_type=_typed(stored.media))
+        self._start, self._stop, status = _requested_range(request, stored)
+        super().__init__(status_code=status, media_type=_content_type(stored.media))
         self.headers.update(
             {
                 "etag": _tag(stored),
@@ -85,21 +85,21 @@ class Content(Response):
                 await self._send(send, head=scope["method"] == "HEAD")
                 group.cancel_scope.cancel()
         finally:
-            self._stored.done()
+            self._stored.close()
 
     async def _send(self, send: Send, *, head: bool) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
         at = self._stop if head else self._start
         while at < self._stop:
-            size = min(PIECE, self._stop - at)
+            size = min(CHUNK_BYTES, self._stop - at)
             data = await self._streams.in_thread(partial(self._stored.read, at, size))
             await send({"type": "http.response.body", "body": data, "more_body": True})
             at += size
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _wanted(request: Request, stored: Stored) -> tuple[int, int, int]:
+def _requested_range(request: Request, stored: ResponseContent) -> tuple[int, int, int]:
     """From where to where, and the status that says so."""
     known = request.headers.get("if-none-match")
     if known is not None and (known == "*" or _tag(stored) in _tags(known)):
@@ -118,7 +118,7 @@ def _wanted(request: Request, stored: Stored) -> tuple[int, int, int]:
     return (start, stop, 206) if start < stop else (0, 0, 416)
 
 
-def _tag(stored: Stored) -> str:
+def _tag(stored: ResponseContent) -> str:
     return f'"{stored.tag}"'
 
 
@@ -126,7 +126,7 @@ def _tags(header: str) -> list[str]:
     return [one.strip().removeprefix("W/") for one in header.split(",")]
 
 
-def _typed(media: str) -> str:
+def _content_type(media: str) -> str:
     """Whatever was recorded: as a header can say it, and never another character set than ours."""
     plain = media.partition(";")[0].strip().lower()
     if not re.fullmatch(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}", plain):

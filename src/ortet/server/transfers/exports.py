@@ -16,10 +16,10 @@ from ortet.hub.hub import Hub
 from ortet.integrations.otel_export import spans_of
 from ortet.server import wire
 from ortet.server.schemas import Number, event_of
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.session_pool.pool import SessionPool
 from ortet.server.streaming.streams import Streams
-from ortet.server.transfers.content import Content, Stored
-from ortet.server.transfers.uploads import named_place
+from ortet.server.transfers.content import ContentResponse, ResponseContent
+from ortet.server.transfers.uploads import temporary_directory
 from ortet.sessions.table import SessionRow
 
 MEDIA = "application/x-ndjson"
@@ -46,12 +46,12 @@ async def export_session(streams: Streams, request: Request, ask: ExportSession)
     """What was said in a session, as messages that a model API takes, fit to be sent, or as spans
     of OpenTelemetry (OTLP)."""
     row = await streams.row(request, request.path_params["session"])
-    made = partial(_exported, row, ask)
-    make = partial(_stored, streams.rooms(request), f"{row.id}.json", made, JSON)
-    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+    made = partial(_export_messages, row, ask)
+    make = partial(_store_export, streams.session_pool(request), f"{row.id}.json", made, JSON)
+    return ContentResponse(streams, request, await streams.context.in_thread(make), download=True)
 
 
-def _exported(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[bytes]:
+def _export_messages(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[bytes]:
     view = hub.get(row.id)
     if ask.format == "otel":
         yield msgspec.json.encode(spans_of(view, content=ask.content))
@@ -62,8 +62,10 @@ def _exported(row: SessionRow, ask: ExportSession, hub: Hub) -> Iterator[bytes]:
 async def read_journal(streams: Streams, request: Request, ask: ReadJournal) -> Response:
     """A session's journal, an event a line, as GET …/events tells it."""
     row = await streams.row(request, request.path_params["session"])
-    make = partial(_stored, streams.rooms(request), f"{row.id}.jsonl", partial(_events, row, ask))
-    return Content(streams, request, await streams.desk.in_thread(make), download=True)
+    make = partial(
+        _store_export, streams.session_pool(request), f"{row.id}.jsonl", partial(_events, row, ask)
+    )
+    return ContentResponse(streams, request, await streams.context.in_thread(make), download=True)
 
 
 def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
@@ -71,21 +73,21 @@ def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
         yield wire.to_json(event_of(event)) + b"\n"
 
 
-def _stored(
-    rooms: Rooms, name: str, made: Callable[[Hub], Iterable[bytes]], media: str = MEDIA
-) -> Stored:
+def _store_export(
+    pool: SessionPool, name: str, produce: Callable[[Hub], Iterable[bytes]], media: str = MEDIA
+) -> ResponseContent:
     """Written whole, then without a name: nothing of it stays, whatever happens."""
-    with named_place(rooms.scratch) as place:
-        with rooms.hub() as hub, (place / "lines").open("wb") as file:
-            size, tag = _write(file, made(hub))
+    with temporary_directory(pool.upload_directory) as place:
+        with pool.hub() as hub, (place / "lines").open("wb") as file:
+            size, tag = _write(file, produce(hub))
         fd = os.open(place / "lines", os.O_RDONLY | os.O_CLOEXEC)
-    return Stored(
+    return ResponseContent(
         size=size,
         tag=tag,
         media=media,
         name=name,
         read=lambda at, count: os.pread(fd, count, at),
-        done=lambda: os.close(fd),
+        close=lambda: os.close(fd),
     )
 
 

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from ortet.journal.state.records import Artifact
 from ortet.server import wire
-from ortet.server.operations.registry import Needs
+from ortet.server.operations.registry import TokenScope
 from ortet.server.streaming.journal import FollowJournal, journal_stream
 from ortet.server.streaming.sse import MEDIA, Follow
 from ortet.server.streaming.stream_output import FollowOutput, output_stream
@@ -21,7 +21,7 @@ from ortet.server.streaming.streams import Streams
 from ortet.server.streaming.swarm import swarm_stream
 from ortet.server.streaming.terminal import PATH as TERMINAL
 from ortet.server.streaming.terminal import terminal
-from ortet.server.table import Exact, ExactSocket
+from ortet.server.table import RawPathRoute, RawPathWebSocketRoute
 from ortet.server.transfers.artifacts import GetArtifact, PutArtifact, get_artifact, put_artifact
 from ortet.server.transfers.bundles import MEDIA as BUNDLE
 from ortet.server.transfers.bundles import (
@@ -43,71 +43,93 @@ from ortet.server.transfers.present import (
 )
 from ortet.server.transfers.workspace_files import Placed, Present
 
-ANY, JSON = "application/octet-stream", "application/json"
-Flowing = Callable[[Streams, Request, Any], Awaitable[Response]]
+BINARY_MEDIA, JSON = "application/octet-stream", "application/json"
+StreamingHandler = Callable[[Streams, Request, Any], Awaitable[Response]]
 
 
-class Flow(NamedTuple):
+class StreamingRoute(NamedTuple):
     """One line of the table. `ask` is what the query says; `takes` and `gives` are the media types
     of bodies, "" for none; `told` is the type of an answer that is JSON."""
 
     method: str
     path: str
-    needs: Needs
-    ask: type[msgspec.Struct]
-    do: Flowing
-    gives: str
-    takes: str = ""
-    told: type[msgspec.Struct] | None = None
+    needs: TokenScope
+    request_type: type[msgspec.Struct]
+    handler: StreamingHandler
+    response_media: str
+    request_media: str = ""
+    response_type: type[msgspec.Struct] | None = None
     status: int = 200
 
     @property
     def name(self) -> str:
-        return self.do.__name__
+        return self.handler.__name__
 
     @property
     def text(self) -> str:
-        return self.do.__doc__ or ""
+        return self.handler.__doc__ or ""
 
 
 _ARTIFACT = "/sessions/{session}/artifacts/{name:path}"
 _OUTPUT = "/sessions/{session}/jobs/{name}/output/stream"
 _FILES = "/commits/{commit}/files"
-_PRESENT = "/sessions/{session}/files"
+_SESSION_FILES_PATH = "/sessions/{session}/files"
 _SWARM = "/sessions/{session}/swarms/{name}/stream"
 
-FLOWS = (
-    Flow("GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA),
-    Flow("GET", _OUTPUT, "read", FollowOutput, output_stream, MEDIA),
-    Flow("GET", _SWARM, "read", Follow, swarm_stream, MEDIA),
-    Flow("GET", _PRESENT, "write", GetFile, list_present, JSON, told=Present),
-    Flow("GET", _PRESENT + "/{path:path}", "write", GetFile, get_present, ANY),
-    Flow("PUT", _PRESENT + "/{path:path}", "write", PutFile, put_present, JSON, ANY, Placed, 201),
-    Flow("GET", _ARTIFACT, "read", GetArtifact, get_artifact, ANY),
-    Flow("PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, ANY, Artifact, 201),
-    Flow("GET", _FILES, "read", ReadFile, list_files, JSON, told=FileList),
-    Flow("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, ANY),
-    Flow("GET", "/sessions/{session}/journal", "read", ReadJournal, read_journal, LINES),
-    Flow("GET", "/sessions/{session}/export", "read", ExportSession, export_session, JSON),
-    Flow("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
-    Flow("POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE, Imported, 201),
+STREAMING_ROUTES = (
+    StreamingRoute(
+        "GET", "/sessions/{session}/events/stream", "read", FollowJournal, journal_stream, MEDIA
+    ),
+    StreamingRoute("GET", _OUTPUT, "read", FollowOutput, output_stream, MEDIA),
+    StreamingRoute("GET", _SWARM, "read", Follow, swarm_stream, MEDIA),
+    StreamingRoute(
+        "GET", _SESSION_FILES_PATH, "write", GetFile, list_present, JSON, response_type=Present
+    ),
+    StreamingRoute(
+        "GET", _SESSION_FILES_PATH + "/{path:path}", "write", GetFile, get_present, BINARY_MEDIA
+    ),
+    StreamingRoute(
+        "PUT",
+        _SESSION_FILES_PATH + "/{path:path}",
+        "write",
+        PutFile,
+        put_present,
+        JSON,
+        BINARY_MEDIA,
+        Placed,
+        201,
+    ),
+    StreamingRoute("GET", _ARTIFACT, "read", GetArtifact, get_artifact, BINARY_MEDIA),
+    StreamingRoute(
+        "PUT", _ARTIFACT, "write", PutArtifact, put_artifact, JSON, BINARY_MEDIA, Artifact, 201
+    ),
+    StreamingRoute("GET", _FILES, "read", ReadFile, list_files, JSON, response_type=FileList),
+    StreamingRoute("GET", _FILES + "/{path:path}", "read", ReadFile, read_file, BINARY_MEDIA),
+    StreamingRoute("GET", "/sessions/{session}/journal", "read", ReadJournal, read_journal, LINES),
+    StreamingRoute(
+        "GET", "/sessions/{session}/export", "read", ExportSession, export_session, JSON
+    ),
+    StreamingRoute("GET", "/bundles", "read", ReadBundle, read_bundle, BUNDLE),
+    StreamingRoute(
+        "POST", "/bundles", "admin", SendBundle, send_bundle, JSON, BUNDLE, Imported, 201
+    ),
 )
 
 
-def flow_routes(streams: Streams) -> list[BaseRoute]:
-    found: list[BaseRoute] = [ExactSocket(TERMINAL, partial(terminal, streams))]
-    for flow in FLOWS:
+def streaming_routes(streams: Streams) -> list[BaseRoute]:
+    found: list[BaseRoute] = [RawPathWebSocketRoute(TERMINAL, partial(terminal, streams))]
+    for flow in STREAMING_ROUTES:
         answer = _endpoint(streams, flow)
-        found.append(Exact(flow.path, answer, methods=[flow.method], name=flow.name))
+        found.append(RawPathRoute(flow.path, answer, methods=[flow.method], name=flow.name))
     return found
 
 
-def _endpoint(streams: Streams, flow: Flow) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(streams: Streams, route: StreamingRoute) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        caller = await streams.desk.caller(request)
-        caller.need(flow.needs)
+        caller = await streams.context.authenticate(request)
+        caller.need(route.needs)
         query = request.query_params.multi_items()
-        ask = wire.asked(flow.ask, path={}, query=query, body=None)
-        return await flow.do(streams, request, ask)
+        ask = wire.parse_request(route.request_type, path={}, query=query, body=None)
+        return await route.handler(streams, request, ask)
 
     return answer

@@ -21,14 +21,14 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from ortet.errors import Invalid
-from ortet.server.errors import TooLarge, TooSlow, revoked
+from ortet.server.errors import TooLarge, TooSlow, token_revoked
 from ortet.server.streaming.streams import Streams
 
-LARGEST = 16 << 30
+MAX_UPLOAD_BYTES = 16 << 30
 """Bytes of an upload."""
-SPARE = 256 << 20
+RESERVED_DISK_BYTES = 256 << 20
 """Bytes of the disk that no upload takes."""
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _DIGESTS: dict[str, Any] = {"sha-256": sha256, "sha-512": sha512}
 _DIGEST = re.compile(r"\s*(sha-256|sha-512)=:?([A-Za-z0-9+/]{1,100}={0,2}):?\s*\Z", re.IGNORECASE)
 
@@ -51,13 +51,13 @@ class Upload:
         """Where this process can open it again."""
         return Path(f"/proc/self/fd/{self.file.fileno()}")
 
-    def take(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self.file.write(data)
         self.size += len(data)
         for one in self._sums.values():
             one.update(data)
 
-    def check(self, request: Request) -> None:
+    def check_digest(self, request: Request) -> None:
         """What the client says that it sent, if it does (RFC 9530, and RFC 3230 before it)."""
         for header in ("content-digest", "repr-digest", "digest"):
             for said in filter(None, request.headers.get(header, "").split(",")):
@@ -72,22 +72,22 @@ class Upload:
 
 
 @asynccontextmanager
-async def received(
-    streams: Streams, request: Request, directory: Path, largest: int = LARGEST
+async def receive_upload(
+    streams: Streams, request: Request, directory: Path, largest: int = MAX_UPLOAD_BYTES
 ) -> AsyncIterator[Upload]:
     """All of the body, checked; nothing is left of it behind the block."""
     said = request.headers.get("content-length", "")
     if said.isdigit():
-        _check_room(int(said), directory, largest)
+        _check_disk_space(int(said), directory, largest)
     with await streams.in_thread(partial(scratch_file, directory)) as file:
         upload = Upload(file)
         try:
-            await _fill(streams, request, upload, directory, largest)
+            await _receive_body(streams, request, upload, directory, largest)
         except ClientDisconnect:
             raise Invalid("cut_off", "the body ended too soon: send it anew") from None
-        upload.check(request)
-        if not await streams.may(request):
-            raise revoked()
+        upload.check_digest(request)
+        if not await streams.is_authorized(request):
+            raise token_revoked()
         yield upload
 
 
@@ -97,12 +97,12 @@ def scratch_file(directory: Path) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
 
 
-async def _fill(
+async def _receive_body(
     streams: Streams, request: Request, upload: Upload, directory: Path, largest: int
 ) -> None:
     parts: list[bytes] = []
     held = 0
-    body, slowest = request.stream().__aiter__(), streams.desk.limits.settings.body_seconds
+    body, slowest = request.stream().__aiter__(), streams.context.rate_limiter.settings.body_seconds
     while True:
         try:
             with anyio.fail_after(slowest):
@@ -114,17 +114,19 @@ async def _fill(
         if part:
             parts.append(part)
             held += len(part)
-        if held >= _PIECE or part is None:
+        if held >= _CHUNK_BYTES or part is None:
             data, parts, held = b"".join(parts), [], 0
-            _check_room(upload.size + len(data), directory, largest, beside=upload.size)
-            await streams.in_thread(partial(upload.take, data))
+            _check_disk_space(
+                upload.size + len(data), directory, largest, already_stored=upload.size
+            )
+            await streams.in_thread(partial(upload.write, data))
         if part is None:
             await streams.in_thread(upload.file.flush)
             return
 
 
 @contextmanager
-def named_place(directory: Path) -> Iterator[Path]:
+def temporary_directory(directory: Path) -> Iterator[Path]:
     """A directory for what needs a name, gone behind the block; those of the killed go too."""
     directory.mkdir(mode=0o700, exist_ok=True)
     for left in directory.glob("*.*.*"):
@@ -137,10 +139,13 @@ def named_place(directory: Path) -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-def _check_room(size: int, directory: Path, largest: int, beside: int = 0) -> None:
+def _check_disk_space(size: int, directory: Path, largest: int, already_stored: int = 0) -> None:
     if size > largest:
         raise TooLarge("too_large", f"the body has more than {largest} bytes: send less at once")
-    free = shutil.disk_usage(directory if directory.exists() else directory.parent).free + beside
+    free = (
+        shutil.disk_usage(directory if directory.exists() else directory.parent).free
+        + already_stored
+    )
     # once here, once in the store
-    if 2 * size + SPARE > free and size > _PIECE:
+    if 2 * size + RESERVED_DISK_BYTES > free and size > _CHUNK_BYTES:
         raise TooLarge("no_room", f"there is no room for {size} bytes: free some of the disk")

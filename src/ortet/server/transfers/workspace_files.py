@@ -15,14 +15,14 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from ortet.errors import Conflict, Invalid, NotFound, OrtetError
-from ortet.machines.dirfd import failure
+from ortet.machines.dirfd import translate_os_error
 
-_WALK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PIECE = 1 << 20
-_LISTED = 10_000
-Kind = Literal["file", "directory", "link", "other"]
-_KINDS: dict[int, Kind] = {
+_WALK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK_BYTES = 1 << 20
+_MAX_NAMES_LISTED = 10_000
+EntryKind = Literal["file", "directory", "link", "other"]
+_KINDS: dict[int, EntryKind] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "link",
@@ -33,7 +33,7 @@ class Present(msgspec.Struct, frozen=True):
     """One name. Of a directory, `names` are those in it, the first 10 000."""
 
     path: str
-    kind: Kind
+    kind: EntryKind
     mode: str
     size: int
     mtime: int
@@ -51,27 +51,27 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def walked(root: Path, path: bytes) -> Iterator[int]:
+def open_entry(root: Path, path: bytes) -> Iterator[int]:
     """A descriptor of what is there, which can be looked at and not read; no link is followed."""
-    with _told(path):
+    with _translate_os_errors(path):
         *above, name = path.split(b"/")
-        with _directory(root, above) as at:
-            fd = os.open(name, _WALK, dir_fd=at) if name else os.dup(at)
+        with _open_directory(root, above) as at:
+            fd = os.open(name, _WALK_FLAGS, dir_fd=at) if name else os.dup(at)
         try:
             yield fd
         finally:
             os.close(fd)
 
 
-def look(fd: int, path: bytes) -> Present:
+def describe_entry(fd: int, path: bytes) -> Present:
     """What a name is, and a directory holds."""
     about = os.fstat(fd)
-    kind: Kind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
+    kind: EntryKind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
     target, names = None, list[str]()
     if kind == "link":
         target = os.fsdecode(os.readlink(b"", dir_fd=fd))
     elif kind == "directory":
-        names = sorted(os.listdir(f"/proc/self/fd/{fd}"))[:_LISTED]
+        names = sorted(os.listdir(f"/proc/self/fd/{fd}"))[:_MAX_NAMES_LISTED]
     return Present(
         os.fsdecode(path),
         kind,
@@ -83,26 +83,26 @@ def look(fd: int, path: bytes) -> Present:
     )
 
 
-def place(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: bool) -> Placed:
+def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: bool) -> Placed:
     """Write a file: whole, or not at all. What is there keeps its owner, a new one has that of its
     directory."""
     *above, name = path.split(b"/")
     if not name:
         raise Conflict("is_directory", "the workspace is a directory: give the path of a file")
-    with _told(path), _directory(root, above, make=parents) as at:
-        before = _before(name, at)
+    with _translate_os_errors(path), _open_directory(root, above, make=parents) as at:
+        before = _stat_existing(name, at)
         if before is not None and stat.S_ISDIR(before.st_mode):
             raise Conflict(
                 "is_directory", f"{os.fsdecode(path)!r} is a directory: give the path of a file"
             )
         kept = before is not None and stat.S_ISREG(before.st_mode)
-        bits = mode_of(mode) or (stat.S_IMODE(before.st_mode) if before and kept else 0o644)
+        bits = parse_mode(mode) or (stat.S_IMODE(before.st_mode) if before and kept else 0o644)
         owner = before if before and kept else os.fstat(at)
         part = f".ortet-{secrets.token_hex(8)}".encode()
-        fd = os.open(part, _NEW, 0o600, dir_fd=at)
+        fd = os.open(part, _CREATE_FLAGS, 0o600, dir_fd=at)
         try:
             with open(fd, "wb") as file:
-                shutil.copyfileobj(data, file, _PIECE)
+                shutil.copyfileobj(data, file, _CHUNK_BYTES)
                 size = file.tell()
                 with suppress(PermissionError):
                     os.fchown(fd, owner.st_uid, owner.st_gid)
@@ -115,7 +115,7 @@ def place(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: bool) 
     return Placed(os.fsdecode(path), size, f"{bits:o}", replaced=before is not None)
 
 
-def mode_of(text: str) -> int:
+def parse_mode(text: str) -> int:
     """0 for none."""
     if not text:
         return 0
@@ -124,23 +124,23 @@ def mode_of(text: str) -> int:
     return int(text, 8) & 0o777
 
 
-def _before(name: bytes, at: int) -> os.stat_result | None:
+def _stat_existing(name: bytes, dir_fd: int) -> os.stat_result | None:
     with suppress(FileNotFoundError):
-        return os.stat(name, dir_fd=at, follow_symlinks=False)
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     return None
 
 
 @contextmanager
-def _directory(root: Path, names: Sequence[bytes], *, make: bool = False) -> Iterator[int]:
+def _open_directory(root: Path, names: Sequence[bytes], *, make: bool = False) -> Iterator[int]:
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
             try:
-                below = os.open(name, _WALK | os.O_DIRECTORY, dir_fd=at)
+                below = os.open(name, _WALK_FLAGS | os.O_DIRECTORY, dir_fd=at)
             except FileNotFoundError:
                 if not make:
                     raise
-                below = _made(name, at)
+                below = _make_directory(name, at)
             os.close(at)
             at = below
         yield at
@@ -148,24 +148,24 @@ def _directory(root: Path, names: Sequence[bytes], *, make: bool = False) -> Ite
         os.close(at)
 
 
-def _made(name: bytes, at: int) -> int:
-    above = os.fstat(at)
+def _make_directory(name: bytes, dir_fd: int) -> int:
+    above = os.fstat(dir_fd)
     with suppress(FileExistsError):  # by somebody else, just now
-        os.mkdir(name, 0o755, dir_fd=at)
+        os.mkdir(name, 0o755, dir_fd=dir_fd)
         with suppress(PermissionError):
-            os.chown(name, above.st_uid, above.st_gid, dir_fd=at, follow_symlinks=False)
-    return os.open(name, _WALK | os.O_DIRECTORY, dir_fd=at)
+            os.chown(name, above.st_uid, above.st_gid, dir_fd=dir_fd, follow_symlinks=False)
+    return os.open(name, _WALK_FLAGS | os.O_DIRECTORY, dir_fd=dir_fd)
 
 
 @contextmanager
-def _told(path: bytes) -> Iterator[None]:
+def _translate_os_errors(path: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _failure(error, path) from error
+        raise _path_error(error, path) from error
 
 
-def _failure(error: OSError, path: bytes) -> OrtetError:
+def _path_error(error: OSError, path: bytes) -> OrtetError:
     shown = path.decode("utf-8", "backslashreplace")[:200]
     if error.errno == errno.ENOENT:
         return NotFound("no_file", f"there is no {shown!r} now: list above it")
@@ -173,4 +173,4 @@ def _failure(error: OSError, path: bytes) -> OrtetError:
         return Invalid(
             "bad_path", f"{shown!r} leads over a link, or what is no directory: give a plain path"
         )
-    return failure(error, shown)
+    return translate_os_error(error, shown)

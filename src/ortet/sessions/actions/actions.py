@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import msgspec
 
 from ortet._util.codec import encode
-from ortet._util.validation import TEXT, check_text, may_be
+from ortet._util.validation import TEXT, check_text, optional
 from ortet.errors import Conflict, Invalid, NotFound, Unsettled
 from ortet.journal.events import check_plain
 
@@ -18,10 +18,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Replay = Literal["pure", "recorded", "idempotent", "once"]
-Scope = Literal["family", "timeline"]
+KeyScope = Literal["family", "timeline"]
 REPLAYS = ("pure", "recorded", "idempotent", "once")
 _MARK = "__ortet_action__"
-_LARGEST = 256 * 1024
+_MAX_PLAIN_BYTES = 256 * 1024
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Action(msgspec.Struct, frozen=True):
     name: str
     replay: Replay = "recorded"
     key: str = ""
-    scope: Scope = "family"
+    scope: KeyScope = "family"
 
 
 @overload
@@ -43,12 +43,12 @@ def action(name: Callable[P, R], /) -> Callable[P, R]: ...
 
 @overload
 def action(
-    name: str = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+    name: str = "", *, replay: Replay = "recorded", key: str = "", scope: KeyScope = "family"
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def action(
-    name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: Scope = "family"
+    name: Any = "", *, replay: Replay = "recorded", key: str = "", scope: KeyScope = "family"
 ) -> Any:
     """Mark a function: `@ortet.action`, or `@ortet.action(replay="once", key="mail-{to}")`, whose
     key has the argument `to` in it. Calling the function stays as it was."""
@@ -73,7 +73,7 @@ def describe(
     name: str | None = None,
     replay: Replay | None = None,
     key: str | None = None,
-    scope: Scope | None = None,
+    scope: KeyScope | None = None,
 ) -> Action:
     """What is known of a function, with what this call says about it."""
     if not callable(function):
@@ -85,13 +85,13 @@ def describe(
             "async_action",
             f"{_name_of(function)} is async: call `await ortet.integrations.aio.act(session, …)`",
         )
-    may_be(TEXT, key=key, name=name, replay=replay, scope=scope)
+    optional(TEXT, key=key, name=name, replay=replay, scope=scope)
     said: Action = getattr(function, _MARK, None) or Action(_name_of(function))
-    own = key or _filled(said, function, args, kwargs)
-    return checked(Action(name or said.name, replay or said.replay, own, scope or said.scope))
+    own = key or _fill_key(said, function, args, kwargs)
+    return check_action(Action(name or said.name, replay or said.replay, own, scope or said.scope))
 
 
-def checked(chosen: Action) -> Action:
+def check_action(chosen: Action) -> Action:
     """What is said of an action, if that can be."""
     check_text(name=chosen.name, key=chosen.key, replay=chosen.replay, scope=chosen.scope)
     _check(chosen.replay, chosen.scope)
@@ -102,20 +102,20 @@ def checked(chosen: Action) -> Action:
     return chosen
 
 
-def _filled(
-    said: Action, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _fill_key(
+    declared: Action, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     """The key that its author gave a function, with the arguments of this call in it."""
-    if not isinstance(said.key, str) or "{" not in said.key:
-        return said.key
+    if not isinstance(declared.key, str) or "{" not in declared.key:
+        return declared.key
     try:
         call = inspect.signature(function).bind(*args, **kwargs)
         call.apply_defaults()
-        return said.key.format(**call.arguments)
+        return declared.key.format(**call.arguments)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise Invalid(
             "bad_key",
-            f"key {said.key!r} of action {said.name!r} cannot be filled from its arguments "
+            f"key {declared.key!r} of action {declared.name!r} cannot be filled from its arguments "
             f"({error}): name parameters of the function in it, as in key='mail-{{to}}'",
         ) from error
 
@@ -142,7 +142,7 @@ def plain(value: Any) -> Any:
     try:
         built = msgspec.to_builtins(value, str_keys=True)
         check_plain(built)
-        if len(encode(built)) <= _LARGEST:
+        if len(encode(built)) <= _MAX_PLAIN_BYTES:
             return built
     except Exception:  # whatever it is: a deed that was done has to be recorded as done
         pass
@@ -162,9 +162,9 @@ def is_opaque(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"opaque"}
 
 
-def digest(hasher: Callable[[bytes], bytes], name: str, said: dict[str, Any]) -> str:
+def digest(hasher: Callable[[bytes], bytes], name: str, call_arguments: dict[str, Any]) -> str:
     """Tells calls apart: the same name and arguments always have the same."""
-    return hasher(encode([name, said])).hex()[:32]
+    return hasher(encode([name, call_arguments])).hex()[:32]
 
 
 def unsettled(effect: dict[str, Any]) -> Unsettled:

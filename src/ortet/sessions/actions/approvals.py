@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ortet._util.validation import FLAG, check_text, must_be
+from ortet._util.validation import FLAG, check_text, require
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Invalid, NotFound, Refused
 from ortet.ids import uuid7
 from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Approval
-from ortet.journal.state.reducers import answered
-from ortet.journal.state.state import Mind
-from ortet.sessions.actions.asking import asks
+from ortet.journal.state.reducers import answer_approval
+from ortet.journal.state.state import SessionState
+from ortet.sessions.actions.asking import pending_approval_row
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.event_writer import Ledger
-from ortet.sessions.writing.inbox import waiting
+from ortet.sessions.writing.event_writer import EventWriter
+from ortet.sessions.writing.inbox import pending_events
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
@@ -28,13 +28,13 @@ USED = "approval-used"
 what was allowed once is done once."""
 
 
-def approvals_of(catalog: Catalog, session: str, mind: Mind) -> list[Approval]:
+def approvals_of(catalog: Catalog, session: str, state: SessionState) -> list[Approval]:
     """All of a session, oldest first, with answers that are not in the journal yet."""
-    found = {approval.id: approval for approval in mind.approvals}
-    for event in waiting(catalog, session):
+    found = {approval.id: approval for approval in state.approvals}
+    for event in pending_events(catalog, session):
         asked = found.get(event.data.get("id", "")) if event.kind == "given" else None
         if asked is not None and asked.state == "asked":
-            found[asked.id] = msgspec.structs.replace(answered(asked, event), waiting=True)
+            found[asked.id] = msgspec.structs.replace(answer_approval(asked, event), waiting=True)
     return sorted(found.values(), key=lambda approval: approval.seq)
 
 
@@ -48,7 +48,7 @@ def need(approvals: Iterable[Approval], id_: str) -> Approval:
 
 
 def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
-    must_be(FLAG._replace(kind="bad_answer"), ok=ok)
+    require(FLAG._replace(kind="bad_answer"), ok=ok)
     check_text(approval=approval, by=by, why=why)
     return Draft("given", {"id": approval, "ok": ok, "why": why}, by)
 
@@ -56,10 +56,10 @@ def draft_answer(approval: str, *, by: str, ok: bool, why: str) -> Draft:
 class Approvals:
     """What one session asks for and may use."""
 
-    def __init__(self, hub: Hub, row: SessionRow, ledger: Ledger) -> None:
+    def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
         self._hub = hub
         self._row = row
-        self._ledger = ledger
+        self._writer = writer
 
     def ask(self, what: str, *, why: str = "", digest: str = "") -> str:
         """Put a request before whoever may answer it; returns its id."""
@@ -69,8 +69,8 @@ class Approvals:
         data = {"id": uuid7(self._hub.clock, self._hub.random), "what": what, "why": why}
         if digest:
             data["digest"] = digest
-        draft, rows = Draft("asked", data, self._hub.author), [asks(self._row.id)]
-        event: Event = self._ledger.add(draft, rows=rows, now=True)[0]
+        draft, rows = Draft("asked", data, self._hub.author), [pending_approval_row(self._row.id)]
+        event: Event = self._writer.add(draft, rows=rows, durable=True)[0]
         return str(event.data["id"])
 
     def allow(self, what: str, *, why: str, digest: str, effect: str) -> tuple[str, RowChange]:
@@ -82,7 +82,7 @@ class Approvals:
         """
         if not isinstance(why, str) or not why:
             raise Invalid("bad_request", f"approve={why!r}: give the reason a human should read")
-        for approval in sorted(self._ledger.mind.approvals, key=lambda a: -a.seq):
+        for approval in sorted(self._writer.state.approvals, key=lambda a: -a.seq):
             if approval.digest != digest:
                 continue
             key = f"{self._row.family}/{approval.id}"
@@ -99,9 +99,9 @@ class Approvals:
             return approval.id, RowChange(USED, key, effect.encode(), expect=expect)
         raise _pending(self.ask(what, why=why, digest=digest), what)
 
-    def told(self, why: str, digest: str) -> Refused | None:
+    def recorded_refusal(self, why: str, digest: str) -> Refused | None:
         """What a call that was never done was told, as the mind knows it: to wait, or no."""
-        same = [one for one in self._ledger.mind.approvals if one.digest == digest]
+        same = [one for one in self._writer.state.approvals if one.digest == digest]
         last = max(same, key=lambda one: one.seq, default=None)
         if last is None or (last.state == "denied" and last.why != why):
             return None

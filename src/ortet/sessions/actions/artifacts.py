@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from ortet._util.validation import COUNT, PATH, check_text, may_be, must_be
+from ortet._util.validation import COUNT, PATH, check_text, optional, require
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
 from ortet.history.diff.tree_diff import diff_images
 from ortet.ids import Oid
-from ortet.journal.events import Ref
+from ortet.journal.events import ObjectRef
 from ortet.journal.state.records import Artifact, Effect
-from ortet.journal.state.state import Table
-from ortet.objects.base import Kind, Objects
-from ortet.objects.blobs import BLOCK, get_bytes, put_bytes, put_file
+from ortet.journal.state.state import StateTable
+from ortet.objects.base import Kind, ObjectStore
+from ortet.objects.blobs import BLOCK_BYTES, get_bytes, put_bytes, put_file
 
 if TYPE_CHECKING:
     from ortet.workspaces.workspace import Workspace
 
-_LONGEST = 1000
+_MAX_NAME_LENGTH = 1000
 _MEDIA = {
     ".jsonl": "application/jsonl",
     ".md": "text/markdown",
@@ -37,23 +37,23 @@ _MEDIA = {
 """What agents make and Python's own table has only in later releases, or not."""
 
 
-class Content(msgspec.Struct, frozen=True):
+class StoredContent(msgspec.Struct, frozen=True):
     """Stored bytes: `oid` in hex, "" for none or nothing."""
 
     oid: str
     size: int
 
     @property
-    def data(self) -> bytes:
+    def oid_bytes(self) -> bytes:
         """The same id as bytes: what `store.blobs` reads by."""
         return bytes.fromhex(self.oid)
 
     @property
-    def refs(self) -> list[Ref]:
+    def refs(self) -> list[ObjectRef]:
         """For the event that names it."""
         if not self.oid:
             return []
-        kind = Kind.BLOB if self.size <= BLOCK else Kind.BLOCKS
+        kind = Kind.BLOB if self.size <= BLOCK_BYTES else Kind.BLOCKS
         return [(Oid(bytes.fromhex(self.oid)), kind)]
 
 
@@ -73,12 +73,12 @@ class Orphans(msgspec.Struct, frozen=True):
     files: list[str]
 
 
-def store(objects: Objects, data: bytes) -> Content:
+def store(objects: ObjectStore, data: bytes) -> StoredContent:
     """Within hub.writing(), before the event that names it; flush before that is appended."""
-    return Content(put_bytes(objects, data).hex(), len(data))
+    return StoredContent(put_bytes(objects, data).hex(), len(data))
 
 
-def store_file(objects: Objects, path: Path, name: str) -> Content:
+def store_file(objects: ObjectStore, path: Path, name: str) -> StoredContent:
     """The same with the bytes of a file, as one moment saw it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -104,22 +104,22 @@ def descriptor(data: BinaryIO, name: str) -> int:
         ) from error
 
 
-def store_open(objects: Objects, fd: int, name: str, said: str) -> Content:
+def store_open(objects: ObjectStore, fd: int, name: str, label: str) -> StoredContent:
     """The same with an open file, from its first byte."""
     before = os.fstat(fd)
     if not stat.S_ISREG(before.st_mode):
-        raise Invalid("not_a_file", f"{said} is no regular file: give one, or data=…")
-    if objects.search is not None:
-        objects.search.file(fd, before.st_size, os.fsencode(name))
+        raise Invalid("not_a_file", f"{label} is no regular file: give one, or data=…")
+    if objects.scanner is not None:
+        objects.scanner.file(fd, before.st_size, os.fsencode(name))
     oid = put_file(objects, fd, before.st_size)
     after = os.fstat(fd)
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise Unavailable("file_changed", f"{said} was written to meanwhile: repeat the call")
-    return Content(oid.hex(), before.st_size)
+        raise Unavailable("file_changed", f"{label} was written to meanwhile: repeat the call")
+    return StoredContent(oid.hex(), before.st_size)
 
 
-def load(objects: Objects, content: Content) -> bytes:
-    return get_bytes(objects, content.data, content.size)
+def load(objects: ObjectStore, content: StoredContent) -> bytes:
+    return get_bytes(objects, content.oid_bytes, content.size)
 
 
 def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
@@ -143,15 +143,15 @@ def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:
 
 def check_name(name: str | os.PathLike[str]) -> str:
     if not isinstance(name, str):
-        must_be(PATH._replace(kind="bad_name"), name=name)
+        require(PATH._replace(kind="bad_name"), name=name)
     name = os.fspath(name)
-    if name and len(name) <= _LONGEST and name.isprintable():
+    if name and len(name) <= _MAX_NAME_LENGTH and name.isprintable():
         return name
     odd = next((one for one in name if not one.isprintable()), "")
     why = f"it has {odd!r} in it; give" if odd else f"it has {len(name)} characters; give"
     raise Invalid(
         "bad_name",
-        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_LONGEST} that can be printed",
+        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_MAX_NAME_LENGTH} that can be printed",
     )
 
 
@@ -168,7 +168,7 @@ def key_of(name: str, version: int) -> str:
     return f"{name}\0{version:08d}"
 
 
-def last_version(table: Table[Artifact], name: str) -> int:
+def last_version(table: StateTable[Artifact], name: str) -> int:
     """0 when there is none. Versions have no gaps, so a few looks are enough."""
     high = 1
     while table.get(key_of(name, high)) is not None:
@@ -183,9 +183,9 @@ def last_version(table: Table[Artifact], name: str) -> int:
     return low
 
 
-def find(table: Table[Artifact], name: str, version: int | None) -> Artifact:
+def find(table: StateTable[Artifact], name: str, version: int | None) -> Artifact:
     check_text(name=name)
-    may_be(COUNT, version=version)
+    optional(COUNT, version=version)
     last = last_version(table, name)
     wanted = last if version is None else version
     found = table.get(key_of(name, wanted)) if 0 < wanted <= last else None
@@ -195,20 +195,20 @@ def find(table: Table[Artifact], name: str, version: int | None) -> Artifact:
     return found
 
 
-def data_of(objects: Objects, artifact: Artifact) -> bytes:
+def data_of(objects: ObjectStore, artifact: Artifact) -> bytes:
     return load(objects, content_of(artifact))
 
 
-def content_of(artifact: Artifact) -> Content:
+def content_of(artifact: Artifact) -> StoredContent:
     """NotFound for one that is only a link."""
     if artifact.link and not artifact.oid:
         raise NotFound(
             "no_content", f"artifact {artifact.name} is a link, its content is at {artifact.link}"
         )
-    return Content(artifact.oid, artifact.size)
+    return StoredContent(artifact.oid, artifact.size)
 
 
-def missing(objects: Objects, artifacts: Iterable[Artifact]) -> list[str]:
+def missing_content(objects: ObjectStore, artifacts: Iterable[Artifact]) -> list[str]:
     """Those whose content cannot be read."""
     found = []
     for artifact in artifacts:
@@ -220,15 +220,15 @@ def missing(objects: Objects, artifacts: Iterable[Artifact]) -> list[str]:
     return found
 
 
-def unaccounted(files: Workspace, artifacts: Iterable[Artifact]) -> list[str]:
+def unaccounted_files(files: Workspace, artifacts: Iterable[Artifact]) -> list[str]:
     """Files that came since the first commit and that no artifact is named after."""
     before = None
     head = files.head
     with suppress(NotFound):  # the first commits may hold a mind only
-        for commit in files.hub.history.line(Oid(bytes.fromhex(head.oid))) if head else ():
+        for commit in files.hub.history.first_parents(Oid(bytes.fromhex(head.oid))) if head else ():
             before = files.image_at(commit)
     names = {artifact.name for artifact in artifacts}
-    changes: list[Any] = diff_images(files.hub.trees, before, files.image())
+    changes: list[Any] = diff_images(files.hub.trees, before, files.current_image())
     return sorted(
         change.path
         for change in changes

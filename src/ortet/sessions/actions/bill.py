@@ -17,11 +17,11 @@ from ortet.errors import Invalid
 from ortet.sessions.actions.budget_math import Amounts, add
 from ortet.sessions.table import SessionRow
 
-By = Literal["agent", "session", "model", "day"]
+GroupBy = Literal["agent", "session", "model", "day"]
 Since = int | str | date | datetime | None
 _KIND = "bill"
 _MINUTE = "%Y-%m-%dT%H:%M"
-_TO_MINUTE = len("2026-01-31T23:59")
+_MINUTE_LENGTH = len("2026-01-31T23:59")
 _SECOND = "%Y-%m-%dT%H:%M:%S"
 
 
@@ -45,7 +45,7 @@ class Second(msgspec.Struct, frozen=True):
     spends: int
 
 
-class Spent(msgspec.Struct, frozen=True):
+class SpendRecord(msgspec.Struct, frozen=True):
     """What one session spent on one model in one second, `time` in ns since 1970."""
 
     time: int
@@ -54,7 +54,7 @@ class Spent(msgspec.Struct, frozen=True):
     amounts: dict[str, float]
 
 
-class Span(msgspec.Struct, frozen=True):
+class MinuteSpend(msgspec.Struct, frozen=True):
     """What one session spent on one model in one minute; rows of an earlier release are of one
     hour, and have no `seconds`."""
 
@@ -66,7 +66,7 @@ class Span(msgspec.Struct, frozen=True):
     spends: int = 0
     seconds: list[Second] = []
 
-    def plus(self, at: int, amounts: Amounts) -> Span:
+    def plus(self, at: int, amounts: Amounts) -> MinuteSpend:
         parts = {part.at: part for part in self.seconds}
         old = parts.get(at, Second(at, {}, 0))
         parts[at] = Second(at, add(old.amounts, amounts), old.spends + 1)
@@ -77,7 +77,7 @@ class Span(msgspec.Struct, frozen=True):
             seconds=[parts[second] for second in sorted(parts)],
         )
 
-    def since(self, second: int) -> Span:
+    def since(self, second: int) -> MinuteSpend:
         """Without what was spent before a second of its minute."""
         kept = [part for part in self.seconds if part.at >= second]
         amounts: Amounts = {}
@@ -87,27 +87,31 @@ class Span(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, amounts=amounts, spends=spends, seconds=kept)
 
 
-def charged(
+def bill_row_change(
     catalog: Catalog, row: SessionRow, amounts: Amounts, model: str, now_ns: int
 ) -> RowChange:
     """The row that counts one more spend. Only the session's own writer changes it."""
     now = _moment(now_ns)
     key = f"{now.strftime(_MINUTE)}/{row.id}/{model}"
     found = catalog.row(_KIND, key)
-    old = decode(Span, found.value) if found else Span(row.agent, row.id, row.name, model)
+    old = (
+        decode(MinuteSpend, found.value)
+        if found
+        else MinuteSpend(row.agent, row.id, row.name, model)
+    )
     new = encode(old.plus(now.second, amounts))
     return RowChange(_KIND, key, new, expect=found.version if found else 0)
 
 
 def bill(
-    catalog: Catalog, since: Since, by: By, *, sees: Callable[[str], bool] = lambda _: True
+    catalog: Catalog, since: Since, by: GroupBy, *, sees: Callable[[str], bool] = lambda _: True
 ) -> list[Bill]:
     """Totals in order of their keys, of the agents that one `sees`. `since` counts from the
     beginning of its second, UTC."""
-    if by not in get_args(By):
-        raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(By))}")
+    if by not in get_args(GroupBy):
+        raise Invalid("bad_bill", f"by={by!r}: give one of {', '.join(get_args(GroupBy))}")
     lines: dict[str, Bill] = {}
-    for when, part in _spans(catalog, _start(since)):
+    for when, part in _spans(catalog, _parse_since(since)):
         if not sees(part.agent):
             continue
         key = {"agent": part.agent, "session": part.session, "model": part.model}.get(by, when[:10])
@@ -117,27 +121,27 @@ def bill(
     return [lines[key] for key in sorted(lines)]
 
 
-def spends(catalog: Catalog, since: Since) -> Iterator[Spent]:
+def spends(catalog: Catalog, since: Since) -> Iterator[SpendRecord]:
     """One after the other, in order of their minutes; rows that know no seconds are one spend."""
-    for when, part in _spans(catalog, _start(since)):
-        minute = int(datetime.fromisoformat(_whole(when)).timestamp())
+    for when, part in _spans(catalog, _parse_since(since)):
+        minute = int(datetime.fromisoformat(_full_timestamp(when)).timestamp())
         for one in part.seconds or [Second(0, part.amounts, part.spends)]:
             at = (minute + one.at) * 10**9
-            yield Spent(at, part.session, part.model, one.amounts)
+            yield SpendRecord(at, part.session, part.model, one.amounts)
 
 
-def _whole(when: str) -> str:
+def _full_timestamp(when: str) -> str:
     """A minute, or an hour of an earlier release, as a time."""
-    return f"{when}+00:00" if len(when) == _TO_MINUTE else f"{when}:00+00:00"
+    return f"{when}+00:00" if len(when) == _MINUTE_LENGTH else f"{when}:00+00:00"
 
 
-def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, Span]]:
+def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, MinuteSpend]]:
     """From a second on. A minute is less than all keys of it: each has a slash behind it."""
-    after, second = start[:_TO_MINUTE], int(start[_TO_MINUTE + 1 :] or 0)
+    after, second = start[:_MINUTE_LENGTH], int(start[_MINUTE_LENGTH + 1 :] or 0)
     first = after
     while page := catalog.rows(_KIND, after):
         for row in page:
-            when, span = row.key.partition("/")[0], decode(Span, row.value)
+            when, span = row.key.partition("/")[0], decode(MinuteSpend, row.value)
             if second and when == first:
                 span = span.since(second)
             if span.spends:
@@ -145,7 +149,7 @@ def _spans(catalog: Catalog, start: str) -> Iterator[tuple[str, Span]]:
         after = page[-1].key
 
 
-def _start(since: Since) -> str:
+def _parse_since(since: Since) -> str:
     """A time, or as much of it as was said."""
     if since is None:
         return ""

@@ -18,12 +18,12 @@ Amounts = Mapping[str, float]
 SECONDS = "seconds"
 """The counter of wall time, which a session that has a limit for it spends by itself."""
 SOFT = "soft"
-_SHARE = 8
+_DRAW_DIVISOR = 8
 """A purse that draws gets this part of what nobody holds, if that is more than it needs."""
-_DUST = 1e-9
+_EPSILON = 1e-9
 
 
-class Account(msgspec.Struct, frozen=True):
+class FamilyBudget(msgspec.Struct, frozen=True):
     """A family's budget. `granted` is what purses hold or have spent, of counters with a limit."""
 
     limits: dict[str, float] = {}
@@ -33,128 +33,145 @@ class Account(msgspec.Struct, frozen=True):
     outer: str = ""  # the family inside whose budget this one lies
 
 
-class Purse(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True):
     """What one session may spend without asking, and has spent. `spent` never shrinks."""
 
     granted: dict[str, float] = {}
     spent: dict[str, float] = {}
     share: dict[str, float] = {}  # what it was given to do with, where its giver has said so
 
-    def idle(self, name: str) -> float:
+    def unspent(self, name: str) -> float:
         return max(0.0, self.granted.get(name, 0.0) - self.spent.get(name, 0.0))
 
 
-class Limits(msgspec.Struct, frozen=True):
+class BudgetLimits(msgspec.Struct, frozen=True):
     """What a caller asks for; None takes a limit away."""
 
     hard: dict[str, float | None] = {}
     soft: dict[str, float | None] = {}
 
 
-def pay(account: Account, purse: Purse, amounts: Amounts) -> tuple[Account, Purse]:
+def pay(
+    family_budget: FamilyBudget, reservation: Reservation, amounts: Amounts
+) -> tuple[FamilyBudget, Reservation]:
     """Both after a spend. It has happened, so it is counted whatever the limits say: see `over`."""
-    spent = add(purse.spent, amounts)
-    granted, given = dict(purse.granted), dict(account.granted)
+    spent = add(reservation.spent, amounts)
+    granted, given = dict(reservation.granted), dict(family_budget.granted)
     for name in amounts:
-        limit = account.limits.get(name)
+        limit = family_budget.limits.get(name)
         short = spent[name] - granted.get(name, 0.0)
         if limit is not None and short > 0:
             free = limit - given.get(name, 0.0)
-            more = max(short, free / _SHARE)
+            more = max(short, free / _DRAW_DIVISOR)
             granted[name] = granted.get(name, 0.0) + more
             given[name] = given.get(name, 0.0) + more
-    return replace(account, granted=given), replace(purse, granted=granted, spent=spent)
+    return replace(family_budget, granted=given), replace(reservation, granted=granted, spent=spent)
 
 
-def reserve(account: Account, amounts: Amounts) -> tuple[Account, Purse]:
+def reserve(family_budget: FamilyBudget, amounts: Amounts) -> tuple[FamilyBudget, Reservation]:
     """Both when a new purse holds these amounts, and is to do with them; see `over`."""
-    limited = {name: float(x) for name, x in amounts.items() if name in account.limits}
+    limited = {name: float(x) for name, x in amounts.items() if name in family_budget.limits}
     share = {name: float(x) for name, x in amounts.items()}
-    return replace(account, granted=add(account.granted, limited)), Purse(limited, {}, share)
+    return replace(family_budget, granted=add(family_budget.granted, limited)), Reservation(
+        limited, {}, share
+    )
 
 
-def beyond(purse: Purse) -> list[str]:
+def over_share(reservation: Reservation) -> list[str]:
     """The counters of which a purse has spent more than its share."""
     return [
         name
-        for name, most in purse.share.items()
-        if purse.spent.get(name, 0.0) > most + _dust(most)
+        for name, most in reservation.share.items()
+        if reservation.spent.get(name, 0.0) > most + _tolerance(most)
     ]
 
 
-def used_up(purse: Purse) -> list[str]:
+def exhausted_shares(reservation: Reservation) -> list[str]:
     """The counters of whose share nothing is left."""
     return [
         name
-        for name, most in purse.share.items()
-        if purse.spent.get(name, 0.0) >= most - _dust(most)
+        for name, most in reservation.share.items()
+        if reservation.spent.get(name, 0.0) >= most - _tolerance(most)
     ]
 
 
-def give_back(account: Account, purse: Purse) -> tuple[Account, Purse]:
+def return_unspent(
+    family_budget: FamilyBudget, reservation: Reservation
+) -> tuple[FamilyBudget, Reservation]:
     """Both when the purse keeps nothing that it has not spent."""
-    given = dict(account.granted)
-    for name in purse.granted:
-        given[name] = max(0.0, given.get(name, 0.0) - purse.idle(name))
-    kept = {name: min(held, purse.spent.get(name, 0.0)) for name, held in purse.granted.items()}
-    return replace(account, granted=given), replace(purse, granted=kept)
+    given = dict(family_budget.granted)
+    for name in reservation.granted:
+        given[name] = max(0.0, given.get(name, 0.0) - reservation.unspent(name))
+    kept = {
+        name: min(held, reservation.spent.get(name, 0.0))
+        for name, held in reservation.granted.items()
+    }
+    return replace(family_budget, granted=given), replace(reservation, granted=kept)
 
 
-def over(before: Account, after: Account) -> list[str]:
+def over_limit(before: FamilyBudget, after: FamilyBudget) -> list[str]:
     """The counters of which a payment took more than there was."""
     return [
         name
         for name, limit in after.limits.items()
-        if after.granted.get(name, 0.0) > limit + _dust(limit)
+        if after.granted.get(name, 0.0) > limit + _tolerance(limit)
         and after.granted.get(name, 0.0) != before.granted.get(name, 0.0)
     ]
 
 
-def empty(account: Account, purse: Purse) -> list[str]:
+def exhausted_counters(family_budget: FamilyBudget, reservation: Reservation) -> list[str]:
     """The counters of which this purse can get no more."""
     return [
         name
-        for name, limit in account.limits.items()
-        if purse.idle(name) + max(0.0, limit - account.granted.get(name, 0.0)) <= _dust(limit)
+        for name, limit in family_budget.limits.items()
+        if reservation.unspent(name) + max(0.0, limit - family_budget.granted.get(name, 0.0))
+        <= _tolerance(limit)
     ]
 
 
-def total(purses: Iterable[Purse]) -> dict[str, float]:
+def total(reservations: Iterable[Reservation]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for purse in purses:
+    for purse in reservations:
         found = add(found, purse.spent)
     return found
 
 
-def left(account: Account, spent: Amounts) -> dict[str, float]:
+def remaining(family_budget: FamilyBudget, spent: Amounts) -> dict[str, float]:
     """Of each counter that has a limit, 0 when it is overrun."""
-    return {name: max(0.0, limit - spent.get(name, 0.0)) for name, limit in account.limits.items()}
-
-
-def to_warn(account: Account, spent: Amounts) -> dict[str, float]:
-    """The soft limits that are reached and were not told yet."""
     return {
-        name: limit
-        for name, limit in account.soft.items()
-        if spent.get(name, 0.0) >= limit and account.warned.get(name) != limit
+        name: max(0.0, limit - spent.get(name, 0.0)) for name, limit in family_budget.limits.items()
     }
 
 
-def relimit(account: Account, purses: Mapping[str, Purse], asked: Limits) -> Account:
+def to_warn(family_budget: FamilyBudget, spent: Amounts) -> dict[str, float]:
+    """The soft limits that are reached and were not told yet."""
+    return {
+        name: limit
+        for name, limit in family_budget.soft.items()
+        if spent.get(name, 0.0) >= limit and family_budget.warned.get(name) != limit
+    }
+
+
+def relimit(
+    family_budget: FamilyBudget, reservations: Mapping[str, Reservation], new_limits: BudgetLimits
+) -> FamilyBudget:
     """The account under other limits. Every reservation is called in: give purses their `spent`."""
-    limits = _changed(account.limits, asked.hard)
-    spent = total(purses.values())
+    limits = _merge_limits(family_budget.limits, new_limits.hard)
+    spent = total(reservations.values())
     return replace(
-        account,
+        family_budget,
         limits=limits,
-        soft=_changed(account.soft, asked.soft),
+        soft=_merge_limits(family_budget.soft, new_limits.soft),
         granted={name: spent.get(name, 0.0) for name in limits},
     )
 
 
-def called_in(account: Account, purse: Purse) -> Purse:
+def reset_grants(family_budget: FamilyBudget, reservation: Reservation) -> Reservation:
     """A purse after `relimit`."""
-    return replace(purse, granted={name: purse.spent.get(name, 0.0) for name in account.limits})
+    return replace(
+        reservation,
+        granted={name: reservation.spent.get(name, 0.0) for name in family_budget.limits},
+    )
 
 
 def add(one: Amounts, other: Amounts) -> dict[str, float]:
@@ -164,18 +181,18 @@ def add(one: Amounts, other: Amounts) -> dict[str, float]:
     return found
 
 
-def parse_limits(budget: Mapping[str, Any]) -> Limits:
+def parse_limits(budget: Mapping[str, Any]) -> BudgetLimits:
     """{"usd": 5.0, "soft": {"usd": 4.0}} checked; None takes a limit away."""
     hard = {name: limit for name, limit in budget.items() if name != SOFT}
     soft = budget.get(SOFT) or {}
     if not isinstance(soft, Mapping):
         raise Invalid("bad_budget", f"soft={soft!r}: give the soft limits as {{'usd': 4.0}}")
-    return Limits(_numbers(hard), _numbers(soft))
+    return BudgetLimits(_numbers(hard), _numbers(soft))
 
 
-def said(limits: Limits) -> dict[str, Any]:
+def budget_event_data(limits: BudgetLimits) -> dict[str, Any]:
     """The data of a "budget" event."""
-    return {"limits": _changed({}, limits.hard), "soft": _changed({}, limits.soft)}
+    return {"limits": _merge_limits({}, limits.hard), "soft": _merge_limits({}, limits.soft)}
 
 
 def check_amounts(amounts: Mapping[str, Any]) -> dict[str, float]:
@@ -204,11 +221,11 @@ def _is_amount(value: Any) -> bool:
     return number and 0 <= value < float("inf")
 
 
-def _changed(old: Amounts, asked: Mapping[str, float | None]) -> dict[str, float]:
-    merged = {**old, **asked}
+def _merge_limits(old: Amounts, new_limits: Mapping[str, float | None]) -> dict[str, float]:
+    merged = {**old, **new_limits}
     return {name: limit for name, limit in merged.items() if limit is not None}
 
 
-def _dust(limit: float) -> float:
+def _tolerance(limit: float) -> float:
     """Sums of money are not exact: less than this is nothing."""
-    return _DUST * max(1.0, limit)
+    return _EPSILON * max(1.0, limit)

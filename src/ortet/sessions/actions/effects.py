@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_text
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict, Unsupported
 from ortet.ids import uuid7
-from ortet.journal.conversation.text import called, clip
+from ortet.journal.conversation.text import clip, command_text
 from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions.actions import (
     Action,
+    KeyScope,
     Replay,
-    Scope,
     arguments,
     describe,
     digest,
@@ -33,18 +33,18 @@ from ortet.sessions.actions.actions import (
 )
 from ortet.sessions.actions.approvals import Approvals, is_used, used_up
 from ortet.sessions.table import SessionRow
-from ortet.sessions.writing.event_writer import Ledger
+from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-_SHOWN = 500
+_MAX_COMMAND_CHARS = 500
 _RERUN = ("pure", "idempotent")
 _INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
 _DONE, _FAILED, _BEGUN, _UNSETTLED = "done", "failed", "begun", "unsettled"
 
 
-class Deed(msgspec.Struct, frozen=True):
+class EffectRow(msgspec.Struct, frozen=True):
     """A row of the family's ledger: it outlives every restore."""
 
     effect: Effect
@@ -53,28 +53,28 @@ class Deed(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def deeds_of(catalog: Catalog, family: str) -> list[Deed]:
+def effect_rows(catalog: Catalog, family: str) -> list[EffectRow]:
     """Every deed of a family, in the order they began."""
-    found: list[Deed] = []
+    found: list[EffectRow] = []
     after = ""
     while page := catalog.rows(f"deed/{family}", after):
-        found += [decode(Deed, row.value) for row in page]
+        found += [decode(EffectRow, row.value) for row in page]
         after = page[-1].key
     return found
 
 
-def done_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
+def effects_since(catalog: Catalog, row: SessionRow, seq: int) -> list[Effect]:
     """What a session did behind an event, on whatever timeline it was then."""
-    mine = (deed for deed in deeds_of(catalog, row.family) if deed.session == row.id)
+    mine = (deed for deed in effect_rows(catalog, row.family) if deed.session == row.id)
     return [
         deed.effect for deed in mine if deed.effect.state != _FAILED and deed.effect.begun > seq
     ]
 
 
-def carried(row: SessionRow, deeds: Sequence[Deed]) -> list[RowChange]:
+def carried_effect_rows(row: SessionRow, effects: Sequence[EffectRow]) -> list[RowChange]:
     """Rows by which a new family knows of deeds that were done, or begun, in another store."""
     found: list[RowChange] = []
-    for deed in deeds:
+    for deed in effects:
         effect = deed.effect
         kept = msgspec.structs.replace(deed, session=row.id)
         found.append(RowChange(f"deed/{row.family}", effect.id, encode(kept), expect=0))
@@ -98,15 +98,15 @@ class Intent(msgspec.Struct, frozen=True):
     outcome: Any = None
 
 
-class Deeds:
+class EffectLog:
     """The actions of one session."""
 
-    def __init__(self, hub: Hub, row: SessionRow, ledger: Ledger) -> None:
+    def __init__(self, hub: Hub, row: SessionRow, writer: EventWriter) -> None:
         self._hub = hub
         self._row = row
-        self._ledger = ledger
-        self.approvals = Approvals(hub, row, ledger)
-        self.doing: dict[str, int] = {}  # id of each action in progress -> its thread
+        self._writer = writer
+        self.approvals = Approvals(hub, row, writer)
+        self.in_progress: dict[str, int] = {}  # id of each action in progress -> its thread
 
     def act(
         self,
@@ -117,7 +117,7 @@ class Deeds:
         why: str = "",
         replay: Replay | None = None,
         key: str | None = None,
-        scope: Scope | None = None,
+        scope: KeyScope | None = None,
         name: str | None = None,
         approve: str | None = None,
         record: Callable[[Any], Any] = plain,
@@ -131,9 +131,9 @@ class Deeds:
         try:
             value = function(*args, **kwargs)
         except BaseException as error:
-            self._end(deed, _FAILED, error=said_of(error), code=getattr(error, "kind", ""))
+            self._end(deed, _FAILED, error=error_text(error), code=getattr(error, "kind", ""))
             raise
-        reach("action.done")
+        failpoint("action.done")
         self._end(deed, _DONE, outcome=record(value))
         return value
 
@@ -150,7 +150,7 @@ class Deeds:
         deed = self._intend(action, tuple(args), dict(kwargs), why=why, approve=approve)
         if deed.effect.state == _DONE:
             return Intent(deed.effect, True, outcome_of(deed.effect.name, deed.outcome))
-        self.doing.pop(deed.effect.id, None)
+        self.in_progress.pop(deed.effect.id, None)
         return Intent(deed.effect)
 
     def _intend(
@@ -161,14 +161,14 @@ class Deeds:
         *,
         why: str,
         approve: str | None,
-    ) -> Deed:
+    ) -> EffectRow:
         """Begun, durably; or as it was done under the same key."""
         check_text(why=why)
-        said, why = self._hub.hidden(arguments(args, kwargs)), self._hub.hidden(why)
-        before, version = self._before(action)
+        said, why = self._hub.redact(arguments(args, kwargs)), self._hub.redact(why)
+        before, version = self._find_previous(action)
         if before is not None and before.effect.state == _DONE:
             return before
-        with self._ledger.alone():
+        with self._writer.exclusive():
             return self._begin(
                 action, said, why=why, before=before, version=version, approve=approve
             )
@@ -176,13 +176,15 @@ class Deeds:
     def current(self) -> str:
         """The id of the action this thread is in, "" for none."""
         mine = get_ident()
-        return next((id_ for id_ in reversed(self.doing) if self.doing[id_] == mine), "")
+        return next(
+            (id_ for id_ in reversed(self.in_progress) if self.in_progress[id_] == mine), ""
+        )
 
     def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
         row = self._hub.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)
-        deed = decode(Deed, row.value)
+        deed = decode(EffectRow, row.value)
         if deed.effect.state not in (_BEGUN, _UNSETTLED):
             raise Conflict(
                 "settled", f"action {deed.effect.name!r} is {deed.effect.state}: nothing to settle"
@@ -190,8 +192,8 @@ class Deeds:
         state = _FAILED if failed or error else _DONE
         return self._end(deed, state, outcome=outcome, error=error, settled=True)
 
-    def _is_mine(self, deed: Deed) -> bool:
-        return deed.session == self._row.id and deed.effect.state != _FAILED
+    def _is_mine(self, effect_row: EffectRow) -> bool:
+        return effect_row.session == self._row.id and effect_row.effect.state != _FAILED
 
     def close_dangling(self) -> None:
         """What a killed process had begun: mark it, so that every begin has an end.
@@ -199,30 +201,30 @@ class Deeds:
         On a timeline that forked off in the middle of an action, its end is told as the family
         knows it, and what the family knows stays.
         """
-        for effect in list(self._ledger.mind.effects):
+        for effect in list(self._writer.state.effects):
             if effect.state == _BEGUN:
                 row = self._hub.catalog.row(self._kind, effect.id)
-                deed = decode(Deed, row.value) if row is not None else None
+                deed = decode(EffectRow, row.value) if row is not None else None
                 if deed is None:
                     continue
                 if deed.effect.state == _BEGUN and deed.session == self._row.id:
                     self._end(deed, _UNSETTLED, synthetic=True)
                 else:
-                    self._tell(deed)
+                    self._record_end_elsewhere(deed)
 
-    def _tell(self, deed: Deed) -> None:
+    def _record_end_elsewhere(self, effect_row: EffectRow) -> None:
         """The end of a deed that was done elsewhere."""
-        state = _UNSETTLED if deed.effect.state == _BEGUN else deed.effect.state
-        data = {"id": deed.effect.id, "state": state, "synthetic": True}
-        if deed.outcome is not None:
-            data["outcome"] = deed.outcome
-        if deed.error:
-            data["error"] = deed.error
-        self._ledger.add(Draft("ended", data, self._hub.author))
+        state = _UNSETTLED if effect_row.effect.state == _BEGUN else effect_row.effect.state
+        data = {"id": effect_row.effect.id, "state": state, "synthetic": True}
+        if effect_row.outcome is not None:
+            data["outcome"] = effect_row.outcome
+        if effect_row.error:
+            data["error"] = effect_row.error
+        self._writer.add(Draft("ended", data, self._hub.author))
 
-    def _before(self, action: Action) -> tuple[Deed | None, int]:
+    def _find_previous(self, action: Action) -> tuple[EffectRow | None, int]:
         """The deed that was done, or begun, under the same key, and the version of its row."""
-        deed, version = self._under(self._key(action)) if action.key else (None, 0)
+        deed, version = self._find_by_key(self._key(action)) if action.key else (None, 0)
         if deed is None and action.key and action.scope == "timeline":
             deed, version = self._inherited(action.key)
         if deed is None:
@@ -230,46 +232,46 @@ class Deeds:
         if deed.effect.name != action.name:
             raise key_taken(action, deed.effect.name)
         if deed.effect.state in (_BEGUN, _UNSETTLED):
-            if deed.session != self._row.id or deed.effect.id in self.doing:
+            if deed.session != self._row.id or deed.effect.id in self.in_progress:
                 raise in_flight(action.key, deed.session)
             if deed.effect.replay not in _RERUN:
                 raise unsettled(msgspec.to_builtins(deed.effect))
         return deed, version
 
-    def _inherited(self, key: str) -> tuple[Deed | None, int]:
+    def _inherited(self, key: str) -> tuple[EffectRow | None, int]:
         """What was done under a key of a timeline that this one goes on from, before it left that:
         a merge, or a restore to where a deed is known, does not make it undone."""
-        for span in reversed(self._ledger.line.path()[:-1]):
-            deed, version = self._under(f"{span.timeline}/{key}")
-            if deed is None or self._ledger.mind.effects.get(deed.effect.id) is None:
+        for span in reversed(self._writer.event_log.timeline_spans()[:-1]):
+            deed, version = self._find_by_key(f"{span.timeline}/{key}")
+            if deed is None or self._writer.state.effects.get(deed.effect.id) is None:
                 continue
             if self._is_mine(deed) or deed.effect.state == _DONE:
                 return deed, version
         return None, 0
 
-    def _under(self, key: str) -> tuple[Deed | None, int]:
+    def _find_by_key(self, key: str) -> tuple[EffectRow | None, int]:
         row = self._hub.catalog.row("deed-key", key)
         found = self._hub.catalog.row(self._kind, row.value.decode()) if row else None
-        return (decode(Deed, found.value), found.version) if found else (None, 0)
+        return (decode(EffectRow, found.value), found.version) if found else (None, 0)
 
     def _begin(
         self,
         action: Action,
-        said: dict[str, Any],
+        call_arguments: dict[str, Any],
         *,
         why: str,
-        before: Deed | None,
+        before: EffectRow | None,
         version: int,
         approve: str | None,
-    ) -> Deed:
+    ) -> EffectRow:
         """`version` is that of the row of `before`: who takes it up first does it."""
         hub = self._hub
         id_ = before.effect.id if before else uuid7(hub.clock)
-        mark = self.mark(action, said)
+        mark = self.digest_call(action, call_arguments)
         approval, rows = "", []
         if approve is not None:
             approval, used = self.approvals.allow(
-                shown(action.name, said), why=approve, digest=mark, effect=id_
+                format_call(action.name, call_arguments), why=approve, digest=mark, effect=id_
             )
             rows.append(used)
         effect = Effect(
@@ -279,42 +281,42 @@ class Deeds:
             state=_BEGUN,
             key=action.key,
             scope=action.scope,
-            why=hub.hidden(why),
+            why=hub.redact(why),
             digest=mark,
-            begun=self._ledger.tip.seq + 1,
+            begun=self._writer.tip.seq + 1,
             time=hub.clock.now_ns(),
             actor=hub.author,
-            command=command_of(hub, {"name": action.name, **said}),
+            command=command_of(hub, {"name": action.name, **call_arguments}),
         )
-        deed = Deed(effect, self._row.id)
+        deed = EffectRow(effect, self._row.id)
         rows.append(RowChange(self._kind, id_, encode(deed), expect=version))
         if action.key and before is None:
             rows.append(RowChange("deed-key", self._key(action), id_.encode(), expect=0))
-        data = {name: getattr(effect, name) for name in _INTENT} | said
+        data = {name: getattr(effect, name) for name in _INTENT} | call_arguments
         if approval:
             data["approval"] = approval
         self._declare(deed, data, rows)
-        reach("action.begun")
+        failpoint("action.begun")
         return deed
 
-    def _declare(self, deed: Deed, data: dict[str, Any], rows: list[RowChange]) -> None:
+    def _declare(self, effect_row: EffectRow, data: dict[str, Any], rows: list[RowChange]) -> None:
         """The intent, durable; or somebody else does it."""
-        id_, me = deed.effect.id, get_ident()
-        if self.doing.setdefault(id_, me) != me:  # set before another thread can see it begun
-            raise in_flight(deed.effect.key, self._row.id)
+        id_, me = effect_row.effect.id, get_ident()
+        if self.in_progress.setdefault(id_, me) != me:  # set before another thread can see it begun
+            raise in_flight(effect_row.effect.key, self._row.id)
         try:
-            self._ledger.add(Draft("begun", data, self._hub.author), rows=rows)
+            self._writer.add(Draft("begun", data, self._hub.author), rows=rows)
         except BaseException as error:
-            del self.doing[id_]
+            del self.in_progress[id_]
             if isinstance(error, Conflict) and is_used(error):
-                raise used_up(deed.effect.name) from error
+                raise used_up(effect_row.effect.name) from error
             if isinstance(error, Conflict) and error.kind == "row_moved":  # a sibling was faster
-                raise in_flight(deed.effect.key, "another") from error
+                raise in_flight(effect_row.effect.key, "another") from error
             raise
 
     def _end(
         self,
-        deed: Deed,
+        effect_row: EffectRow,
         state: str,
         *,
         outcome: Any = None,
@@ -323,8 +325,8 @@ class Deeds:
         settled: bool = False,
         synthetic: bool = False,
     ) -> Event:
-        outcome, error = self._hub.hidden(outcome), self._hub.hidden(error)
-        data: dict[str, Any] = {"id": deed.effect.id, "state": state}
+        outcome, error = self._hub.redact(outcome), self._hub.redact(error)
+        data: dict[str, Any] = {"id": effect_row.effect.id, "state": state}
         if outcome is not None:
             data["outcome"] = outcome
         if error:
@@ -336,18 +338,20 @@ class Deeds:
         if synthetic:
             data["synthetic"] = True
         try:
-            with self._ledger.alone():
-                at = self._ledger.tip.seq + 1
-                effect = msgspec.structs.replace(deed.effect, state=state, ended=at)
-                ended = msgspec.structs.replace(deed, effect=effect, outcome=outcome, error=error)
+            with self._writer.exclusive():
+                at = self._writer.tip.seq + 1
+                effect = msgspec.structs.replace(effect_row.effect, state=state, ended=at)
+                ended = msgspec.structs.replace(
+                    effect_row, effect=effect, outcome=outcome, error=error
+                )
                 change = RowChange(self._kind, effect.id, encode(ended))
-                return self._ledger.add(Draft("ended", data, self._hub.author), rows=[change])[0]
+                return self._writer.add(Draft("ended", data, self._hub.author), rows=[change])[0]
         finally:
-            self.doing.pop(deed.effect.id, None)
+            self.in_progress.pop(effect_row.effect.id, None)
 
-    def mark(self, action: Action, said: dict[str, Any]) -> str:
+    def digest_call(self, action: Action, call_arguments: dict[str, Any]) -> str:
         """The same for every call of this name with these arguments."""
-        return digest(self._hub.objects.hasher.oid, action.name, said)
+        return digest(self._hub.objects.hasher.oid, action.name, call_arguments)
 
     @property
     def _kind(self) -> str:
@@ -359,8 +363,8 @@ class Deeds:
 
 def command_of(hub: Hub, data: dict[str, Any]) -> str:
     """What was run, as it is shown: the journal has all of it."""
-    found: str = hub.hidden(called(data))
-    return clip(found, _SHOWN)
+    found: str = hub.redact(command_text(data))
+    return clip(found, _MAX_COMMAND_CHARS)
 
 
 def outcome_of(name: str, outcome: Any) -> Any:
@@ -375,7 +379,7 @@ def outcome_of(name: str, outcome: Any) -> Any:
     return outcome
 
 
-def said_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """A failure as it is recorded."""
     try:
         text = f"{type(error).__name__}: {error}"[:2000]
@@ -384,8 +388,8 @@ def said_of(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def shown(name: str, said: dict[str, Any]) -> str:
+def format_call(name: str, call_arguments: dict[str, Any]) -> str:
     """A call as a human reads it."""
-    args = [repr(arg) for arg in said["args"]]
-    args += [f"{key}={value!r}" for key, value in said["kwargs"].items()]
+    args = [repr(arg) for arg in call_arguments["args"]]
+    args += [f"{key}={value!r}" for key, value in call_arguments["kwargs"].items()]
     return f"{name}({', '.join(args)})"[:1000]

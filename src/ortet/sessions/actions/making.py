@@ -8,48 +8,48 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from ortet._util.failpoints import reach
-from ortet._util.validation import DICT, FLAG, SEVERAL, check_text, may_be, must_be
+from ortet._util.failpoints import failpoint
+from ortet._util.validation import DICT, FLAG, LIST, check_text, optional, require
 from ortet.errors import Invalid, OrtetError, Refused
 from ortet.history.commits import CommitInfo
 from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Artifact
 from ortet.sessions.actions import artifacts
-from ortet.sessions.actions.actions import Action, Replay, Scope, checked
-from ortet.sessions.actions.artifacts import Content, Orphans
+from ortet.sessions.actions.actions import Action, KeyScope, Replay, check_action
+from ortet.sessions.actions.artifacts import Orphans, StoredContent
 from ortet.sessions.actions.budget import Budget
 from ortet.sessions.actions.budget_math import SOFT, Amounts, check_amounts, parse_limits
-from ortet.sessions.actions.effects import Deeds, Intent
-from ortet.sessions.actions.model_calls import amounts_of, as_bytes, described
-from ortet.sessions.environment.outside import Outside
+from ortet.sessions.actions.effects import EffectLog, Intent
+from ortet.sessions.actions.model_calls import amounts_of, as_bytes, call_data
+from ortet.sessions.environment.outside import ExternalStateMixin
 from ortet.sessions.table import PAUSED
-from ortet.sessions.writing.auto_commit import Pace
-from ortet.sessions.writing.event_writer import Ledger
-from ortet.store.sweep_retry import anew, repeated
+from ortet.sessions.writing.auto_commit import AutoCommit
+from ortet.sessions.writing.event_writer import EventWriter
+from ortet.store.sweep_retry import retry_on_sweep, run_with_sweep_retry
 
 if TYPE_CHECKING:
-    from ortet.objects.store import Durable
+    from ortet.objects.store import Durability
     from ortet.workspaces.workspace import Workspace
 
 _SPENT = "the budget is spent"
-_WITHOUT = "make it without (variables of a kernel: declare others)"
+_SECRET_HINT = "make it without (variables of a kernel: declare others)"
 
 
-class Making(Outside):
+class ActionsMixin(ExternalStateMixin):
     """The half of Session whose events come with rows or objects."""
 
-    _ledger: Ledger
+    _writer: EventWriter
     _budget: Budget
-    _deeds: Deeds
-    _pace: Pace
-    _refused = False  # the budget is spent: it pauses when its actions have ended
+    _effects: EffectLog
+    _auto_commit: AutoCommit
+    _pause_pending = False  # the budget is spent: it pauses when its actions have ended
 
     @abstractmethod
-    def _touch(self) -> None:
+    def _begin_change(self) -> None:
         """It is open, and about to change."""
 
     @abstractmethod
-    def _take_in(self) -> None: ...
+    def _drain_inbox(self) -> None: ...
 
     @abstractmethod
     def _workspace(self) -> Workspace | None: ...
@@ -58,11 +58,11 @@ class Making(Outside):
     def _end(self, status: str, why: str) -> None: ...
 
     @abstractmethod
-    def _must_move(self, verb: str) -> None: ...
+    def _require_live(self, verb: str) -> None: ...
 
     @abstractmethod
     def commit(
-        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo: ...
 
     # money
@@ -81,16 +81,16 @@ class Making(Outside):
 
         Hard ones pause the session when they are overrun, `soft` ones record a warning once.
         """
-        may_be(DICT, soft=soft)
+        optional(DICT, soft=soft)
         asked = parse_limits({**limits, SOFT: soft or {}})
         if not asked.hard and not asked.soft:
             raise Invalid("bad_budget", "no limit was given: as s.budget(usd=10)")
-        self._touch()
+        self._begin_change()
         return self._budget.limit(asked)
 
     def budget_left(self) -> dict[str, float]:
         """Of each counter that has a limit, here or where this session works for another."""
-        return self._budget.left()
+        return self._budget.remaining()
 
     def model_call(  # noqa: PLR0917 - in the order one says it
         self,
@@ -104,35 +104,35 @@ class Making(Outside):
         """Record a call that was made, and spend its usage; see `spend`. Request and response are
         stored apart, with names for secrets that are known, and named by the event, which is
         returned."""
-        may_be(DICT, params=params, usage=usage)
+        optional(DICT, params=params, usage=usage)
         usage = dict(usage or {})
-        data = described(provider, model, dict(params or {}), usage)
+        data = call_data(provider, model, dict(params or {}), usage)
         amounts = check_amounts(amounts_of(usage))
         parts = {"request": request, "response": response}
         said = {name: as_bytes(value) for name, value in parts.items() if value is not None}
-        self._touch()
+        self._begin_change()
 
         def tell() -> tuple[list[Event], Refused | None]:
             with self._hub.writing():  # until the event is there, a sweep must not take them
                 refs = []
                 for name, content in said.items():
-                    stored = artifacts.store(self._hub.objects, self._hub.without_secrets(content))
+                    stored = artifacts.store(self._hub.objects, self._hub.redact_bytes(content))
                     data[name] = {"oid": stored.oid, "size": stored.size}
                     refs += stored.refs
                 self._hub.objects.flush()
                 draft = Draft("model", data, self._hub.author, refs)
                 return self._budget.spend(amounts, model=model, drafts=[draft])
 
-        events, refusal = repeated(self._hub, tell)
-        self._keep_pace("model", data)
+        events, refusal = run_with_sweep_retry(self._hub, tell)
+        self._auto_commit_if_due("model", data)
         if refusal is not None:
             self._stop(refusal)
         return events[0]
 
     def _spend(self, amounts: Amounts, model: str) -> Event:
-        self._touch()
+        self._begin_change()
         events, refusal = self._budget.spend(amounts, model=model)
-        self._keep_pace("spend", {})
+        self._auto_commit_if_due("spend", {})
         if refusal is not None:
             self._stop(refusal)
         return events[0]
@@ -148,19 +148,19 @@ class Making(Outside):
         why: str = "",
         replay: Replay = "recorded",
         key: str = "",
-        scope: Scope = "family",
+        scope: KeyScope = "family",
         approve: str | None = None,
     ) -> Intent:
         """What `act` does before it calls a function, for a deed that is done elsewhere: the intent
         is durable when this returns, and `settle` says what became of it. Of a deed that was done
         under the same key the outcome is given, and it is not to be done again.
         """
-        action = checked(Action(name, replay, key, scope))
-        must_be(SEVERAL, args=args)
-        may_be(DICT, kwargs=kwargs)
-        self._must_move("begin a deed")
-        self._come_to_act()
-        return self._deeds.intend(action, args, kwargs or {}, why=why, approve=approve)
+        action = check_action(Action(name, replay, key, scope))
+        require(LIST, args=args)
+        optional(DICT, kwargs=kwargs)
+        self._require_live("begin a deed")
+        self._prepare_action()
+        return self._effects.intend(action, args, kwargs or {}, why=why, approve=approve)
 
     def settle(
         self, effect: str, outcome: Any = None, *, failed: bool = False, error: str = ""
@@ -168,11 +168,11 @@ class Making(Outside):
         """Say what became of an action whose outcome is not known: its outcome, or that it failed,
         with an `error` that says how."""
         check_text(effect=effect, error=error)
-        must_be(FLAG, failed=failed)
-        self._must_move("settle")
-        self._touch()
-        event = self._deeds.settle(effect, outcome, failed=failed, error=error)
-        self._keep_pace("ended", event.data)
+        require(FLAG, failed=failed)
+        self._require_live("settle")
+        self._begin_change()
+        event = self._effects.settle(effect, outcome, failed=failed, error=error)
+        self._auto_commit_if_due("ended", event.data)
         return event
 
     # things
@@ -195,14 +195,16 @@ class Making(Outside):
         One that holds a secret that is known is Refused("secret_found"), unless you allow it.
         """
         check_text(kind=kind, media=media, link=link, why=why)
-        must_be(FLAG, allow_secrets=allow_secrets)
-        with self._hub.allowing(allow_secrets):
-            made, kept = self._made(name, kind=kind, data=data, media=media, link=link, why=why)
-        self._keep_pace("artifact", made)
+        require(FLAG, allow_secrets=allow_secrets)
+        with self._hub.allow_secrets(allow_secrets):
+            made, kept = self._store_artifact(
+                name, kind=kind, data=data, media=media, link=link, why=why
+            )
+        self._auto_commit_if_due("artifact", made)
         return kept
 
-    @anew
-    def _made(
+    @retry_on_sweep
+    def _store_artifact(
         self,
         name: str | os.PathLike[str],
         *,
@@ -212,45 +214,47 @@ class Making(Outside):
         link: str = "",
         why: str = "",
     ) -> tuple[dict[str, Any], Artifact]:
-        self._touch()
+        self._begin_change()
         text = artifacts.check_name(name)
         with self._hub.writing():  # until the event is there, a sweep must not take it
-            content = Content("", 0)
+            content = StoredContent("", 0)
             if data is not None and not isinstance(data, bytes | str) and hasattr(data, "fileno"):
                 fd = artifacts.descriptor(data, text)
                 content = artifacts.store_open(self._hub.objects, fd, text, f"the file of {text}")
             elif data is not None:
                 held = as_bytes(data)
-                if search := self._hub.objects.search:
-                    search.data(held, f"artifact {text}", _WITHOUT)
+                if search := self._hub.objects.scanner:
+                    search.data(held, f"artifact {text}", _SECRET_HINT)
                 content = artifacts.store(self._hub.objects, held)
             elif not link:
                 text, path = artifacts.locate(text, self._root())
                 content = artifacts.store_file(self._hub.objects, path, text)
             self._hub.objects.flush()
-            reach("artifact.stored")
-            with self._ledger.alone():  # two threads must not make the same version
+            failpoint("artifact.stored")
+            with self._writer.exclusive():  # two threads must not make the same version
                 made = {
                     "name": text,
-                    "version": artifacts.last_version(self._mind.artifacts, text) + 1,
+                    "version": artifacts.last_version(self._state.artifacts, text) + 1,
                     "oid": content.oid,
                     "size": content.size,
                     "kind": kind,
                     "media": media or artifacts.guess_media(text, data),
                     "link": link,
-                    "action": self._deeds.current(),
+                    "action": self._effects.current(),
                     "why": why,
                 }
                 # durable at once: only what is in the catalog keeps its content from a sweep
-                self._ledger.add(Draft("artifact", made, self._hub.author, content.refs), now=True)
-                return made, artifacts.find(self._mind.artifacts, text, None)
+                self._writer.add(
+                    Draft("artifact", made, self._hub.author, content.refs), durable=True
+                )
+                return made, artifacts.find(self._state.artifacts, text, None)
 
     def orphans(self) -> Orphans:
         """Artifacts whose content is lost, and files that no event accounts for."""
         known, files = self.artifacts(), self._workspace()
         return Orphans(
-            missing=artifacts.missing(self._hub.objects, known),
-            files=artifacts.unaccounted(files, known) if files is not None else [],
+            missing=artifacts.missing_content(self._hub.objects, known),
+            files=artifacts.unaccounted_files(files, known) if files is not None else [],
         )
 
     def _root(self) -> os.PathLike[str] | None:
@@ -260,48 +264,48 @@ class Making(Outside):
     # between its verbs
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def _action_scope(self) -> Iterator[None]:
         """Around an action: not without money; behind it the session may commit, or has to stop."""
-        self._come_to_act()
-        before = self._ledger.tip.seq
+        self._prepare_action()
+        before = self._writer.tip.seq
         try:
             yield
         finally:
-            if self._ledger.tip.seq != before:
-                self._keep_pace("ended", {})
-            if self._refused and not self._deeds.doing:
+            if self._writer.tip.seq != before:
+                self._auto_commit_if_due("ended", {})
+            if self._pause_pending and not self._effects.in_progress:
                 self._end(PAUSED, _SPENT)
 
-    def _come_to_act(self) -> None:
-        self._touch()
-        self._take_in()
-        refusal = self._budget.gate()
+    def _prepare_action(self) -> None:
+        self._begin_change()
+        self._drain_inbox()
+        refusal = self._budget.refusal_if_spent()
         if refusal is not None:
             self._stop(refusal)
 
     def _stop(self, refusal: Refused) -> NoReturn:
         """The budget is spent: pause, as soon as no action is in progress."""
-        if self._deeds.doing:
-            self._refused = True
+        if self._effects.in_progress:
+            self._pause_pending = True
         else:
             self._end(PAUSED, _SPENT)
         raise refusal
 
-    def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _auto_commit_if_due(self, kind: str, data: Mapping[str, Any]) -> None:
         """Commit if the policy wants it: never in the middle of an action."""
-        if self._pace.policy.when == "manual":
+        if self._auto_commit.policy.when == "manual":
             return
         now = self._now()
-        self._pace.saw(kind, data, now)
-        if self._pace.is_due(now) and not self._deeds.doing:
-            self._commit_by_itself()
+        self._auto_commit.count_event(kind, data, now)
+        if self._auto_commit.is_due(now) and not self._effects.in_progress:
+            self._commit_automatically()
 
-    def _commit_by_itself(self) -> None:
+    def _commit_automatically(self) -> None:
         """What was recorded stays so when this fails: it is told as a warning and tried again."""
         try:
-            self.commit(f"by policy: {self._pace.policy.when}")
+            self.commit(f"by policy: {self._auto_commit.policy.when}")
         except OrtetError as error:
-            self._pace.failed(self._now())
+            self._auto_commit.postpone(self._now())
             with suppress(OrtetError):
                 data = {"what": "commit", "kind": error.kind, "error": str(error)}
-                self._ledger.add(Draft("warning", data, self._hub.author))
+                self._writer.add(Draft("warning", data, self._hub.author))

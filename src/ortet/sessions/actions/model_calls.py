@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from ortet._util.codec import to_json
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet._util.validation import check_text
 from ortet.errors import Invalid
 from ortet.journal.events import Event, check_plain
-from ortet.sessions.actions.artifacts import Content
+from ortet.sessions.actions.artifacts import StoredContent
 
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
@@ -27,8 +27,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     model: str
     params: dict[str, Any]
     usage: dict[str, Any]
-    request: Content
-    response: Content
+    request: StoredContent
+    response: StoredContent
 
 
 def amounts_of(usage: Mapping[str, Any]) -> dict[str, float]:
@@ -57,7 +57,7 @@ def as_bytes(value: Any) -> bytes:
     return to_json(value).encode()
 
 
-def described(
+def call_data(
     provider: str, model: str, params: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The event's data but for its contents."""
@@ -88,5 +88,7 @@ def calls_of(events: Iterable[Event]) -> Iterator[ModelCall]:
             )
 
 
-def _content(data: Any) -> Content:
-    return msgspec.convert(data, known(Content)) if data else Content("", 0)
+def _content(data: Any) -> StoredContent:
+    return (
+        msgspec.convert(data, thread_safe_struct(StoredContent)) if data else StoredContent("", 0)
+    )

@@ -23,17 +23,17 @@ from ortet.journal.state.around import (
     DONE,
     DRAFT,
     WITHDRAWN,
-    Browsing,
+    BrowserState,
     Collaboration,
-    Token,
-    Window,
+    RateLimitWindow,
+    ServiceToken,
 )
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions.actions import no_effect
 from ortet.vault.vault import Secret
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 LEGAL = {
     DRAFT: (DRAFT, DONE, WITHDRAWN),
@@ -43,17 +43,17 @@ LEGAL = {
 """From each status to which."""
 
 WINDOW = "window"
-_LONGEST_TEXT = 64 << 10
-_LONGEST_NAME = 200
-_LONGEST_URL = 8 << 10
-_MOST_URLS = 1000
-_LATEST = 9e9  # seconds: as ns it still is a number of 64 bits
+_MAX_TEXT_LENGTH = 64 << 10
+_MAX_NAME_LENGTH = 200
+_MAX_URL_LENGTH = 8 << 10
+_MAX_URLS = 1000
+_MAX_TIME_SECONDS = 9e9  # seconds: as ns it still is a number of 64 bits
 
 
-class Known(msgspec.Struct, frozen=True):
+class RateLimitRow(msgspec.Struct, frozen=True):
     """A row about a rate limit, and on which timeline it was learned."""
 
-    window: Window
+    window: RateLimitWindow
     timeline: str
 
 
@@ -77,10 +77,10 @@ def collaboration_rows(session: str) -> str:
     return f"collaboration/{session}"
 
 
-def collaborations_of(view: View) -> list[Collaboration]:
+def collaborations_of(view: SessionReader) -> list[Collaboration]:
     """By name. What an effect made is there, whether the mind was restored to before it or not."""
-    found = {one.name: one for one in view.mind.collaborations}
-    for real in [] if view.replaying else _real(view):
+    found = {one.name: one for one in view.state.collaborations}
+    for real in [] if view.is_replaying else _effect_collaborations(view):
         known = found.get(real.name)
         if known is None or known.time <= real.time:
             text = known.text if known is not None else ""
@@ -88,25 +88,27 @@ def collaborations_of(view: View) -> list[Collaboration]:
     return [found[name] for name in sorted(found)]
 
 
-def staying(view: View, deeds: Sequence[Effect]) -> list[Collaboration]:
+def surviving_collaborations(view: SessionReader, effects: Sequence[Effect]) -> list[Collaboration]:
     """What these deeds made where others see it."""
-    ids = {effect.id for effect in deeds}
-    return [one for one in _real(view) if one.effect in ids]
+    ids = {effect.id for effect in effects}
+    return [one for one in _effect_collaborations(view) if one.effect in ids]
 
 
-def _real(view: View) -> list[Collaboration]:
+def _effect_collaborations(view: SessionReader) -> list[Collaboration]:
     rows = all_rows(view.hub.catalog, collaboration_rows(view.id))
     return [decode(Collaboration, value) for _, value in rows]
 
 
-def check_collaboration(view: View, old: Collaboration | None, data: dict[str, Any]) -> None:
+def check_collaboration(
+    view: SessionReader, old: Collaboration | None, data: dict[str, Any]
+) -> None:
     for field in ("kind", "link", "status", "text", "effect"):
         if not isinstance(data.get(field, ""), str):
             raise Invalid("bad_record", f"{field}={data[field]!r}: give text")
-    if len(data.get("text", "")) > _LONGEST_TEXT:
+    if len(data.get("text", "")) > _MAX_TEXT_LENGTH:
         raise Invalid(
             "payload_too_large",
-            f"a text of more than {_LONGEST_TEXT} characters: keep it as an artifact and give its "
+            f"a text of more than {_MAX_TEXT_LENGTH} characters: keep it as an artifact and give its "
             "name",
         )
     status = data.get("status", DRAFT)
@@ -130,21 +132,21 @@ def check_collaboration(view: View, old: Collaboration | None, data: dict[str, A
 # rate limits
 
 
-def windows_of(view: View) -> list[Window]:
+def windows_of(view: SessionReader) -> list[RateLimitWindow]:
     """The latest that is known of each service, by this mind or by any session of its agent."""
     now = view.hub.clock.now_ns()
-    found = {window.service: window for window in view.mind.windows}
+    found = {window.service: window for window in view.state.windows}
     prefix = f"{view.agent}/"
-    rows = [] if view.replaying else all_rows(view.hub.catalog, WINDOW, prefix)
+    rows = [] if view.is_replaying else all_rows(view.hub.catalog, WINDOW, prefix)
     for key, value in rows:
-        real = decode(Known, value).window
+        real = decode(RateLimitRow, value).window
         service = key.removeprefix(prefix)
         if service not in found or found[service].time <= real.time:
             found[service] = real
-    return [_at(found[service], now) for service in sorted(found)]
+    return [_window_now(found[service], now) for service in sorted(found)]
 
 
-def _at(window: Window, now: int) -> Window:
+def _window_now(window: RateLimitWindow, now: int) -> RateLimitWindow:
     if window.reset > now:
         return window
     return msgspec.structs.replace(window, remaining=window.limit, full=True)
@@ -170,9 +172,13 @@ def _count(number: Any) -> float:
 def _ns(time: Any) -> int:
     if isinstance(time, datetime) and time.tzinfo is not None:
         seconds = time.timestamp()
-        if 0 < seconds < _LATEST:
+        if 0 < seconds < _MAX_TIME_SECONDS:
             return int(seconds * 1e9)
-    if isinstance(time, int | float) and not isinstance(time, bool) and 0 < time < _LATEST:
+    if (
+        isinstance(time, int | float)
+        and not isinstance(time, bool)
+        and 0 < time < _MAX_TIME_SECONDS
+    ):
         return int(time * 1_000_000_000)
     raise Invalid(
         "bad_window",
@@ -183,8 +189,8 @@ def _ns(time: Any) -> int:
 # tokens and browsers
 
 
-def token_of(view: View, service: str) -> Secret:
-    found: Token | None = view.mind.tokens.get(check_label(service, "a service"))
+def token_of(view: SessionReader, service: str) -> Secret:
+    found: ServiceToken | None = view.state.tokens.get(check_label(service, "a service"))
     if found is None:
         raise NotFound(
             "no_token",
@@ -193,11 +199,11 @@ def token_of(view: View, service: str) -> Secret:
     return view.hub.vault.get(found.vault)
 
 
-def browser_of(view: View, *, current: bool) -> Browser:
+def browser_of(view: SessionReader, *, current: bool) -> Browser:
     """As this mind knows it, or with `current` as the session saved it last."""
-    found = view.mind.browsers.get(BROWSER)
+    found = view.state.browsers.get(BROWSER)
     if current and (row := view.hub.catalog.row(BROWSER, view.id)) is not None:
-        found = decode(Browsing, row.value)
+        found = decode(BrowserState, row.value)
     if found is None:
         return Browser([])
     if not found.storage:
@@ -222,11 +228,11 @@ def storage_text(storage: Any) -> str:
 
 def check_urls(urls: Sequence[str]) -> list[str]:
     found = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else [""]
-    if len(found) > _MOST_URLS:
-        raise Invalid("bad_url", f"{len(found)} URLs: give at most {_MOST_URLS}")
+    if len(found) > _MAX_URLS:
+        raise Invalid("bad_url", f"{len(found)} URLs: give at most {_MAX_URLS}")
     for url in found:
-        if not isinstance(url, str) or not 0 < len(url) <= _LONGEST_URL:
-            raise Invalid("bad_url", f"give each URL as text of 1 to {_LONGEST_URL} characters")
+        if not isinstance(url, str) or not 0 < len(url) <= _MAX_URL_LENGTH:
+            raise Invalid("bad_url", f"give each URL as text of 1 to {_MAX_URL_LENGTH} characters")
         try:
             secret = urlsplit(url).password
         except ValueError:
@@ -240,9 +246,9 @@ def check_urls(urls: Sequence[str]) -> list[str]:
 
 
 def check_label(name: Any, what: str) -> str:
-    if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
+    if isinstance(name, str) and 0 < len(name) <= _MAX_NAME_LENGTH and name.isprintable():
         return name
-    raise Invalid("bad_name", f"give {what} a name of 1 to {_LONGEST_NAME} printable characters")
+    raise Invalid("bad_name", f"give {what} a name of 1 to {_MAX_NAME_LENGTH} printable characters")
 
 
 def all_rows(catalog: Catalog, kind: str, prefix: str = "") -> list[tuple[str, bytes]]:
@@ -257,5 +263,5 @@ def all_rows(catalog: Catalog, kind: str, prefix: str = "") -> list[tuple[str, b
     return found
 
 
-def kept(kind: str, key: str, record: msgspec.Struct) -> RowChange:
+def put_row_change(kind: str, key: str, record: msgspec.Struct) -> RowChange:
     return RowChange(kind, key, encode(record))

@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ortet.journal.environment import Git
-from ortet.sessions.environment.rooted import Rooted, Run, Seen
+from ortet.sessions.environment.rooted import ProbeTarget, RootedReader, RunCommand
 
-_PATIENCE = 10.0
+_GIT_TIMEOUT_SECONDS = 10.0
 """Seconds git may take: a repository of a million files, not a hang."""
-_SHOWN = 100
+_MAX_CHANGED_PATHS = 100
 _OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,400}\Z")
 _STATUS = (
@@ -28,73 +28,77 @@ _STATUS = (
     *("-c", "core.untrackedCache=false", "status", "--porcelain=v2", "-z"),
     *("--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames"),
 )
-_CALM = {
+_SAFE_GIT_ENV = {
     "GIT_OPTIONAL_LOCKS": "0",  # it never writes the index
     "GIT_ALLOW_PROTOCOL": "none",  # nor fetches what a partial clone lacks
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "LC_ALL": "C",
 }
-_KEPT = re.compile(
+_SAFE_SETTING = re.compile(
     r"(?:core\.(?:repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol|safecrlf"
     r"|precomposeunicode|sparsecheckout|sparsecheckoutcone)"
     r"|extensions\.(?:objectformat|refstorage))\Z"
 )
 """Settings that change what counts as a change, and name no program, file or place."""
-_PLAIN = re.compile(r"[A-Za-z0-9]{0,20}\Z")
+_SAFE_VALUE = re.compile(r"[A-Za-z0-9]{0,20}\Z")
 
 
-def look_at(machine: Rooted, seen: Seen, environ: Mapping[str, str]) -> Git | None:
+def read_git_state(
+    machine: RootedReader, target: ProbeTarget, environ: Mapping[str, str]
+) -> Git | None:
     """The repository whose top the workspace is; None when it is none."""
-    work, status = seen.work, list(_STATUS)
-    if seen.left_out:
-        status += ["--", ".", f":(exclude,literal){seen.left_out}"]
+    work, status = target.workspace_path, list(_STATUS)
+    if target.left_out:
+        status += ["--", ".", f":(exclude,literal){target.left_out}"]
     place = _git_dir(machine, work)
     if place is None:
         return None
     head, branch = _head(machine, place)
-    if seen.run is not None:
-        changed = _in_machine(seen.run, status)
+    if target.run is not None:
+        changed = _in_machine(target.run, status)
     else:
         changed = _on_host(machine, place, work, status=status, environ=environ)
-    log = machine.read(f"{_common(machine, place)}/logs/refs/stash", most=16 << 20) or b""
+    log = machine.read(f"{_common(machine, place)}/logs/refs/stash", max_bytes=16 << 20) or b""
     return Git(
         head=head,
         branch=branch,
         dirty=-1 if changed is None else len(changed),
-        changed=(changed or [])[:_SHOWN],
+        changed=(changed or [])[:_MAX_CHANGED_PATHS],
         stashes=log.count(b"\n"),
     )
 
 
-def _git_dir(machine: Rooted, work: str) -> str | None:
+def _git_dir(machine: RootedReader, work: str) -> str | None:
     """Where its files are: .git, or what a file of that name (a worktree's) says."""
     place = f"{work}/.git"
     said = machine.text(place)
     if said.startswith("gitdir: "):
-        place = _from(work, said.removeprefix("gitdir: ").strip())
-    return place if machine.read(f"{place}/HEAD", most=1000) is not None else None
+        place = _resolve_from(work, said.removeprefix("gitdir: ").strip())
+    return place if machine.read(f"{place}/HEAD", max_bytes=1000) is not None else None
 
 
-def _common(machine: Rooted, place: str) -> str:
+def _common(machine: RootedReader, git_dir: str) -> str:
     """What the worktrees of a repository share."""
-    said = machine.text(f"{place}/commondir").strip()
-    return _from(place, said) if said else place
+    said = machine.text(f"{git_dir}/commondir").strip()
+    return _resolve_from(git_dir, said) if said else git_dir
 
 
-def _from(base: str, path: str) -> str:
+def _resolve_from(base: str, path: str) -> str:
     return path if path.startswith("/") else f"{base}/{path}"
 
 
-def _head(machine: Rooted, place: str) -> tuple[str, str]:
+def _head(machine: RootedReader, git_dir: str) -> tuple[str, str]:
     """The commit, "" before the first, and the branch, "" when it is on none."""
-    said = (machine.read(f"{place}/HEAD", most=1000) or b"").decode("utf-8", "replace").strip()
+    said = (
+        (machine.read(f"{git_dir}/HEAD", max_bytes=1000) or b"").decode("utf-8", "replace").strip()
+    )
     if not said.startswith("ref: "):
         return (said if _OID.match(said) else ""), ""
     ref = said.removeprefix("ref: ").strip()
     if not _REF.match(ref) or ".." in ref:
         return "", ""
-    common = _common(machine, place)
+    common = _common(machine, git_dir)
     oid = machine.text(f"{common}/{ref}").strip()
     if not _OID.match(oid):
         packed = machine.text(f"{common}/packed-refs").splitlines()
@@ -102,26 +106,31 @@ def _head(machine: Rooted, place: str) -> tuple[str, str]:
     return (oid if _OID.match(oid) else ""), ref.removeprefix("refs/heads/")
 
 
-def _in_machine(run: Run, status: Sequence[str]) -> list[str] | None:
-    result = run(["git", *status], env=_CALM, timeout=_PATIENCE)
-    return _changed(result.stdout) if result.exit_code == 0 else None
+def _in_machine(run: RunCommand, status: Sequence[str]) -> list[str] | None:
+    result = run(["git", *status], env=_SAFE_GIT_ENV, timeout=_GIT_TIMEOUT_SECONDS)
+    return _parse_status(result.stdout) if result.exit_code == 0 else None
 
 
 def _on_host(
-    machine: Rooted, place: str, work: str, *, status: Sequence[str], environ: Mapping[str, str]
+    machine: RootedReader,
+    git_dir: str,
+    work: str,
+    *,
+    status: Sequence[str],
+    environ: Mapping[str, str],
 ) -> list[str] | None:
     """None where git is not there, or does not know the answer."""
-    head = machine.read(f"{place}/HEAD", most=1000) or b""
-    config = machine.text(f"{_common(machine, place)}/config")
+    head = machine.read(f"{git_dir}/HEAD", max_bytes=1000) or b""
+    config = machine.text(f"{_common(machine, git_dir)}/config")
     program = shutil.which("git", path=environ.get("PATH", os.defpath))
-    git, common = machine.resolve(place), machine.resolve(_common(machine, place))
+    git, common = machine.resolve(git_dir), machine.resolve(_common(machine, git_dir))
     if program is None or git is None or common is None:
         return None
     known = {name: environ[name] for name in ("HOME", "XDG_CONFIG_HOME") if name in environ}
-    env = {"PATH": environ.get("PATH", os.defpath), **known, **_CALM}
+    env = {"PATH": environ.get("PATH", os.defpath), **known, **_SAFE_GIT_ENV}
     with TemporaryDirectory(prefix="ortet-git-") as own:
         try:
-            _imitate(Path(own), git, common, head=head, config=config)
+            _make_git_dir(Path(own), git, common, head=head, config=config)
             index = f"{git}/index"
             found = subprocess.run(
                 [program, f"--git-dir={own}", f"--work-tree={work}", *status],
@@ -129,15 +138,15 @@ def _on_host(
                 env={**env, "GIT_OBJECT_DIRECTORY": f"{common}/objects", "GIT_INDEX_FILE": index},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=_PATIENCE,
+                timeout=_GIT_TIMEOUT_SECONDS,
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
             return None
-    return _changed(found.stdout.decode("utf-8", "backslashreplace"))
+    return _parse_status(found.stdout.decode("utf-8", "backslashreplace"))
 
 
-def _imitate(own: Path, git: str, common: str, *, head: bytes, config: str) -> None:
+def _make_git_dir(own: Path, git: str, common: str, *, head: bytes, config: str) -> None:
     """A git directory that leads to another's refs and excludes, with harmless settings."""
     (own / "info").mkdir()
     (own / "objects").mkdir()
@@ -153,10 +162,10 @@ def _imitate(own: Path, git: str, common: str, *, head: bytes, config: str) -> N
         (own / "info/sparse-checkout").symlink_to(sparse)
     for piece in Path(git).glob("sharedindex.*"):  # of an index that is split
         (own / piece.name).symlink_to(piece)
-    (own / "config").write_text(_harmless(config))
+    (own / "config").write_text(_safe_config(config))
 
 
-def _harmless(config: str) -> str:
+def _safe_config(config: str) -> str:
     """The settings of a repository that may be kept, as a configuration. Read here, not by git:
     a line we do not understand is one we do not need."""
     lines, section = ["[core]\n\trepositoryformatversion = 0\n"], ""
@@ -168,12 +177,12 @@ def _harmless(config: str) -> str:
         elif text.startswith("["):
             section = ""
         key, sign, value = (word.strip() for word in text.partition("="))
-        if _KEPT.match(f"{section}.{key.lower()}") and _PLAIN.match(value):
+        if _SAFE_SETTING.match(f"{section}.{key.lower()}") and _SAFE_VALUE.match(value):
             lines.append(f"[{section}]\n\t{key} = {value if sign else 'true'}\n")
     return "".join(lines)
 
 
-def _changed(porcelain: str) -> list[str]:
+def _parse_status(porcelain: str) -> list[str]:
     """The lines of `git status --porcelain=v2 -z`, as "XY path"."""
     found = []
     for item in porcelain.split("\0"):

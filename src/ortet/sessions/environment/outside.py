@@ -10,30 +10,36 @@ from typing import Any, overload
 
 import msgspec
 
-from ortet._util.validation import TEXT, may_be
+from ortet._util.validation import TEXT, optional
 from ortet.backends.base import RowChange
 from ortet.errors import NotFound
 from ortet.journal.events import Draft, Event
-from ortet.journal.state.around import BROWSER, Browsing, Collaboration, Window, updated
-from ortet.sessions.actions.effects import Deeds
-from ortet.sessions.conversation import Saying
+from ortet.journal.state.around import (
+    BROWSER,
+    BrowserState,
+    Collaboration,
+    RateLimitWindow,
+    update_collaboration,
+)
+from ortet.sessions.actions.effects import EffectLog
+from ortet.sessions.conversation import ConversationMixin
 from ortet.sessions.environment import external_state
-from ortet.sessions.environment.external_state import Browser, Known
-from ortet.sessions.writing.event_writer import Ledger
-from ortet.vault.vault import BROWSERS, Secret
+from ortet.sessions.environment.external_state import Browser, RateLimitRow
+from ortet.sessions.writing.event_writer import EventWriter
+from ortet.vault.vault import BROWSER_PREFIX, Secret
 
 
-class Outside(Saying):
+class ExternalStateMixin(ConversationMixin):
     """The part of Session whose events also say what is true of the world, restored or not."""
 
-    _ledger: Ledger
-    _deeds: Deeds
+    _writer: EventWriter
+    _effects: EffectLog
 
     @abstractmethod
-    def _touch(self) -> None: ...
+    def _begin_change(self) -> None: ...
 
     @abstractmethod
-    def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None: ...
+    def _auto_commit_if_due(self, kind: str, data: Mapping[str, Any]) -> None: ...
 
     def collaborate(
         self,
@@ -52,23 +58,29 @@ class Outside(Saying):
         the action that made it, by itself the one in progress: then a restore does not undo it,
         says so, and `collaborations()` goes on telling it.
         """
-        self._touch()
+        self._begin_change()
         external_state.check_label(name, "a collaboration")
-        may_be(TEXT, effect=effect)
+        optional(TEXT, effect=effect)
         given = {"kind": kind, "link": link, "status": status, "text": text}
         data = {"name": name, **{key: value for key, value in given.items() if value is not None}}
-        if made := effect or self._deeds.current():
+        if made := effect or self._effects.current():
             data["effect"] = made
-        with self._ledger.alone():
+        with self._writer.exclusive():
             known = {one.name: one for one in self.collaborations()}
             external_state.check_collaboration(self, known.get(name), data)
-            real = updated(known.get(name), data, self._ledger.tip.seq + 1, self._now())
+            real = update_collaboration(
+                known.get(name), data, self._writer.tip.seq + 1, self._now()
+            )
             rows = []
             if real.effect:
                 bare = msgspec.structs.replace(real, text="")
-                rows = [external_state.kept(external_state.collaboration_rows(self.id), name, bare)]
-            event = self._ledger.add(Draft("collaboration", data, self._hub.author), rows=rows)[0]
-        self._keep_pace("collaboration", data)
+                rows = [
+                    external_state.put_row_change(
+                        external_state.collaboration_rows(self.id), name, bare
+                    )
+                ]
+            event = self._writer.add(Draft("collaboration", data, self._hub.author), rows=rows)[0]
+        self._auto_commit_if_due("collaboration", data)
         return msgspec.structs.replace(real, seq=event.seq)
 
     def window(
@@ -85,11 +97,13 @@ class Outside(Saying):
         A service counts calls by who makes them, and that is the agent: what one of its sessions
         learns last is what all of them, forks and restored ones too, are told by `windows()`.
         """
-        self._touch()
+        self._begin_change()
         data = external_state.window_data(service, remaining, reset, limit)
-        learned = Known(Window(**data, time=self._now()), self._row.timeline)
-        row = external_state.kept(external_state.WINDOW, f"{self.agent}/{service}", learned)
-        return self._record_outside("window", data, [row])
+        learned = RateLimitRow(RateLimitWindow(**data, time=self._now()), self._row.timeline)
+        row = external_state.put_row_change(
+            external_state.WINDOW, f"{self.agent}/{service}", learned
+        )
+        return self._record_external("window", data, [row])
 
     @overload
     def token(self, service: str) -> Secret: ...
@@ -102,13 +116,13 @@ class Outside(Saying):
         as it is now."""
         if name is None:
             return super().token(service)
-        self._touch()
+        self._begin_change()
         external_state.check_label(service, "a service")
         if not self._hub.vault.has(name):
             raise NotFound(
                 "no_secret", f"the vault has no {name!r}: put it there first, hub.vault.put(…)"
             )
-        return self._record_outside("token", {"service": service, "vault": name}, [])
+        return self._record_external("token", {"service": service, "vault": name}, [])
 
     def browser(
         self,
@@ -125,7 +139,7 @@ class Outside(Saying):
         """
         if urls is None and storage is None:
             return super().browser(current=current)
-        self._touch()
+        self._begin_change()
         data: dict[str, Any] = {}
         rows: list[RowChange] = []
         if urls is not None:
@@ -133,15 +147,15 @@ class Outside(Saying):
         if storage is not None:
             text = external_state.storage_text(storage)
             vault = self._hub.vault
-            data["storage"] = f"{BROWSERS}{self.id}/{vault.mark(text)}"
-            rows.append(vault.sealed(data["storage"], text))
-        known = self._mind.browsers.get(BROWSER) or Browsing()
+            data["storage"] = f"{BROWSER_PREFIX}{self.id}/{vault.fingerprint(text)}"
+            rows.append(vault.seal(data["storage"], text))
+        known = self._state.browsers.get(BROWSER) or BrowserState()
         now = msgspec.structs.replace(known, **data, time=self._now())
-        rows.append(external_state.kept(BROWSER, self.id, now))
-        self._record_outside("browser", data, rows)
+        rows.append(external_state.put_row_change(BROWSER, self.id, now))
+        self._record_external("browser", data, rows)
         return super().browser()
 
-    def _record_outside(self, kind: str, data: dict[str, Any], rows: list[RowChange]) -> Event:
-        event = self._ledger.add(Draft(kind, data, self._hub.author), rows=rows)[0]
-        self._keep_pace(kind, data)
+    def _record_external(self, kind: str, data: dict[str, Any], rows: list[RowChange]) -> Event:
+        event = self._writer.add(Draft(kind, data, self._hub.author), rows=rows)[0]
+        self._auto_commit_if_due(kind, data)
         return event

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ortet.journal.environment import Debian, Environment, Python
-from ortet.sessions.environment.git_state import look_at
-from ortet.sessions.environment.rooted import Rooted, Seen
-from ortet.sessions.environment.variables import variables
+from ortet.journal.environment import DebianPackages, Environment, PythonPackages
+from ortet.sessions.environment.git_state import read_git_state
+from ortet.sessions.environment.rooted import ProbeTarget, RootedReader
+from ortet.sessions.environment.variables import changed_variables
 
 _LOCKS = ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "yarn.lock", "bun.lock")
 _LOCAL = frozenset(
@@ -32,18 +32,18 @@ _LOCAL = frozenset(
         "broadcasthost",
     }
 )
-_FEW, _MANY = 200, 5000
-_LONG = 1000
+_MAX_LINES, _MAX_PACKAGES = 200, 5000
+_MAX_LINE_LENGTH = 1000
 _DIST = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
 
 
-def surroundings(
-    seen: Seen,
+def probe_environment(
+    target: ProbeTarget,
     environ: Mapping[str, str],
     opening: Mapping[str, str],
     *,
     names: Iterable[str] = (),
-    own: Mapping[str, str] | None = None,
+    process_environ: Mapping[str, str] | None = None,
 ) -> Environment:
     """As they are now, for commands that see `environ`. Of the variables those that differ from the
     opening environment, and those of these `names`.
@@ -51,19 +51,21 @@ def surroundings(
     `own` is this process's environment, when that is another: what runs on the host, to look, is
     found and set up by it alone, since a record may be anybody's.
     """
-    machine, work = Rooted(seen.root), seen.work
+    machine, work = RootedReader(target.root), target.workspace_path
     return Environment(
         python=_python(machine, work, environ.get("VIRTUAL_ENV", "")),
         npm=_npm(machine, work) if work else "",
         debian=_debian(machine),
-        variables=variables(environ, opening, names),
+        variables=changed_variables(environ, opening, names),
         hosts=_hosts(machine),
         resolver=_resolver(machine),
-        git=look_at(machine, seen, environ if own is None else own) if work else None,
+        git=read_git_state(machine, target, environ if process_environ is None else process_environ)
+        if work
+        else None,
     )
 
 
-def _python(machine: Rooted, work: str, active: str) -> Python | None:
+def _python(machine: RootedReader, work: str, active: str) -> PythonPackages | None:
     """The environment in the workspace, else the active one."""
     for place in (f"{work}/.venv" if work else "", active):
         config = machine.text(f"{place}/pyvenv.cfg") if place else ""
@@ -79,27 +81,27 @@ def _python(machine: Rooted, work: str, active: str) -> Python | None:
                 if dist := _DIST.match(name):
                     normal = re.sub(r"[-_.]+", "-", dist["name"]).lower()
                     packages[_storable(normal)] = _storable(dist["version"])
-    few = dict(sorted(packages.items())[:_MANY])
-    return Python(version.group(1) if version else "", few)
+    few = dict(sorted(packages.items())[:_MAX_PACKAGES])
+    return PythonPackages(version.group(1) if version else "", few)
 
 
-def _npm(machine: Rooted, work: str) -> str:
+def _npm(machine: RootedReader, work: str) -> str:
     for name in _LOCKS:
-        content = machine.read(f"{work}/{name}", most=64 << 20)
+        content = machine.read(f"{work}/{name}", max_bytes=64 << 20)
         if content is not None:
             return hashlib.sha256(content).hexdigest()
     return ""
 
 
-def _debian(machine: Rooted) -> Debian | None:
-    content = machine.read("/var/lib/dpkg/status", most=64 << 20)
+def _debian(machine: RootedReader) -> DebianPackages | None:
+    content = machine.read("/var/lib/dpkg/status", max_bytes=64 << 20)
     if content is None:
         return None
     count = content.count(b"\nPackage: ") + content.startswith(b"Package: ")
-    return Debian(hashlib.sha256(content).hexdigest(), count)
+    return DebianPackages(hashlib.sha256(content).hexdigest(), count)
 
 
-def _hosts(machine: Rooted) -> list[str]:
+def _hosts(machine: RootedReader) -> list[str]:
     """What somebody added: names that are neither local by custom nor this host's own."""
     own = os.uname().nodename.lower()
     found = []
@@ -108,13 +110,15 @@ def _hosts(machine: Rooted) -> list[str]:
         names = {name.lower() for name in words[1:]}
         ours = {name for name in names if name == own or name.partition(".")[0] == own}
         if names - _LOCAL - ours:
-            found.append(" ".join(words)[:_LONG])
-    return found[:_FEW]
+            found.append(" ".join(words)[:_MAX_LINE_LENGTH])
+    return found[:_MAX_LINES]
 
 
-def _resolver(machine: Rooted) -> list[str]:
+def _resolver(machine: RootedReader) -> list[str]:
     lines = (" ".join(line.split()) for line in machine.text("/etc/resolv.conf").splitlines())
-    return [line[:_LONG] for line in lines if line.startswith(("nameserver ", "search "))][:_FEW]
+    return [
+        line[:_MAX_LINE_LENGTH] for line in lines if line.startswith(("nameserver ", "search "))
+    ][:_MAX_LINES]
 
 
 def _storable(text: str) -> str:

@@ -11,20 +11,20 @@ import msgspec
 
 from ortet.machines.base import Result
 
-_LINKS = 40
-_MOST = 64 << 20
+_MAX_LINKS = 40
+_MAX_READ_BYTES = 64 << 20
 
 
-Run = Callable[..., Result]
+RunCommand = Callable[..., Result]
 _MACHINE = re.compile(r"/proc/\d+/root(?=/|\Z)")
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ProbeTarget(msgspec.Struct, frozen=True):
     """Where to look. `path` is the workspace on the host, "" when there is none; `run` is given
     where commands run in another view of the system than ours."""
 
     path: str = ""
-    run: Run | None = None
+    run: RunCommand | None = None
     left_out: str = ""  # a directory of the workspace whose changes are our own
 
     @property
@@ -34,12 +34,12 @@ class Seen(msgspec.Struct, frozen=True):
         return found.group() if found else ""
 
     @property
-    def work(self) -> str:
+    def workspace_path(self) -> str:
         """The workspace as its machine sees it."""
         return self.path.removeprefix(self.root)
 
 
-class Rooted:
+class RootedReader:
     """Below `root`, which is "" where the machine sees what the host sees. Nothing here raises for
     what is not there, no file, or closed to us."""
 
@@ -66,14 +66,14 @@ class Rooted:
                 done.append(part)
                 continue
             links += 1
-            if links > _LINKS:
+            if links > _MAX_LINKS:
                 return None
             if target.startswith("/"):
                 done.clear()
             todo += _parts(target)
         return "/".join((self.root, *done)) or "/"
 
-    def read(self, path: str, most: int = 1 << 20) -> bytes | None:
+    def read(self, path: str, max_bytes: int = 1 << 20) -> bytes | None:
         """A file's content, at most so much of it."""
         place = self.resolve(path)
         if place is None:
@@ -86,7 +86,7 @@ class Rooted:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return None
             with os.fdopen(fd, "rb", closefd=False) as file:
-                return file.read(min(most, _MOST))
+                return file.read(min(max_bytes, _MAX_READ_BYTES))
         except OSError:
             return None
         finally:

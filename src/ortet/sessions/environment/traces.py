@@ -11,34 +11,39 @@ import msgspec
 from ortet._util.codec import decode
 from ortet.backends.base import Catalog, RowChange
 from ortet.errors import Conflict
-from ortet.history.records import Header
-from ortet.hub.governance.rewrite_objects import journals
+from ortet.history.records import EventHeader
+from ortet.hub.governance.rewrite_objects import reachable_journals
 from ortet.journal.events import Event
-from ortet.journal.segments import segments, unseal
-from ortet.journal.state.around import BROWSER, Browsing
-from ortet.sessions.environment.external_state import WINDOW, Known, all_rows, collaboration_rows
+from ortet.journal.segments import iter_segments, unseal
+from ortet.journal.state.around import BROWSER, BrowserState
+from ortet.sessions.environment.external_state import (
+    WINDOW,
+    RateLimitRow,
+    all_rows,
+    collaboration_rows,
+)
 from ortet.sessions.swarm_api import attempt_rows, swarm_rows
 from ortet.sessions.table import ARCHIVED, SessionRow
 from ortet.sessions.writing.idempotent_turns import KIND as TURNS
-from ortet.vault.vault import BROWSERS
-from ortet.vault.vault import KIND as VAULT
+from ortet.vault.vault import BROWSER_PREFIX
+from ortet.vault.vault import VAULT_ROW_KIND as VAULT
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 DERIVED = "derived"
 """Rows of this kind, by the id of a session, hold what an adapter can make again of its journal:
 where to look, nothing of what was said."""
 
 
-def beside(timeline: str) -> str:
+def adapter_row_kind(timeline: str) -> str:
     """The kind of rows whose keys are the kinds of rows that an adapter keeps for a timeline, made
     of its events: those go with it."""
     return f"beside/{timeline}"
 
 
-def drop_beside(catalog: Catalog, timeline: str) -> None:
-    while kinds := catalog.rows(beside(timeline)):
+def drop_adapter_rows(catalog: Catalog, timeline: str) -> None:
+    while kinds := catalog.rows(adapter_row_kind(timeline)):
         for one in kinds:
             while page := catalog.rows(one.key):
                 gone = [RowChange(one.key, row.key, None) for row in page]
@@ -46,7 +51,9 @@ def drop_beside(catalog: Catalog, timeline: str) -> None:
             catalog.drop_row(one.kind, one.key)
 
 
-def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[tuple[str, str]]:
+def rows_repeating_event(
+    sessions: SessionManager, row: SessionRow, event: Event
+) -> Iterator[tuple[str, str]]:
     """(kind, key) of rows, and of the entry of the vault, that repeat what an event of a session
     said; its forks, which share it, have such rows too."""
     data, catalog = event.data, sessions.hub.catalog
@@ -55,7 +62,7 @@ def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[
     if event.kind == "window":
         key = f"{row.agent}/{data['service']}"
         known = catalog.row(WINDOW, key)
-        if known is not None and decode(Known, known.value).timeline == event.timeline:
+        if known is not None and decode(RateLimitRow, known.value).timeline == event.timeline:
             yield WINDOW, key
         return
     for one in sessions.all():
@@ -67,16 +74,16 @@ def said_outside(sessions: Sessions, row: SessionRow, event: Event) -> Iterator[
         yield VAULT, data["storage"]
 
 
-def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
+def removal_row_changes(sessions: SessionManager, row: SessionRow) -> list[RowChange]:
     """What goes with a session that is removed. Rate limits are its agent's, and stay; so do states
     of browsers that a fork still knows."""
     hub = sessions.hub
     kind = collaboration_rows(row.id)
     gone = [RowChange(kind, name, None) for name, _ in all_rows(hub.catalog, kind)]
     gone += [RowChange(kind, row.id, None) for kind in (BROWSER, TURNS, DERIVED)]
-    states = set(hub.vault.names(f"{BROWSERS}{row.id}/"))
+    states = set(hub.vault.names(f"{BROWSER_PREFIX}{row.id}/"))
     if states:
-        states -= set(_shared(sessions, row))
+        states -= set(_states_of_forks(sessions, row))
     for name, swarm in all_rows(hub.catalog, swarm_rows(row.id)):
         kind = attempt_rows(msgspec.msgpack.decode(swarm)["id"])
         gone += [RowChange(kind, key, None) for key, _ in all_rows(hub.catalog, kind)]
@@ -84,12 +91,12 @@ def left_outside(sessions: Sessions, row: SessionRow) -> list[RowChange]:
     return gone + [RowChange(VAULT, name, None) for name in sorted(states)]
 
 
-def free_states(sessions: Sessions) -> None:
+def drop_unused_browser_states(sessions: SessionManager) -> None:
     """Forget states of browsers that no event of a commit in reach, the reflog or a session names.
     Not those of a family that has a session in an archive: its events are there."""
     catalog = sessions.hub.catalog
-    states = {row.key: row.version for row in sessions.hub.vault.entries(BROWSERS)}
-    used = set(_named(sessions)) if states else set[str]()
+    states = {row.key: row.version for row in sessions.hub.vault.sealed_rows(BROWSER_PREFIX)}
+    used = set(_referenced_states(sessions)) if states else set[str]()
     away = {row.family for row in sessions.all() if row.status == ARCHIVED}
     kept = {row.id for row in sessions.all() if row.family in away}
     gone = [
@@ -103,29 +110,29 @@ def free_states(sessions: Sessions) -> None:
             catalog.scrub()
 
 
-def _named(sessions: Sessions) -> Iterator[str]:
+def _referenced_states(sessions: SessionManager) -> Iterator[str]:
     """States that events name."""
     hub, seen = sessions.hub, set[bytes]()
-    for journal in journals(hub):
-        for oid, segment in segments(hub.objects, journal.segment):
+    for journal in reachable_journals(hub):
+        for oid, segment in iter_segments(hub.objects, journal.segment):
             if oid in seen:
                 break
             seen.add(oid)
-            if any(decode(Header, head).kind == "browser" for head in segment.heads):
+            if any(decode(EventHeader, head).kind == "browser" for head in segment.heads):
                 for row in unseal(hub.objects, segment):
                     event = sessions.chain.read(row, segment.timeline.hex())
                     yield event.data.get("storage", "")
     for one in sessions.all():
         if one.status != ARCHIVED:
-            line = sessions.standing(one).line
+            line = sessions.load(one).line
             yield from (e.data.get("storage", "") for e in line.events(line.base.seq))
         if (now := hub.catalog.row(BROWSER, one.id)) is not None:
-            yield decode(Browsing, now.value).storage
+            yield decode(BrowserState, now.value).storage
 
 
-def _shared(sessions: Sessions, row: SessionRow) -> Iterator[str]:
+def _states_of_forks(sessions: SessionManager, row: SessionRow) -> Iterator[str]:
     for other in sessions.all():
         if other.family == row.family and other.id != row.id:
-            for event in sessions.standing(other).line.events():
+            for event in sessions.load(other).line.events():
                 if event.kind == "browser":
                     yield event.data.get("storage", "")

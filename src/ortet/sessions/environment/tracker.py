@@ -11,56 +11,58 @@ import msgspec
 
 from ortet.errors import Invalid, OrtetError
 from ortet.journal.environment import (
-    NOTHING,
-    Difference,
+    EMPTY_ENVIRONMENT,
     Environment,
-    changes,
-    compose,
+    EnvironmentDifference,
+    changed_parts,
     differences,
+    environment_from_events,
 )
 from ortet.journal.events import Draft
-from ortet.journal.reports.progress import Story
-from ortet.journal.state.state import Mind
-from ortet.sessions.actions.making import Making
+from ortet.journal.reports.progress import ProgressLog
+from ortet.journal.state.state import SessionState
+from ortet.sessions.actions.making import ActionsMixin
 from ortet.sessions.environment import handover
-from ortet.sessions.environment.environments import recorded_in, recorded_of
+from ortet.sessions.environment.environments import environment_at_commit, recorded_environments
 from ortet.sessions.environment.handover import Handover
-from ortet.sessions.environment.probe import surroundings
-from ortet.sessions.environment.rooted import Seen
-from ortet.sessions.environment.variables import Variables
-from ortet.sessions.history.cross_host_files import leave_ready
-from ortet.sessions.history.host import Host
+from ortet.sessions.environment.probe import probe_environment
+from ortet.sessions.environment.rooted import ProbeTarget
+from ortet.sessions.environment.variables import SessionVariables
+from ortet.sessions.history.cross_host_files import commit_before_release
+from ortet.sessions.history.host import OpenSessionParticipant
 from ortet.sessions.profiles import Profile
-from ortet.store.lease import Holding
-from ortet.workspaces.table import Files
+from ortet.store.lease import HeldLease
+from ortet.workspaces.table import FilesMode
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
     from ortet.sessions.session import Session
     from ortet.workspaces.workspace import Workspace
 
 
-class Surrounded(Making):
+class EnvironmentMixin(ActionsMixin):
     """The half of Session that looks around, and leaves word for others."""
 
     profile: Profile
-    holding: Holding
-    _sessions: Sessions
-    _host: Host
+    held_lease: HeldLease
+    _sessions: SessionManager
+    _participant: OpenSessionParticipant
     _files: Workspace | None
-    _story: Story | None = None
-    _around: Environment | None = None  # what is recorded, once it was read
-    _variables: Variables | None = None  # of its commands, once it was opened or asked for
-    _stirred = False  # commands may have changed what surrounds it
-    _warned = ""  # why the last handover by policy failed
+    _story: ProgressLog | None = None
+    _recorded_environment: Environment | None = None  # what is recorded, once it was read
+    _variables: SessionVariables | None = None  # of its commands, once it was opened or asked for
+    _environment_may_have_changed = False  # commands may have changed what surrounds it
+    _last_handover_error = ""  # why the last handover by policy failed
 
     @overload
     def environment(self) -> Environment: ...
 
     @overload
-    def environment(self, *, compare: Literal[True] | str) -> list[Difference]: ...
+    def environment(self, *, compare: Literal[True] | str) -> list[EnvironmentDifference]: ...
 
-    def environment(self, *, compare: bool | str = False) -> Environment | list[Difference]:
+    def environment(
+        self, *, compare: bool | str = False
+    ) -> Environment | list[EnvironmentDifference]:
         """Look at what surrounds the workspace and does not come back with its files, and record
         what changed: packages, variables, hosts, resolver, the state of its repository.
 
@@ -70,11 +72,11 @@ class Surrounded(Making):
         With `compare`, nothing is recorded: the answer is how the surroundings now differ from
         those of the head commit, or of the commit it names.
         """
-        self._live()
-        self._meet()
+        self._check_open()
+        self._start_machine_for_probe()
         if compare is False:
-            return self._look_around(asked=True)
-        return self._compared(self._then(compare))
+            return self._probe_environment(on_request=True)
+        return self._compare_environment(self._environment_at(compare))
 
     def handover(self, directory: str | os.PathLike[str]) -> Handover:
         """Write feature_list.json, progress.md and BRIEFING.md for the next worker into a
@@ -83,113 +85,126 @@ class Surrounded(Making):
         A file that holds the same is left alone; one that is not ours is a Conflict, and then
         nothing is written.
         """
-        self._live()
+        self._check_open()
         place = handover.check_directory(directory, inside=False)
         root = self._root()
         below = None if root is None or os.path.isabs(place) else os.fspath(root)
-        return self._hand_over(place, below)
+        return self._write_handover(place, below)
 
     # by policy
 
     @property
-    def generated(self) -> str:
+    def generated_directory(self) -> str:
         """The directory of the workspace that it writes handover files to; "": to none."""
         return self.profile.handover if self.profile.briefing else ""
 
-    def look_at_the_start(self) -> None:
+    def probe_on_open(self) -> None:
         """It was opened, somewhere: what surrounds it there may be another."""
-        self._variables = Variables(self._hub.environ, self._hub.opening)
+        self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
         if self.profile.environment != "asked":
-            self._look_by_itself()
+            self._probe_automatically()
 
-    def _look_at_the_end(self) -> None:
-        stirred = self._stirred or self._files is not None or bool(self._own.changed)
+    def _probe_on_release(self) -> None:
+        stirred = (
+            self._environment_may_have_changed
+            or self._files is not None
+            or bool(self._session_variables.changed)
+        )
         if stirred and self.profile.environment != "asked":
-            self._look_by_itself()
-        leave_ready(cast("Session", self))
+            self._probe_automatically()
+        commit_before_release(cast("Session", self))
 
     def _before_commit(self) -> None:
         """What has to be there when the files are looked at."""
         if self.profile.environment == "commit" and self._workspace() is not None:
-            self._look_around(asked=True)
+            self._probe_environment(on_request=True)
         elif self.profile.environment == "ends" and self._workspace() is not None:
-            self._keep_variables()
-        if self.profile.briefing and (self._host.dirty or self.head is None):
-            self._hand_over_by_itself()
+            self._record_variables()
+        if self.profile.briefing and (self._participant.dirty or self.head is None):
+            self._write_handover_automatically()
 
-    def _hand_over_by_itself(self) -> None:
+    def _write_handover_automatically(self) -> None:
         """A commit does not fail for it: the warning is recorded, once for each cause."""
         root = self._root()
         if root is None:
             return
         try:
-            self._hand_over(self.profile.handover, os.fspath(root))
-            self._warned = ""
+            self._write_handover(self.profile.handover, os.fspath(root))
+            self._last_handover_error = ""
         except OrtetError as error:
-            if self._warned != error.kind:
-                self._warned = error.kind
+            if self._last_handover_error != error.kind:
+                self._last_handover_error = error.kind
                 data = {"what": "handover", "kind": error.kind, "error": str(error)}
-                self._ledger.add(Draft("warning", data, self._hub.author))
+                self._writer.add(Draft("warning", data, self._hub.author))
 
-    def _hand_over(self, directory: str, below: str | None) -> Handover:
+    def _write_handover(self, directory: str, below: str | None) -> Handover:
         if self._story is None:
-            self._story = Story()
+            self._story = ProgressLog()
         return handover.write(directory, handover.contents(self, self._story), below=below)
 
     def _check_chain(self) -> None:
         """Where its profile wants that; Corrupt when an event is not what was recorded."""
-        if self.profile.audit and not self.holding.ended:
-            self._ledger.flush()
+        if self.profile.audit and not self.held_lease.is_released:
+            self._writer.flush()
             self._hub.audit(self.id)
 
     # looking
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
-        self._stirred = True
-        with super()._acting():
+    def _action_scope(self) -> Iterator[None]:
+        self._environment_may_have_changed = True
+        with super()._action_scope():
             yield
 
-    def _meet(self) -> None:
+    def _start_machine_for_probe(self) -> None:
         """What can be looked at only inside a machine needs one that runs."""
         self._workspace()
 
-    def _look_by_itself(self) -> None:
+    def _probe_automatically(self) -> None:
         """Where that needs no machine to be started; what fails is looked at another time."""
-        if self._seen().path:
+        if self._probe_target().path:
             with suppress(OrtetError, OSError):
-                self._look_around(asked=False)
+                self._probe_environment(on_request=False)
 
-    def _look_around(self, *, asked: bool) -> Environment:
+    def _probe_environment(self, *, on_request: bool) -> Environment:
         """What is there now; recorded if it changed."""
-        known, mine, hub = self._known(), self._own, self._hub
-        then = (known or NOTHING).variables
-        found = surroundings(self._seen(), mine.seen(then), hub.opening, own=hub.environ)
+        known, mine, hub = self._known_environment(), self._session_variables, self._hub
+        then = (known or EMPTY_ENVIRONMENT).variables
+        found = probe_environment(
+            self._probe_target(),
+            mine.visible(then),
+            hub.initial_environ,
+            process_environ=hub.environ,
+        )
         now = msgspec.structs.replace(found, variables=mine.record(then))
-        self._note(changes(known, now), now, asked=asked)
-        self._stirred = False
+        self._record_environment(changed_parts(known, now), now, on_request=on_request)
+        self._environment_may_have_changed = False
         return now
 
-    def _keep_variables(self) -> None:
+    def _record_variables(self) -> None:
         """For a commit that looks at nothing else: to compare them costs next to nothing."""
-        if not self._own.changed:
+        if not self._session_variables.changed:
             return
-        known = self._known()
+        known = self._known_environment()
         if known is None:
-            self._look_around(asked=True)
+            self._probe_environment(on_request=True)
             return
-        now = msgspec.structs.replace(known, variables=self._own.record(known.variables))
-        self._note(changes(known, now), now, asked=True)
+        now = msgspec.structs.replace(
+            known, variables=self._session_variables.record(known.variables)
+        )
+        self._record_environment(changed_parts(known, now), now, on_request=True)
 
-    def _note(self, parts: Mapping[str, Any], now: Environment, *, asked: bool) -> None:
+    def _record_environment(
+        self, parts: Mapping[str, Any], now: Environment, *, on_request: bool
+    ) -> None:
         if parts:
             self._check_secrets(now)
-            if asked:
-                self._touch()
-            data = {"parts": parts, **({"asked": True} if asked else {})}
-            self._ledger.add(Draft("environment", data, self._hub.author))
-        self._around = now
-        self._own.recorded()
+            if on_request:
+                self._begin_change()
+            data = {"parts": parts, **({"asked": True} if on_request else {})}
+            self._writer.add(Draft("environment", data, self._hub.author))
+        self._recorded_environment = now
+        self._session_variables.mark_recorded()
 
     def _check_secrets(self, now: Environment) -> None:
         known = self._hub.known_secrets()
@@ -197,63 +212,73 @@ class Surrounded(Making):
             if known and one.value:
                 known.text(one.value, f"variable {name}")
 
-    def _known(self) -> Environment | None:
-        if self._around is None:
-            self._around = recorded_of(self)[1]
-        return self._around
+    def _known_environment(self) -> Environment | None:
+        if self._recorded_environment is None:
+            self._recorded_environment = recorded_environments(self)[1]
+        return self._recorded_environment
 
-    def _compared(self, then: Environment | None) -> list[Difference]:
+    def _compare_environment(self, then: Environment | None) -> list[EnvironmentDifference]:
         """How it is now, against that; nothing when that is not known."""
         if then is None:
             return []
-        known, hub = (self._known() or NOTHING).variables, self._hub
-        seen, names = self._own.seen(known), {*known, *then.variables}
-        now = surroundings(self._seen(), seen, hub.opening, names=names, own=hub.environ)
+        known, hub = (self._known_environment() or EMPTY_ENVIRONMENT).variables, self._hub
+        seen, names = self._session_variables.visible(known), {*known, *then.variables}
+        now = probe_environment(
+            self._probe_target(),
+            seen,
+            hub.initial_environ,
+            names=names,
+            process_environ=hub.environ,
+        )
         return differences(then, now)
 
     # variables
 
     @property
-    def _own(self) -> Variables:
+    def _session_variables(self) -> SessionVariables:
         """What its commands see of the process's, and what else."""
         if self._variables is None:
-            self._variables = Variables(self._hub.environ, self._hub.opening)
+            self._variables = SessionVariables(self._hub.environ, self._hub.initial_environ)
         return self._variables
 
-    def take_after(self, parent: Surrounded) -> None:
+    def inherit_variables(self, parent: EnvironmentMixin) -> None:
         """A fork begins with what its parent's commands see."""
-        self._variables = parent._own.copy()
+        self._variables = parent._session_variables.copy()
 
-    def _given(self) -> Mapping[str, str | None]:
-        return self._own.over((self._known() or NOTHING).variables)
+    def _command_variables(self) -> Mapping[str, str | None]:
+        return self._session_variables.overrides(
+            (self._known_environment() or EMPTY_ENVIRONMENT).variables
+        )
 
-    def _since_restore(self, *, mind: bool) -> list[Difference]:
+    def _differences_after_restore(self, *, with_state: bool) -> list[EnvironmentDifference]:
         """What is not as it was at the commit it has just gone to, with its `mind` or without."""
-        known = recorded_of(self)[1]
-        if mind:
-            self._own.restored(known.variables if known is not None else None)
-        return self._compared(known)
+        known = recorded_environments(self)[1]
+        if with_state:
+            self._session_variables.mark_restored(known.variables if known is not None else None)
+        return self._compare_environment(known)
 
-    def _then(self, ref: bool | str) -> Environment | None:
+    def _environment_at(self, ref: bool | str) -> Environment | None:
         if isinstance(ref, str):
             target = self._hub.refs.resolve(ref, default_branch=self._row.branch)
-            return recorded_in(self._sessions, target)
-        core = Mind.load(self._sessions.maps, self._hub.objects, self._line.base.fold).core
-        return compose(core.environment, self.events)
+            return environment_at_commit(self._sessions, target)
+        core = SessionState.load(
+            self._sessions.maps, self._hub.objects, self._event_log.base.fold
+        ).core
+        return environment_from_events(core.environment, self.events)
 
-    def _seen(self) -> Seen:
+    def _probe_target(self) -> ProbeTarget:
         """The workspace, if it can be looked at without starting a machine."""
         if self._files is not None:
             path = os.fspath(self._files.path)
             inside = path.startswith("/proc/")
-            return Seen(path, self._files.run if inside else None, self.generated)
+            return ProbeTarget(path, self._files.run if inside else None, self.generated_directory)
         if self._row.path and self._is_in_place():
-            return Seen(self._row.path, None, self.generated)
-        return Seen()
+            return ProbeTarget(self._row.path, None, self.generated_directory)
+        return ProbeTarget()
 
     def _is_in_place(self) -> bool:
-        files: Files | None = "private" if self._row.files == "private" else None
+        files: FilesMode | None = "private" if self._row.files == "private" else None
         try:
-            return self._hub.how(self._row.engine, files)[0] == "inplace"
+            return self._hub.resolve_files_and_engine(self._row.engine, files)[0] == "inplace"
         except Invalid:
             return False

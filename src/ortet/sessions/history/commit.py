@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ortet._util.codec import encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Append, Catalog, Head, Lease, Move, RowChange, Timeline
 from ortet.errors import Conflict
 from ortet.history.commits import CommitInfo, History
 from ortet.history.records import State
 from ortet.ids import Clock, Oid, to_hex
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 from ortet.store.commit import put_commit
 
 
-class Branch:
+class BranchWriter:
     """`head` and `state` are as last seen; whoever else moves it makes the next move a Conflict."""
 
     def __init__(
         self,
         catalog: Catalog,
-        objects: LocalObjects,
+        objects: LocalObjectStore,
         history: History,
         *,
         name: str,
         clock: Clock,
         author: str,
-        told: Callable[[str], None] = lambda _: None,
+        on_move: Callable[[str], None] = lambda _: None,
         head: Oid | None = None,
     ) -> None:
         self.name = name
@@ -39,13 +39,13 @@ class Branch:
         self._history = history
         self._clock = clock
         self._author = author
-        self._told = told
+        self._on_move = on_move
         if head is None:
-            self.look()
+            self.refresh_head()
         else:  # its maker knows: it was just put there
             self.state = history.read(head).state
 
-    def look(self) -> None:
+    def refresh_head(self) -> None:
         """See where it is now, whoever moved it."""
         found: Head | None = self._catalog.head(f"branch:{self.name}")
         self.head = found.oid if found else None
@@ -74,7 +74,7 @@ class Branch:
             author=self._author,
         )
         self.move(new, verb, self._history.read(new).message, lease=lease)
-        reach("commit.after-move")
+        failpoint("commit.after-move")
         self.state = oid
         return self._history.info(new)
 
@@ -105,7 +105,7 @@ class Branch:
         except Conflict as error:
             if error.kind != "head_moved":
                 raise
-            self.look()
+            self.refresh_head()
             now = to_hex(self.head)[:12] if self.head else "nothing"
             raise Conflict(
                 "head_moved",
@@ -114,4 +114,4 @@ class Branch:
                 name=self.name,
             ) from error
         self.head = to
-        self._told(name)
+        self._on_move(name)

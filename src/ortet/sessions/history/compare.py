@@ -12,33 +12,38 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ortet.history.commits import CommitInfo
-from ortet.history.diff.tree_diff import Change, diff_images, diff_trees
-from ortet.history.records import Image, Journal
+from ortet.history.diff.tree_diff import TreeChange, diff_images, diff_trees
+from ortet.history.records import Image, JournalHead
 from ortet.ids import Oid, from_hex
-from ortet.journal.conversation.superseded import is_aside, without
-from ortet.journal.conversation.text import called, clip, text_of
-from ortet.journal.event_log import NOTHING
+from ortet.journal.conversation.superseded import is_superseded, subtract_ranges
+from ortet.journal.conversation.text import clip, command_text, text_of
+from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Event
-from ortet.journal.replay.divergence import Stretch, part, stretch
-from ortet.journal.state.records import Core, Fact, Message
+from ortet.journal.replay.divergence import DivergedEvents, events_between, find_divergence
+from ortet.journal.state.records import CoreState, Fact, Message
 from ortet.journal.state.reducers import fact_of, message_of
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.sessions.history.merge import journal_of
-from ortet.sessions.memory.report import MemoryDiff, believed_at, believed_by, memory_between
+from ortet.sessions.memory.report import (
+    MemoryDiff,
+    memory_at_commit,
+    memory_between,
+    memory_of_session,
+)
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.reader import View
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
-_MOST_EVENTS = 20_000
+_MAX_EVENTS = 20_000
 """That are looked through for what led to one commit, the newest first."""
-_LONGEST = 4000
+_MAX_REASON_CHARS = 4000
 """Characters of one reason."""
 
 
-class Reason(msgspec.Struct, frozen=True):
+class ReasoningStep(msgspec.Struct, frozen=True):
     """One step of the reasoning. `kind`: goal, plan, step, thought, decision, action, question,
     answer, approval. Of an action, `text` is its name, of a command with what was
     run, and `state` how it ended: "" if it did not.
@@ -54,7 +59,7 @@ class Reason(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class Led(msgspec.Struct, frozen=True):
+class CommitExplanation(msgspec.Struct, frozen=True):
     """What led from the first parent of a commit to it. Its events are those from `first` to
     `last`, of each kind so many; `reasons`, the newest of them in order, may be some (`more`)."""
 
@@ -62,14 +67,14 @@ class Led(msgspec.Struct, frozen=True):
     first: int
     last: int
     kinds: dict[str, int]
-    reasons: list[Reason]
+    reasons: list[ReasoningStep]
     more: bool
     learned: list[Fact]
     given_up: list[Fact]
-    files: list[Change]
+    files: list[TreeChange]
 
 
-class PlanThen(msgspec.Struct, frozen=True):
+class PlanSnapshot(msgspec.Struct, frozen=True):
     """What was to be done; `step` is the number of the current one, from 0."""
 
     goal: str
@@ -77,38 +82,38 @@ class PlanThen(msgspec.Struct, frozen=True):
     step: int
 
 
-class Said(msgspec.Struct, frozen=True):
+class SideMessages(msgspec.Struct, frozen=True):
     """Messages of one side that the other has not: how many, and the newest in order."""
 
     count: int
     messages: list[Message]
 
 
-class Compared(msgspec.Struct, frozen=True):
+class CommitComparison(msgspec.Struct, frozen=True):
     """From one state to another. `left` was said on the way to the old one only, or is set aside in
     the new one, `come` the other way round; what is part of both conversations is in neither."""
 
-    files: list[Change]
+    files: list[TreeChange]
     memory: MemoryDiff
-    before: PlanThen
-    after: PlanThen
-    left: Said
-    come: Said
+    before: PlanSnapshot
+    after: PlanSnapshot
+    left: SideMessages
+    come: SideMessages
 
 
-def led_to(hub: Hub, commit: Oid, *, limit: int = 200) -> Led:
+def explain_commit(hub: Hub, commit: Oid, *, limit: int = 200) -> CommitExplanation:
     """`limit`: so many reasons at most."""
-    sessions, info = hub._minds(), hub.history.info(commit)
+    sessions, info = hub._session_manager(), hub.history.info(commit)
     parents = hub.history.read(commit).parents
     parent = Oid(parents[0]) if parents else None
-    old = _journal(sessions, parent) if parent is not None else NOTHING
+    old = _journal(sessions, parent) if parent is not None else EMPTY_JOURNAL
     new = _journal(sessions, commit)
-    stretch = part(hub.objects, old, new)[1]
+    stretch = find_divergence(hub.objects, old, new)[1]
     newest = stretch.newest(hub.objects, sessions.chain)
-    events = list(islice(newest, _MOST_EVENTS))[::-1]
+    events = list(islice(newest, _MAX_EVENTS))[::-1]
     reasons = _reasons(events)
     learned, given_up = _facts(sessions, commit, events)
-    return Led(
+    return CommitExplanation(
         commit=info,
         first=stretch.after + 1,
         last=stretch.upto,
@@ -121,49 +126,55 @@ def led_to(hub: Hub, commit: Oid, *, limit: int = 200) -> Led:
     )
 
 
-def files_between(hub: Hub, old: Oid | None, new: Oid) -> list[Change]:
+def files_between(hub: Hub, old: Oid | None, new: Oid) -> list[TreeChange]:
     """Of two commits; one without files has none."""
     return between_images(hub, None if old is None else _image(hub, old), _image(hub, new))
 
 
-def between_images(hub: Hub, old: Image | None, new: Image | None) -> list[Change]:
+def between_images(hub: Hub, old: Image | None, new: Image | None) -> list[TreeChange]:
     if new is not None:
         return diff_images(hub.trees, old, new)
     return diff_trees(hub.trees, old.root, None) if old is not None else []
 
 
-def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> Compared:
+def compare(hub: Hub, old: Oid, new: Oid, *, limit: int = 200) -> CommitComparison:
     """Two commits, of one session or of several. `limit`: so many messages of each side."""
-    sessions = hub._minds()
+    sessions = hub._session_manager()
     journals = _journal(sessions, old), _journal(sessions, new)
-    left, come = part(hub.objects, *journals)
+    left, come = find_divergence(hub.objects, *journals)
     before, after = (_core_at(sessions, journal) for journal in journals)
-    return Compared(
+    return CommitComparison(
         files=files_between(hub, old, new),
-        memory=memory_between(believed_at(sessions, old), believed_at(sessions, new)),
+        memory=memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new)),
         before=_plan_of(before),
         after=_plan_of(after),
-        left=_said(sessions, left, limit, journal=journals[0], of=before, other=after),
-        come=_said(sessions, come, limit, journal=journals[0], of=after, other=before),
+        left=_side_messages(sessions, left, limit, journal=journals[0], of=before, other=after),
+        come=_side_messages(sessions, come, limit, journal=journals[0], of=after, other=before),
     )
 
 
-def compare_now(view: View, old: Oid, files: Image | None, *, limit: int = 200) -> Compared:
+def compare_now(
+    view: SessionReader, old: Oid, files: Image | None, *, limit: int = 200
+) -> CommitComparison:
     """A commit and a session as it is now, with these files."""
     hub = view.hub
-    sessions = hub._minds()
-    journal, base = _journal(sessions, old), view.line.base
-    left, come = part(hub.objects, journal, base)
-    core, before = view.mind.core, _core_at(sessions, journal)
-    said = [message_of(event) for event in view.line.events(base.seq) if _is_said(event, core)]
-    sealed = _said(sessions, come, limit, journal=journal, of=core, other=before)
-    return Compared(
+    sessions = hub._session_manager()
+    journal, base = _journal(sessions, old), view.event_log.base
+    left, come = find_divergence(hub.objects, journal, base)
+    core, before = view.state.core, _core_at(sessions, journal)
+    said = [
+        message_of(event)
+        for event in view.event_log.events(base.seq)
+        if _is_visible_message(event, core)
+    ]
+    sealed = _side_messages(sessions, come, limit, journal=journal, of=core, other=before)
+    return CommitComparison(
         files=between_images(hub, _image(hub, old), files),
-        memory=memory_between(believed_at(sessions, old), believed_by(view)),
+        memory=memory_between(memory_at_commit(sessions, old), memory_of_session(view)),
         before=_plan_of(before),
         after=_plan_of(core),
-        left=_said(sessions, left, limit, journal=journal, of=before, other=core),
-        come=Said(sealed.count + len(said), [*sealed.messages, *said][-limit:]),
+        left=_side_messages(sessions, left, limit, journal=journal, of=before, other=core),
+        come=SideMessages(sealed.count + len(said), [*sealed.messages, *said][-limit:]),
     )
 
 
@@ -171,7 +182,7 @@ def files_now(session: Session) -> Image | None:
     """As they are, committed or not; for that, its machine is started."""
     files = session._workspace()
     if files is not None:
-        return files.image()
+        return files.current_image()
     head = session.head
     return _image(session.hub, from_hex(head.oid)) if head is not None else None
 
@@ -179,7 +190,7 @@ def files_now(session: Session) -> Image | None:
 # inside
 
 
-def _journal(sessions: Sessions, commit: Oid) -> Journal:
+def _journal(sessions: SessionManager, commit: Oid) -> JournalHead:
     return journal_of(sessions, sessions.hub.history.state(commit))
 
 
@@ -188,39 +199,49 @@ def _image(hub: Hub, commit: Oid) -> Image | None:
     return hub.read_image(Oid(machine)) if machine else None
 
 
-def _core_at(sessions: Sessions, journal: Journal) -> Core:
-    return Mind.load(sessions.maps, sessions.hub.objects, journal.fold).core
+def _core_at(sessions: SessionManager, journal: JournalHead) -> CoreState:
+    return SessionState.load(sessions.maps, sessions.hub.objects, journal.fold).core
 
 
-def _plan_of(core: Core) -> PlanThen:
-    return PlanThen(core.goal, core.plan, core.step)
+def _plan_of(core: CoreState) -> PlanSnapshot:
+    return PlanSnapshot(core.goal, core.plan, core.step)
 
 
-def _said(
-    sessions: Sessions, apart: Stretch, limit: int, *, journal: Journal, of: Core, other: Core
-) -> Said:
+def _side_messages(
+    sessions: SessionManager,
+    apart: DivergedEvents,
+    limit: int,
+    *,
+    journal: JournalHead,
+    of: CoreState,
+    other: CoreState,
+) -> SideMessages:
     """What one side has said: since they parted, and before, where the other has it set aside;
     `journal` is that of either."""
     objects, events = sessions.hub.objects, sessions.chain
     count, found = 0, list[Message]()
     newest = apart.newest(objects, events)
-    if hidden := without(without(other.aside, of.aside), [(apart.after + 1, maxsize)]):
-        shared = stretch(objects, journal, hidden[0][0] - 1, hidden[-1][1]).newest(objects, events)
-        newest = chain(newest, (event for event in shared if is_aside(hidden, event.seq)))
+    if hidden := subtract_ranges(
+        subtract_ranges(other.aside, of.aside), [(apart.after + 1, maxsize)]
+    ):
+        shared = events_between(objects, journal, hidden[0][0] - 1, hidden[-1][1]).newest(
+            objects, events
+        )
+        newest = chain(newest, (event for event in shared if is_superseded(hidden, event.seq)))
     for event in newest:
-        if _is_said(event, of):
+        if _is_visible_message(event, of):
             count += 1
             if len(found) < limit:
                 found.append(message_of(event))
-    return Said(count, found[::-1])
+    return SideMessages(count, found[::-1])
 
 
-def _is_said(event: Event, core: Core) -> bool:
-    return event.kind == "message" and not event.erased and not is_aside(core.aside, event.seq)
+def _is_visible_message(event: Event, core: CoreState) -> bool:
+    return event.kind == "message" and not event.erased and not is_superseded(core.aside, event.seq)
 
 
 def _facts(
-    sessions: Sessions, commit: Oid, events: Iterable[Event]
+    sessions: SessionManager, commit: Oid, events: Iterable[Event]
 ) -> tuple[list[Fact], list[Fact]]:
     """What these events taught, and what they gave up, in order."""
     learned, ended = dict[str, Fact](), dict[str, None]()
@@ -234,12 +255,12 @@ def _facts(
             if gone:
                 learned.pop(gone, None)
                 ended[gone] = None
-    known = believed_at(sessions, commit).all if ended else {}
+    known = memory_at_commit(sessions, commit).all if ended else {}
     return list(learned.values()), [known[id_] for id_ in ended if id_ in known]
 
 
-def _reasons(events: Iterable[Event]) -> list[Reason]:
-    found: list[Reason] = []
+def _reasons(events: Iterable[Event]) -> list[ReasoningStep]:
+    found: list[ReasoningStep] = []
     acting: dict[str, int] = {}
     for event in events:
         if event.erased:
@@ -250,27 +271,27 @@ def _reasons(events: Iterable[Event]) -> list[Reason]:
                 state = str(event.data.get("state", "done"))
                 found[at] = msgspec.structs.replace(found[at], state=state)
             continue
-        kind_text = _told(event.kind, event.data)
+        kind_text = _reason_text(event.kind, event.data)
         if kind_text is None:
             continue
         if event.kind == "begun":
             acting[event.data["id"]] = len(found)
         why = event.data.get("why", "")
         found.append(
-            Reason(
+            ReasoningStep(
                 seq=event.seq,
                 time=event.time,
                 kind=kind_text[0],
                 actor=event.actor,
-                text=clip(kind_text[1], _LONGEST),
-                why=clip(why, _LONGEST) if isinstance(why, str) else "",
+                text=clip(kind_text[1], _MAX_REASON_CHARS),
+                why=clip(why, _MAX_REASON_CHARS) if isinstance(why, str) else "",
                 instead_of=list(map(str, event.data.get("instead_of", ()))),
             )
         )
     return found
 
 
-def _told(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
+def _reason_text(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
     """What kind of reason an event is, and what it says; None for what is none."""
     match kind:
         case "goal" | "thought" | "decision" | "question":
@@ -280,7 +301,7 @@ def _told(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
         case "step":
             return kind, str(data.get("step", ""))
         case "begun":
-            command = f": {words}" if (words := called(data)) else ""
+            command = f": {words}" if (words := command_text(data)) else ""
             return "action", f"{data.get('name', '')}{command}"
         case "answer":
             return kind, text_of(data.get("answer"))

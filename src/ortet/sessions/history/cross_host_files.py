@@ -9,78 +9,78 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import RowChange
 from ortet.errors import Conflict, OrtetError, Unsupported
 from ortet.history.diff.tree_diff import diff_images
 from ortet.ids import Oid
-from ortet.sessions.writing.lease_handover import is_across
-from ortet.workspaces.table import Left, WorkspaceRow
+from ortet.sessions.writing.lease_handover import is_shared_store
+from ortet.workspaces.table import FormerHostMachine, WorkspaceRow
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.sessions.session import Session
     from ortet.workspaces.workspace import Workspace
 
-_LEFT = "let go on this host"
-_FOUND = "found on a host where it was not committed"
+_RELEASE_MESSAGE = "let go on this host"
+_FOUND_MESSAGE = "found on a host where it was not committed"
 _TRIES = 5
 
 
-def leave_ready(session: Session) -> None:
+def commit_before_release(session: Session) -> None:
     """What only this host has of a session that is let go is committed: its files, and programs
     that run. Where that is refused they stay here, and are found when it comes back."""
     files = session._files
-    if files is not None and files.row.files == "private" and is_across(session.hub):
+    if files is not None and files.row.files == "private" and is_shared_store(session.hub):
         with suppress(OrtetError):
-            session.commit(_LEFT)
+            session.commit(_RELEASE_MESSAGE)
 
 
-def leave_here(session: Session) -> None:
+def commit_for_other_hosts(session: Session) -> None:
     """The same where other processes of this host have worked in its machine, and this one has
     not; what cannot be committed is told."""
     hub, row = session.hub, session.row
-    known = hub.registry.get(row.branch) if row.has_files and is_across(hub) else None
-    if known is not None and known.files == "private" and hub.is_here(known.host):
-        session.commit(_LEFT)
+    known = hub.workspace_table.get(row.branch) if row.has_files and is_shared_store(hub) else None
+    if known is not None and known.files == "private" and hub.is_local_host(known.host):
+        session.commit(_RELEASE_MESSAGE)
 
 
-def arrived(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
+def take_over_workspace(hub: Hub, row: WorkspaceRow) -> WorkspaceRow:
     """The row of a private workspace that another host had: from now on this one has it, in a new
     machine, with an engine that is usable here."""
-    if not _is_elsewhere(hub, row):
+    if not _is_on_other_host(hub, row):
         return row
     for _ in range(_TRIES):
         found = hub.catalog.row("workspace", row.name)
         if found is None:
             return row  # dropped meanwhile, which is told by whoever starts it
         known = decode(WorkspaceRow, found.value)
-        if not _is_elsewhere(hub, known):
+        if not _is_on_other_host(hub, known):
             return known
         head = hub.catalog.head(f"branch:{row.name}")
-        left = Left(known.machine, known.engine, head.oid if head else b"")
+        left = FormerHostMachine(known.machine, known.engine, head.oid if head else b"")
         new = replace(
             known,
-            host=hub._parts.host,
+            host=hub._store.host,
             machine=hub.new_id(),
             engine=_engine(hub, known),
             left={**known.left, known.host: left},
         )
         rows = [RowChange("workspace", row.name, encode(new), expect=found.version)]
-        if not new.parent and hub.catalog.row("place", new.place) is None:
-            rows += [RowChange("place", new.place, row.name.encode(), expect=0)]
-            rows += [RowChange("place", known.place, None)]
+        if not new.parent and hub.catalog.row("place", new.location_key) is None:
+            rows += [RowChange("place", new.location_key, row.name.encode(), expect=0)]
+            rows += [RowChange("place", known.location_key, None)]
         with suppress(Conflict):  # another process was faster
             hub.catalog.move([], verb="relocate", rows=rows)
-            reach("arrive.after-row")
+            failpoint("arrive.after-row")
             return new
     raise Conflict(
         "workspace_moving", f"other hosts are opening {row.name!r}, too: try again in a moment"
     )
 
 
-def _is_elsewhere(hub: Hub, row: WorkspaceRow) -> bool:
-    return row.files == "private" and is_across(hub) and not hub.is_here(row.host)
+def _is_on_other_host(hub: Hub, row: WorkspaceRow) -> bool:
+    return row.files == "private" and is_shared_store(hub) and not hub.is_local_host(row.host)
 
 
 def _engine(hub: Hub, row: WorkspaceRow) -> str:
@@ -91,7 +91,7 @@ def _engine(hub: Hub, row: WorkspaceRow) -> str:
             with suppress(Unsupported):
                 hub.check_engine(engine)
                 return engine
-    _, engine = hub.how("auto", "private")
+    _, engine = hub.resolve_files_and_engine("auto", "private")
     hub.check_engine(engine)
     if engine == "folder":
         raise Unsupported(
@@ -102,17 +102,17 @@ def _engine(hub: Hub, row: WorkspaceRow) -> str:
     return engine
 
 
-def bring_home(workspace: Workspace) -> None:
+def recover_former_files(workspace: Workspace) -> None:
     """It was on this host before: what was not committed here then is kept in the reflog, and its
     machine of that time goes."""
     hub, row = workspace.hub, workspace.row
-    left = row.left.get(hub._parts.host)
-    if left is None or not is_across(hub):
+    left = row.left.get(hub._store.host)
+    if left is None or not is_shared_store(hub):
         return
     then = replace(row, machine=left.machine, engine=left.engine)
     if hub._machines.exists(then):
         try:
-            _keep(workspace, then, left)
+            _commit_found_files(workspace, then, left)
         except OrtetError:
             return  # it stays, and is looked for at the next time
         hub._machines.remove(then)
@@ -121,14 +121,18 @@ def bring_home(workspace: Workspace) -> None:
     hub.catalog.put_row("workspace", row.name, encode(workspace.row))
 
 
-def _keep(workspace: Workspace, then: WorkspaceRow, left: Left) -> None:
+def _commit_found_files(
+    workspace: Workspace, former_row: WorkspaceRow, former: FormerHostMachine
+) -> None:
     hub = workspace.hub
-    live = hub._machines.open(then, lambda: None)
+    live = hub._machines.open(former_row, lambda: None)
     try:
-        with workspace.moving():
-            image = live.machine.look()
-            known = workspace.image_oid(Oid(left.head)) if left.head else Oid(then.base)
+        with workspace.exclusive_access():
+            image = live.machine.snapshot_files()
+            known = workspace.image_oid(Oid(former.head)) if former.head else Oid(former_row.base)
             if diff_images(hub.trees, hub.read_image(known), hub.read_image(image)):
-                workspace.keep_found(image, Oid(left.head) if left.head else None, _FOUND)
+                workspace.commit_to_reflog(
+                    image, Oid(former.head) if former.head else None, _FOUND_MESSAGE
+                )
     finally:
         live.close()

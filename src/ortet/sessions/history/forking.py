@@ -7,50 +7,54 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ortet.backends.base import Append, Claim, Lease, Move, RowChange
+from ortet.backends.base import Append, Lease, LeaseClaim, Move, RowChange
 from ortet.errors import Conflict, Invalid
 from ortet.history.records import State
 from ortet.ids import Oid, from_hex
 from ortet.journal.events import Draft, Tip
-from ortet.sessions.actions.asking import inherited
-from ortet.sessions.history.participants import beginning, fresh, start_of
+from ortet.sessions.actions.asking import inherited_approval_rows
+from ortet.sessions.history.participants import load_fork_point, load_fresh_fork, start_of
 from ortet.sessions.profiles import Profile, find_profile
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
-from ortet.sessions.table import ACTIVE, ROOM, Roll, SessionRow, check_session
-from ortet.store.lease import TTL_NS
-from ortet.store.pin_commit import rely_on
-from ortet.store.sweep_retry import anew
-from ortet.workspaces.commit_participant import Together
+from ortet.sessions.table import ACTIVE, SCRATCH_FILES, SessionRow, SessionTable, check_session
+from ortet.store.lease import LEASE_TTL_NS
+from ortet.store.pin_commit import pin_commit
+from ortet.store.sweep_retry import retry_on_sweep
+from ortet.workspaces.commit_participant import TransactionExtras
 from ortet.workspaces.table import fork_taken
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 _TRIES = 100
 """How often names that another process was faster to take are replaced by the next."""
 
 
-class Named(NamedTuple):
+class NamedForks(NamedTuple):
     """Forks whose names are chosen, and what is written with them: asked anew when another process
     was faster, to be given up by an error."""
 
-    tails: Sequence[str]
+    suffixes: Sequence[str]
     rows: Callable[[Sequence[SessionRow]], Sequence[RowChange]]
 
 
-def fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
+def fork_named(
+    sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
+) -> list[Session]:
     """Forks of a session at a commit, whoever has it open, with these names: Conflict("name_taken")
     when there is one of them already. They have files if it has."""
     return _fork_named(sessions, parent, point, named)
 
 
-@anew
-def _fork_named(sessions: Sessions, parent: View, point: Oid, named: Named) -> list[Session]:
-    fork = fork_files if parent.row.has_files else fork_minds
+@retry_on_sweep
+def _fork_named(
+    sessions: SessionManager, parent: SessionReader, point: Oid, named: NamedForks
+) -> list[Session]:
+    fork = fork_files if parent.row.has_files else fork_state_only
     with sessions.hub.writing():
-        _rely_on(parent, point)
-        return fork(sessions, parent, point, len(named.tails), named=named)
+        _pin_fork_point(parent, point)
+        return fork(sessions, parent, point, len(named.suffixes), named=named)
 
 
 def fork_at(
@@ -59,43 +63,43 @@ def fork_at(
     """As `parent.fork`, from the commit `at` (None: from here), and with these `names`, or n."""
     if len(set(names)) < len(names):
         raise Invalid("bad_name", "two forks cannot have one name: give each its own")
-    parent._live()
-    parent._take_in()
+    parent._check_open()
+    parent._drain_inbox()
     forks = _fork_at(parent, at, n=n, names=names, machine=machine)
     for one in forks:
-        one.take_after(parent)
+        one.inherit_variables(parent)
     return forks
 
 
-@anew
+@retry_on_sweep
 def _fork_at(
     parent: Session, at: Oid | None, *, n: int, names: Sequence[str], machine: bool
 ) -> list[Session]:
-    sessions = parent.hub._minds()
+    sessions = parent.hub._session_manager()
     with sessions.hub.writing():  # the commit may be one that only its id leads to
         point = from_hex(parent.commit("fork point").oid) if at is None else at
-        _rely_on(parent, point)
-        parent._budget.give_back()  # so that the forks find it
-        named, count = Named(names, lambda _: ()) if names else None, len(names) or n
+        _pin_fork_point(parent, point)
+        parent._budget.return_unspent()  # so that the forks find it
+        named, count = NamedForks(names, lambda _: ()) if names else None, len(names) or n
         if machine and parent.row.has_files:
             return fork_files(sessions, parent, point, count, named=named, present=False)
-        return fork_minds(sessions, parent, point, count, named=named)
+        return fork_state_only(sessions, parent, point, count, named=named)
 
 
-def _rely_on(parent: View, point: Oid) -> None:
+def _pin_fork_point(parent: SessionReader, point: Oid) -> None:
     branch = parent.row.branch
-    head = parent.hub.catalog.head(f"branch:{branch}") if parent.hub.objects.remote else None
-    rely_on(parent.hub, point, of=head.oid if head else None, branch=branch)
+    head = parent.hub.catalog.head(f"branch:{branch}") if parent.hub.objects.is_remote else None
+    pin_commit(parent.hub, point, reachable_from=head.oid if head else None, branch=branch)
 
 
-def fork_minds(
-    sessions: Sessions,
-    parent: View,
+def fork_state_only(
+    sessions: SessionManager,
+    parent: SessionReader,
     point: Oid,
     n: int,
     *,
     first: tuple[Tip, Draft] | None = None,
-    named: Named | None = None,
+    named: NamedForks | None = None,
 ) -> list[Session]:
     """n sessions, minds only, on timelines of their own that begin at a commit.
 
@@ -105,11 +109,11 @@ def fork_minds(
     for number in range(_TRIES):
         rows = [
             msgspec.structs.replace(_child(sessions, parent.row, name, state), path="", files="")
-            for name in _names(sessions, parent, n, named=named, anew=number > 0)
+            for name in _names(sessions, parent, n, named=named, refresh=number > 0)
         ]
-        together = _together(sessions, parent, rows, first, named)
+        together = _fork_extras(sessions, parent, rows, first, named)
         try:
-            leases = _begin(sessions, parent, rows, point, together)
+            leases = _create_forks(sessions, parent, rows, point, together)
             break
         except Conflict as error:
             if error.kind == "swept":
@@ -120,29 +124,35 @@ def fork_minds(
     pairs, profile = zip(rows, leases, strict=True), _profile(parent)
     if first is not None:
         return [sessions.resume(row, lease, profile) for row, lease in pairs]
-    began, machine = beginning(sessions, state.journal), state.machine
+    began, machine = load_fork_point(sessions, state.journal), state.machine
     return [
-        sessions.resume(row, lease, profile, where=fresh(sessions, row, began, machine), head=point)
+        sessions.resume(
+            row, lease, profile, loaded=load_fresh_fork(sessions, row, began, machine), head=point
+        )
         for row, lease in pairs
     ]
 
 
-def fork_as(parent: Session, name: str, point: Oid) -> Session:
+def fork_named_session(parent: Session, name: str, point: Oid) -> Session:
     """A session with a name of its own, mind only, that goes on from a commit of another;
     Conflict("name_taken")."""
-    sessions = parent.hub._minds()
-    if sessions.roll.is_taken(parent.agent, check_session(name)):
+    sessions = parent.hub._session_manager()
+    if sessions.table.is_taken(parent.agent, check_session(name)):
         raise fork_taken(name)
     state = sessions.hub.history.state(point)
     child = _child(sessions, parent.row, name, state)
     row = msgspec.structs.replace(child, branch=sessions._free_branch(name), path="", files="")
-    together = _together(sessions, parent, [row], None, None)
-    (lease,) = _begin(sessions, parent, [row], point, together)
+    together = _fork_extras(sessions, parent, [row], None, None)
+    (lease,) = _create_forks(sessions, parent, [row], point, together)
     return sessions.resume(row, lease, _profile(parent))
 
 
-def _begin(
-    sessions: Sessions, parent: View, rows: list[SessionRow], point: Oid, together: Together
+def _create_forks(
+    sessions: SessionManager,
+    parent: SessionReader,
+    rows: list[SessionRow],
+    point: Oid,
+    extras: TransactionExtras,
 ) -> list[Lease]:
     """All of them or none, each on a branch of its own at `point`."""
     return sessions.hub.catalog.move(
@@ -150,30 +160,30 @@ def _begin(
         verb="fork",
         actor=sessions.hub.author,
         detail=parent.name,
-        lease=together.lease,
-        timelines=together.timelines,
-        rows=together.rows,
-        claims=together.claims,
-        appends=together.appends,
+        lease=extras.lease,
+        timelines=extras.timelines,
+        rows=extras.rows,
+        claims=extras.claims,
+        appends=extras.appends,
     )
 
 
 def fork_files(
-    sessions: Sessions,
-    parent: View,
+    sessions: SessionManager,
+    parent: SessionReader,
     point: Oid,
     n: int,
     *,
     first: tuple[Tip, Draft] | None = None,
-    named: Named | None = None,
+    named: NamedForks | None = None,
     present: bool = True,
 ) -> list[Session]:
     """The same with files and processes of their own. `present`: the commit was just made."""
     rows: list[SessionRow] = []
-    files = "private" if parent.row.path else ROOM
+    files = "private" if parent.row.path else SCRATCH_FILES
     state = sessions.hub.history.state(point)
 
-    def minds(branches: Sequence[str]) -> Together:
+    def minds(branches: Sequence[str]) -> TransactionExtras:
         names = [parent.name + branch.removeprefix(parent.row.branch) for branch in branches]
         rows[:] = [
             msgspec.structs.replace(_child(sessions, parent.row, name, state), files=files)
@@ -181,66 +191,73 @@ def fork_files(
         ]
         if named is not None:
             _check_free(sessions, parent, names)
-        return _together(sessions, parent, rows, first, named)
+        return _fork_extras(sessions, parent, rows, first, named)
 
     if present and isinstance(parent, Session) and first is None and named is None:
-        made, leases = parent.machine.fork_at(point, n, minds=minds)
+        made, leases = parent.machine.fork_with_extras(point, n, extras=minds)
     else:  # at a commit that is not the present of its machine
-        known = sessions.hub.registry.need(parent.row.branch)
-        tails = named.tails if named is not None else ()
-        made, leases = sessions.hub.fork_with(known, None, point, n, minds=minds, tails=tails)
+        known = sessions.hub.workspace_table.need(parent.row.branch)
+        tails = named.suffixes if named is not None else ()
+        made, leases = sessions.hub.fork_with_extras(
+            known, None, point, n, extras=minds, suffixes=tails
+        )
     made_of = []
     for row, lease, copy in zip(rows, leases, made, strict=True):
         session = sessions.resume(row, lease, _profile(parent))
-        session.use(copy)
+        session.attach_files(copy)
         made_of.append(session)
     return made_of
 
 
 def _names(
-    sessions: Sessions, parent: View, n: int, *, named: Named | None, anew: bool
+    sessions: SessionManager,
+    parent: SessionReader,
+    n: int,
+    *,
+    named: NamedForks | None,
+    refresh: bool,
 ) -> list[str]:
     if named is None:
-        return sessions.roll.free_forks(parent.row, n, anew=anew)
-    names = [f"{parent.name}/{tail}" for tail in named.tails]
-    sessions.hub.registry.free_forks(parent.row.branch, n, named.tails)
+        return sessions.table.free_forks(parent.row, n, refresh=refresh)
+    names = [f"{parent.name}/{tail}" for tail in named.suffixes]
+    sessions.hub.workspace_table.free_forks(parent.row.branch, n, named.suffixes)
     _check_free(sessions, parent, names)
     return names
 
 
-def _check_free(sessions: Sessions, parent: View, names: Sequence[str]) -> None:
+def _check_free(sessions: SessionManager, parent: SessionReader, names: Sequence[str]) -> None:
     for name in names:
-        if sessions.roll.is_taken(parent.agent, name):
+        if sessions.table.is_taken(parent.agent, name):
             raise fork_taken(name)
 
 
-def _together(
-    sessions: Sessions,
-    parent: View,
+def _fork_extras(
+    sessions: SessionManager,
+    parent: SessionReader,
     rows: Sequence[SessionRow],
     first: tuple[Tip, Draft] | None,
-    named: Named | None,
-) -> Together:
+    named: NamedForks | None,
+) -> TransactionExtras:
     """What makes these forks, to be written in one transaction."""
     start = start_of(sessions, rows[0], parent.row.timeline)
     appends = []
     if first is not None:
         event, _ = sessions.chain.make(*first, sessions.hub.clock.now_ns())
         appends = [Append(row.timeline, [event]) for row in rows]
-    return Together(
-        lease=parent.holding.lease if isinstance(parent, Session) else None,
+    return TransactionExtras(
+        lease=parent.held_lease.lease if isinstance(parent, Session) else None,
         appends=appends,
         rows=[
-            *(change for row in rows for change in Roll.added(row)),
-            *inherited(rows, beginning(sessions, rows[0].sealed).fold),
+            *(change for row in rows for change in SessionTable.insert_changes(row)),
+            *inherited_approval_rows(rows, load_fork_point(sessions, rows[0].sealed).fold),
             *(named.rows(rows) if named is not None else ()),
         ],
         timelines=[msgspec.structs.replace(start, id=row.timeline) for row in rows],
-        claims=[Claim(f"session:{row.id}", sessions.owner(), TTL_NS) for row in rows],
+        claims=[LeaseClaim(f"session:{row.id}", sessions.owner(), LEASE_TTL_NS) for row in rows],
     )
 
 
-def _child(sessions: Sessions, parent: SessionRow, name: str, state: State) -> SessionRow:
+def _child(sessions: SessionManager, parent: SessionRow, name: str, state: State) -> SessionRow:
     return msgspec.structs.replace(
         parent,
         id=sessions.new_id(),
@@ -256,6 +273,6 @@ def _child(sessions: Sessions, parent: SessionRow, name: str, state: State) -> S
     )
 
 
-def _profile(parent: View) -> Profile:
+def _profile(parent: SessionReader) -> Profile:
     """The policies of its forks."""
     return parent.profile if isinstance(parent, Session) else find_profile(parent.row.profile)

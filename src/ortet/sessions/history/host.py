@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ortet.backends.base import Append, Lease, RowChange, Timeline
-from ortet.history.records import Journal
+from ortet.history.records import JournalHead
 from ortet.ids import Oid
-from ortet.sessions.actions.asking import asks
+from ortet.sessions.actions.asking import pending_approval_row
 from ortet.sessions.history.participants import (
-    elsewhere,
-    end_going,
-    going_on,
-    gone,
-    put,
-    seal,
-    set_going,
+    clear_restore_pending,
+    clear_restore_pending_row,
+    mark_restore_pending,
+    move_row_changes,
+    put_journal,
+    row_on_new_timeline,
+    seal_events,
     start_of,
 )
-from ortet.sessions.memory.believing import sealed_by
-from ortet.sessions.table import Roll, SessionRow
-from ortet.sessions.writing.event_writer import Ledger
-from ortet.workspaces.commit_participant import Together
+from ortet.sessions.memory.believing import seal_shared_memory
+from ortet.sessions.table import SessionRow, SessionTable
+from ortet.sessions.writing.event_writer import EventWriter
+from ortet.workspaces.commit_participant import TransactionExtras
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 
-class Host:
+class OpenSessionParticipant:
     """`row` is the session's; `moved` is called with the new one when it went elsewhere.
 
     `dirty`: something happened since the last commit that is worth one.
@@ -39,107 +39,115 @@ class Host:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: SessionManager,
         row: SessionRow,
-        ledger: Ledger,
+        writer: EventWriter,
         *,
         lease: Callable[[], Lease],
-        moved: Callable[[SessionRow], None],
+        on_moved: Callable[[SessionRow], None],
         variables: Callable[[], Mapping[str, str | None]],
         dirty: bool,
     ) -> None:
         self.row = row
         self.dirty = dirty
         self._sessions = sessions
-        self._ledger = ledger
+        self._writer = writer
         self.lease = lease
         self.variables = variables
-        self._moved = moved
-        self._sealed: Journal | None = None
-        self._next: SessionRow | None = None
-        self.up_to_date = False  # who leaves goes on to believe what shared memories say now
-        self._ahead: tuple[Timeline, Append] | None = None
-        self._beside: list[RowChange] = []
+        self._on_moved = on_moved
+        self._sealed_journal: JournalHead | None = None
+        self._next_row: SessionRow | None = None
+        self.follow_shared_memory = (
+            False  # who leaves goes on to believe what shared memories say now
+        )
+        self._prepared_timeline: tuple[Timeline, Append] | None = None
+        self._extra_rows: list[RowChange] = []
 
-    def journal(self, head: bytes) -> bytes:
-        self._ledger.flush()
-        self._sealed = None
-        if not self.dirty and head:
-            return head
-        ledger = self._ledger
-        self._sealed = seal(self._sessions, ledger.line, ledger.mind, ledger.tip)
-        return put(self._sessions, self._sealed)
+    def seal_journal(self, head_journal: bytes) -> bytes:
+        self._writer.flush()
+        self._sealed_journal = None
+        if not self.dirty and head_journal:
+            return head_journal
+        ledger = self._writer
+        self._sealed_journal = seal_events(
+            self._sessions, ledger.event_log, ledger.state, ledger.tip
+        )
+        return put_journal(self._sessions, self._sealed_journal)
 
-    def memory(self, head: bytes) -> bytes:
-        if self._sealed is None:
-            return head
-        return sealed_by(self._sessions, self.row, self._ledger.mind)
+    def seal_memory(self, head_memory: bytes) -> bytes:
+        if self._sealed_journal is None:
+            return head_memory
+        return seal_shared_memory(self._sessions, self.row, self._writer.state)
 
-    def unchanged(self, head: Oid, machine: bytes) -> bool:
+    def is_unchanged(self, head: Oid, machine: bytes) -> bool:
         """Whether a commit of this mind with this machine would be the head again."""
         if self.dirty:
             return False
-        self._ledger.flush()
+        self._writer.flush()
         state = self._sessions.hub.history.state(head)
         return bool(state.journal) and state.machine == machine
 
-    def recorded(self) -> None:
-        if self._sealed is not None:
-            self._ledger.line.base, self._sealed = self._sealed, None
-            self._ledger.mind.saved()
+    def committed(self) -> None:
+        if self._sealed_journal is not None:
+            self._writer.event_log.base, self._sealed_journal = self._sealed_journal, None
+            self._writer.state.mark_committed()
             self.dirty = False
-            self._sessions.scopes.recorded()
+            self._sessions.scopes.committed()
 
     @contextmanager
-    def ahead(self, timeline: Timeline, events: Append) -> Iterator[None]:
+    def with_timeline(self, timeline: Timeline, events: Append) -> Iterator[None]:
         """Who leaves in this block goes on with a timeline that has events already: what is known
         only there was made of two."""
-        self._ahead = (timeline, events)
+        self._prepared_timeline = (timeline, events)
         try:
             yield
         finally:
-            self._ahead = None
+            self._prepared_timeline = None
 
     @contextmanager
-    def beside(self, *rows: RowChange) -> Iterator[None]:
+    def with_rows(self, *rows: RowChange) -> Iterator[None]:
         """What is written in the transaction of who leaves in this block: then that was done, and
         is not done again."""
-        self._beside = list(rows)
+        self._extra_rows = list(rows)
         try:
             yield
         finally:
-            self._beside = []
+            self._extra_rows = []
 
-    def going(self, safety: Oid) -> None:
-        set_going(self._sessions.hub.catalog, self.row.branch, safety)
+    def begin_restore(self, safety: Oid) -> None:
+        mark_restore_pending(self._sessions.hub.catalog, self.row.branch, safety)
 
-    def stayed(self) -> None:
-        end_going(self._sessions.hub.catalog, self.row.branch)
+    def abort_restore(self) -> None:
+        clear_restore_pending(self._sessions.hub.catalog, self.row.branch)
 
-    def leaving(self, target: Oid) -> Together:
-        self._ledger.flush()
-        self._next = elsewhere(self._sessions, self.row, target)
-        if self.up_to_date:
-            self._next = replace(self._next, beliefs=None)
-        if self._ahead is not None:
-            timeline, events = self._ahead
-            self._next = replace(self._next, timeline=timeline.id)
-            rows = [*Roll.moved(self.row, self._next), asks(self.row.id), *self._beside]
-            return Together(self.lease(), rows, [timeline], appends=[events])
-        return Together(
+    def prepare_move(self, target: Oid) -> TransactionExtras:
+        self._writer.flush()
+        self._next_row = row_on_new_timeline(self._sessions, self.row, target)
+        if self.follow_shared_memory:
+            self._next_row = replace(self._next_row, beliefs=None)
+        if self._prepared_timeline is not None:
+            timeline, events = self._prepared_timeline
+            self._next_row = replace(self._next_row, timeline=timeline.id)
+            rows = [
+                *SessionTable.move_changes(self.row, self._next_row),
+                pending_approval_row(self.row.id),
+                *self._extra_rows,
+            ]
+            return TransactionExtras(self.lease(), rows, [timeline], appends=[events])
+        return TransactionExtras(
             self.lease(),
             [
-                *going_on(self._sessions, self.row, self._next),
-                gone(self.row.branch),
-                *self._beside,
+                *move_row_changes(self._sessions, self.row, self._next_row),
+                clear_restore_pending_row(self.row.branch),
+                *self._extra_rows,
             ],
-            [start_of(self._sessions, self._next)],
+            [start_of(self._sessions, self._next_row)],
         )
 
-    def arrived(self) -> None:
-        if self._next is not None:
-            self.row, self._next = self._next, None
-            where = self._sessions.standing(self.row)
-            self._ledger.go(where.line, where.mind, where.tip)
+    def finish_move(self) -> None:
+        if self._next_row is not None:
+            self.row, self._next_row = self._next_row, None
+            where = self._sessions.load(self.row)
+            self._writer.switch_to(where.line, where.mind, where.tip)
             self.dirty = False
-            self._moved(self.row)
+            self._on_moved(self.row)

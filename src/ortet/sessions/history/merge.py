@@ -9,42 +9,42 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Append, EventRow, Timeline
 from ortet.errors import Invalid
 from ortet.history.commits import CommitInfo
 from ortet.history.merge.text_merge import Favor
 from ortet.history.merge.tree_merge import FileConflict
-from ortet.history.records import Image, Journal, State
-from ortet.history.refs import Ref, is_name, text_of
+from ortet.history.records import Image, JournalHead, State
+from ortet.history.refs import Ref, is_ref_name, ref_text
 from ortet.ids import Oid, from_hex, to_hex
-from ortet.journal.event_log import NOTHING
+from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Draft, Tip
 from ortet.journal.segments import seal
-from ortet.journal.state.merge import Contradiction, Union, union
+from ortet.journal.state.merge import Contradiction, MergeAdditions, merge_states
 from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.machines.base import Report
 from ortet.objects.base import Kind
-from ortet.sessions.actions.artifacts import Content
-from ortet.sessions.history.navigation import Moving
-from ortet.sessions.history.participants import put
+from ortet.sessions.actions.artifacts import StoredContent
+from ortet.sessions.history.navigation import NavigationMixin
+from ortet.sessions.history.participants import put_journal
 from ortet.sessions.memory.shared_scopes import AGENT
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.store.commit import put_commit
-from ortet.store.pin_commit import rely_on
-from ortet.store.sweep_retry import anew
+from ortet.store.pin_commit import pin_commit
+from ortet.store.sweep_retry import retry_on_sweep
 from ortet.workspaces import merge as merging
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
     from ortet.sessions.table import SessionRow
 
-_SAID = 300
+_MAX_EPISODE_CHARS = 300
 
 
-class Merged(msgspec.Struct, frozen=True):
+class SessionMergeResult(msgspec.Struct, frozen=True):
     """What a merge brought. `conflicts` are file conflicts that `favor` settled; `contradictions`
     are left to whoever goes on: both facts are known now. `up_to_date`: all was here already."""
 
@@ -59,7 +59,7 @@ class Merged(msgspec.Struct, frozen=True):
     up_to_date: bool = False
 
 
-class Other(NamedTuple):
+class MergeSource(NamedTuple):
     """The other side: a commit, and whose it is."""
 
     label: str
@@ -68,41 +68,48 @@ class Other(NamedTuple):
     has_files: bool
 
 
-class _Made(NamedTuple):
+class _StoredMerge(NamedTuple):
     """A merge commit that is stored and that no branch has yet, and what leads there."""
 
     commit: Oid
     timeline: Timeline
     events: Append
-    union: Union
+    union: MergeAdditions
     conflicts: list[FileConflict]
 
 
-@anew
+@retry_on_sweep
 def merge(
-    ours: Moving, sessions: Sessions, given: View | Ref, *, message: str, favor: Favor | None
-) -> Merged:
+    ours: NavigationMixin,
+    sessions: SessionManager,
+    source: SessionReader | Ref,
+    *,
+    message: str,
+    favor: Favor | None,
+) -> SessionMergeResult:
     """See Session.merge. Head, timeline and events change in one transaction, or not at all."""
     merging.check_favor(favor)
-    other = other_of(ours, sessions, given)
+    other = resolve_merge_source(ours, sessions, source)
     hub, files = ours.hub, ours._workspace()
-    with files.moving() if files is not None else nullcontext(), hub.writing():
+    with files.exclusive_access() if files is not None else nullcontext(), hub.writing():
         before = f"before merging {other.label}"
-        mine = files.keep(before) if files is not None else from_hex(ours.commit(before).oid)
+        mine = (
+            files.commit_pending(before) if files is not None else from_hex(ours.commit(before).oid)
+        )
         if hub.history.is_ancestor(other.commit, mine):
-            return Merged(commit=hub.history.info(mine), up_to_date=True)
+            return SessionMergeResult(commit=hub.history.info(mine), up_to_date=True)
         if other.row is None:
-            rely_on(hub, other.commit, of=mine)
+            pin_commit(hub, other.commit, reachable_from=mine)
         made = _make(ours, sessions, mine, other, message=message, favor=favor)
-        reach("merge.made")
-        with ours._host.ahead(made.timeline, made.events):
+        failpoint("merge.made")
+        with ours._participant.with_timeline(made.timeline, made.events):
             if files is not None:
-                report = files.go(made.commit, "merge")
+                report = files.restore_commit(made.commit, "merge")
             else:
                 report = Report()
-                ours._go_mind(made.commit, "merge", whole=True)
+                ours._restore_state(made.commit, "merge", move_branch=True)
     found = made.union
-    return Merged(
+    return SessionMergeResult(
         commit=hub.history.info(made.commit),
         facts=found.facts,
         lessons=found.lessons,
@@ -114,63 +121,69 @@ def merge(
     )
 
 
-def other_of(ours: Moving, sessions: Sessions, given: View | Ref) -> Other:
+def resolve_merge_source(
+    ours: NavigationMixin, sessions: SessionManager, source: SessionReader | Ref
+) -> MergeSource:
     """Who is meant; what it has not committed yet is committed first."""
     hub = ours.hub
-    if isinstance(given, View):
-        if given.hub.root.resolve() != hub.root.resolve():
+    if isinstance(source, SessionReader):
+        if source.hub.root.resolve() != hub.root.resolve():
             raise Invalid(
                 "other_store",
-                f"{given.name!r} is in another store, {given.hub.root}: export it there, import "
+                f"{source.name!r} is in another store, {source.hub.root}: export it there, import "
                 "it here, then give the commit",
             )
-        row: SessionRow | None = sessions.roll.get(given.id)
-    elif isinstance(given, str | CommitInfo):
-        label = text_of(given)
-        row = sessions.roll.of_branch(label) if is_name(label) else None
+        row: SessionRow | None = sessions.table.get(source.id)
+    elif isinstance(source, str | CommitInfo):
+        label = ref_text(source)
+        row = sessions.table.find_by_branch(label) if is_ref_name(label) else None
     else:
-        raise Invalid("bad_ref", f"cannot take {given!r}: give a session, a branch or a commit")
+        raise Invalid("bad_ref", f"cannot take {source!r}: give a session, a branch or a commit")
     if row is None:
         commit = hub.refs.resolve(label, default_branch=ours.row.branch)
-        return Other(label, commit, None, bool(hub.history.state(commit).machine))
+        return MergeSource(label, commit, None, bool(hub.history.state(commit).machine))
     if row.id == ours.id:
         raise Invalid("bad_ref", f"{row.name!r} is this session: give another, or a commit")
-    with _at_hand(sessions, row, given) as session:
+    with _open_or_leased(sessions, row, source) as session:
         commit = from_hex(session.commit("before being joined").oid)
-        return Other(row.name, commit, row, session._workspace() is not None)
+        return MergeSource(row.name, commit, row, session._workspace() is not None)
 
 
 @contextmanager
-def _at_hand(sessions: Sessions, row: SessionRow, given: object) -> Iterator[Moving]:
+def _open_or_leased(
+    sessions: SessionManager, row: SessionRow, source: object
+) -> Iterator[NavigationMixin]:
     """The session as it is open, in this hub or another of this process; else under its lease."""
-    opened = given if isinstance(given, Moving) else sessions.opened(row.id)
-    if opened is not None and not opened.holding.ended:
+    opened = source if isinstance(source, NavigationMixin) else sessions.find_open(row.id)
+    if opened is not None and not opened.held_lease.is_released:
         yield opened
     else:
-        with sessions.borrowed(row) as session:
+        with sessions.leased_session(row) as session:
             yield session
 
 
 def _make(
-    ours: Moving,
-    sessions: Sessions,
+    ours: NavigationMixin,
+    sessions: SessionManager,
     mine: Oid,
-    other: Other,
+    other: MergeSource,
     *,
     message: str,
     favor: Favor | None,
-) -> _Made:
+) -> _StoredMerge:
     """The merge commit, with the events that tell of it on a timeline of their own."""
     hub, history = sessions.hub, sessions.hub.history
     base = history.merge_base(mine, other.commit)
     states = [history.state(oid) if oid else State() for oid in (base, mine, other.commit)]
-    image, conflicts = _files(sessions, states, other, favor=favor, generated=ours.generated)
+    image, conflicts = _files(
+        sessions, states, other, favor=favor, generated=ours.generated_directory
+    )
     journals = [journal_of(sessions, state) for state in states]
-    past, theirs = (Mind.load(sessions.maps, hub.objects, journals[n].fold) for n in (0, 2))
-    ledger = ours._ledger
+    past, theirs = (SessionState.load(sessions.maps, hub.objects, journals[n].fold) for n in (0, 2))
+    ledger = ours._writer
     ledger.flush()
-    line, tip = ledger.line, ledger.tip
-    found = union(past, ledger.mind, theirs)
+    line, tip = ledger.event_log, ledger.tip
+    found = merge_states(past, ledger.state, theirs)
     timeline = Timeline(sessions.new_id(), line.timeline, tip.seq)
     told = {
         "name": other.label,
@@ -180,9 +193,9 @@ def _make(
         "first": journals[0].seq + 1,
         "last": journals[2].seq,
         "episode": _episode(theirs, found),
-        **found.counted(),
+        **found.event_data(),
     }
-    mind = Mind.load(sessions.maps, hub.objects, line.base.fold)
+    mind = SessionState.load(sessions.maps, hub.objects, line.base.fold)
     fold(mind, line.events(line.base.seq, tip.seq))
     rows: list[EventRow] = []
     segment = line.seal(tip)
@@ -192,7 +205,7 @@ def _make(
         rows.append(row)
         tip = Tip(event.seq, event.hash, event.time)
     segment = seal(hub.objects, timeline.id, rows, segment)
-    journal = put(sessions, Journal(segment, tip.seq, tip.hash, mind.save(hub.objects)))
+    journal = put_journal(sessions, JournalHead(segment, tip.seq, tip.hash, mind.save(hub.objects)))
     state = hub.objects.put(Kind.STATE, encode(State(journal, states[1].memory, image)))
     commit = put_commit(
         hub.objects,
@@ -203,33 +216,44 @@ def _make(
         clock=hub.clock,
         author=hub.author,
     )
-    return _Made(commit, timeline, Append(timeline.id, rows), found, conflicts)
+    return _StoredMerge(commit, timeline, Append(timeline.id, rows), found, conflicts)
 
 
-def _drafts(sessions: Sessions, told: dict[str, Any], found: Union) -> Iterator[Draft]:
+def _drafts(
+    sessions: SessionManager, merge_data: dict[str, Any], result: MergeAdditions
+) -> Iterator[Draft]:
     author = sessions.hub.author
-    yield Draft("merge", told, author)
-    there = {"timeline": told["timeline"], "seq": told["last"], "session": told["session"]}
+    yield Draft("merge", merge_data, author)
+    there = {
+        "timeline": merge_data["timeline"],
+        "seq": merge_data["last"],
+        "session": merge_data["session"],
+    }
     episode = {
         "id": sessions.new_id(),
-        "summary": told["episode"] or f"merged {told['name']}",
-        "first": told["first"],
-        "last": told["last"],
+        "summary": merge_data["episode"] or f"merged {merge_data['name']}",
+        "first": merge_data["first"],
+        "last": merge_data["last"],
         "cause": "merged",
-        "session": told["name"],
+        "session": merge_data["name"],
         "source": there,
         "scope": AGENT,
     }
     yield Draft("episode", episode, author)
-    for kind, data in found.told(told["name"]):
+    for kind, data in result.to_events(merge_data["name"]):
         yield Draft(kind, data, author)
-    for made in found.artifacts:
-        data = {**msgspec.to_builtins(made), "merged": told["name"]}
-        yield Draft("artifact", data, author, Content(made.oid, made.size).refs)
+    for made in result.artifacts:
+        data = {**msgspec.to_builtins(made), "merged": merge_data["name"]}
+        yield Draft("artifact", data, author, StoredContent(made.oid, made.size).refs)
 
 
 def _files(
-    sessions: Sessions, states: list[State], other: Other, *, favor: Favor | None, generated: str
+    sessions: SessionManager,
+    states: list[State],
+    other: MergeSource,
+    *,
+    favor: Favor | None,
+    generated: str,
 ) -> tuple[bytes, list[FileConflict]]:
     """The image of the merge; a side without files changes none. Files in `generated` are ours."""
     base, ours, theirs = (state.machine for state in states)
@@ -239,28 +263,28 @@ def _files(
         return theirs, []
     hub = sessions.hub
     images = (hub.read_image(Oid(base)) if base else None, *_read(sessions, ours, theirs))
-    merged = merging.Sides(*images).merged(hub, favor)
-    conflicts = merging.apart_from(generated, merged.conflicts)
-    merging.refuse(conflicts, other.label)
+    merged = merging.MergeSides(*images).merge(hub, favor)
+    conflicts = merging.without_generated(generated, merged.conflicts)
+    merging.raise_on_conflicts(conflicts, other.label)
     return hub.objects.put(Kind.IMAGE, encode(merged.image)), conflicts
 
 
-def _read(sessions: Sessions, ours: bytes, theirs: bytes) -> tuple[Image, Image]:
+def _read(sessions: SessionManager, ours: bytes, theirs: bytes) -> tuple[Image, Image]:
     return sessions.hub.read_image(Oid(ours)), sessions.hub.read_image(Oid(theirs))
 
 
-def journal_of(sessions: Sessions, state: State) -> Journal:
+def journal_of(sessions: SessionManager, state: State) -> JournalHead:
     """What a commit holds of a mind."""
     if not state.journal:
-        return NOTHING
-    return decode(Journal, sessions.hub.objects.get(Oid(state.journal)))
+        return EMPTY_JOURNAL
+    return decode(JournalHead, sessions.hub.objects.get(Oid(state.journal)))
 
 
-def _episode(theirs: Mind, found: Union) -> str:
+def _episode(theirs: SessionState, result: MergeAdditions) -> str:
     """What the other did, in a few words: what was said there stays readable on its timeline."""
     core = theirs.core
     steps = f"step {core.step} of {len(core.plan)}" if core.plan else ""
-    made = [f"learned: {fact.text}" for fact in (*found.facts, *found.lessons)]
-    made += [f"decided: {decision.text}" for decision in found.decisions]
-    made += [f"made: {one.name}" for one in found.artifacts]
-    return "; ".join(part for part in (core.goal, steps, *made[:20]) if part)[:_SAID]
+    made = [f"learned: {fact.text}" for fact in (*result.facts, *result.lessons)]
+    made += [f"decided: {decision.text}" for decision in result.decisions]
+    made += [f"made: {one.name}" for one in result.artifacts]
+    return "; ".join(part for part in (core.goal, steps, *made[:20]) if part)[:_MAX_EPISODE_CHARS]

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from ortet._util.codec import to_json
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Diverged
-from ortet.journal.replay.cursor import Cursor
+from ortet.journal.replay.cursor import ReplayCursor
 
 
-class Played(msgspec.Struct, frozen=True):
+class ReplayReport(msgspec.Struct, frozen=True):
     """`upto`: all events up to this one were re-enacted. `expected`: what was done next, then; with
     `got`, what the program did instead. Both are None when it did all that it did. `waits`: the
     approval (id, what) that it waited for at the end, as then."""
@@ -25,8 +25,8 @@ class Played(msgspec.Struct, frozen=True):
     waits: dict[str, str] | None = None
 
 
-def tell(
-    report: Path, cursor: Cursor, diverged: Diverged | None, waits: dict[str, str] | None
+def write_report(
+    report: Path, cursor: ReplayCursor, diverged: Diverged | None, waits: dict[str, str] | None
 ) -> None:
     """Write it, as one step."""
     expected = cursor.expected
@@ -35,13 +35,13 @@ def tell(
         then = {"seq": expected.seq, "kind": expected.kind, "data": expected.data}
     got = diverged.details["got"] if diverged is not None else None
     part = report.with_name(f"{report.name}.{os.getpid()}")
-    part.write_text(to_json(Played(cursor.seq, then, got, waits)), encoding="utf-8")
+    part.write_text(to_json(ReplayReport(cursor.seq, then, got, waits)), encoding="utf-8")
     os.replace(part, report)
 
 
-def read(report: Path) -> Played | None:
+def read(report: Path) -> ReplayReport | None:
     """None when nothing was told."""
     try:
-        return msgspec.json.decode(report.read_bytes(), type=known(Played))
+        return msgspec.json.decode(report.read_bytes(), type=thread_safe_struct(ReplayReport))
     except FileNotFoundError:
         return None

@@ -10,16 +10,16 @@ import msgspec
 
 from ortet.backends.base import RowChange
 from ortet.errors import Diverged, Refused
-from ortet.journal.environment import NOTHING, Environment
+from ortet.journal.environment import EMPTY_ENVIRONMENT, Environment
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.replay.cursor import AROUND, Cursor, Recorded, failure_of
+from ortet.journal.replay.cursor import SKIPPED_KINDS, RecordedAction, ReplayCursor, failure_of
 from ortet.journal.state.records import Fact
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.sessions.actions.actions import (
     Action,
+    KeyScope,
     Replay,
-    Scope,
     arguments,
     describe,
     is_opaque,
@@ -27,82 +27,88 @@ from ortet.sessions.actions.actions import (
     unsettled,
 )
 from ortet.sessions.actions.budget import Budget
-from ortet.sessions.actions.budget_math import Amounts, Limits
-from ortet.sessions.actions.effects import Deeds, outcome_of
-from ortet.sessions.environment.environments import recorded_of
-from ortet.sessions.history.played import tell
+from ortet.sessions.actions.budget_math import Amounts, BudgetLimits
+from ortet.sessions.actions.effects import EffectLog, outcome_of
+from ortet.sessions.environment.environments import recorded_environments
+from ortet.sessions.history.played import write_report
 from ortet.sessions.history.rewind import commit_at
 from ortet.sessions.history.whatif import whatif
-from ortet.sessions.results import PARTS, Restored
+from ortet.sessions.results import ALL_PARTS, RestoreResult
 from ortet.sessions.session import Session
 from ortet.sessions.table import ACTIVE, SessionRow
-from ortet.sessions.writing.event_writer import Ledger
+from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ortet.history.commits import CommitInfo
     from ortet.ids import Oid
-    from ortet.objects.store import Durable
-    from ortet.sessions.hits import Hit
+    from ortet.objects.store import Durability
+    from ortet.sessions.hits import RecallHit
     from ortet.workspaces.workspace import Workspace
 
 _RERUN = ("pure", "idempotent")
 
 
-class Stage(Ledger):
+class ReplayWriter(EventWriter):
     """A ledger that, while it has a cursor, gives back what was recorded and writes nothing.
 
     `left` is called with the error when a step was not recorded: it raises, or goes live.
     """
 
-    cursor: Cursor | None = None
-    live_then = False
-    waits: dict[str, str] | None = None  # the approval that the program was told to wait for
-    left: Callable[[Diverged], None]
+    cursor: ReplayCursor | None = None
+    goes_live = False
+    pending_approval: dict[str, str] | None = (
+        None  # the approval that the program was told to wait for
+    )
+    on_divergence: Callable[[Diverged], None]
 
-    def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
+    def add(
+        self, *drafts: Draft, rows: Sequence[RowChange] = (), durable: bool = False
+    ) -> list[Event]:
         with self._lock:
             found: list[Event] = []
-            for at, draft in enumerate(map(self.hidden, drafts)):
+            for at, draft in enumerate(map(self.redacted, drafts)):
                 if self.cursor is None:
-                    return [*found, *super().add(*drafts[at:], rows=rows, now=now)]
-                event = self.tell(draft)
-                if event is None and draft.kind in AROUND:
+                    return [*found, *super().add(*drafts[at:], rows=rows, durable=durable)]
+                event = self.match_event(draft)
+                if event is None and draft.kind in SKIPPED_KINDS:
                     event = Event(0, draft.kind, 0, draft.actor, draft.data, b"")
                 if event is None:
-                    self.left(self.cursor.diverged(draft.kind, draft.data))
-                    return [*found, *super().add(*drafts[at:], rows=rows, now=now)]
+                    self.on_divergence(self.cursor.divergence_error(draft.kind, draft.data))
+                    return [*found, *super().add(*drafts[at:], rows=rows, durable=durable)]
                 found.append(event)
         return found
 
-    def tell(self, draft: Draft) -> Event | None:
+    def match_event(self, draft: Draft) -> Event | None:
         """What was recorded of such a step."""
         with self._lock:
-            found = self.cursor.say(draft.kind, draft.data) if self.cursor is not None else None
-            self.pass_by()
+            found = (
+                self.cursor.match_event(draft.kind, draft.data) if self.cursor is not None else None
+            )
+            self.fold_passed_events()
         return found
 
-    def recall(self, name: str, digest: str) -> Recorded | None:
+    def match_call(self, name: str, digest: str) -> RecordedAction | None:
         with self._lock:
-            found = self.cursor.call(name, digest) if self.cursor is not None else None
-            self.pass_by()
+            found = self.cursor.match_call(name, digest) if self.cursor is not None else None
+            self.fold_passed_events()
         return found
 
-    def pass_by(self) -> None:
+    def fold_passed_events(self) -> None:
         """Know what the cursor has passed."""
         if self.cursor is not None:
-            fold(self.mind, self.cursor.news)
-            self.cursor.news.clear()
+            fold(self.state, self.cursor.passed_events)
+            self.cursor.passed_events.clear()
             self.tip = Tip(self.cursor.seq)
 
 
-class Recalled(Deeds):
+class ReplayEffects(EffectLog):
     """Actions that are given their recorded outcomes. `now` gives those of the session that went
     live."""
 
-    _ledger: Stage
-    now: Callable[[], Deeds]
+    _writer: ReplayWriter
+    live_effects: Callable[[], EffectLog]
 
     def act(
         self,
@@ -113,32 +119,32 @@ class Recalled(Deeds):
         why: str = "",
         replay: Replay | None = None,
         key: str | None = None,
-        scope: Scope | None = None,
+        scope: KeyScope | None = None,
         name: str | None = None,
         approve: str | None = None,
         record: Callable[[Any], Any] = plain,
         recall: Callable[[Any], Any] = lambda outcome: outcome,
     ) -> Any:
         action = describe(function, args, kwargs, name=name, replay=replay, key=key, scope=scope)
-        stage, live = self._ledger, super().act
+        stage, live = self._writer, super().act
         if stage.cursor is not None:
-            said = self._hub.hidden(arguments(args, kwargs))
-            mark = self.mark(action, said)
-            found = stage.recall(action.name, mark)
-            if found is not None and self._is_known(action, found):
-                return recall(_again(found))
+            said = self._hub.redact(arguments(args, kwargs))
+            mark = self.digest_call(action, said)
+            found = stage.match_call(action.name, mark)
+            if found is not None and self._has_recorded_outcome(action, found):
+                return recall(_recorded_outcome(found))
             if action.replay == "pure":
                 return function(*args, **kwargs)
-            done = self._before(action)[0] if found is None else None
+            done = self._find_previous(action)[0] if found is None else None
             if done is not None and done.effect.state == "done":
                 return recall(outcome_of(action.name, done.outcome))
             if found is None and approve is not None:
-                self._wait(approve, mark, stage.cursor)
+                self._raise_if_waiting(approve, mark, stage.cursor)
             if found is not None and action.replay not in _RERUN:
                 raise unsettled(msgspec.to_builtins(found.begun.data))
             data = {"name": action.name, "digest": mark, **said}
-            stage.left(stage.cursor.diverged("begun", data))
-            live = self.now().act
+            stage.on_divergence(stage.cursor.divergence_error("begun", data))
+            live = self.live_effects().act
         return live(
             function,
             args,
@@ -153,17 +159,19 @@ class Recalled(Deeds):
             recall=recall,
         )
 
-    def _wait(self, why: str, mark: str, cursor: Cursor) -> None:
+    def _raise_if_waiting(self, why: str, mark: str, cursor: ReplayCursor) -> None:
         """For a human, as then; at the end of the record one that goes live looks for an answer."""
-        if self._ledger.live_then and cursor.expected is None:
+        if self._writer.goes_live and cursor.expected is None:
             return
-        refusal = self.approvals.told(why, mark)
+        refusal = self.approvals.recorded_refusal(why, mark)
         if refusal is not None:
             if refusal.kind == "approval_pending":
-                self._ledger.waits = {key: refusal.details[key] for key in ("id", "what")}
+                self._writer.pending_approval = {
+                    key: refusal.details[key] for key in ("id", "what")
+                }
             raise refusal
 
-    def _is_known(self, action: Action, found: Recorded) -> bool:
+    def _has_recorded_outcome(self, action: Action, found: RecordedAction) -> bool:
         """Whether what became of it was recorded, so that it can be told."""
         if found.state == "failed":
             return True
@@ -171,219 +179,223 @@ class Recalled(Deeds):
         return found.state == "done" and not (opaque and action.replay == "pure")
 
 
-class Unpaid(Budget):
+class ReplayBudget(Budget):
     """What was spent then is not spent again. `now` gives the budget of the session that went
     live."""
 
-    _ledger: Stage
-    now: Callable[[], Budget]
+    _writer: ReplayWriter
+    live_budget: Callable[[], Budget]
 
     def spend(
         self, amounts: Amounts, *, model: str = "", drafts: Sequence[Draft] = (), **more: Any
     ) -> tuple[list[Event], Refused | None]:
-        stage, found = self._ledger, list[Event]()
+        stage, found = self._writer, list[Event]()
         data = {"amounts": amounts, **({"model": model} if model else {})}
         for at, draft in enumerate([*drafts, Draft("spend", data)]):
-            event = stage.tell(draft)
+            event = stage.match_event(draft)
             if event is None and stage.cursor is not None:
-                stage.left(stage.cursor.diverged(draft.kind, draft.data))
+                stage.on_divergence(stage.cursor.divergence_error(draft.kind, draft.data))
             if event is None:
                 rest = {"drafts": drafts[at:], **more}
-                events, refusal = self.now().spend(amounts, model=model, **rest)
+                events, refusal = self.live_budget().spend(amounts, model=model, **rest)
                 return [*found, *events], refusal
             found.append(event)
         return found, None
 
-    def limit(self, asked: Limits) -> Event:
-        data = {"limits": dict(asked.hard), "soft": dict(asked.soft)}
-        return self._ledger.add(self._draft("budget", data))[0]
+    def limit(self, limits: BudgetLimits) -> Event:
+        data = {"limits": dict(limits.hard), "soft": dict(limits.soft)}
+        return self._writer.add(self._draft("budget", data))[0]
 
-    def gate(self) -> None:
+    def refusal_if_spent(self) -> None:
         """Nothing is to be paid."""
 
     def settle(self) -> None: ...
 
-    def give_back(self) -> None: ...
+    def return_unspent(self) -> None: ...
 
 
-class Rehearsal(Session):
+class ReplaySession(Session):
     """With `live`, the first step that was not recorded makes it an ordinary session, on a new
     timeline from there; the old one stays. `restored` then says what stays done."""
 
-    _ledger: Stage
-    _as_it_was = False
-    restored: Restored | None = None
+    _writer: ReplayWriter
+    _is_going_live = False
+    restored: RestoreResult | None = None
 
     def start(self, *, live: bool, report: Path | None = None) -> None:
         """With `report`, a file is written there that says how it went."""
-        self._live_then = self._ledger.live_then = live
-        self._report = report
-        self._ledger.left = self._leave
-        self._paid = self._budget
-        self._ledger.mind = self._mind = Mind(self._sessions.maps)
-        self._ledger.cursor = Cursor(self._ledger.line.events())
-        self._ledger.pass_by()
-        self._recall()
+        self._goes_live = self._writer.goes_live = live
+        self._report_path = report
+        self._writer.on_divergence = self._on_divergence
+        self._live_budget = self._budget
+        self._writer.state = self._state = SessionState(self._sessions.maps)
+        self._writer.cursor = ReplayCursor(self._writer.event_log.events())
+        self._writer.fold_passed_events()
+        self._install_replay_parts()
 
     @property
-    def replaying(self) -> bool:
-        return self._ledger.cursor is not None
+    def is_replaying(self) -> bool:
+        return self._writer.cursor is not None
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        cursor = self._ledger.cursor
+        cursor = self._writer.cursor
         if cursor is not None:
             upto = cursor.seq if upto is None else min(upto, cursor.seq)
         return super().events(after, upto)
 
-    def _believed(self, fact: str | Fact | Hit) -> Fact:
+    def _require_fact(self, fact: str | Fact | RecallHit) -> Fact:
         """What was believed then may have been given up since, in a memory that it shares."""
-        if self.replaying:
+        if self.is_replaying:
             return self.fact(fact)
-        return super()._believed(fact)
+        return super()._require_fact(fact)
 
-    def _get_ready(self) -> None:
-        if not self.replaying:
-            super()._get_ready()
+    def _start_machine(self) -> None:
+        if not self.is_replaying:
+            super()._start_machine()
 
     def whatif(self, at: int, *, machine: bool = True, **change: Any) -> Session:
-        if not self.replaying:
+        if not self.is_replaying:
             return super().whatif(at, machine=machine, **change)
         return whatif(self._sessions, self._hub.get(self.id), at, machine=machine, **change)
 
     @property
     def machine(self) -> Workspace:
-        if self.replaying:
+        if self.is_replaying:
             raise _replaying("use a machine")
         return super().machine
 
     def commit(
-        self, message: str = "", *, allow_secrets: bool = False, durable: Durable | None = None
+        self, message: str = "", *, allow_secrets: bool = False, durable: Durability | None = None
     ) -> CommitInfo:
         """While replaying nothing is new: the head."""
-        cursor, head = self._ledger.cursor, self.head
+        cursor, head = self._writer.cursor, self.head
         if cursor is not None:
-            if head is not None and (cursor.expected is not None or not self._live_then):
+            if head is not None and (cursor.expected is not None or not self._goes_live):
                 return head
-            self._must_be_live("commit")
+            self._ensure_live("commit")
         return super().commit(message, allow_secrets=allow_secrets, durable=durable)
 
-    def _must_move(self, verb: str) -> None:
-        self._must_be_live(verb)
+    def _require_live(self, verb: str) -> None:
+        self._ensure_live(verb)
 
     def fork(self, n: int = 1, *, machine: bool = True) -> list[Session]:
-        self._must_be_live("fork")
+        self._ensure_live("fork")
         return super().fork(n, machine=machine)
 
-    def _go(self, target: Oid, verb: str, parts: frozenset[str], **given: Any) -> Restored:
-        self._must_be_live(verb)
-        return super()._go(target, verb, parts, **given)
+    def _restore_commit(
+        self, target: Oid, verb: str, parts: frozenset[str], **given: Any
+    ) -> RestoreResult:
+        self._ensure_live(verb)
+        return super()._restore_commit(target, verb, parts, **given)
 
     # going live
 
-    def _must_be_live(self, verb: str) -> None:
-        if self.replaying:
-            if not self._live_then:
+    def _ensure_live(self, verb: str) -> None:
+        if self.is_replaying:
+            if not self._goes_live:
                 raise _replaying(verb)
-            self._go_live()
+            self._switch_to_live()
 
-    def _leave(self, diverged: Diverged) -> None:
-        if not self._live_then:
-            self._tell(diverged)
+    def _on_divergence(self, diverged: Diverged) -> None:
+        if not self._goes_live:
+            self._write_report(diverged)
             raise diverged
-        self._go_live()
+        self._switch_to_live()
 
-    def _go_live(self) -> None:
-        stage, timeline = self._ledger, self._row.timeline
-        cursor, mind, tip = stage.cursor, stage.mind, stage.tip
+    def _switch_to_live(self) -> None:
+        stage, timeline = self._writer, self._row.timeline
+        cursor, mind, tip = stage.cursor, stage.state, stage.tip
         assert cursor is not None
         expected, stage.cursor = cursor.expected, None
-        self._as_it_was = True
+        self._is_going_live = True
         try:
-            where = self._sessions.standing(self._row)
-            stage.go(where.line, where.mind, where.tip)
-            self._moved(self._row)
-            self._budget = self._paid
+            where = self._sessions.load(self._row)
+            stage.switch_to(where.line, where.mind, where.tip)
+            self._switch_timeline(self._row)
+            self._budget = self._live_budget
             if expected is not None:
                 with self._hub.writing():
                     point = commit_at(self._sessions, self._row, where.line, expected.seq - 1)
-                    self.restored = super()._go(point, "replay", PARTS)
+                    self.restored = super()._restore_commit(point, "replay", ALL_PARTS)
         except BaseException:
             if self._row.timeline == timeline:  # it has not gone there
                 stage.cursor = cursor
-                stage.go(self._line, mind, tip)
-                self._moved(self._row)
-                self._recall()
+                stage.switch_to(self._event_log, mind, tip)
+                self._switch_timeline(self._row)
+                self._install_replay_parts()
             raise
         finally:
-            self._as_it_was = False
-        self._host.dirty = True  # the step that led here is about to be recorded
-        self._turn(ACTIVE, "replay")
-        self.tie_up()
-        self._take_in()
-        refusal = self._paid.gate()
+            self._is_going_live = False
+        self._participant.dirty = True  # the step that led here is about to be recorded
+        self._set_status(ACTIVE, "replay")
+        self.close_dangling_effects()
+        self._drain_inbox()
+        refusal = self._live_budget.refusal_if_spent()
         if refusal is not None:
             self._stop(refusal)
 
-    def _tell(self, diverged: Diverged | None) -> None:
+    def _write_report(self, diverged: Diverged | None) -> None:
         """How far it came. Only the first difference counts: a program may go on behind it."""
-        if self._report is not None and self._ledger.cursor is not None:
-            tell(self._report, self._ledger.cursor, diverged, self._ledger.waits)
-            self._report = None if diverged else self._report
+        if self._report_path is not None and self._writer.cursor is not None:
+            write_report(
+                self._report_path, self._writer.cursor, diverged, self._writer.pending_approval
+            )
+            self._report_path = None if diverged else self._report_path
 
-    def _arrived(self, row: SessionRow) -> None:
+    def _on_moved(self, row: SessionRow) -> None:
         """In the middle of a call it is about to go on with: its result is yet to be said."""
-        self._moved(row)
+        self._switch_timeline(row)
 
-    def _recall(self) -> None:
-        self._deeds = deeds = Recalled(self._hub, self._row, self._ledger)
-        deeds.now = lambda: self._deeds
-        self._budget = unpaid = Unpaid(self._hub, self._row, self._ledger, host="")
-        unpaid.now = lambda: self._paid
+    def _install_replay_parts(self) -> None:
+        self._effects = deeds = ReplayEffects(self._hub, self._row, self._writer)
+        deeds.live_effects = lambda: self._effects
+        self._budget = unpaid = ReplayBudget(self._hub, self._row, self._writer, host="")
+        unpaid.live_budget = lambda: self._live_budget
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def _action_scope(self) -> Iterator[None]:
         """What nobody does costs nothing."""
-        if self.replaying:
-            self._live()
+        if self.is_replaying:
+            self._check_open()
             try:
                 yield
             finally:
-                self._keep_pace("ended", {})
+                self._auto_commit_if_due("ended", {})
         else:
-            with super()._acting():
+            with super()._action_scope():
                 yield
 
-    def _meet(self) -> None:
-        if not self.replaying:
-            super()._meet()
+    def _start_machine_for_probe(self) -> None:
+        if not self.is_replaying:
+            super()._start_machine_for_probe()
 
-    def _known(self) -> Environment | None:
-        return recorded_of(self)[1] if self.replaying else super()._known()
+    def _known_environment(self) -> Environment | None:
+        return recorded_environments(self)[1] if self.is_replaying else super()._known_environment()
 
-    def _look_around(self, *, asked: bool) -> Environment:
+    def _probe_environment(self, *, on_request: bool) -> Environment:
         """What was there then, as far as the replay has come."""
-        if self.replaying:
-            return self._known() or NOTHING
-        return super()._look_around(asked=asked)
+        if self.is_replaying:
+            return self._known_environment() or EMPTY_ENVIRONMENT
+        return super()._probe_environment(on_request=on_request)
 
-    def _keep_pace(self, kind: str, data: Mapping[str, Any]) -> None:
-        if not self.replaying:
-            super()._keep_pace(kind, data)
+    def _auto_commit_if_due(self, kind: str, data: Mapping[str, Any]) -> None:
+        if not self.is_replaying:
+            super()._auto_commit_if_due(kind, data)
 
-    def _take_in(self) -> None:
+    def _drain_inbox(self) -> None:
         """Letters are for what comes now, not for what is left behind."""
-        if not self.replaying and not self._as_it_was:
-            super()._take_in()
+        if not self.is_replaying and not self._is_going_live:
+            super()._drain_inbox()
 
     def _end(self, status: str, why: str) -> None:
-        if not self.replaying:
+        if not self.is_replaying:
             super()._end(status, why)
-        elif not self.holding.ended:
-            self._tell(None)
-            self.let_go()
+        elif not self.held_lease.is_released:
+            self._write_report(None)
+            self.release()
 
 
-def _again(found: Recorded) -> Any:
+def _recorded_outcome(found: RecordedAction) -> Any:
     name = found.begun.data["name"]
     data = found.ended.data if found.ended is not None else {}
     if found.state == "failed":

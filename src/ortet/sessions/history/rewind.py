@@ -8,47 +8,47 @@ import msgspec
 
 from ortet._util.codec import decode, encode
 from ortet.errors import NotFound
-from ortet.history.records import Commit, Journal, State
+from ortet.history.records import Commit, JournalHead, State
 from ortet.ids import Oid
-from ortet.journal.event_log import NOTHING, Line
+from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.journal.events import Tip
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
+from ortet.journal.state.state import SessionState
 from ortet.objects.base import Kind
-from ortet.sessions.history.participants import put
+from ortet.sessions.history.participants import put_journal
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 
-class _Base(msgspec.Struct, frozen=True):
+class _BaseCommit(msgspec.Struct, frozen=True):
     """The newest commit that is not behind an event; what it holds beside the mind."""
 
-    journal: Journal = NOTHING
+    journal: JournalHead = EMPTY_JOURNAL
     commit: Oid | None = None
     state: State = State()
 
 
-def commit_at(sessions: Sessions, row: SessionRow, line: Line, seq: int) -> Oid:
+def commit_at(sessions: SessionManager, row: SessionRow, event_log: EventLog, seq: int) -> Oid:
     """The commit that was made right behind event `seq`, or a new one that nothing points to yet.
 
     The files are those of the last commit before: no others were recorded. To be called inside
     hub.writing(), which is held until a head points to it.
     """
     hub = sessions.hub
-    base = _newest(sessions, row, line, seq)
+    base = _newest(sessions, row, event_log, seq)
     if base.commit is not None and base.journal.seq == seq:
         return base.commit
-    mind = Mind.load(sessions.maps, hub.objects, base.journal.fold)
+    mind = SessionState.load(sessions.maps, hub.objects, base.journal.fold)
     tip = Tip(base.journal.seq, base.journal.hash)
-    for event in line.events(tip.seq, seq):
+    for event in event_log.events(tip.seq, seq):
         fold(mind, [event])
         tip = Tip(event.seq, event.hash, event.time)
     if seq < 1 or tip.seq != seq:
         raise NotFound("no_event", f"session {row.name!r} has no event {seq}: s.events() has all")
-    journal = Journal(line.seal(tip, base.journal), seq, tip.hash, mind.save(hub.objects))
-    state = msgspec.structs.replace(base.state, journal=put(sessions, journal))
+    journal = JournalHead(event_log.seal(tip, base.journal), seq, tip.hash, mind.save(hub.objects))
+    state = msgspec.structs.replace(base.state, journal=put_journal(sessions, journal))
     commit = Commit(
         state=hub.objects.put(Kind.STATE, encode(state)),
         parents=[base.commit] if base.commit else [],
@@ -61,23 +61,25 @@ def commit_at(sessions: Sessions, row: SessionRow, line: Line, seq: int) -> Oid:
     return oid
 
 
-def _newest(sessions: Sessions, row: SessionRow, line: Line, seq: int) -> _Base:
+def _newest(
+    sessions: SessionManager, row: SessionRow, event_log: EventLog, seq: int
+) -> _BaseCommit:
     """Of the commits on the branch; without one, the first of them lends its files."""
     hub = sessions.hub
     head = hub.catalog.head(f"branch:{row.branch}")
     first = State()
-    for oid in hub.history.line(head.oid) if head else ():
+    for oid in hub.history.first_parents(head.oid) if head else ():
         state = hub.history.state(oid)
         if not state.journal:
             continue
         first = msgspec.structs.replace(state, journal=b"")
-        journal = decode(Journal, hub.objects.get(Oid(state.journal)))
-        if journal.seq <= seq and is_on(sessions, line, journal):
-            return _Base(journal, oid, first)
-    return _Base(state=first)
+        journal = decode(JournalHead, hub.objects.get(Oid(state.journal)))
+        if journal.seq <= seq and contains_journal(sessions, event_log, journal):
+            return _BaseCommit(journal, oid, first)
+    return _BaseCommit(state=first)
 
 
-def is_on(sessions: Sessions, line: Line, journal: Journal) -> bool:
+def contains_journal(sessions: SessionManager, event_log: EventLog, journal: JournalHead) -> bool:
     """Whether a line goes through the place where a journal ends."""
-    found = list(line.rows(journal.seq - 1, journal.seq))
+    found = list(event_log.rows(journal.seq - 1, journal.seq))
     return bool(found) and sessions.chain.tip(found[0]).hash == journal.hash

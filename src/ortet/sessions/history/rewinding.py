@@ -10,14 +10,14 @@ from ortet.errors import NotFound
 from ortet.ids import Oid
 from ortet.journal.events import Draft, Event, Tip
 from ortet.objects.base import Kind
-from ortet.sessions.history.participants import elsewhere, start_of
+from ortet.sessions.history.participants import row_on_new_timeline, start_of
 from ortet.sessions.history.rewind import commit_at
-from ortet.store.sweep_retry import anew
+from ortet.store.sweep_retry import retry_on_sweep
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
-_STAYS = frozenset(
+_PRESERVED_KINDS = frozenset(
     {
         *("note", "goal", "plan", "step", "question", "answer", "thought", "comment"),
         *("fact", "lesson", "episode", "decision", "artifact", "environment", "compaction"),
@@ -27,30 +27,34 @@ _STAYS = frozenset(
 family's, which forgets neither."""
 
 
-@anew
-def go_before(
-    session: Session, seq: int, instead: Callable[[], Sequence[Draft]] = lambda: ()
+@retry_on_sweep
+def rewind_before_event(
+    session: Session, seq: int, replacements: Callable[[], Sequence[Draft]] = lambda: ()
 ) -> None:
     """Go to before event `seq`, which is not the first, and add the events of `instead`, which is
     called within hub.writing(). Messages from there on are left; facts, decisions and records of
     others hold on. The way back is the commit that is made first. NotFound("no_event")."""
-    sessions, hub, host = session._sessions, session.hub, session._host
-    if not 1 < seq <= session._ledger.tip.seq:
+    sessions, hub, host = session._sessions, session.hub, session._participant
+    if not 1 < seq <= session._writer.tip.seq:
         raise NotFound("no_event", f"event {seq} of {session.name!r} cannot be gone back before")
-    later = [event for event in session.events(seq) if event.kind in _STAYS or "." in event.kind]
+    later = [
+        event
+        for event in session.events(seq)
+        if event.kind in _PRESERVED_KINDS or "." in event.kind
+    ]
     with hub.writing():
         session.commit("before messages were taken back")
-        point = commit_at(sessions, session.row, session.line, seq - 1)
-        before = next(iter(session.line.rows(seq - 2, seq - 1)))
-        given = instead()
-        timeline = start_of(sessions, elsewhere(sessions, session.row, point))
+        point = commit_at(sessions, session.row, session.event_log, seq - 1)
+        before = next(iter(session.event_log.rows(seq - 2, seq - 1)))
+        given = replacements()
+        timeline = start_of(sessions, row_on_new_timeline(sessions, session.row, point))
         tip, rows = sessions.chain.tip(before), []
-        for draft in [*given, *_again(later, seq + len(given))]:
-            row, event = sessions.chain.make(tip, session._ledger.hidden(draft), session._now())
+        for draft in [*given, *_renumbered_drafts(later, seq + len(given))]:
+            row, event = sessions.chain.make(tip, session._writer.redacted(draft), session._now())
             tip = Tip(event.seq, event.hash, event.time)
             rows.append(row)
-        with host.ahead(timeline, Append(timeline.id, rows)):
-            together = host.leaving(point)
+        with host.with_timeline(timeline, Append(timeline.id, rows)):
+            together = host.prepare_move(point)
         hub.catalog.move(
             [],
             verb="rewind",
@@ -60,15 +64,15 @@ def go_before(
             timelines=together.timelines,
             appends=together.appends if rows else [],
         )
-        closing, host._moved = host._moved, session._moved
+        closing, host._on_moved = host._on_moved, session._switch_timeline
         try:
-            host.arrived()  # a call whose result was taken back stays open: another may come
+            host.finish_move()  # a call whose result was taken back stays open: another may come
         finally:
-            host._moved = closing
+            host._on_moved = closing
         host.dirty = True
 
 
-def _again(events: Sequence[Event], seq: int) -> list[Draft]:
+def _renumbered_drafts(events: Sequence[Event], seq: int) -> list[Draft]:
     """The same events, at other numbers, from `seq` on."""
     moved = {event.seq: seq + at for at, event in enumerate(events)}
     drafts = []

@@ -12,18 +12,18 @@ from ortet.errors import NotFound, Refused
 from ortet.history.records import State
 from ortet.ids import Oid, to_hex
 from ortet.journal.events import Draft, Tip
-from ortet.journal.state.merge import Contradiction, said, union
+from ortet.journal.state.merge import Contradiction, fact_data, merge_states
 from ortet.journal.state.records import Fact
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
-from ortet.sessions.history.merge import Merged, journal_of
+from ortet.journal.state.state import SessionState
+from ortet.sessions.history.merge import SessionMergeResult, journal_of
 from ortet.sessions.session import Session
 from ortet.sessions.table import PAUSED
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-Told = Callable[[list[Fact], list[Contradiction]], RowChange]
+HarvestRowFactory = Callable[[list[Fact], list[Contradiction]], RowChange]
 """What is to be written with facts that were learned."""
 
 
@@ -31,41 +31,41 @@ def pause_with(session: Session, row: RowChange) -> None:
     """Let go of a session whose last commit is made, and say so, in one transaction."""
     try:
         session._budget.settle()
-        session.turn_to(PAUSED, "", rows=[row])
+        session.set_status(PAUSED, "", rows=[row])
     finally:
-        session.let_go()
+        session.release()
 
 
 def adopt_with(session: Session, commit: Oid, row: RowChange) -> None:
     """Adopt a commit; where that moves the session, `row` is written in the same transaction."""
-    with session._host.beside(row):
+    with session._participant.with_rows(row):
         session.adopt(to_hex(commit))
 
 
-def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> Merged:
+def merge_with(session: Session, commit: Oid, row: RowChange, message: str) -> SessionMergeResult:
     """Merge a commit, likewise; where both changed the same, ours stays."""
-    with session._host.beside(row):
+    with session._participant.with_rows(row):
         return session.merge(to_hex(commit), favor="ours", message=message)
 
 
 def harvest(
-    session: Session, point: Oid, others: Sequence[tuple[str, Oid]], told: Told
+    session: Session, point: Oid, others: Sequence[tuple[str, Oid]], make_row: HarvestRowFactory
 ) -> tuple[list[Fact], list[Contradiction]]:
     """Learn the facts and lessons that others, (name, commit), have learned since `point`."""
-    sessions, ledger = session._sessions, session._ledger
+    sessions, ledger = session._sessions, session._writer
     facts: list[Fact] = []
     contradictions: list[Contradiction] = []
     drafts: list[Draft] = []
-    base = _mind_at(session, point)
-    with ledger.alone():
+    base = _state_at(session, point)
+    with ledger.exclusive():
         ledger.flush()
-        line, tip = ledger.line, ledger.tip
-        ours = Mind.load(sessions.maps, sessions.hub.objects, line.base.fold)
+        line, tip = ledger.event_log, ledger.tip
+        ours = SessionState.load(sessions.maps, sessions.hub.objects, line.base.fold)
         fold(ours, line.events(line.base.seq, tip.seq))
         for name, commit in others:
-            found = union(base, ours, _mind_at(session, commit))
+            found = merge_states(base, ours, _state_at(session, commit))
             for fact in (*found.facts, *found.lessons):
-                data = {**said(fact), "merged": name}
+                data = {**fact_data(fact), "merged": name}
                 draft = Draft("lesson" if fact.lesson else "fact", data, sessions.hub.author)
                 _, event = sessions.chain.make(tip, draft, sessions.hub.clock.now_ns())
                 fold(ours, [event])
@@ -73,12 +73,12 @@ def harvest(
                 drafts.append(draft)
                 facts.append(fact)
             contradictions += found.contradictions
-        row = told(facts, contradictions)
+        row = make_row(facts, contradictions)
         if drafts:
-            session._touch()
+            session._begin_change()
             ledger.add(*drafts, rows=[row])
         else:
-            sessions.hub.catalog.move([], verb="swarm", lease=session.holding.lease, rows=[row])
+            sessions.hub.catalog.move([], verb="swarm", lease=session.held_lease.lease, rows=[row])
     return facts, contradictions
 
 
@@ -88,12 +88,12 @@ def drop_fork(hub: Hub, id_: str, branch: str) -> None:
     with suppress(Refused, NotFound):
         if hub.is_open(id_):
             return
-        if hub.registry.get(branch) is not None:
+        if hub.workspace_table.get(branch) is not None:
             hub.drop(branch, discard=True)
         hub.remove(id_)
 
 
-def _mind_at(session: Session, commit: Oid) -> Mind:
+def _state_at(session: Session, commit: Oid) -> SessionState:
     sessions = session._sessions
     state: State = sessions.hub.history.state(commit)
-    return Mind.load(sessions.maps, sessions.hub.objects, journal_of(sessions, state).fold)
+    return SessionState.load(sessions.maps, sessions.hub.objects, journal_of(sessions, state).fold)

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid, NotFound
 from ortet.journal.events import Draft, Event
-from ortet.sessions.history.forking import fork_at, fork_files, fork_minds
+from ortet.sessions.history.forking import fork_at, fork_files, fork_state_only
 from ortet.sessions.history.rewind import commit_at
-from ortet.sessions.reader import View
-from ortet.sessions.table import ROOM
-from ortet.store.sweep_retry import anew
+from ortet.sessions.reader import SessionReader
+from ortet.sessions.table import SCRATCH_FILES
+from ortet.store.sweep_retry import retry_on_sweep
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
     from ortet.sessions.session import Session
 
 
-@anew
+@retry_on_sweep
 def whatif(
-    sessions: Sessions, view: View, at: int, *, machine: bool = True, **change: Any
+    sessions: SessionManager, view: SessionReader, at: int, *, machine: bool = True, **change: Any
 ) -> Session:
     """A session that goes on as if event `at` had been another: its first own event, marked.
 
@@ -30,32 +30,32 @@ def whatif(
     event, draft = _changed(view, at, change)
     hub = sessions.hub
     with hub.writing():
-        point = commit_at(sessions, view.row, view.line, event.seq - 1)
-        before = next(iter(view.line.rows(event.seq - 2, event.seq - 1)))
+        point = commit_at(sessions, view.row, view.event_log, event.seq - 1)
+        before = next(iter(view.event_log.rows(event.seq - 2, event.seq - 1)))
         has_files = view.row.has_files and (
-            view.row.files == ROOM or bool(hub.history.state(point).machine)
+            view.row.files == SCRATCH_FILES or bool(hub.history.state(point).machine)
         )
-        fork = fork_files if machine and has_files else fork_minds
+        fork = fork_files if machine and has_files else fork_state_only
         (session,) = fork(sessions, view, point, 1, first=(sessions.chain.tip(before), draft))
-    session.tie_up()
+    session.close_dangling_effects()
     return session
 
 
-@anew
+@retry_on_sweep
 def fork_behind(
     parent: Session, seq: int, *, n: int = 1, names: Sequence[str] = (), machine: bool = True
 ) -> list[Session]:
     """As `parent.fork`, from right behind one of its events; its files are those of the last commit
     before that."""
     hub = parent.hub
-    parent._settle()
+    parent._flush_writes()
     with hub.writing():
-        point = commit_at(hub._minds(), parent.row, parent.line, seq)
-        files = parent.row.files == ROOM or bool(hub.history.state(point).machine)
+        point = commit_at(hub._session_manager(), parent.row, parent.event_log, seq)
+        files = parent.row.files == SCRATCH_FILES or bool(hub.history.state(point).machine)
         return fork_at(parent, point, n=n, names=names, machine=machine and files)
 
 
-def _changed(view: View, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
+def _changed(view: SessionReader, at: int, change: dict[str, Any]) -> tuple[Event, Draft]:
     """The event that is replaced, and what replaces it."""
     if len(change) != 1 or not set(change) <= {"message", "result", "error"}:
         given = ", ".join(sorted(change)) or "nothing"
@@ -78,21 +78,21 @@ def _changed(view: View, at: int, change: dict[str, Any]) -> tuple[Event, Draft]
     return event, Draft("ended", {**data, "state": "done", "outcome": value}, event.actor)
 
 
-def _event(view: View, at: int) -> Event:
-    for event in view.line.events(at - 1, at):
+def _event(view: SessionReader, at: int) -> Event:
+    for event in view.event_log.events(at - 1, at):
         if event.erased:
             raise NotFound("no_event", f"event {at} was erased: there is nothing to change")
         return event
     raise NotFound("no_event", f"session {view.name!r} has no event {at}: s.events() has all")
 
 
-def _end_of(view: View, event: Event) -> Event:
+def _end_of(view: SessionReader, event: Event) -> Event:
     """The end of an action, by its begin or by itself."""
     if event.kind == "ended":
         return event
     if event.kind != "begun":
         raise _no_such(event, "action")
-    for later in view.line.events(event.seq):
+    for later in view.event_log.events(event.seq):
         if later.kind == "ended" and later.data.get("id") == event.data["id"]:
             return later
     raise NotFound("no_event", f"the action begun by event {event.seq} has not ended")

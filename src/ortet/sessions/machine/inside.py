@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import NotFound
 from ortet.journal.events import Draft
-from ortet.sessions.machine.programs import Tending
+from ortet.sessions.machine.programs import ProgramsMixin
 
 if TYPE_CHECKING:
-    from ortet.sessions.machine.kernels import Interpreters, SessionKernel
+    from ortet.sessions.machine.kernels import SessionKernel, SessionKernels
     from ortet.workspaces.workspace import Workspace
 
 
-class Inside(Tending):
+class KernelsMixin(ProgramsMixin):
     """The half of Session that has interpreters."""
 
-    _interpreters: Interpreters | None = None
+    _kernels: SessionKernels | None = None
     _files: Workspace | None
 
     def kernel(
@@ -34,18 +34,21 @@ class Inside(Tending):
         session, a new interpreter begins with them. Where an engine carries processes, all of it
         is. It starts at its first run.
         """
-        from ortet.sessions.machine.kernels import Interpreters  # here: most sessions have none
+        from ortet.sessions.machine.kernels import SessionKernels  # here: most sessions have none
 
-        self._live()
-        if self._interpreters is None:
-            self._interpreters = Interpreters(
-                self._act_inside, lambda: self.machine, self._kept_by, self._keep_for
+        self._check_open()
+        if self._kernels is None:
+            self._kernels = SessionKernels(
+                self._act_in_kernel,
+                lambda: self.machine,
+                self._saved_variables,
+                self._save_variables,
             )
-        return self._interpreters.get(name, python=python, env=env, keep=keep)
+        return self._kernels.get(name, python=python, env=env, keep=keep)
 
     def kernels(self) -> list[SessionKernel]:
         """Those that live, with their forks; starts nothing. Any thread may ask."""
-        return self._interpreters.all() if self._interpreters is not None else []
+        return self._kernels.all() if self._kernels is not None else []
 
     def is_running(self) -> bool:
         """Whether programs or interpreters go on in its machine, which end when it is let go."""
@@ -53,28 +56,28 @@ class Inside(Tending):
             return True
         return self._files is not None and self._files.is_running()
 
-    def _act_inside(self, function: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        with self._acting():
-            return self._deeds.act(function, args, {}, **how)
+    def _act_in_kernel(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        with self._action_scope():
+            return self._effects.act(function, args, {}, **options)
 
-    def _kept_by(self, name: str) -> bytes | None:
+    def _saved_variables(self, name: str) -> bytes | None:
         try:
             return self.artifact_data(name)
         except NotFound:
             return None
 
-    def _keep_for(self, name: str, data: bytes, lost: str) -> None:
+    def _save_variables(self, name: str, data: bytes, lost: str) -> None:
         """The variables of an interpreter, and what of them could not be kept."""
-        self._made(name, kind="kernel", data=data, media="application/octet-stream")
+        self._store_artifact(name, kind="kernel", data=data, media="application/octet-stream")
         if lost:
             told = {"what": "kernel", "kind": "not_kept", "error": lost}
-            self._ledger.add(Draft("warning", told, self._hub.author))
+            self._writer.add(Draft("warning", told, self._hub.author))
 
     def _before_commit(self) -> None:
-        if self._interpreters is not None:
-            self._interpreters.save()
+        if self._kernels is not None:
+            self._kernels.save()
         super()._before_commit()
 
-    def _leave_behind(self, verb: str) -> None:
-        if self._interpreters is not None:
-            self._interpreters.close(f"the session went elsewhere ({verb}): kernel() starts anew")
+    def _before_move(self, verb: str) -> None:
+        if self._kernels is not None:
+            self._kernels.close(f"the session went elsewhere ({verb}): kernel() starts anew")

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet._util.validation import (
-    CALL,
+    CALLABLE,
     FLAG,
     NUMBER,
-    TIMES,
+    POSITIVE_COUNT,
     check_text,
     check_texts,
-    may_be,
-    must_be,
+    optional,
+    require,
 )
 from ortet.errors import Corrupt, Invalid, NotFound
-from ortet.machines.base import Output
+from ortet.machines.base import OutputCallback
 from ortet.machines.kernels.kernel import Kernel
-from ortet.machines.kernels.ran import Ran, Var
-from ortet.sessions.results import ends_of
+from ortet.machines.kernels.ran import CellResult, KernelVariable
+from ortet.sessions.results import clip_middle
 
 if TYPE_CHECKING:
-    from ortet.sessions.actions.actions import Replay, Scope
+    from ortet.sessions.actions.actions import KeyScope, Replay
     from ortet.workspaces.workspace import Workspace
 
-_KEPT = "kernel/"  # names of the artifacts that hold variables
-_SHOWN = 32 * 1024
+_ARTIFACT_PREFIX = "kernel/"  # names of the artifacts that hold variables
+_MAX_VALUE_CHARS = 32 * 1024
 
 
-class Interpreters:
+class SessionKernels:
     """`act` journals a call, `machine` is asked at first need, `find` and `store` read and write
     artifacts."""
 
@@ -49,15 +49,15 @@ class Interpreters:
         self._machine = machine
         self._find = find
         self._store = store
-        self._known: dict[str, SessionKernel] = {}
+        self._kernels: dict[str, SessionKernel] = {}
         self._forks: dict[str, SessionKernel] = {}
 
     def all(self) -> list[SessionKernel]:
         """Those that live, forks behind the others; a fork that was kept is one of the others."""
-        both = {id(one): one for one in (*self._known.values(), *self._forks.values())}
+        both = {id(one): one for one in (*self._kernels.values(), *self._forks.values())}
         return [one for one in both.values() if one.alive]
 
-    def born(self, fork: SessionKernel) -> None:
+    def add_fork(self, fork: SessionKernel) -> None:
         self._forks = {name: one for name, one in self._forks.items() if one.alive}
         self._forks[fork.name] = fork
 
@@ -73,10 +73,10 @@ class Interpreters:
         if not name or "/" in name or "\0" in name:
             raise Invalid("bad_name", f"{name!r} is no name for a kernel: give one without '/'")
         declared = None if keep is None else _names(keep)
-        kernel = self._known.get(name)
+        kernel = self._kernels.get(name)
         if kernel is None or kernel.ended:
             kernel = SessionKernel(self, name, python=python, env=env)
-            self._known[name] = kernel
+            self._kernels[name] = kernel
         if declared is not None:
             kernel.declare(declared)
         return kernel
@@ -87,16 +87,16 @@ class Interpreters:
         self._load(kernel, live, new=new)
         return live
 
-    def replaced(self, old: SessionKernel, by: SessionKernel) -> None:
-        self._known[old.name] = by
+    def replace_kernel(self, old: SessionKernel, by: SessionKernel) -> None:
+        self._kernels[old.name] = by
 
     def save(self) -> None:
         """Before a commit: the declared variables of each kernel that ran something since."""
-        for kernel in self._known.values():
+        for kernel in self._kernels.values():
             live = kernel.live
-            if live is None or not live.alive or not live.keeping:
+            if live is None or not live.alive or not live.declared_variables:
                 continue
-            mark = (live.link.pid, live.runs, *live.keeping)
+            mark = (live.link.pid, live.run_count, *live.declared_variables)
             if mark == kernel.saved:
                 continue
             file, variables, lost = live.save()
@@ -105,24 +105,26 @@ class Interpreters:
                 head = {"vars": variables, "lost": [[v.name, v.type, v.why] for v in lost]}
                 data = json.dumps(head).encode() + b"\n" + file.read()
             kernel.saved, kernel.lost = mark, lost
-            if data != self._find(_KEPT + kernel.name):
-                self._store(_KEPT + kernel.name, data, told(kernel.name, lost))
+            if data != self._find(_ARTIFACT_PREFIX + kernel.name):
+                self._store(
+                    _ARTIFACT_PREFIX + kernel.name, data, lost_variables_text(kernel.name, lost)
+                )
 
     def close(self, why: str) -> None:
-        for kernel in (*self._known.values(), *self._forks.values()):
-            kernel.leave(why)
-        self._known, self._forks = {}, {}
+        for kernel in (*self._kernels.values(), *self._forks.values()):
+            kernel.end(why)
+        self._kernels, self._forks = {}, {}
 
     def _load(self, kernel: SessionKernel, live: Kernel, *, new: bool) -> None:
         """One that came with the machine's processes has them, and is told their names only."""
-        data = self._find(_KEPT + kernel.name)
+        data = self._find(_ARTIFACT_PREFIX + kernel.name)
         names: list[str] = []
         kernel.lost = []
         if data is not None:
             head, _, body = data.partition(b"\n")
             try:
                 said = json.loads(head)
-                variables, missing = said["vars"], [Var(*one) for one in said["lost"]]
+                variables, missing = said["vars"], [KernelVariable(*one) for one in said["lost"]]
             except (ValueError, KeyError, TypeError) as error:
                 raise Corrupt(
                     "bad_kernel", f"the kept variables of {kernel.name!r} cannot be read: {error}"
@@ -133,9 +135,9 @@ class Interpreters:
                     file.seek(0)
                     kernel.lost = [*missing, *live.load(file, variables)]
             names = [one["name"] for one in variables] + [var.name for var in missing]
-        live.keeping = list(kernel.declared if kernel.declared is not None else names)
+        live.declared_variables = list(kernel.declared if kernel.declared is not None else names)
         if new and (kernel.declared is None or set(kernel.declared) == set(names)):
-            kernel.saved = (live.link.pid, live.runs, *live.keeping)
+            kernel.saved = (live.link.pid, live.run_count, *live.declared_variables)
 
 
 class SessionKernel:
@@ -143,7 +145,7 @@ class SessionKernel:
 
     def __init__(
         self,
-        interpreters: Interpreters,
+        kernels: SessionKernels,
         name: str,
         *,
         python: str | None = None,
@@ -156,11 +158,11 @@ class SessionKernel:
         self.env = env
         self.live = live
         self.declared: list[str] | None = None
-        self.lost: list[Var] = []
+        self.lost: list[KernelVariable] = []
         self.saved: tuple[object, ...] = ()
-        self._interpreters = interpreters
+        self._kernels = kernels
         self._fork = fork
-        self._left = ""
+        self._closed_reason = ""
 
     def __repr__(self) -> str:
         return f"<SessionKernel {self.name!r} ({'alive' if self.alive else 'not running'})>"
@@ -172,7 +174,7 @@ class SessionKernel:
     @property
     def ended(self) -> bool:
         """It was used, and is gone: the next of its name is another."""
-        return bool(self._left) or (self.live is not None and not self.live.alive)
+        return bool(self._closed_reason) or (self.live is not None and not self.live.alive)
 
     def run(
         self,
@@ -180,20 +182,20 @@ class SessionKernel:
         *,
         why: str = "",
         timeout: float | None = None,
-        output: Output | None = None,
+        output: OutputCallback | None = None,
         replay: Replay | None = None,
         key: str | None = None,
-        scope: Scope | None = None,
-    ) -> Ran:
+        scope: KeyScope | None = None,
+    ) -> CellResult:
         """As Kernel.run; what came of it is the action's outcome."""
         check_text(code=code)
-        may_be(NUMBER, timeout=timeout)
-        may_be(CALL, output=output)
+        optional(NUMBER, timeout=timeout)
+        optional(CALLABLE, output=output)
 
-        def run_here(_name: str, text: str) -> Ran:
-            return self._here().run(text, timeout=timeout, output=output)
+        def run_here(_name: str, text: str) -> CellResult:
+            return self._running_kernel().run(text, timeout=timeout, output=output)
 
-        ran: Ran = self._interpreters.act(
+        ran: CellResult = self._kernels.act(
             run_here,
             self.name,
             code,
@@ -202,29 +204,28 @@ class SessionKernel:
             key=key,
             scope=scope,
             name="kernel.run",
-            record=recorded,
-            recall=recalled,
+            record=record_kernel_result,
+            recall=parse_kernel_result,
         )
         return ran
 
     def fork(self, n: int = 1, *, why: str = "", force: bool = False) -> list[SessionKernel]:
         """As Kernel.fork; the copies' runs are journaled too."""
-        must_be(TIMES, n=n)
-        must_be(FLAG, force=force)
+        require(POSITIVE_COUNT, n=n)
+        require(FLAG, force=force)
         made: list[Kernel] = []
 
         def fork_here(_name: str, count: int) -> list[str]:
-            made.extend(self._here().fork(count, force=force))
+            made.extend(self._running_kernel().fork(count, force=force))
             return [kernel.name for kernel in made]
 
-        names = self._interpreters.act(fork_here, self.name, n, why=why, name="kernel.fork")
+        names = self._kernels.act(fork_here, self.name, n, why=why, name="kernel.fork")
         living = {kernel.name: kernel for kernel in made}  # none, when this is a replay
         forks = [
-            SessionKernel(self._interpreters, name, live=living.get(name), fork=True)
-            for name in names
+            SessionKernel(self._kernels, name, live=living.get(name), fork=True) for name in names
         ]
         for fork in forks:
-            self._interpreters.born(fork)
+            self._kernels.add_fork(fork)
         return forks
 
     def keep(self, fork: SessionKernel, *, why: str = "") -> SessionKernel:
@@ -233,70 +234,70 @@ class SessionKernel:
             raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
 
         def keep_here(_name: str, _fork: str) -> None:
-            self._here().keep(fork._here())
+            self._running_kernel().keep(fork._running_kernel())
 
-        self._interpreters.act(keep_here, self.name, fork.name, why=why, name="kernel.keep")
+        self._kernels.act(keep_here, self.name, fork.name, why=why, name="kernel.keep")
         fork.name, fork._fork, fork.declared = self.name, self._fork, self.declared
         if not self._fork:
-            self._interpreters.replaced(self, fork)
+            self._kernels.replace_kernel(self, fork)
         return fork
 
-    def vars(self, *names: str) -> list[Var]:
+    def vars(self, *names: str) -> list[KernelVariable]:
         """As Kernel.vars: these are part of each commit from now on."""
-        found = self._here().vars(*names)
-        self.declared = [*self._here().keeping]
+        found = self._running_kernel().vars(*names)
+        self.declared = [*self._running_kernel().declared_variables]
         return found
 
     def declare(self, names: list[str]) -> None:
         self.declared = names
         if self.live is not None and self.live.alive:
-            self.live.keeping = list(names)
+            self.live.declared_variables = list(names)
 
     def interrupt(self) -> None:
         if self.live is not None:
             self.live.interrupt()
 
     def close(self) -> None:
-        self.leave(f"kernel {self.name!r} is closed: kernel() starts a new one")
+        self.end(f"kernel {self.name!r} is closed: kernel() starts a new one")
 
-    def leave(self, why: str) -> None:
-        self._left = self._left or why
+    def end(self, why: str) -> None:
+        self._closed_reason = self._closed_reason or why
         if self.live is not None:
             self.live.end(why)
 
-    def _here(self) -> Kernel:
+    def _running_kernel(self) -> Kernel:
         """Started at first need; a fork that a replay told of was never there."""
-        if self._left:
-            raise Invalid("closed", self._left)
+        if self._closed_reason:
+            raise Invalid("closed", self._closed_reason)
         if self.live is None and self._fork:
             raise NotFound("no_kernel", f"fork {self.name!r} was only replayed: fork again")
         if self.live is None:
-            self.live = self._interpreters.start(self)
+            self.live = self._kernels.start(self)
         return self.live
 
 
-def recorded(ran: Ran) -> dict[str, Any]:
+def record_kernel_result(ran: CellResult) -> dict[str, Any]:
     """What is recorded of a run: the ends of long texts."""
     told: dict[str, Any] = {
-        "value": ran.value if len(json.dumps(ran.value)) <= _SHOWN else None,
-        "repr": ends_of(ran.repr),
-        "stdout": ends_of(ran.stdout),
-        "stderr": ends_of(ran.stderr),
+        "value": ran.value if len(json.dumps(ran.value)) <= _MAX_VALUE_CHARS else None,
+        "repr": clip_middle(ran.repr),
+        "stdout": clip_middle(ran.stdout),
+        "stderr": clip_middle(ran.stderr),
     }
     if ran.error is not None:
         error = msgspec.to_builtins(ran.error)
-        told["error"] = {**error, "text": ends_of(ran.error.text)}
+        told["error"] = {**error, "text": clip_middle(ran.error.text)}
     if ran.timed_out:
         told["timed_out"] = True
     return told
 
 
-def recalled(outcome: dict[str, Any]) -> Ran:
+def parse_kernel_result(outcome: dict[str, Any]) -> CellResult:
     """The reverse; how long it took was not recorded."""
-    return msgspec.convert(outcome, known(Ran))
+    return msgspec.convert(outcome, thread_safe_struct(CellResult))
 
 
-def told(name: str, lost: Iterable[Var]) -> str:
+def lost_variables_text(name: str, lost: Iterable[KernelVariable]) -> str:
     parts = [f"{var.name} ({var.type}): {var.why}" if var.type else var.name for var in lost]
     return f"variables of kernel {name!r} are not kept: {'; '.join(parts)}" if parts else ""
 

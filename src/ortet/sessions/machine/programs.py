@@ -6,14 +6,14 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ortet.machines.base import Command
-from ortet.sessions.history.navigation import Moving
+from ortet.sessions.history.navigation import NavigationMixin
 
 if TYPE_CHECKING:
-    from ortet.machines.control.jobs import Job, JobInfo, Process
+    from ortet.machines.control.jobs import Job, JobInfo, ProcessInfo
     from ortet.workspaces.workspace import Workspace
 
 
-class Tending(Moving):
+class ProgramsMixin(NavigationMixin):
     """The half of Session that keeps programs; starting one is an action like any other."""
 
     @property
@@ -21,20 +21,20 @@ class Tending(Moving):
     def machine(self) -> Workspace: ...
 
     @abstractmethod
-    def _get_ready(self) -> None: ...
+    def _start_machine(self) -> None: ...
 
     def spawn(self, name: str, command: Command, *, why: str = "", **options: Any) -> Job:
         """Start a service in the machine, under a name; see Workspace.spawn."""
         said = command if isinstance(command, str) else list(command)
-        return self._began("spawn", (name, said), options, why)
+        return self._spawn_action("spawn", (name, said), options, why)
 
     def shell(self, name: str = "main", *, why: str = "", **options: Any) -> Job:
         """The shell of this name, at a terminal of its own; started at first use."""
-        self._live()
+        self._check_open()
         for job in self.machine.jobs():
             if job.name == name and job.code is None:
                 return self.machine.job(name)
-        return self._began("shell", (name,), options, why)
+        return self._spawn_action("shell", (name,), options, why)
 
     def job(self, name: str) -> Job:
         """The service or shell of this name, running or ended."""
@@ -44,7 +44,7 @@ class Tending(Moving):
         """Services and shells, running or ended."""
         return self.machine.jobs()
 
-    def ps(self) -> list[Process]:
+    def ps(self) -> list[ProcessInfo]:
         """Every process of the machine."""
         return self.machine.ps()
 
@@ -60,10 +60,12 @@ class Tending(Moving):
         """Close it again; False when nothing leads there."""
         return self.machine.unexpose(port)
 
-    def _began(self, verb: str, args: tuple[Any, ...], options: dict[str, Any], why: str) -> Job:
-        with self._acting():
-            self._get_ready()
-            job: Job = self._deeds.act(
+    def _spawn_action(
+        self, verb: str, args: tuple[Any, ...], options: dict[str, Any], why: str
+    ) -> Job:
+        with self._action_scope():
+            self._start_machine()
+            job: Job = self._effects.act(
                 getattr(self.machine, verb),
                 args,
                 options,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ortet._util.codec import encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.objects.base import Kind
-from ortet.store.sweep_retry import repeated
+from ortet.store.sweep_retry import run_with_sweep_retry
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from ortet.workspaces.table import WorkspaceRow
     from ortet.workspaces.workspace import Workspace
 
-_AT = "/tmp/ortet-"
+_PATH_PREFIX = "/tmp/ortet-"
 
 
-def room_of(hub: Hub, row: SessionRow) -> Workspace:
+def scratch_workspace(hub: Hub, row: SessionRow) -> Workspace:
     """The room of a session, opened; at the first time it begins with the files of the head, if
     there are any, else empty."""
-    known = hub.registry.get(row.branch) or repeated(hub, lambda: _make(hub, row))
+    known = hub.workspace_table.get(row.branch) or run_with_sweep_retry(
+        hub, lambda: _make(hub, row)
+    )
     if known.name != row.branch or not known.room:
         raise Conflict(
             "name_taken",
@@ -39,12 +41,12 @@ def room_of(hub: Hub, row: SessionRow) -> Workspace:
 
 
 def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
-    _, engine = hub.how(row.engine, "private")
+    _, engine = hub.resolve_files_and_engine(row.engine, "private")
     hub.check_engine(engine)
-    draft = hub.registry.draft(Path(_AT + row.id[-12:]), "private", engine)
+    draft = hub.workspace_table.draft(Path(_PATH_PREFIX + row.id[-12:]), "private", engine)
     with hub.writing():  # until the row holds the base, a sweep must not take it
         empty = hub.trees.empty()
-        root = Entry(
+        root = TreeEntry(
             name=b"",
             mode=stat.S_IFDIR | 0o755,
             mtime=hub.clock.now_ns(),
@@ -55,14 +57,14 @@ def _make(hub: Hub, row: SessionRow) -> WorkspaceRow:
         )
         base = hub.objects.put(Kind.IMAGE, encode(Image(root)))
         hub.objects.flush()
-        reach("room.before-row")
+        failpoint("room.before-row")
         made = replace(
-            hub.registry.limit(draft, row.limits, row.network),
+            hub.workspace_table.limit(draft, row.limits, row.network),
             name=row.branch,
-            scope=hub.scope,
+            scope=hub.default_scope,
             forks="" if row.engine == "auto" else row.engine,
             base=base,
             machine=hub.new_id(),
             room=True,
         )
-        return hub.registry.add(made)
+        return hub.workspace_table.add(made)

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Event
 from ortet.journal.state.reducers import episode_of, fact_of, message_of
-from ortet.memory.records import Doc, End
+from ortet.memory.records import FactEnd, MemoryDocument
 
-REMEMBERED = ("message", "fact", "lesson", "episode")
+INDEXED_KINDS = ("message", "fact", "lesson", "episode")
 """Kinds of events that are found again."""
 
 _RULES = ("system", "developer")
 
 
-def document(event: Event) -> Doc | None:
+def document(event: Event) -> MemoryDocument | None:
     """An event as it is found again; None for what is not remembered this way."""
     data, seq, time = event.data, event.seq, event.time
     if event.kind == "message":
@@ -25,10 +25,10 @@ def document(event: Event) -> Doc | None:
             return None
         name = message.extra.get("name") or message.extra.get("user") or ""
         speaker = name if isinstance(name, str) else ""
-        return Doc(seq, "working", text, time, speaker=speaker)
+        return MemoryDocument(seq, "working", text, time, speaker=speaker)
     if event.kind in ("fact", "lesson") and not data.get("gone"):
         fact = fact_of(event)
-        return Doc(
+        return MemoryDocument(
             seq,
             "semantic",
             fact.text,
@@ -42,7 +42,7 @@ def document(event: Event) -> Doc | None:
         )
     if event.kind == "episode":
         episode = episode_of(event)
-        return Doc(
+        return MemoryDocument(
             seq,
             "episodic",
             episode.summary,
@@ -55,14 +55,14 @@ def document(event: Event) -> Doc | None:
     return None
 
 
-def ends(event: Event) -> Iterable[End]:
+def ended_facts(event: Event) -> Iterable[FactEnd]:
     """What is believed no longer since an event."""
     if event.kind not in ("fact", "lesson"):
         return ()
     if event.data.get("gone"):
-        return (End(event.seq, str(event.data["id"]), event.time),)
+        return (FactEnd(event.seq, str(event.data["id"]), event.time),)
     if before := event.data.get("supersedes"):
-        return (End(event.seq, str(before), event.time),)
+        return (FactEnd(event.seq, str(before), event.time),)
     return ()
 
 

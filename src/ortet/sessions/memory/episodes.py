@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from ortet.errors import Invalid
 from ortet.journal.conversation.compaction import Compaction, Summarise
-from ortet.journal.conversation.superseded import ASIDE, Span, is_aside
+from ortet.journal.conversation.superseded import SUPERSEDED_KIND, SeqRange, is_superseded
 from ortet.journal.conversation.text import text_of
-from ortet.journal.conversation.tool_calls import settled
+from ortet.journal.conversation.tool_calls import without_obsolete_results
 from ortet.journal.events import Event
 from ortet.journal.state.records import Message
 from ortet.journal.state.reducers import message_of
-from ortet.memory.extraction.summaries import CHARACTERS, Turn
+from ortet.memory.extraction.summaries import SUMMARY_CHARS, SpokenTurn
 from ortet.sessions.memory.shared_scopes import AGENT, users_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
 
 _WEIGHT = {"decision": 0.1, "lesson": 0.15, "artifact": 0.05, "merge": 0.05, "answer": 0.05}
 """How much more important what happened is for each of these in it."""
-_QUIET = frozenset({"lifecycle", "environment", "episode", ASIDE})
-_LONGEST = 4000
+_IGNORED_KINDS = frozenset({"lifecycle", "environment", "episode", SUPERSEDED_KIND})
+_MAX_SUMMARY_CHARS = 4000
 _SPEAKERS = ("user", "assistant")
 
 
-def told_before(view: View) -> int:
+def last_episode_seq(view: SessionReader) -> int:
     """The last event that an episode of this session stands for."""
-    return max((one.last for one in view.mind.episodes if not one.source), default=0)
+    return max((one.last for one in view.state.episodes if not one.source), default=0)
 
 
 def episode_data(
-    view: View,
+    view: SessionReader,
     id_: str,
     *,
     cause: str,
@@ -44,17 +44,21 @@ def episode_data(
 ) -> dict[str, Any] | None:
     """What an episode says of these events; None when nothing happened."""
     kept = [event for event in events if not event.erased]
-    aside = view.mind.core.aside
-    happened = [one for one in kept if one.kind not in _QUIET and not _is_left(one, aside)]
+    aside = view.state.core.aside
+    happened = [
+        one
+        for one in kept
+        if one.kind not in _IGNORED_KINDS and not _is_superseded_message(one, aside)
+    ]
     if not happened:
         return None
     said = [message_of(event) for event in happened if event.kind == "message"]
     if not summary:
-        summary = _summary(view, happened, settled(said), summarise)
+        summary = _summary(view, happened, without_obsolete_results(said), summarise)
     weight = 0.4 + sum(_WEIGHT.get(event.kind, 0.0) for event in happened)
     return {
         "id": id_,
-        "summary": summary[:_LONGEST],
+        "summary": summary[:_MAX_SUMMARY_CHARS],
         "outcome": outcome or _outcome(view),
         "first": kept[0].seq,
         "last": kept[-1].seq,
@@ -62,38 +66,42 @@ def episode_data(
         "importance": min(1.0, weight) if importance is None else importance,
         "cause": cause,
         "began": kept[0].time,
-        "scope": _whose(view),
+        "scope": _episode_scope(view),
     }
 
 
-def _is_left(event: Event, aside: Sequence[Span]) -> bool:
+def _is_superseded_message(event: Event, aside: Sequence[SeqRange]) -> bool:
     """Said on a way that was left since."""
-    return event.kind == "message" and is_aside(aside, event.seq)
+    return event.kind == "message" and is_superseded(aside, event.seq)
 
 
-def _whose(view: View) -> str:
+def _episode_scope(view: SessionReader) -> str:
     """Who else is told: all of the agent, but what a user said is for that user's sessions, and
     what several said together for no other."""
     users = users_of(view.row)
     return AGENT if not users else users[0] if len(users) == 1 else ""
 
 
-def compaction_episode(view: View, id_: str, past: Compaction) -> dict[str, Any] | None:
+def compaction_episode(view: SessionReader, id_: str, past: Compaction) -> dict[str, Any] | None:
     """What was left out of context happened all the same."""
     return episode_data(
         view,
         id_,
         cause="compacted",
-        events=view.events(max(told_before(view), past.first - 1), past.last),
+        events=view.events(max(last_episode_seq(view), past.first - 1), past.last),
         summary=past.summary,
     )
 
 
 def _summary(
-    view: View, events: list[Event], said: list[Message], summarise: Summarise | None
+    view: SessionReader, events: list[Event], messages: list[Message], summarise: Summarise | None
 ) -> str:
     """The goal, what was decided and learned, then the conversation."""
-    text = (summarise(said) if summarise else _told(view, said)) if said else ""
+    text = (
+        (summarise(messages) if summarise else _summarise_messages(view, messages))
+        if messages
+        else ""
+    )
     if not isinstance(text, str):
         raise Invalid(
             "bad_summary",
@@ -106,32 +114,34 @@ def _summary(
     return "\n".join([*lines, text]).strip() or f"{len(events)} events"
 
 
-def _told(view: View, said: list[Message]) -> str:
+def _summarise_messages(view: SessionReader, messages: list[Message]) -> str:
     """By the hub's summariser; where it finds nothing to tell, how it began."""
-    turns = turns_of(said)
-    return view.hub.summariser(turns, CHARACTERS) or (turns[0].text[:CHARACTERS] if turns else "")
+    turns = turns_of(messages)
+    return view.hub.summariser(turns, SUMMARY_CHARS) or (
+        turns[0].text[:SUMMARY_CHARS] if turns else ""
+    )
 
 
-def turns_of(said: Iterable[Message]) -> list[Turn]:
+def turns_of(messages: Iterable[Message]) -> list[SpokenTurn]:
     """What people and models said, by name where there is one."""
     found = []
-    for message in said:
+    for message in messages:
         text = text_of(message.content)
         if message.role in _SPEAKERS and text.strip():
             name = message.extra.get("name") or message.extra.get("user") or message.role
-            found.append(Turn(str(name), text))
+            found.append(SpokenTurn(str(name), text))
     return found
 
 
-def _outcome(view: View) -> str:
+def _outcome(view: SessionReader) -> str:
     """As far as the plan tells."""
-    core = view.mind.core
+    core = view.state.core
     return "done" if core.plan and core.step >= len(core.plan) else ""
 
 
-def _participants(view: View, said: Iterable[Message]) -> list[str]:
+def _participants(view: SessionReader, messages: Iterable[Message]) -> list[str]:
     found = {view.agent: None}
-    for message in said:
+    for message in messages:
         name = message.extra.get("user") or message.extra.get("name") or message.role
         if isinstance(name, str) and name not in ("assistant", "system", "tool", "developer"):
             found[name] = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
-from ortet._util.validation import CALL, COUNT, FLAG, TEXT, may_be, must_be
+from ortet._util.validation import CALLABLE, COUNT, FLAG, TEXT, optional, require
 from ortet.errors import NotFound
-from ortet.journal.event_log import Line
+from ortet.journal.event_log import EventLog
 from ortet.journal.state.records import Episode, Fact
-from ortet.journal.state.state import Mind
-from ortet.sessions.hits import Hit, fact_id
-from ortet.sessions.memory.believing import episodes_of, fact_in, facts_of, shared_by
-from ortet.sessions.memory.shared_scopes import Known, check_scope
+from ortet.journal.state.state import SessionState
+from ortet.sessions.hits import RecallHit, fact_id
+from ortet.sessions.memory.believing import episodes_of, fact_in, facts_of, load_shared_scopes
+from ortet.sessions.memory.shared_scopes import SharedScope, check_scope
 from ortet.sessions.table import SessionRow
 from ortet.sessions.times import Moment, ns_of
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
     from ortet.journal.state.merge import Contradiction
     from ortet.memory.extraction.contradictions import Detector
-    from ortet.memory.working import Working
-    from ortet.sessions.hits import Recalled
-    from ortet.sessions.reader import View
+    from ortet.memory.working import WorkingMemory
+    from ortet.sessions.hits import RecallResult
+    from ortet.sessions.reader import SessionReader
 
 
-class Knowing:
+class MemoryReaderMixin:
     """The part of View that reads facts and episodes."""
 
     _hub: Hub
     _row: SessionRow
-    _line: Line
-    _mind: Mind
+    _event_log: EventLog
+    _state: SessionState
 
-    def shared(self) -> list[Known]:
+    def shared(self) -> list[SharedScope]:
         """The memories that it shares, as far as it knows them."""
-        return shared_by(self._hub._minds(), self._row, self._mind)
+        return load_shared_scopes(self._hub._session_manager(), self._row, self._state)
 
     def recall(
         self,
@@ -48,7 +48,7 @@ class Knowing:
         since: Moment | None = None,
         scope: str | None = None,
         explain: bool = False,
-    ) -> Recalled:
+    ) -> RecallResult:
         """The k memories nearest to a question, the best first: messages ("working"), episodes
         ("episodic") and facts ("semantic"), of this session and of the memories that it shares, or
         of one `scope`. `h.text` is exactly what was said, learned or told, `h.source` where.
@@ -58,25 +58,27 @@ class Knowing:
         """
         from ortet.sessions.memory import recall as remembering
 
-        asked = remembering.asked(query, k, tiers=tiers, at=at, on=on, since=since, scope=scope)
-        self._settle()
-        minds = self._hub._minds()
-        reach = remembering.reach_of(minds, cast("View", self), asked.scope)
-        return remembering.recall_current(
-            minds, reach, asked, aside=self._mind.core.aside, explain=explain
+        asked = remembering.parse_query(
+            query, k, tiers=tiers, at=at, on=on, since=since, scope=scope
+        )
+        self._flush_writes()
+        minds = self._hub._session_manager()
+        reach = remembering.searchable_logs(minds, cast("SessionReader", self), asked.scope)
+        return remembering.recall_visible(
+            minds, reach, asked, aside=self._state.core.aside, explain=explain
         )
 
-    def _settle(self) -> None:
+    def _flush_writes(self) -> None:
         """Everything that was said is where readers find it."""
 
-    def working(self, messages: int = 20) -> Working:
+    def working(self, messages: int = 20) -> WorkingMemory:
         """Goal, plan, notes, open questions and effects, and the last messages: what an agent has
         at hand. Read through a cache, where it cannot be stale."""
         from ortet.sessions.memory.at_hand import working_of
 
-        must_be(COUNT, messages=messages)
-        self._settle()
-        return working_of(cast("View", self), messages)
+        require(COUNT, messages=messages)
+        self._flush_writes()
+        return working_of(cast("SessionReader", self), messages)
 
     def facts(
         self,
@@ -92,39 +94,39 @@ class Knowing:
         `at`: what was believed then, ended since or not. `on`: what holds at that moment, by the
         `since` and `until` of each. `past`: what was given up, too.
         """
-        may_be(TEXT, scope=scope, about=about)
-        must_be(FLAG, past=past)
+        optional(TEXT, scope=scope, about=about)
+        require(FLAG, past=past)
         believed, valid = ns_of("at", at), ns_of("on", on)
         word = check_scope(scope) if scope is not None else None
-        found = facts_of(self._mind, self.shared(), past=past or bool(believed)).values()
+        found = facts_of(self._state, self.shared(), past=past or bool(believed)).values()
         return sorted(
             (
                 fact
                 for fact in found
                 if (word is None or fact.scope == word)
                 and (about is None or fact.about == about)
-                and (not believed or _believed(fact, believed))
+                and (not believed or _was_believed_at(fact, believed))
                 and (not valid or holds(fact.since, fact.until, valid))
             ),
             key=lambda fact: (fact.time, fact.id),
         )
 
-    def fact(self, id_: str | Fact | Hit) -> Fact:
+    def fact(self, id_: str | Fact | RecallHit) -> Fact:
         """One by its id, or of a hit, believed or given up; NotFound when it never was."""
         id_ = fact_id(id_)
         shared = self.shared()
-        found = fact_in(self._mind, shared, id_)
+        found = fact_in(self._state, shared, id_)
         if found is None:
-            found = facts_of(self._mind, shared, past=True).get(id_)
+            found = facts_of(self._state, shared, past=True).get(id_)
         if found is None:
             raise NotFound("no_fact", f"{id_!r} is no fact that is known: s.facts() lists them")
         return found
 
-    def fact_history(self, id_: str | Fact | Hit) -> list[Fact]:
+    def fact_history(self, id_: str | Fact | RecallHit) -> list[Fact]:
         """A fact with all that it superseded and that superseded it, the oldest first."""
-        known = facts_of(self._mind, self.shared(), past=True)
+        known = facts_of(self._state, self.shared(), past=True)
         first = self.fact(id_)
-        chain = [*_back(known, first), first]
+        chain = [*_superseded_chain(known, first), first]
         after = first
         seen = {fact.id for fact in chain}
         while after.ended_by and after.ended_by in known and after.ended_by not in seen:
@@ -138,7 +140,7 @@ class Knowing:
         `s.learn(…, supersedes=…)` or `s.forget(…)`; nothing is given up by itself."""
         from ortet.sessions.memory.opposing import contradictions
 
-        may_be(CALL, detector=detector)
+        optional(CALLABLE, detector=detector)
         return contradictions(self.facts(), detector)
 
     def episodes(
@@ -150,9 +152,9 @@ class Knowing:
         session: str | None = None,
     ) -> list[Episode]:
         """What happened, here and, where it was published, in other sessions; the oldest first."""
-        may_be(TEXT, outcome=outcome, session=session)
+        optional(TEXT, outcome=outcome, session=session)
         after, before = ns_of("since", since), ns_of("until", until)
-        found = episodes_of(self._mind, self.shared()).values()
+        found = episodes_of(self._state, self.shared()).values()
         return sorted(
             (
                 one
@@ -171,11 +173,11 @@ def holds(since: int, until: int, moment: int) -> bool:
     return (not since or since <= moment) and (not until or moment < until)
 
 
-def _believed(fact: Fact, at: int) -> bool:
+def _was_believed_at(fact: Fact, at: int) -> bool:
     return fact.time <= at and (not fact.ended or fact.ended > at)
 
 
-def _back(known: dict[str, Fact], fact: Fact) -> list[Fact]:
+def _superseded_chain(known: dict[str, Fact], fact: Fact) -> list[Fact]:
     found: list[Fact] = []
     seen = {fact.id}
     while fact.supersedes in known and fact.supersedes not in seen:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from ortet.journal.state.merge import Contradiction
 from ortet.journal.state.records import Fact
 from ortet.memory.extraction.contradictions import Claim, Detector, RuleDetector
-from ortet.memory.extraction.likeness import Likeness
+from ortet.memory.extraction.likeness import NearDuplicateIndex
 
-_LOOSELY = 0.2
+_MIN_SIMILARITY = 0.2
 """How alike facts without a subject must be to be compared: all with all would take too long."""
-_MOST = 500
+_MAX_COMPARED = 500
 """Older facts on a subject that a new one is compared with, the newest of them."""
 
 
@@ -30,16 +30,22 @@ def contradictions(facts: Sequence[Fact], detector: Detector | None = None) -> l
 
 def _pairs(facts: Sequence[Fact]) -> Iterator[tuple[Fact, list[Fact]]]:
     about: dict[str, list[Fact]] = {}
-    alike = Likeness()
+    alike = NearDuplicateIndex()
     known: dict[str, Fact] = {}
     for fact in facts:
         subject = fact.about.casefold().strip()
         if subject:
             others = about.setdefault(subject, [])
-            yield fact, others[-_MOST:]
+            yield fact, others[-_MAX_COMPARED:]
             others.append(fact)
         else:
-            yield fact, [known[near.id] for near in alike.near(fact.text, _LOOSELY)[:_MOST]]
+            yield (
+                fact,
+                [
+                    known[near.id]
+                    for near in alike.find_similar(fact.text, _MIN_SIMILARITY)[:_MAX_COMPARED]
+                ],
+            )
             alike.add(fact.id, fact.text)
             known[fact.id] = fact
 

@@ -13,17 +13,17 @@ from ortet.errors import NotFound
 from ortet.ids import Oid
 from ortet.journal.conversation.text import one_line
 from ortet.journal.events import Event
-from ortet.journal.state.records import Decision, Episode, Fact, Origin
-from ortet.journal.state.state import Mind
+from ortet.journal.state.records import Decision, Episode, Fact, SourceEventRef
+from ortet.journal.state.state import SessionState
 from ortet.sessions.history.merge import journal_of
 from ortet.sessions.memory.believing import episodes_of, facts_of
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.memory.shared_scopes import Known
-    from ortet.sessions.reader import View
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.memory.shared_scopes import SharedScope
+    from ortet.sessions.reader import SessionReader
 
-_LONG = 10_000
+_MAX_LINE_CHARS = 10_000
 
 
 class MemoryDiff(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class MemoryDiff(msgspec.Struct, frozen=True):
         return not (self.learned or self.given_up or self.episodes or self.decisions)
 
 
-class Believed(msgspec.Struct, frozen=True):
+class MemorySnapshot(msgspec.Struct, frozen=True):
     """What is known at one moment, by id; `all` has what was given up, too."""
 
     facts: dict[str, Fact] = {}
@@ -48,12 +48,12 @@ class Believed(msgspec.Struct, frozen=True):
     decisions: dict[str, Decision] = {}
 
 
-def memory_diff(sessions: Sessions, old: Oid, new: Oid) -> MemoryDiff:
+def memory_diff(sessions: SessionManager, old: Oid, new: Oid) -> MemoryDiff:
     """See Hub.memory_diff."""
-    return memory_between(believed_at(sessions, old), believed_at(sessions, new))
+    return memory_between(memory_at_commit(sessions, old), memory_at_commit(sessions, new))
 
 
-def memory_between(before: Believed, after: Believed) -> MemoryDiff:
+def memory_between(before: MemorySnapshot, after: MemorySnapshot) -> MemoryDiff:
     gone = []
     for id_, fact in before.facts.items():
         if id_ not in after.facts:
@@ -73,24 +73,24 @@ def memory_between(before: Believed, after: Believed) -> MemoryDiff:
     )
 
 
-def believed_at(sessions: Sessions, commit: Oid) -> Believed:
+def memory_at_commit(sessions: SessionManager, commit: Oid) -> MemorySnapshot:
     hub = sessions.hub
     state = hub.history.state(commit)
-    mind = Mind.load(sessions.maps, hub.objects, journal_of(sessions, state).fold)
-    return _believed(mind, sessions.scopes.then(state.memory))
+    mind = SessionState.load(sessions.maps, hub.objects, journal_of(sessions, state).fold)
+    return _memory_snapshot(mind, sessions.scopes.at_commit(state.memory))
 
 
-def believed_by(view: View) -> Believed:
+def memory_of_session(view: SessionReader) -> MemorySnapshot:
     """What a session knows now."""
-    return _believed(view.mind, view.shared())
+    return _memory_snapshot(view.state, view.shared())
 
 
-def _believed(mind: Mind, shared: list[Known]) -> Believed:
-    return Believed(
-        facts=facts_of(mind, shared),
-        all=facts_of(mind, shared, past=True),
-        episodes=episodes_of(mind, shared),
-        decisions={one.id: one for one in mind.decisions},
+def _memory_snapshot(state: SessionState, shared: list[SharedScope]) -> MemorySnapshot:
+    return MemorySnapshot(
+        facts=facts_of(state, shared),
+        all=facts_of(state, shared, past=True),
+        episodes=episodes_of(state, shared),
+        decisions={one.id: one for one in state.decisions},
     )
 
 
@@ -98,24 +98,24 @@ def _by_time(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (fact.time, fact.id))
 
 
-def origin_of(view: View, fact: Fact) -> Origin | None:
+def origin_of(view: SessionReader, fact: Fact) -> SourceEventRef | None:
     """The event that a fact was learned from, else the one that tells it."""
     if fact.source is not None:
         return fact.source
-    own = view.mind.facts.get(fact.id) or view.mind.past.get(fact.id)
+    own = view.state.facts.get(fact.id) or view.state.past.get(fact.id)
     if own is not None and own.text:
         for event in view.events(own.seq - 1, own.seq):
-            return Origin(event.timeline, event.seq, view.id)
+            return SourceEventRef(event.timeline, event.seq, view.id)
     return None
 
 
-def event_at(view: View, origin: Origin) -> Event | None:
+def event_at(view: SessionReader, origin: SourceEventRef) -> Event | None:
     """What is there, wherever that session is now; None when it was removed, or is another
     store's."""
     hub = view.hub
     for row in hub.catalog.events(origin.timeline, origin.seq - 1, 1):
         if row.seq == origin.seq:  # also when its session was restored away from it
-            return hub._minds().chain.read(row, origin.timeline)
+            return hub._session_manager().chain.read(row, origin.timeline)
     readers = [view]
     if origin.session not in ("", view.id):
         with suppress(NotFound):
@@ -127,15 +127,15 @@ def event_at(view: View, origin: Origin) -> Event | None:
     return None
 
 
-def markdown(view: View) -> str:
+def markdown(view: SessionReader) -> str:
     """All that a session knows and has been through, for people to read."""
     facts = view.facts()
     lines = [f"# Memory of {view.name} ({view.agent})", ""]
     if view.goal:
-        lines += [f"Goal: {one_line(view.goal, _LONG)}", ""]
+        lines += [f"Goal: {one_line(view.goal, _MAX_LINE_CHARS)}", ""]
     scopes = sorted({fact.scope for fact in facts})
     for scope in scopes:
-        lines += [f"## What {_who(scope)}", ""]
+        lines += [f"## What {_scope_heading(scope)}", ""]
         chosen = [fact for fact in facts if fact.scope == scope]
         for about in sorted({fact.about for fact in chosen}):
             lines += [f"### {one_line(about, 200)}", ""] if about else []
@@ -144,8 +144,8 @@ def markdown(view: View) -> str:
     if decisions := view.decisions():
         lines += ["## Decisions", ""]
         for made in sorted(decisions, key=lambda one: one.seq):
-            why = f", because {one_line(made.why, _LONG)}" if made.why else ""
-            lines.append(f"- {one_line(made.text, _LONG)}{why}")
+            why = f", because {one_line(made.why, _MAX_LINE_CHARS)}" if made.why else ""
+            lines.append(f"- {one_line(made.text, _MAX_LINE_CHARS)}{why}")
         lines.append("")
     if episodes := view.episodes():
         lines += ["## What happened", ""]
@@ -160,7 +160,7 @@ def markdown(view: View) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _who(scope: str) -> str:
+def _scope_heading(scope: str) -> str:
     if not scope:
         return "this session knows"
     kind, _, name = scope.partition(":")
@@ -180,7 +180,7 @@ def _fact(fact: Fact) -> str:
     if fact.supersedes:
         marks.append("corrected")
     said = f" ({', '.join(marks)})" if marks else ""
-    return f"- {one_line(fact.text, _LONG)}{said} `{fact.id[-8:]}`"
+    return f"- {one_line(fact.text, _MAX_LINE_CHARS)}{said} `{fact.id[-8:]}`"
 
 
 def day(ns: int) -> str:

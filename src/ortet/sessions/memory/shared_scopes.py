@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet._util.validation import check_texts
 from ortet.backends.base import Append, Catalog, EventRow, Lease, RowChange, Timeline
 from ortet.errors import Conflict, Invalid
-from ortet.history.records import Journal, Memory
+from ortet.history.records import JournalHead, Memory
 from ortet.ids import Oid
-from ortet.journal.event_log import NOTHING, Line, Span
+from ortet.journal.event_log import EMPTY_JOURNAL, EventLog, TimelineSpan
 from ortet.journal.events import Draft, Event, Tip
-from ortet.journal.segments import first_seq, segments, unseal
+from ortet.journal.segments import first_seq, iter_segments, unseal
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
-from ortet.objects.base import Kind, Link
+from ortet.journal.state.state import SessionState
+from ortet.objects.base import Kind, ObjectRef
 from ortet.sessions.table import SessionRow
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 SCOPE = "scope"
 """Rows of this kind, by name, are shared memories."""
 
 AGENT = "agent"
 _TRIES = 100
-_KEEP = 1000
-_NAMED = re.compile(
+_SPAN_CACHE_SIZE = 1000
+_SCOPE_NAME = re.compile(
     r"(?:user|project):(?![:/])[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}\Z"  # what can be a name
 )
 
@@ -45,31 +45,31 @@ class ScopeRow(msgspec.Struct, frozen=True):
     sealed: bytes = b""
 
 
-class Known(msgspec.Struct):
+class SharedScope(msgspec.Struct):
     """A shared memory as far as somebody knows it: brought forward, never back."""
 
     name: str
-    mind: Mind
+    mind: SessionState
     tip: Tip
     journal: bytes = b""  # Oid of the Journal that ends at `tip`, where one is stored
-    line: Line | None = None  # None: as a commit has it
+    line: EventLog | None = None  # None: as a commit has it
 
-    def spans(self, sessions: Sessions) -> list[Span]:
+    def spans(self, sessions: SessionManager) -> list[TimelineSpan]:
         """The timelines it is made of, the oldest first."""
         if self.line is not None:
-            path, base = self.line.path(), self.line.base
+            path, base = self.line.timeline_spans(), self.line.base
             return [*sealed_spans(sessions, base, path[0].after), *path] if path else []
         return sealed_spans(sessions, self._read(sessions), self.tip.seq)
 
     def events(
-        self, sessions: Sessions, after: int = 0, upto: int | None = None
+        self, sessions: SessionManager, after: int = 0, upto: int | None = None
     ) -> Iterator[Event]:
         if self.line is not None:
             yield from self.line.events(after, upto)
             return
         last = self.tip.seq if upto is None else upto
         chosen = []
-        for _, segment in segments(sessions.hub.objects, self._read(sessions).segment):
+        for _, segment in iter_segments(sessions.hub.objects, self._read(sessions).segment):
             chosen.append(segment)
             if first_seq(segment) <= after + 1:
                 break
@@ -78,31 +78,31 @@ class Known(msgspec.Struct):
                 if after < row.seq <= last:
                     yield sessions.chain.read(row, segment.timeline.hex())
 
-    def _read(self, sessions: Sessions) -> Journal:
-        return decode(Journal, sessions.hub.objects.get(Oid(self.journal)))
+    def _read(self, sessions: SessionManager) -> JournalHead:
+        return decode(JournalHead, sessions.hub.objects.get(Oid(self.journal)))
 
 
-def sealed_spans(sessions: Sessions, journal: Journal, upto: int) -> list[Span]:
+def sealed_spans(sessions: SessionManager, journal: JournalHead, upto: int) -> list[TimelineSpan]:
     """The timelines of events up to `upto` that are in segments, and were made on other hosts."""
     if upto <= 0 or not journal.segment:
         return []
-    known = sessions.scopes.strange.get((journal.segment, upto))
+    known = sessions.scopes.foreign_spans.get((journal.segment, upto))
     if known is not None:
         return known
-    found: list[Span] = []
+    found: list[TimelineSpan] = []
     end = journal.seq
-    for _, segment in segments(sessions.hub.objects, journal.segment):
+    for _, segment in iter_segments(sessions.hub.objects, journal.segment):
         first, timeline = first_seq(segment), segment.timeline.hex()
         if first <= upto:
             last = min(end, upto)
             if found and found[0].timeline == timeline:
-                found[0] = Span(timeline, first - 1, found[0].upto)
+                found[0] = TimelineSpan(timeline, first - 1, found[0].upto)
             else:
-                found.insert(0, Span(timeline, first - 1, last))
+                found.insert(0, TimelineSpan(timeline, first - 1, last))
         end = first - 1
-    if len(sessions.scopes.strange) >= _KEEP:
-        sessions.scopes.strange.clear()
-    sessions.scopes.strange[journal.segment, upto] = found
+    if len(sessions.scopes.foreign_spans) >= _SPAN_CACHE_SIZE:
+        sessions.scopes.foreign_spans.clear()
+    sessions.scopes.foreign_spans[journal.segment, upto] = found
     return found
 
 
@@ -115,18 +115,18 @@ def scope_rows(catalog: Catalog) -> Iterator[tuple[str, ScopeRow]]:
         after = page[-1].key
 
 
-def sealed_scopes(catalog: Catalog) -> Iterator[Link]:
+def sealed_scopes(catalog: Catalog) -> Iterator[ObjectRef]:
     """What a sweep must leave, of those that no commit may hold any more."""
     for _, row in scope_rows(catalog):
         if row.sealed:
-            yield Link(Oid(row.sealed), Kind.JOURNAL)
+            yield ObjectRef(Oid(row.sealed), Kind.JOURNAL)
 
 
 def check_scope(scope: str | None) -> str:
     """As facts name it: "" for the session's own."""
     if scope in (None, "", "session"):
         return ""
-    if scope == AGENT or (isinstance(scope, str) and _NAMED.match(scope)):
+    if scope == AGENT or (isinstance(scope, str) and _SCOPE_NAME.match(scope)):
         return str(scope)
     raise Invalid(
         "bad_scope",
@@ -152,30 +152,34 @@ def users_of(row: SessionRow) -> list[str]:
     return [scope for scope in row.scopes if scope.startswith("user:")]
 
 
-def is_main(row: SessionRow) -> bool:
+def is_family_root(row: SessionRow) -> bool:
     """Whether it is the first of its family: what its forks learn stays theirs until adopted."""
     return row.family == row.id
 
 
-class Scopes:
+class SharedScopes:
     """The shared memories of one store, as this process has read them."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
-        self._known: dict[str, Known] = {}
-        self._then: dict[bytes, list[Known]] = {}
-        self.strange: dict[tuple[bytes, int], list[Span]] = {}  # of other hosts, by segment and end
-        self._sealing: dict[str, bytes] = {}  # by name: put, and in no commit that is there yet
+        self._current: dict[str, SharedScope] = {}
+        self._at_commit: dict[bytes, list[SharedScope]] = {}
+        self.foreign_spans: dict[
+            tuple[bytes, int], list[TimelineSpan]
+        ] = {}  # of other hosts, by segment and end
+        self._pending_seals: dict[
+            str, bytes
+        ] = {}  # by name: put, and in no commit that is there yet
         self._epoch = (0, 0)
 
     def forget(self) -> None:
         """What was read: something of it was erased, or could not be stored."""
-        self._known, self._then, self._sealing = {}, {}, {}
+        self._current, self._at_commit, self._pending_seals = {}, {}, {}
 
-    def _look(self) -> None:
+    def _forget_after_erasure(self) -> None:
         """Another process may have erased something of it."""
         objects = self._sessions.hub.objects
-        epoch = (objects.gate.epoch(), objects.epoch)
+        epoch = (objects.sweep_lock.epoch(), objects.epoch)
         if epoch != self._epoch:
             self.forget()
             self._epoch = epoch
@@ -184,20 +188,20 @@ class Scopes:
         found = self._sessions.hub.catalog.row(SCOPE, name)
         return (decode(ScopeRow, found.value), found.version) if found else (None, 0)
 
-    def all(self) -> list[Known]:
+    def all(self) -> list[SharedScope]:
         """Each as it is now."""
-        found = (self.now(name) for name, _ in scope_rows(self._sessions.hub.catalog))
+        found = (self.current(name) for name, _ in scope_rows(self._sessions.hub.catalog))
         return [one for one in found if one is not None]
 
-    def now(self, name: str) -> Known | None:
+    def current(self, name: str) -> SharedScope | None:
         """With all that was published; None where nothing was."""
-        self._look()
+        self._forget_after_erasure()
         row, _ = self.row(name)
         if row is None:
             return None
-        known = self._known.get(name)
+        known = self._current.get(name)
         if known is None or known.line is None or known.line.timeline != row.timeline:
-            known = self._known[name] = self._load(name, row)
+            known = self._current[name] = self._load(name, row)
         assert known.line is not None
         if self._sessions.hub.catalog.last_seq(row.timeline) > known.tip.seq:
             for event in known.line.events(known.tip.seq):
@@ -206,73 +210,75 @@ class Scopes:
             known.journal = b""
         return known
 
-    def line(self, row: ScopeRow) -> Line:
+    def event_log(self, row: ScopeRow) -> EventLog:
         sessions, hub = self._sessions, self._sessions.hub
-        base = decode(Journal, hub.objects.get(Oid(row.sealed))) if row.sealed else NOTHING
-        return Line(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=base)
+        base = (
+            decode(JournalHead, hub.objects.get(Oid(row.sealed))) if row.sealed else EMPTY_JOURNAL
+        )
+        return EventLog(hub.catalog, hub.objects, sessions.chain, timeline=row.timeline, base=base)
 
-    def _load(self, name: str, row: ScopeRow) -> Known:
-        line = self.line(row)
+    def _load(self, name: str, row: ScopeRow) -> SharedScope:
+        line = self.event_log(row)
         base = line.base
-        mind = Mind.load(self._sessions.maps, self._sessions.hub.objects, base.fold)
+        mind = SessionState.load(self._sessions.maps, self._sessions.hub.objects, base.fold)
         time = next((event.time for event in line.newest(1)), 0) if base.seq else 0
-        return Known(name, mind, Tip(base.seq, base.hash, time), row.sealed, line)
+        return SharedScope(name, mind, Tip(base.seq, base.hash, time), row.sealed, line)
 
-    def then(self, memory: bytes) -> list[Known]:
+    def at_commit(self, memory: bytes) -> list[SharedScope]:
         """As a commit knew them."""
         if not memory:
             return []
-        self._look()
-        if memory not in self._then:
+        self._forget_after_erasure()
+        if memory not in self._at_commit:
             hub = self._sessions.hub
             found = []
             for name, oid in decode(Memory, hub.objects.get(Oid(memory))).scopes:
-                journal = decode(Journal, hub.objects.get(Oid(oid)))
-                mind = Mind.load(self._sessions.maps, hub.objects, journal.fold)
-                found.append(Known(name, mind, Tip(journal.seq, journal.hash), oid))
-            self._then = {memory: found}
-        return self._then[memory]
+                journal = decode(JournalHead, hub.objects.get(Oid(oid)))
+                mind = SessionState.load(self._sessions.maps, hub.objects, journal.fold)
+                found.append(SharedScope(name, mind, Tip(journal.seq, journal.hash), oid))
+            self._at_commit = {memory: found}
+        return self._at_commit[memory]
 
     # into commits
 
     def seal(self, names: Iterable[str]) -> bytes:
         """The Memory for a commit that is about to be made."""
-        if self._sealing:  # the last one failed, and took with it what was put for it
+        if self._pending_seals:  # the last one failed, and took with it what was put for it
             self.forget()
         scopes = []
         for name in sorted(set(names)):
-            known = self.now(name)
+            known = self.current(name)
             if known is not None and known.tip.seq:
                 scopes.append((name, known.journal or self._seal(known)))
         if not scopes:
             return b""
         return self._sessions.hub.objects.put(Kind.MEMORY, encode(Memory(scopes)))
 
-    def _seal(self, known: Known) -> bytes:
+    def _seal(self, known: SharedScope) -> bytes:
         assert known.line is not None
         objects, tip = self._sessions.hub.objects, known.tip
         # not looked through for secrets: who told it has committed it, and one that was not known
         # as such then would keep every session of this memory from ever committing again
-        search, objects.search = objects.search, None
+        search, objects.scanner = objects.scanner, None
         try:
             segment = known.line.seal(tip)
         finally:
-            objects.search = search
-        journal = Journal(segment, tip.seq, tip.hash, known.mind.save(objects))
+            objects.scanner = search
+        journal = JournalHead(segment, tip.seq, tip.hash, known.mind.save(objects))
         oid = objects.put(Kind.JOURNAL, encode(journal))
-        self._sealing[known.name] = oid
+        self._pending_seals[known.name] = oid
         return oid
 
-    def recorded(self) -> None:
+    def committed(self) -> None:
         """That commit is there."""
-        for name, oid in self._sealing.items():
-            known = self._known.get(name)
+        for name, oid in self._pending_seals.items():
+            known = self._current.get(name)
             if known is not None and known.line is not None:
-                base = decode(Journal, self._sessions.hub.objects.get(Oid(oid)))
+                base = decode(JournalHead, self._sessions.hub.objects.get(Oid(oid)))
                 known.line.base = base
-                known.mind.saved()
+                known.mind.mark_committed()
                 known.journal = oid if base.seq == known.tip.seq else b""
-        self._sealing = {}
+        self._pending_seals = {}
 
     # from sessions
 
@@ -288,21 +294,21 @@ class Scopes:
         """Append what is not known there yet, and write these rows, in one transaction. A scope
         that this store has not goes on from `begin`, a Journal that a commit holds."""
         for _ in range(_TRIES):
-            known, (row, version) = self.now(name), self.row(name)
+            known, (row, version) = self.current(name), self.row(name)
             try:
                 if known is None or row is None:
                     self._begin(name, list(drafts), lease=lease, rows=list(rows), begin=begin)
                 else:
-                    new, _ = self._made(known.tip, self._news(known.mind, drafts))
+                    new, _ = self._make_events(known.tip, self._unknown_drafts(known.mind, drafts))
                     held = [*rows]
                     if known.journal and known.journal != row.sealed:
                         value = msgspec.structs.replace(row, sealed=known.journal)
                         held.append(RowChange(SCOPE, name, encode(value), expect=version))
-                    reach("publish.before-append")
+                    failpoint("publish.before-append")
                     catalog = self._sessions.hub.catalog
                     appends = [Append(row.timeline, new)] if new else []
                     catalog.move([], verb="publish", lease=lease, rows=held, appends=appends)
-                reach("publish.after-append")
+                failpoint("publish.after-append")
                 return
             except Conflict as error:  # another session was faster
                 if error.kind not in ("seq_taken", "row_moved", "timeline_exists"):
@@ -320,9 +326,9 @@ class Scopes:
         begin: bytes,
     ) -> None:
         sessions, hub = self._sessions, self._sessions.hub
-        base = decode(Journal, hub.objects.get(Oid(begin))) if begin else NOTHING
-        mind = Mind.load(sessions.maps, hub.objects, base.fold)
-        new, _ = self._made(Tip(base.seq, base.hash), self._news(mind, drafts))
+        base = decode(JournalHead, hub.objects.get(Oid(begin))) if begin else EMPTY_JOURNAL
+        mind = SessionState.load(sessions.maps, hub.objects, base.fold)
+        new, _ = self._make_events(Tip(base.seq, base.hash), self._unknown_drafts(mind, drafts))
         row = ScopeRow(sessions.new_id(), begin)
         hub.catalog.move(
             [],
@@ -333,7 +339,7 @@ class Scopes:
             appends=[Append(row.timeline, new)] if new else [],
         )
 
-    def _made(self, tip: Tip, drafts: Iterable[Draft]) -> tuple[list[EventRow], Tip]:
+    def _make_events(self, tip: Tip, drafts: Iterable[Draft]) -> tuple[list[EventRow], Tip]:
         made: list[EventRow] = []
         for draft in drafts:
             row, event = self._sessions.chain.make(tip, draft, self._sessions.hub.clock.now_ns())
@@ -342,16 +348,16 @@ class Scopes:
         return made, tip
 
     @staticmethod
-    def _news(mind: Mind, drafts: Iterable[Draft]) -> Iterator[Draft]:
+    def _unknown_drafts(state: SessionState, drafts: Iterable[Draft]) -> Iterator[Draft]:
         """What the shared memory does not know: the same is told there once."""
         told: set[tuple[str, bool]] = set()
         for draft in drafts:
             id_, gone = str(draft.data["id"]), bool(draft.data.get("gone"))
             if draft.kind == "episode":
-                known = mind.episodes.get(id_) is not None
+                known = state.episodes.get(id_) is not None
             else:
-                believed = mind.facts.get(id_) is not None or (id_, False) in told
-                known = not believed if gone else believed or mind.past.get(id_) is not None
+                believed = state.facts.get(id_) is not None or (id_, False) in told
+                known = not believed if gone else believed or state.past.get(id_) is not None
             if not known and (id_, gone) not in told:
                 told.add((id_, gone))
                 yield draft

@@ -12,25 +12,25 @@ import msgspec
 from ortet._util.codec import Compressor, decode, decompress, encode
 from ortet._util.validation import check_text
 from ortet.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unsupported
-from ortet.hub.governance.tombstones import signer
+from ortet.hub.governance.tombstones import store_signer
 from ortet.journal.events import check_plain
 from ortet.journal.state.records import Message
-from ortet.sessions.history.participants import is_quiet
+from ortet.sessions.history.participants import is_bookkeeping_event
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.reader import View
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
 VERSION = 1
 _MARK_BYTES = 32
 _SIZE_BYTES = 4
-_LARGEST = 64 << 20
-_BESIDE = frozenset({"comment", "given"})
+_MAX_RECORD_BYTES = 64 << 20
+_IGNORED_KINDS = frozenset({"comment", "given"})
 """What people say beside a session changes nothing that a client carries."""
 
 
-class Carried(msgspec.Struct, frozen=True):
+class CarryRecord(msgspec.Struct, frozen=True):
     """The mind a client keeps between turns. A map, so that later releases may add keys."""
 
     version: int
@@ -47,12 +47,12 @@ class Carried(msgspec.Struct, frozen=True):
     notes: dict[str, Any]
 
 
-class _Version(msgspec.Struct, frozen=True):
+class _CarryVersion(msgspec.Struct, frozen=True):
     version: int
 
 
 def turn(
-    sessions: Sessions,
+    sessions: SessionManager,
     name: str,
     message: Any,
     *,
@@ -74,11 +74,11 @@ def turn(
         return [Message(e.seq, e.data["role"], e.data["content"], e.time) for e in said]
 
 
-def carry(view: View, sessions: Sessions) -> str:
+def carry(view: SessionReader, sessions: SessionManager) -> str:
     """See View.carry."""
     messages = view.messages()  # which makes durable what waits
-    tip = view.line.tip()
-    record = Carried(
+    tip = view.event_log.tip()
+    record = CarryRecord(
         version=VERSION,
         session=view.id,
         name=view.name,
@@ -93,18 +93,18 @@ def carry(view: View, sessions: Sessions) -> str:
         notes=view.notes(),
     )
     plain = encode(record)
-    if len(plain) > _LARGEST:
+    if len(plain) > _MAX_RECORD_BYTES:
         raise Invalid(
             "carry_too_large",
             f"{len(plain)} bytes are too many for a client to carry: compact the session, or use "
             "hub.turn",
         )
     packed = len(plain).to_bytes(_SIZE_BYTES, "big") + Compressor().compress(plain)
-    mark = signer(sessions.hub).sign(b"carry" + packed)
+    mark = store_signer(sessions.hub).sign(b"carry" + packed)
     return base64.urlsafe_b64encode(mark + packed).rstrip(b"=").decode()
 
 
-def read_carry(sessions: Sessions, text: str) -> Carried:
+def read_carry(sessions: SessionManager, text: str) -> CarryRecord:
     """What the text holds, if this store has signed it."""
     check_text(text=text)
     try:
@@ -114,26 +114,26 @@ def read_carry(sessions: Sessions, text: str) -> Carried:
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise _bad() from error
     mark, packed = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
-    if mark != signer(sessions.hub).sign(b"carry" + packed):
+    if mark != store_signer(sessions.hub).sign(b"carry" + packed):
         raise _bad()
     size = int.from_bytes(packed[:_SIZE_BYTES], "big")
     try:
         plain = decompress(packed[_SIZE_BYTES:], size)
-        if (version := decode(_Version, plain).version) > VERSION:
+        if (version := decode(_CarryVersion, plain).version) > VERSION:
             raise Unsupported(
                 "newer_carry",
                 f"this record is of format {version}, known here is {VERSION}: upgrade ortet",
             )
-        return decode(Carried, plain)
+        return decode(CarryRecord, plain)
     except Corrupt as error:
         raise _bad() from error
 
 
-def from_carry(sessions: Sessions, text: str) -> Session:
+def from_carry(sessions: SessionManager, text: str) -> Session:
     """See Hub.from_carry."""
     record = read_carry(sessions, text)
     try:
-        sessions.roll.get(record.session)
+        sessions.table.get(record.session)
     except NotFound as error:
         raise NotFound(
             "no_session",
@@ -149,11 +149,11 @@ def from_carry(sessions: Sessions, text: str) -> Session:
     return session
 
 
-def check_fresh(session: View, record: Carried) -> None:
+def check_fresh(session: SessionReader, record: CarryRecord) -> None:
     """Since then, nothing has happened that the record would have to know."""
     at = next(iter(session.events(record.seq - 1, record.seq)), None)
-    news = (event for event in session.events(record.seq) if not is_quiet(event))
-    since = [event for event in news if event.kind not in _BESIDE]
+    news = (event for event in session.events(record.seq) if not is_bookkeeping_event(event))
+    since = [event for event in news if event.kind not in _IGNORED_KINDS]
     if session.id != record.session or at is None or at.hash != record.hash or since:
         raise Conflict(
             "stale_carry",

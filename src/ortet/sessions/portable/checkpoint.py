@@ -10,37 +10,37 @@ from msgspec.structs import replace
 
 from ortet.errors import Conflict, Invalid, NotFound
 from ortet.ids import from_hex
-from ortet.journal.conversation.compaction import Compaction, data_of
-from ortet.journal.events import Draft, Ref
+from ortet.journal.conversation.compaction import Compaction, compaction_data
+from ortet.journal.events import Draft, ObjectRef
 from ortet.journal.reports.checkpoint import (
     AgentCheckpoint,
-    Outcome,
+    CheckpointBudget,
+    CheckpointMessage,
+    CompletedEffect,
     ResumePoint,
-    Said,
-    Spending,
-    check,
+    check_checkpoint,
 )
-from ortet.journal.state.around import told
-from ortet.journal.state.merge import said as told_of
+from ortet.journal.state.around import external_state_events
+from ortet.journal.state.merge import fact_data as told_of
 from ortet.journal.state.records import Artifact, Effect
 from ortet.objects.base import Kind
-from ortet.sessions.actions.asking import asks
-from ortet.sessions.actions.effects import Deed, carried, deeds_of
-from ortet.sessions.recollect import last_compaction, rules_of, unsettled_of
-from ortet.sessions.starting import Start
+from ortet.sessions.actions.asking import pending_approval_row
+from ortet.sessions.actions.effects import EffectRow, carried_effect_rows, effect_rows
+from ortet.sessions.recollect import last_compaction, system_messages, unsettled_of
+from ortet.sessions.starting import InitialContent
 from ortet.sessions.table import SessionRow, check_agent, check_session
 
 if TYPE_CHECKING:
-    from ortet.sessions.manager import Sessions
-    from ortet.sessions.reader import View
+    from ortet.sessions.manager import SessionManager
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.session import Session
 
 
-def checkpoint_of(view: View) -> AgentCheckpoint:
+def checkpoint_of(view: SessionReader) -> AgentCheckpoint:
     """See View.checkpoint."""
-    mind, core, past = view.mind, view.mind.core, last_compaction(view)
+    mind, core, past = view.state, view.state.core, last_compaction(view)
     head, kept = view.head, view.notes()
-    deeds = deeds_of(view.hub.catalog, view.row.family)
+    deeds = effect_rows(view.hub.catalog, view.row.family)
     return AgentCheckpoint(
         session_id=view.id,
         timestamp=datetime.fromtimestamp(view.hub.clock.now_ns() / 1e9, UTC),
@@ -49,8 +49,8 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
         current_step=core.step,
         context=kept,
         messages=[
-            Said(message.role, message.content, message.time, message.extra)
-            for message in [*rules_of(view), *view.messages()]
+            CheckpointMessage(message.role, message.content, message.time, message.extra)
+            for message in [*system_messages(view), *view.messages()]
         ],
         artifacts=sorted(mind.artifacts, key=lambda artifact: artifact.seq),
         resume_point=ResumePoint(
@@ -58,11 +58,15 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
             event=core.events,
             step=core.step,
             unsettled=unsettled_of(view),
-            done=[Outcome(deed.effect, deed.outcome) for deed in deeds if _binds(deed, view)],
+            done=[
+                CompletedEffect(deed.effect, deed.outcome)
+                for deed in deeds
+                if _is_done_once(deed, view)
+            ],
         ),
         facts=view.facts(),
         decisions=sorted(mind.decisions, key=lambda decision: decision.seq),
-        budget=Spending(view.limits() or core.limits, core.soft, view.spent()),
+        budget=CheckpointBudget(view.limits() or core.limits, core.soft, view.spent()),
         questions=sorted(view.questions(), key=lambda question: question.seq),
         summary=past.summary if past else "",
         name=view.name,
@@ -77,48 +81,48 @@ def checkpoint_of(view: View) -> AgentCheckpoint:
     )
 
 
-def _binds(deed: Deed, view: View) -> bool:
+def _is_done_once(effect_row: EffectRow, view: SessionReader) -> bool:
     """Whether the session may not do this again."""
-    effect = deed.effect
-    mine = effect.scope != "timeline" or deed.session == view.id
+    effect = effect_row.effect
+    mine = effect.scope != "timeline" or effect_row.session == view.id
     return bool(effect.key) and effect.state == "done" and mine
 
 
 def from_checkpoint(
-    sessions: Sessions, given: AgentCheckpoint | str | bytes, name: str, agent: str
+    sessions: SessionManager, checkpoint: AgentCheckpoint | str | bytes, name: str, agent: str
 ) -> Session:
     """See Hub.from_checkpoint. Everything is written in one transaction."""
-    if isinstance(given, str | bytes):
-        given = AgentCheckpoint.from_json(given)
-    elif not isinstance(given, AgentCheckpoint):
+    if isinstance(checkpoint, str | bytes):
+        checkpoint = AgentCheckpoint.from_json(checkpoint)
+    elif not isinstance(checkpoint, AgentCheckpoint):
         raise Invalid("bad_checkpoint", "give an AgentCheckpoint, or its JSON", path="$")
-    record = check(given)
+    record = check_checkpoint(checkpoint)
     name = check_session(name or record.name)
     agent = check_agent(agent or record.agent or "default")
-    known = _known(sessions, record.session_id)
-    away = [] if known else _away(record.resume_point)
+    known = _find_session(sessions, record.session_id)
+    away = [] if known else _foreign_effects(record.resume_point)
     hub = sessions.hub
     with hub.writing():  # no sweep takes the content of artifacts meanwhile
-        start = Start(
-            drafts=[Draft(*draft, hub.author) for draft in _said(record, known is not None)]
+        start = InitialContent(
+            drafts=[Draft(*draft, hub.author) for draft in _event_data(record, known is not None)]
             + [_artifact(sessions, artifact) for artifact in record.artifacts]
-            + [Draft(*draft, hub.author) for deed in away for draft in _deed(deed)],
-            rows=lambda row: [*carried(row, away), asks(row.id)],
+            + [Draft(*draft, hub.author) for deed in away for draft in _effect_events(deed)],
+            rows=lambda row: [*carried_effect_rows(row, away), pending_approval_row(row.id)],
             family=known.family if known else "",
             parent=known.id if known else "",
             spent={} if known else record.budget.spent,
         )
         try:
-            return sessions.begin(
+            return sessions.create(
                 name,
                 agent,
                 goal=record.goal,
                 # what a family may spend is set already
                 budget=None if known else {**record.budget.limits, "soft": record.budget.soft},
-                start=start,
+                initial=start,
             )
         except Conflict as error:
-            if error.kind == "row_moved" and sessions.roll.find(agent, name) is not None:
+            if error.kind == "row_moved" and sessions.table.find(agent, name) is not None:
                 raise Conflict(
                     "name_taken",
                     f"there is a session {name!r} already: give another name=…",
@@ -127,22 +131,22 @@ def from_checkpoint(
             raise
 
 
-def _known(sessions: Sessions, id_: str) -> SessionRow | None:
+def _find_session(sessions: SessionManager, id_: str) -> SessionRow | None:
     """The session a checkpoint is of, if it lives in this store: then deeds are its family's."""
     try:
-        return sessions.roll.get(id_)
+        return sessions.table.get(id_)
     except NotFound:
         return None
 
 
-def _away(point: ResumePoint) -> list[Deed]:
+def _foreign_effects(point: ResumePoint) -> list[EffectRow]:
     """Deeds of another store."""
     begun = [replace(effect, state="unsettled") for effect in point.unsettled]
-    done = [Deed(replace(x.effect, state="done"), "", x.outcome) for x in point.done]
-    return [*(Deed(effect, "") for effect in begun), *done]
+    done = [EffectRow(replace(x.effect, state="done"), "", x.outcome) for x in point.done]
+    return [*(EffectRow(effect, "") for effect in begun), *done]
 
 
-def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str, Any]]]:
+def _event_data(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str, Any]]]:
     """What happened, told again in short."""
     origin = {"session": record.session_id, "event": record.resume_point.event}
     found: list[tuple[str, dict[str, Any]]] = [
@@ -172,28 +176,32 @@ def _said(record: AgentCheckpoint, in_family: bool) -> list[tuple[str, dict[str,
         data = {"id": made.id, "text": made.text, "why": made.why}
         found.append(("decision", {**data, "instead_of": made.instead_of}))
     found += [("question", {"id": q.id, "text": q.text}) for q in record.questions]
-    found += told(record.collaborations, record.windows, record.tokens)
+    found += external_state_events(record.collaborations, record.windows, record.tokens)
     if record.summary:  # messages behind the first event are in context
         past = Compaction(first=1, last=1, count=0, digest="", summary=record.summary)
-        found.append(("compaction", data_of(past)))
+        found.append(("compaction", compaction_data(past)))
     for message in record.messages:
         said = {"role": message.role, "content": message.content}
         found.append(("message", {**said, "extra": message.extra} if message.extra else said))
     return found
 
 
-def _artifact(sessions: Sessions, artifact: Artifact) -> Draft:
+def _artifact(sessions: SessionManager, artifact: Artifact) -> Draft:
     """Its content is kept with it, if it is in this store."""
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     objects = sessions.hub.objects
-    refs: list[Ref] = []
+    refs: list[ObjectRef] = []
     if artifact.oid and objects.has(from_hex(artifact.oid)):
-        refs = [ref for ref in objects.find(artifact.oid) if ref[1] in (Kind.BLOB, Kind.BLOCKS)]
+        refs = [
+            ref
+            for ref in objects.find_by_prefix(artifact.oid)
+            if ref[1] in (Kind.BLOB, Kind.BLOCKS)
+        ]
     return Draft("artifact", data, sessions.hub.author, refs)
 
 
-def _deed(deed: Deed) -> list[tuple[str, dict[str, Any]]]:
-    effect: Effect = deed.effect
+def _effect_events(effect_row: EffectRow) -> list[tuple[str, dict[str, Any]]]:
+    effect: Effect = effect_row.effect
     begun: dict[str, Any] = {
         "id": effect.id,
         "name": effect.name,
@@ -203,6 +211,6 @@ def _deed(deed: Deed) -> list[tuple[str, dict[str, Any]]]:
     begun |= {"scope": effect.scope, "why": effect.why, "digest": effect.digest}
     begun |= {"args": [], "kwargs": {}, "carried": True}
     ended: dict[str, Any] = {"id": effect.id, "state": effect.state, "carried": True}
-    if deed.outcome is not None:
-        ended["outcome"] = deed.outcome
+    if effect_row.outcome is not None:
+        ended["outcome"] = effect_row.outcome
     return [("begun", begun), ("ended", ended)]

@@ -11,26 +11,26 @@ from msgspec.structs import replace
 from ortet.errors import Invalid
 from ortet.journal.events import Event
 
-When = Literal["manual", "action", "milestone", "minutes", "cost"]
+CommitTrigger = Literal["manual", "action", "milestone", "minutes", "cost"]
 _MINUTE = 60 * 10**9
 MILESTONES = frozenset({"step", "decision"})
-_WAITED = frozenset({"answer", "given"})
+_WAIT_KINDS = frozenset({"answer", "given"})
 """Events before which the agent waited for a person: that time need not be done again."""
 
 
 class CommitPolicy(msgspec.Struct, frozen=True):
     """`amount` is minutes, or by how much redoing must outweigh a commit."""
 
-    when: When = "manual"
+    when: CommitTrigger = "manual"
     amount: float = 0.0
 
     @property
-    def at_the_end(self) -> bool:
+    def commits_on_release(self) -> bool:
         """Whether a session that is let go commits: nothing later could make it due."""
         return self.when in ("minutes", "cost")
 
 
-class Tally(msgspec.Struct, frozen=True):
+class UncommittedWork(msgspec.Struct, frozen=True):
     """What is not committed."""
 
     since: int = 0  # when the first of it happened; 0: there is nothing
@@ -61,65 +61,67 @@ def parse(value: Any) -> CommitPolicy:
     )
 
 
-def is_due(policy: CommitPolicy, tally: Tally, now: int, commit_ns: int) -> bool:
+def is_due(policy: CommitPolicy, uncommitted: UncommittedWork, now: int, commit_ns: int) -> bool:
     """Whether to commit now. `commit_ns` is how long a commit takes here, 0 when not known yet."""
-    if not tally.since:
+    if not uncommitted.since:
         return False
     if policy.when == "action":
-        return tally.actions > 0
+        return uncommitted.actions > 0
     if policy.when == "milestone":
-        return tally.milestones > 0
+        return uncommitted.milestones > 0
     if policy.when == "minutes":
-        return now - tally.since >= policy.amount * _MINUTE
+        return now - uncommitted.since >= policy.amount * _MINUTE
     if policy.when == "cost":
-        return tally.work > policy.amount * commit_ns
+        return uncommitted.work > policy.amount * commit_ns
     return False
 
 
-def counted(tally: Tally, kind: str, data: Mapping[str, Any], now: int, before: int) -> Tally:
+def add_event(
+    uncommitted: UncommittedWork, kind: str, data: Mapping[str, Any], now: int, last_event_time: int
+) -> UncommittedWork:
     """With one more event; `before` is when the one before it happened."""
-    waited = kind in _WAITED or (kind == "message" and data.get("role") == "user")
-    return Tally(
-        since=tally.since or now,
-        actions=tally.actions + (kind == "ended"),
-        milestones=tally.milestones + (kind in MILESTONES),
-        work=tally.work + (0 if waited else max(0, now - before)),
+    waited = kind in _WAIT_KINDS or (kind == "message" and data.get("role") == "user")
+    return UncommittedWork(
+        since=uncommitted.since or now,
+        actions=uncommitted.actions + (kind == "ended"),
+        milestones=uncommitted.milestones + (kind in MILESTONES),
+        work=uncommitted.work + (0 if waited else max(0, now - last_event_time)),
     )
 
 
-class Pace:
+class AutoCommit:
     """Keeps count for one session."""
 
     def __init__(self, policy: CommitPolicy, now: int) -> None:
         self.policy = policy
-        self.tally = Tally()
-        self._last = now
+        self.uncommitted = UncommittedWork()
+        self._last_event_time = now
         self._commit_ns = 0
 
-    def take_up(self, events: Sequence[Event]) -> None:
+    def count_events(self, events: Sequence[Event]) -> None:
         """Count what an earlier process left uncommitted; the time since then is not work."""
-        now, self._last = self._last, events[0].time
+        now, self._last_event_time = self._last_event_time, events[0].time
         for event in events:
-            self.saw(event.kind, event.data, event.time)
-        self._last = now
+            self.count_event(event.kind, event.data, event.time)
+        self._last_event_time = now
 
-    def saw(self, kind: str, data: Mapping[str, Any], now: int) -> None:
-        self.tally = counted(self.tally, kind, data, now, self._last)
-        self._last = now
+    def count_event(self, kind: str, data: Mapping[str, Any], now: int) -> None:
+        self.uncommitted = add_event(self.uncommitted, kind, data, now, self._last_event_time)
+        self._last_event_time = now
 
     def is_due(self, now: int) -> bool:
-        return is_due(self.policy, self.tally, now, self._commit_ns)
+        return is_due(self.policy, self.uncommitted, now, self._commit_ns)
 
     def committed(self, now: int, took: int) -> None:
         """Half of what is known of a commit's time is from the last one: it follows the load."""
-        self.tally, self._last = Tally(), now
+        self.uncommitted, self._last_event_time = UncommittedWork(), now
         took = max(0, took)
         self._commit_ns = (self._commit_ns + took) // 2 if self._commit_ns else took
 
-    def moved(self, now: int) -> None:
+    def reset(self, now: int) -> None:
         """The session went elsewhere: nothing is uncommitted there."""
-        self.tally, self._last = Tally(), now
+        self.uncommitted, self._last_event_time = UncommittedWork(), now
 
-    def failed(self, now: int) -> None:
+    def postpone(self, now: int) -> None:
         """A commit that was due could not be made: it is due again after the next such event."""
-        self.tally = replace(self.tally, actions=0, milestones=0, work=0, since=now)
+        self.uncommitted = replace(self.uncommitted, actions=0, milestones=0, work=0, since=now)

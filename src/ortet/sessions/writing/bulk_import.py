@@ -15,19 +15,19 @@ from ortet.journal.events import Draft, Event
 from ortet.journal.state.records import Effect
 from ortet.sessions.actions import artifacts
 from ortet.sessions.actions.actions import digest
-from ortet.sessions.actions.effects import Deed, command_of
+from ortet.sessions.actions.effects import EffectRow, command_of
 from ortet.sessions.history.forking import fork_at
 from ortet.sessions.history.rewind import commit_at
-from ortet.store.sweep_retry import anew
+from ortet.store.sweep_retry import retry_on_sweep
 
 if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
-_SAID = ("args", "kwargs")
+_ARGUMENT_FIELDS = ("args", "kwargs")
 _INTENT = ("id", "name", "replay", "key", "scope", "why", "digest")
 
 
-class Paid(msgspec.Struct, frozen=True):
+class PastSpend(msgspec.Struct, frozen=True):
     """What was spent, on which model and when, in ns since 1970."""
 
     amounts: dict[str, float]
@@ -35,71 +35,73 @@ class Paid(msgspec.Struct, frozen=True):
     at: int = 0
 
 
-def retell(session: Session, drafts: Sequence[Draft], paid: Paid | None = None) -> list[Event]:
+def import_events(
+    session: Session, drafts: Sequence[Draft], spend: PastSpend | None = None
+) -> list[Event]:
     """Append; durable on return. A deed is told by `begun` and `ended` as `act` does it, here or in
     a later call; an artifact gets the next version of its name."""
-    session._touch()
-    ledger, budget = session._ledger, session._budget
-    with ledger.alone():
-        filled = list(_filled(session, map(ledger.hidden, drafts)))
-        rows = _deeds(session, filled)
-        if paid is None:
-            return ledger.add(*filled, rows=rows, now=True)
+    session._begin_change()
+    ledger, budget = session._writer, session._budget
+    with ledger.exclusive():
+        filled = list(_complete_drafts(session, map(ledger.redacted, drafts)))
+        rows = _effect_row_changes(session, filled)
+        if spend is None:
+            return ledger.add(*filled, rows=rows, durable=True)
         events, refusal = budget.spend(
-            paid.amounts, model=paid.model, drafts=filled, beside=rows, at=paid.at
+            spend.amounts, model=spend.model, drafts=filled, extra_rows=rows, at=spend.at
         )
     if refusal is not None:
         session._stop(refusal)
     return events
 
 
-def keep(session: Session, data: bytes) -> artifacts.Content:
+def store_content(session: Session, data: bytes) -> artifacts.StoredContent:
     """For an event that is told next, which names it; within hub.writing() until then."""
-    return artifacts.store(session.hub.objects, session.hub.without_secrets(data))
+    return artifacts.store(session.hub.objects, session.hub.redact_bytes(data))
 
 
-@anew
-def branch_off(session: Session, seq: int, name: str) -> Session:
+@retry_on_sweep
+def fork_named_after_event(session: Session, seq: int, name: str) -> Session:
     """A fork NAME/name that goes on behind event `seq`; mind only."""
     with session.hub.writing():
-        (fork,) = fork_at(session, _at(session, seq), names=[name], machine=False)
+        (fork,) = fork_at(session, _commit_after_event(session, seq), names=[name], machine=False)
     return fork
 
 
-@anew
-def go_back(session: Session, seq: int) -> None:
+@retry_on_sweep
+def restore_after_event(session: Session, seq: int) -> None:
     """On from behind event `seq`, as a restore to a commit that was made there; files stay."""
     with session.hub.writing():
         only = {"mind"} if session.row.has_files else None
-        session.restore(_at(session, seq).hex(), only=only)
+        session.restore(_commit_after_event(session, seq).hex(), only=only)
 
 
-def _at(session: Session, seq: int) -> Oid:
-    session._ledger.flush()
-    return commit_at(session.hub._minds(), session.row, session.line, seq)
+def _commit_after_event(session: Session, seq: int) -> Oid:
+    session._writer.flush()
+    return commit_at(session.hub._session_manager(), session.row, session.event_log, seq)
 
 
-def _filled(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
+def _complete_drafts(session: Session, drafts: Iterable[Draft]) -> Iterator[Draft]:
     """What only the journal knows: marks of calls, versions of artifacts."""
     versions: dict[str, int] = {}
     for draft in drafts:
         data: Mapping[str, Any] = {}
         if draft.kind == "begun":
-            said = {key: draft.data.get(key) for key in _SAID}
+            said = {key: draft.data.get(key) for key in _ARGUMENT_FIELDS}
             data = {"digest": digest(session.hub.objects.hasher.oid, draft.data["name"], said)}
         elif draft.kind == "artifact":
             name = draft.data["name"]
-            last = versions.get(name) or artifacts.last_version(session.mind.artifacts, name)
+            last = versions.get(name) or artifacts.last_version(session.state.artifacts, name)
             versions[name] = last + 1
             data = {"version": last + 1}
         yield msgspec.structs.replace(draft, data={**draft.data, **data}) if data else draft
 
 
-def _deeds(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
+def _effect_row_changes(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
     """The family's rows of the deeds that these events tell."""
     kind = f"deed/{session.row.family}"
-    found: dict[str, Deed] = {}
-    for seq, draft in enumerate(drafts, session._ledger.tip.seq + 1):
+    found: dict[str, EffectRow] = {}
+    for seq, draft in enumerate(drafts, session._writer.tip.seq + 1):
         data = draft.data
         if draft.kind == "begun":
             intent = {name: data[name] for name in _INTENT}
@@ -111,9 +113,9 @@ def _deeds(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
                 actor=draft.actor,
                 command=command_of(session.hub, data),
             )
-            found[effect.id] = Deed(effect, session.id)
+            found[effect.id] = EffectRow(effect, session.id)
         elif draft.kind == "ended":
-            deed = found.get(data["id"]) or _known(session, kind, data["id"])
+            deed = found.get(data["id"]) or _find_effect_row(session, kind, data["id"])
             if deed is not None:
                 effect = msgspec.structs.replace(deed.effect, state=data["state"], ended=seq)
                 found[effect.id] = msgspec.structs.replace(
@@ -122,6 +124,6 @@ def _deeds(session: Session, drafts: Sequence[Draft]) -> list[RowChange]:
     return [RowChange(kind, id_, encode(deed)) for id_, deed in found.items()]
 
 
-def _known(session: Session, kind: str, effect: str) -> Deed | None:
+def _find_effect_row(session: Session, kind: str, effect: str) -> EffectRow | None:
     row = session.hub.catalog.row(kind, effect)
-    return decode(Deed, row.value) if row is not None else None
+    return decode(EffectRow, row.value) if row is not None else None

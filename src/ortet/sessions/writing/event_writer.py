@@ -10,24 +10,24 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.backends.base import Catalog, EventRow, RowChange
 from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 from ortet.ids import Clock
-from ortet.journal.event_log import Line
-from ortet.journal.events import Chain, Draft, Event, Tip
+from ortet.journal.event_log import EventLog
+from ortet.journal.events import Draft, Event, EventChain, Tip
 from ortet.journal.state.reducers import fold
-from ortet.journal.state.state import Mind
-from ortet.store.lease import Holding
+from ortet.journal.state.state import SessionState
+from ortet.store.lease import HeldLease
 
 Durability = Literal["event", "group", "commit"]
 """When an event is on the disk: before its verb returns; within some ms; with the next commit."""
 
-_MANY = 2000
+_MAX_BUFFERED_EVENTS = 2000
 """Events that are written at once in any case."""
 
 
-class _Doubt(msgspec.Struct, frozen=True):
+class _UnconfirmedWrite(msgspec.Struct, frozen=True):
     """What the store was given and did not answer to: it may be there, or come to be."""
 
     drafts: Sequence[Draft]
@@ -36,49 +36,51 @@ class _Doubt(msgspec.Struct, frozen=True):
     events: list[Event]
 
 
-class Ledger:
+class EventWriter:
     """Safe to use from several threads. `told` is called after events became durable; `hide` gives
     the data of an event without secrets."""
 
     def __init__(
         self,
         catalog: Catalog,
-        line: Line,
-        chain: Chain,
+        event_log: EventLog,
+        chain: EventChain,
         *,
         clock: Clock,
-        mind: Mind,
+        state: SessionState,
         tip: Tip,
-        holding: Holding,
+        held_lease: HeldLease,
         durability: Durability = "event",
         group_ms: float = 5.0,
-        told: Callable[[], None] = lambda: None,
-        hide: Callable[[Any], Any] = lambda data: data,
+        on_durable: Callable[[], None] = lambda: None,
+        redact: Callable[[Any], Any] = lambda data: data,
     ) -> None:
         if durability not in ("event", "group", "commit"):
             raise Invalid(
                 "bad_policy", f"durability {durability!r}: give 'event', 'group' or 'commit'"
             )
-        self.line = line
-        self.mind = mind
+        self.event_log = event_log
+        self.state = state
         self.tip = tip
         self._catalog = catalog
         self._chain = chain
         self._clock = clock
-        self._holding = holding
+        self._held_lease = held_lease
         self._durability = durability
         self._group_s = group_ms / 1000
-        self._told = told
-        self._hide = hide
+        self._on_durable = on_durable
+        self._redact = redact
         self._lock = RLock()
-        self._some = Condition(self._lock)
-        self._waiting: list[EventRow] = []
+        self._wakeup = Condition(self._lock)
+        self._buffered: list[EventRow] = []
         self._thread: Thread | None = None
         self._failure: OrtetError | None = None
-        self._doubt: _Doubt | None = None
+        self._unconfirmed: _UnconfirmedWrite | None = None
         self._closed = False
 
-    def add(self, *drafts: Draft, rows: Sequence[RowChange] = (), now: bool = False) -> list[Event]:
+    def add(
+        self, *drafts: Draft, rows: Sequence[RowChange] = (), durable: bool = False
+    ) -> list[Event]:
         """Append; durable on return if the policy, or `now`, says so, and always with `rows`.
 
         When it fails nothing was appended, and the session can go on if the error lets it. Only
@@ -88,39 +90,46 @@ class Ledger:
             if self._closed:
                 raise Invalid("closed", "the session was closed: open it again with the hub")
             self._raise()
-            shown = self._hidden(drafts)
-            if self._doubt is not None and (there := self._settled(shown, rows)) is not None:
+            shown = self._redact_all(drafts)
+            if (
+                self._unconfirmed is not None
+                and (there := self._confirm_write(shown, rows)) is not None
+            ):
                 return there
-            made, events = self._chain.make_all(self._from(), shown, self._clock.now_ns)
-            at_once = now or bool(rows) or self._durability == "event"
-            if at_once or len(self._waiting) + len(made) >= _MANY:
+            made, events = self._chain.make_all(self._append_tip(), shown, self._clock.now_ns)
+            at_once = durable or bool(rows) or self._durability == "event"
+            if at_once or len(self._buffered) + len(made) >= _MAX_BUFFERED_EVENTS:
                 try:
-                    self._write([*self._waiting, *made], rows)
+                    self._write([*self._buffered, *made], rows)
                 except Unavailable:
-                    self._doubt = _Doubt(shown, rows, [*self._waiting, *made], events)
+                    self._unconfirmed = _UnconfirmedWrite(
+                        shown, rows, [*self._buffered, *made], events
+                    )
                     raise
-                self._waiting, self._doubt = [], None
+                self._buffered, self._unconfirmed = [], None
             else:
                 self._start()
-                self._waiting += made
-            self._take(events)
+                self._buffered += made
+            self._apply(events)
         return events
 
-    def _take(self, events: list[Event]) -> None:
+    def _apply(self, events: list[Event]) -> None:
         if events:
             last = events[-1]
             self.tip = Tip(last.seq, last.hash, last.time)
-        fold(self.mind, events)
+        fold(self.state, events)
 
-    def _settled(self, drafts: Sequence[Draft], changes: Sequence[RowChange]) -> list[Event] | None:
+    def _confirm_write(
+        self, drafts: Sequence[Draft], changes: Sequence[RowChange]
+    ) -> list[Event] | None:
         """What was in doubt, if it is there and is asked for again; None: go on. Whoever asks for
         something else has not known of it, and asks again."""
-        doubt = self._doubt
+        doubt = self._unconfirmed
         if doubt is None or not self._is_there(doubt.rows):
             return None
-        self._waiting, self._doubt = [], None
-        self._take(doubt.events)
-        self._told()
+        self._buffered, self._unconfirmed = [], None
+        self._apply(doubt.events)
+        self._on_durable()
         if (list(drafts), list(changes)) == (list(doubt.drafts), list(doubt.changes)):
             return doubt.events
         raise _late()
@@ -129,20 +138,22 @@ class Ledger:
         """By their headers: no two events have the same."""
         if not rows:
             return False
-        found = self._catalog.events(self.line.timeline, rows[0].seq - 1, len(rows))
+        found = self._catalog.events(self.event_log.timeline, rows[0].seq - 1, len(rows))
         return [row.head for row in found] == [row.head for row in rows]
 
-    def hidden(self, draft: Draft) -> Draft:
+    def redacted(self, draft: Draft) -> Draft:
         """As it is recorded: names stand for secrets."""
-        data = self._hide(draft.data)
+        data = self._redact(draft.data)
         return draft if data is draft.data else replace(draft, data=data)
 
-    def _hidden(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    def _redact_all(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """The same of several, for the price of one look where there are no secrets."""
         several = [draft.data for draft in drafts]
-        return drafts if self._hide(several) is several else [self.hidden(one) for one in drafts]
+        return (
+            drafts if self._redact(several) is several else [self.redacted(one) for one in drafts]
+        )
 
-    def alone(self) -> AbstractContextManager[Any]:
+    def exclusive(self) -> AbstractContextManager[Any]:
         """While it is held no other thread appends: for what depends on the events so far."""
         return self._lock
 
@@ -150,18 +161,18 @@ class Ledger:
         """Make durable what waits."""
         with self._lock:
             self._raise()
-            if self._waiting:
-                waiting, self._waiting = self._waiting, []
+            if self._buffered:
+                waiting, self._buffered = self._buffered, []
                 try:
                     self._write(waiting, ())
                 except BaseException:
-                    self._waiting = waiting
+                    self._buffered = waiting
                     raise
 
-    def go(self, line: Line, mind: Mind, tip: Tip) -> None:
+    def switch_to(self, event_log: EventLog, state: SessionState, tip: Tip) -> None:
         """On from here with another line; nothing may wait."""
         with self._lock:
-            self.line, self.mind, self.tip, self._doubt = line, mind, tip, None
+            self.event_log, self.state, self.tip, self._unconfirmed = event_log, state, tip, None
 
     def close(self) -> None:
         with self._lock:
@@ -170,18 +181,18 @@ class Ledger:
                     self.flush()
                 finally:
                     self._closed = True
-                    self._some.notify_all()
+                    self._wakeup.notify_all()
 
     def drop(self) -> None:
         """Close it as it is: what waits is not written."""
         with self._lock:
-            self._waiting, self._closed = [], True
-            self._some.notify_all()
+            self._buffered, self._closed = [], True
+            self._wakeup.notify_all()
 
-    def _from(self) -> Tip:
+    def _append_tip(self) -> Tip:
         """Where to go on. The time of what a commit ends with is read when it is first needed."""
         if self.tip.seq and not self.tip.time:
-            for event in self.line.newest(1):
+            for event in self.event_log.newest(1):
                 self.tip = Tip(self.tip.seq, self.tip.hash, event.time)
         return self.tip
 
@@ -190,26 +201,26 @@ class Ledger:
             raise self._failure
 
     def _write(self, events: Sequence[EventRow], rows: Sequence[RowChange]) -> None:
-        reach("journal.before-append")
+        failpoint("journal.before-append")
         try:
             self._append(events, rows)
         except Refused as error:
             if error.kind != "lease_lost":
                 raise
-            self._holding.renew()  # which raises when another process has taken over
+            self._held_lease.renew()  # which raises when another process has taken over
             self._append(events, rows)
-        reach("journal.after-append")
-        self._told()
+        failpoint("journal.after-append")
+        self._on_durable()
 
     def _append(self, events: Sequence[EventRow], rows: Sequence[RowChange]) -> None:
-        lease = self._holding.lease
+        lease = self._held_lease.lease
         try:
-            self._catalog.append(self.line.timeline, events, lease=lease, rows=rows)
+            self._catalog.append(self.event_log.timeline, events, lease=lease, rows=rows)
         except Conflict as error:
             if error.kind == "seq_taken":
                 if self._is_there(events):
                     return  # given before, when there was no answer
-                if self._doubt is not None and self._is_there(self._doubt.rows):
+                if self._unconfirmed is not None and self._is_there(self._unconfirmed.rows):
                     raise _late() from error
                 raise Refused(
                     "lease_lost",
@@ -222,19 +233,19 @@ class Ledger:
 
     def _start(self) -> None:
         """The first that waits wakes the thread; it then sleeps until the group is full."""
-        if self._durability == "group" and not self._waiting:
+        if self._durability == "group" and not self._buffered:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="ortet-journal", daemon=True)
                 self._thread.start()
-            self._some.notify_all()
+            self._wakeup.notify_all()
 
     def _run(self) -> None:
         with self._lock:
             while not self._closed:
-                if not self._waiting:
-                    self._some.wait()
+                if not self._buffered:
+                    self._wakeup.wait()
                     continue
-                self._some.wait(self._group_s)
+                self._wakeup.wait(self._group_s)
                 try:
                     self.flush()
                 except OrtetError as error:

@@ -14,20 +14,20 @@ from ortet.errors import Invalid
 from ortet.journal.events import Event, check_plain
 
 if TYPE_CHECKING:
-    from ortet.sessions.reader import View
+    from ortet.sessions.reader import SessionReader
     from ortet.sessions.table import SessionRow
 
-Message = Mapping[str, Any]
+MessageData = Mapping[str, Any]
 """As its event has it."""
 
 KIND = "turns"
 """Rows of this kind, by the id of a session, hold the keys of what was said last in it."""
 
-_KEPT = 32
+_MAX_KEYS = 32
 """Whoever sends something again does so before others have said this much."""
 
 
-class Said(msgspec.Struct, frozen=True):
+class KeyedMessages(msgspec.Struct, frozen=True):
     """Messages of one call: events `first` to `last` of a timeline. A session that was restored to
     before them has other events of these numbers, of another timeline."""
 
@@ -37,11 +37,13 @@ class Said(msgspec.Struct, frozen=True):
     last: int
 
 
-def said_before(view: View, key: str, messages: Sequence[Message]) -> list[Event] | None:
+def find_keyed_events(
+    view: SessionReader, key: str, messages: Sequence[MessageData]
+) -> list[Event] | None:
     """What was said under the key; None when nothing was, or it was restored away."""
     for message in messages:
         check_plain(message)
-    known, events = _under(view, key)
+    known, events = _find_key(view, key)
     if known is None:
         return None
     if not _is_same(view, events, messages):
@@ -51,11 +53,11 @@ def said_before(view: View, key: str, messages: Sequence[Message]) -> list[Event
     return events
 
 
-def _is_same(view: View, events: Sequence[Event], messages: Sequence[Message]) -> bool:
+def _is_same(view: SessionReader, events: Sequence[Event], messages: Sequence[MessageData]) -> bool:
     """Told by the events themselves: what is kept beside them would outlive their erasure."""
     if len(events) != len(messages):
         return False
-    hidden = view.hub.hidden  # a secret may have become known since
+    hidden = view.hub.redact  # a secret may have become known since
     pairs = zip(events, messages, strict=True)
     return all(
         event.erased or encode(hidden(event.data)) == encode(hidden(dict(message)))
@@ -63,14 +65,14 @@ def _is_same(view: View, events: Sequence[Event], messages: Sequence[Message]) -
     )
 
 
-def is_said(view: View, key: str) -> bool:
+def is_key_used(view: SessionReader, key: str) -> bool:
     """Whether anything was said under the key, and was not restored away."""
-    return _under(view, key)[0] is not None
+    return _find_key(view, key)[0] is not None
 
 
-def _under(view: View, key: str) -> tuple[Said | None, list[Event]]:
+def _find_key(view: SessionReader, key: str) -> tuple[KeyedMessages | None, list[Event]]:
     check_text(key=key)
-    known = next((one for one in _known(view.hub.catalog, view.id) if one.key == key), None)
+    known = next((one for one in _load_keys(view.hub.catalog, view.id) if one.key == key), None)
     if known is None:
         return None, []
     events = list(view.events(known.first - 1, known.last))
@@ -79,13 +81,15 @@ def _under(view: View, key: str) -> tuple[Said | None, list[Event]]:
     return known, events
 
 
-def noted(catalog: Catalog, row: SessionRow, after: int, *, key: str, count: int) -> RowChange:
+def key_row_change(
+    catalog: Catalog, row: SessionRow, after: int, *, key: str, count: int
+) -> RowChange:
     """To be written with so many messages, which follow event `after`."""
-    said = Said(key, row.timeline, after + 1, after + count)
-    others = [one for one in _known(catalog, row.id) if one.key != key]
-    return RowChange(KIND, row.id, encode([*others[1 - _KEPT :], said]))
+    said = KeyedMessages(key, row.timeline, after + 1, after + count)
+    others = [one for one in _load_keys(catalog, row.id) if one.key != key]
+    return RowChange(KIND, row.id, encode([*others[1 - _MAX_KEYS :], said]))
 
 
-def _known(catalog: Catalog, session: str) -> list[Said]:
+def _load_keys(catalog: Catalog, session: str) -> list[KeyedMessages]:
     row = catalog.row(KIND, session)
-    return decode(list[Said], row.value) if row is not None else []
+    return decode(list[KeyedMessages], row.value) if row is not None else []

@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 from ortet._util.codec import decode, encode
-from ortet._util.failpoints import reach
-from ortet.backends.base import Catalog, Row, RowChange
+from ortet._util.failpoints import failpoint
+from ortet.backends.base import Catalog, CatalogRow, RowChange
 from ortet.ids import Clock, Random, uuid7
 from ortet.journal.events import Draft, Event, encode_body
-from ortet.sessions.writing.event_writer import Ledger
+from ortet.sessions.writing.event_writer import EventWriter
 
 _PAGE = 500
 
 
-class Letter(msgspec.Struct, frozen=True):
+class InboxMessage(msgspec.Struct, frozen=True):
     """An event to be. A map, so that later releases may add keys."""
 
     kind: str
@@ -34,22 +34,24 @@ class Letter(msgspec.Struct, frozen=True):
 def put(catalog: Catalog, session: str, draft: Draft, *, clock: Clock, random: Random) -> Event:
     """Leave a letter; it is durable on return. Given back as the event readers see until then."""
     encode_body(draft)  # which says what cannot be recorded, to the one who wrote it
-    letter = Letter(draft.kind, draft.data, draft.actor, clock.now_ns())
-    reach("inbox.before-put")
+    letter = InboxMessage(draft.kind, draft.data, draft.actor, clock.now_ns())
+    failpoint("inbox.before-put")
     catalog.put_row(kind_of(session), uuid7(clock, random), encode(letter))
-    reach("inbox.after-put")
+    failpoint("inbox.after-put")
     return _event(letter)
 
 
-def waiting(catalog: Catalog, session: str) -> Iterator[Event]:
+def pending_events(catalog: Catalog, session: str) -> Iterator[Event]:
     """What is not in the journal yet, in the order it came."""
-    return (event for _, event in letters(catalog, session))
+    return (event for _, event in pending_messages(catalog, session))
 
 
-def letters(catalog: Catalog, session: str, after: str = "") -> Iterator[tuple[str, Event]]:
+def pending_messages(
+    catalog: Catalog, session: str, after: str = ""
+) -> Iterator[tuple[str, Event]]:
     """The same, each with its key: those greater than `after`."""
     while page := catalog.rows(kind_of(session), after, _PAGE):
-        yield from ((row.key, _event(decode(Letter, row.value))) for row in page)
+        yield from ((row.key, _event(decode(InboxMessage, row.value))) for row in page)
         after = page[-1].key
 
 
@@ -61,10 +63,10 @@ def drop(catalog: Catalog, session: str, key: str) -> None:
 class Inbox:
     """The letters of a session, in the hands of its writer."""
 
-    def __init__(self, catalog: Catalog, session: str, ledger: Ledger) -> None:
+    def __init__(self, catalog: Catalog, session: str, writer: EventWriter) -> None:
         self._catalog = catalog
         self._session = session
-        self._ledger = ledger
+        self._writer = writer
         self._lock = Lock()  # two threads of one writer must not take the same letter
 
     def drain(self) -> int:
@@ -72,33 +74,33 @@ class Inbox:
         taken = 0
         with self._lock:
             while page := self._catalog.rows(kind_of(self._session), limit=_PAGE):
-                reach("inbox.before-drain")
-                self._take(page)
-                reach("inbox.after-drain")
+                failpoint("inbox.before-drain")
+                self._append_page(page)
+                failpoint("inbox.after-drain")
                 taken += len(page)
         return taken
 
-    def _take(self, page: list[Row]) -> None:
-        letters = [decode(Letter, row.value) for row in page]
+    def _append_page(self, page: list[CatalogRow]) -> None:
+        letters = [decode(InboxMessage, row.value) for row in page]
         gone = [RowChange(row.kind, row.key, None, expect=row.version) for row in page]
         drafts = [
             Draft(letter.kind, {**letter.data, "sent": letter.time}, letter.actor)
             for letter in letters
         ]
-        self._ledger.add(*drafts, rows=gone)
+        self._writer.add(*drafts, rows=gone)
 
 
 def kind_of(session: str) -> str:
     return f"inbox/{session}"
 
 
-def _event(letter: Letter) -> Event:
+def _event(message: InboxMessage) -> Event:
     return Event(
         seq=0,
-        kind=letter.kind,
-        time=letter.time,
-        actor=letter.actor,
-        data=letter.data,
+        kind=message.kind,
+        time=message.time,
+        actor=message.actor,
+        data=message.data,
         hash=b"",
         waiting=True,
     )

@@ -10,171 +10,177 @@ from typing import TYPE_CHECKING
 
 from ortet.backends.base import Lease, Signal
 from ortet.errors import OrtetError, Refused
-from ortet.sessions.profiles import USUAL, Manner
-from ortet.sessions.starting import NOWHERE, Place, check_fits
+from ortet.sessions.profiles import DEFAULT_OPTIONS, OpenOptions
+from ortet.sessions.starting import NO_FILES, FilesLocation, check_fits
 from ortet.sessions.table import PAUSED
-from ortet.store.lease import take
+from ortet.store.lease import acquire_lease
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
     from ortet.sessions.session import Session
     from ortet.sessions.table import SessionRow
 
-LENT = "lent-"
+HANDOVER_OWNER_PREFIX = "lent-"
 """How the last part of a lender's name begins: who is refused can tell that asking helps."""
-WANTED = "rooms"
+HANDOVER_TOPIC = "rooms"
 """The topic under which lenders are asked; others of theirs begin with it."""
-SOON = 0.25
+RETRY_SECONDS = 0.25
 """Seconds after which a lender is asked again."""
-AT_FIRST = 0.05
+FIRST_RETRY_SECONDS = 0.05
 """The same of the first time: a signal that reaches the lender has done so by then."""
-_WANTED_ROW = "wanted"
+_REQUEST_ROW_KIND = "wanted"
 """Rows of this kind, by session, ask lenders of other hosts, whom no signal may reach."""
-_STALE = 60.0
+_STALE_REQUEST_SECONDS = 60.0
 """Seconds after which a row that does not change is of an asker who is gone."""
-_PATIENCE = 5.0
+_HANDOVER_TIMEOUT_SECONDS = 5.0
 
 
-def ask_for(signal: Signal, session: str) -> None:
-    for topic in (wanted(session), WANTED):
+def request_handover(signal: Signal, session: str) -> None:
+    for topic in (request_topic(session), HANDOVER_TOPIC):
         with suppress(OSError, OrtetError):  # a hint
             signal.notify(topic)
 
 
-def is_across(hub: Hub) -> bool:
+def is_shared_store(hub: Hub) -> bool:
     """Whether processes of other hosts use the same catalog."""
     return hub.url != str(hub.root)
 
 
-class Request:
+class LeaseRequest:
     """One that asks for a session, until it has it: by signal, then by a row as well."""
 
     def __init__(self, hub: Hub, session: str) -> None:
         self._hub = hub
         self._session = session
-        self._asked = 0
+        self._sent_count = 0
 
-    def ask(self) -> float:
+    def send(self) -> float:
         """How long to wait for an answer before asking again, in seconds."""
         hub = self._hub
-        ask_for(hub.signal, self._session)
-        self._asked += 1
-        if self._asked == 1:
-            return AT_FIRST
-        if is_across(hub):
+        request_handover(hub.signal, self._session)
+        self._sent_count += 1
+        if self._sent_count == 1:
+            return FIRST_RETRY_SECONDS
+        if is_shared_store(hub):
             with suppress(OrtetError):  # a hint, too
-                hub.catalog.put_row(_WANTED_ROW, self._session, b"")
-        return SOON
+                hub.catalog.put_row(_REQUEST_ROW_KIND, self._session, b"")
+        return RETRY_SECONDS
 
-    def __enter__(self) -> Request:
+    def __enter__(self) -> LeaseRequest:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         """It was given, which is told; or it is not waited for any more."""
-        if self._asked and error is None:
+        if self._sent_count and error is None:
             with suppress(OSError, OrtetError):  # a hint
-                self._hub.signal.notify(taken(self._session))
-        if self._asked > 1 and is_across(self._hub):
+                self._hub.signal.notify(received_topic(self._session))
+        if self._sent_count > 1 and is_shared_store(self._hub):
             with suppress(OrtetError):
-                self._hub.catalog.drop_row(_WANTED_ROW, self._session)
+                self._hub.catalog.drop_row(_REQUEST_ROW_KIND, self._session)
 
 
-class Requests:
+class LeaseRequests:
     """What others ask for by rows, as a lender sees it. An asker writes its row again and again;
     how long one has not changed is measured here, since clocks of hosts differ."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._seen: dict[str, tuple[int, float]] = {}  # version, and since when
+        self._versions: dict[str, tuple[int, float]] = {}  # version, and since when
 
-    def sessions(self) -> set[str]:
+    def requested_sessions(self) -> set[str]:
         """Those asked for now; rows whose askers are gone are dropped."""
-        if not is_across(self._hub):
+        if not is_shared_store(self._hub):
             return set()
-        seen, now = self._seen, time.monotonic()
-        self._seen = {}
-        for row in self._hub.catalog.rows(_WANTED_ROW):
+        seen, now = self._versions, time.monotonic()
+        self._versions = {}
+        for row in self._hub.catalog.rows(_REQUEST_ROW_KIND):
             version, since = seen.get(row.key, (0, now))
             if version != row.version:
                 since = now
-            if now - since < _STALE:
-                self._seen[row.key] = (row.version, since)
+            if now - since < _STALE_REQUEST_SECONDS:
+                self._versions[row.key] = (row.version, since)
             else:
-                self._hub.catalog.drop_row(_WANTED_ROW, row.key)
-        return set(self._seen)
+                self._hub.catalog.drop_row(_REQUEST_ROW_KIND, row.key)
+        return set(self._versions)
 
 
-def wanted(session: str) -> str:
+def request_topic(session: str) -> str:
     """The topic under which one session is asked for."""
-    return f"{WANTED}:{session}"
+    return f"{HANDOVER_TOPIC}:{session}"
 
 
-def asked_for(topic: str) -> str:
+def requested_session(topic: str) -> str:
     """The session of a topic under which one is asked for; "" of any other."""
     word, _, session = topic.partition(":")
-    return session if word == WANTED and ":" not in session else ""
+    return session if word == HANDOVER_TOPIC and ":" not in session else ""
 
 
-def left(session: str) -> str:
+def released_topic(session: str) -> str:
     """The topic under which a lender says that it has let go."""
-    return f"{WANTED}:left:{session}"
+    return f"{HANDOVER_TOPIC}:left:{session}"
 
 
-def taken(session: str) -> str:
+def received_topic(session: str) -> str:
     """The topic under which who asked for it says that it came."""
-    return f"{WANTED}:taken:{session}"
+    return f"{HANDOVER_TOPIC}:taken:{session}"
 
 
-def borrow(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
+def acquire_lease(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
     """The lease on a session; from a lender as soon as it lets go. Refused("lease_held") when it
     does not, or another holds it. Lenders know better how long to wait for one another."""
-    name, topic = f"session:{session}", left(session)
-    until = time.monotonic() + _PATIENCE
-    with Request(hub, session) as request:
+    name, topic = f"session:{session}", released_topic(session)
+    until = time.monotonic() + _HANDOVER_TIMEOUT_SECONDS
+    with LeaseRequest(hub, session) as request:
         while True:
             try:
-                return take(hub.catalog, name, owner(), host)
+                return acquire_lease(hub.catalog, name, owner(), host)
             except Refused as error:
                 rest = until - time.monotonic()
-                lent = is_lent(str(error.details.get("owner", "")))
-                if error.kind != "lease_held" or hub.lends or not lent or rest <= 0:
+                lent = is_handover_owner(str(error.details.get("owner", "")))
+                if error.kind != "lease_held" or hub.allows_lease_handover or not lent or rest <= 0:
                     raise
             token = hub.signal.token(topic)
-            hub.signal.wait(topic, token, min(rest, request.ask()))
+            hub.signal.wait(topic, token, min(rest, request.send()))
 
 
-def is_lent(owner: str) -> bool:
-    return owner.rpartition(":")[2].startswith(LENT)
+def is_handover_owner(owner: str) -> bool:
+    return owner.rpartition(":")[2].startswith(HANDOVER_OWNER_PREFIX)
 
 
-def take_up(
-    sessions: Sessions, row: SessionRow, *, place: Place = NOWHERE, manner: Manner = USUAL
+def resume_handed_over(
+    sessions: SessionManager,
+    row: SessionRow,
+    *,
+    location: FilesLocation = NO_FILES,
+    options: OpenOptions = DEFAULT_OPTIONS,
 ) -> Session:
     """Go on with a session that is handed from process to process: no event says so, its state
     stays as it is, and calls of tools stay open for whoever makes them."""
-    with sessions._leased(row) as lease:
-        row = sessions.roll.get(row.id)  # it may have moved on until the lease was ours
-        check_fits(row, place, manner.parent)
-        session = sessions.resume(row, lease, manner.over(row.profile))
-        session.take_in()
+    with sessions._lease_while_opening(row) as lease:
+        row = sessions.table.get(row.id)  # it may have moved on until the lease was ours
+        check_fits(row, location, options.parent)
+        session = sessions.resume(row, lease, options.resolve_profile(row.profile))
+        session.drain_inbox()
     return session
 
 
-def hand_over(session: Session) -> None:
+def release_for_handover(session: Session) -> None:
     """Let go of it likewise. One that is not paused yet becomes so, once: who opens it otherwise
     must not take it for one whose process was killed."""
-    if session.holding.ended:
+    if session.held_lease.is_released:
         return
     if session.status != PAUSED:
         session.pause()
         return
-    from ortet.sessions.history.cross_host_files import leave_ready  # here: it asks who is across
+    from ortet.sessions.history.cross_host_files import (
+        commit_before_release,  # here: it asks who is across
+    )
 
     try:
-        session.take_in()
-        leave_ready(session)
+        session.drain_inbox()
+        commit_before_release(session)
         session._budget.settle()
-        session.let_go()
+        session.release()
     except Refused:  # another process has taken over
-        session.give_up()
+        session.abandon()

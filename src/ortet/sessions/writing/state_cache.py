@@ -5,28 +5,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ortet._util.codec import Record, decode, encode
+from ortet._util.codec import StoredRecord, decode, encode
 from ortet.errors import Corrupt
 from ortet.ids import Oid
-from ortet.journal.event_log import Line
+from ortet.journal.event_log import EventLog
 from ortet.journal.events import Tip
-from ortet.journal.state.state import Ahead, Mind
-from ortet.sessions.writing.event_writer import Ledger
+from ortet.journal.state.state import PendingChanges, SessionState
+from ortet.sessions.writing.event_writer import EventWriter
 
 if TYPE_CHECKING:
     from ortet.backends.base import Cache
-    from ortet.sessions.manager import Sessions
+    from ortet.sessions.manager import SessionManager
 
 TTL_NS = 3600 * 1_000_000_000
-LEAST = 64
+MIN_EVENTS = 64
 """Events that are worth keeping: fewer are folded in the time that the cache takes to answer."""
 
-_SHAPE = "fold/1/"
+_KEY_PREFIX = "fold/1/"
 """What every key begins with. The number goes up with the shape of it, and when folding makes
 something else of the same events: releases may share a server."""
 
 
-class _Kept(Record, frozen=True):
+class _CachedState(StoredRecord, frozen=True):
     """A mind behind event `seq`, whose header has `hash`, as it goes on from the fold `base`."""
 
     timeline: str
@@ -34,17 +34,19 @@ class _Kept(Record, frozen=True):
     hash: bytes
     time: int
     base: bytes
-    ahead: Ahead
+    ahead: PendingChanges
 
 
-def epoch_of(sessions: Sessions) -> int:
+def epoch_of(sessions: SessionManager) -> int:
     """What is erased is another epoch. To be asked before anything is read that is kept under it;
     -1 where nobody shares a cache."""
     hub = sessions.hub
-    return hub.objects.gate.asked() if hub.cache.shared else -1
+    return hub.objects.sweep_lock.fetch_epoch() if hub.cache.shared else -1
 
 
-def find(sessions: Sessions, line: Line, mind: Mind, epoch: int) -> Tip | None:
+def load_cached(
+    sessions: SessionManager, event_log: EventLog, state: SessionState, epoch: int
+) -> Tip | None:
     """Bring a mind that was loaded from the line's base forward by what is kept; where to then.
 
     Only what this very chain has led to is believed: its last event is in the catalog, under the
@@ -52,61 +54,65 @@ def find(sessions: Sessions, line: Line, mind: Mind, epoch: int) -> Tip | None:
     what was erased there is not known again; and who has put it has this store's key.
     """
     hub = sessions.hub
-    data = hub.cache.get(_key(line.timeline, epoch)) if epoch >= 0 else None
-    kept = _opened(sessions, data) if data is not None else None
-    if kept is None or kept.timeline != line.timeline or kept.seq <= line.base.seq:
+    data = hub.cache.get(_key(event_log.timeline, epoch)) if epoch >= 0 else None
+    kept = _decode_entry(sessions, data) if data is not None else None
+    if kept is None or kept.timeline != event_log.timeline or kept.seq <= event_log.base.seq:
         return None
-    rows = hub.catalog.events(line.timeline, kept.seq - 1, 1)
+    rows = hub.catalog.events(event_log.timeline, kept.seq - 1, 1)
     if not rows or rows[0].seq != kept.seq or hub.objects.hasher.oid(rows[0].head) != kept.hash:
         return None
-    if kept.base != _base(sessions, line) or not mind.go_ahead(kept.ahead):
+    if kept.base != _fold_oid(sessions, event_log) or not state.apply_pending_changes(kept.ahead):
         return None
     return Tip(kept.seq, kept.hash, kept.time)
 
 
-def keep(sessions: Sessions, line: Line, mind: Mind, tip: Tip, *, epoch: int) -> None:
+def cache_state(
+    sessions: SessionManager, event_log: EventLog, state: SessionState, tip: Tip, *, epoch: int
+) -> None:
     """For whoever opens it next. `epoch`: as it was before the first of its events was read; when
     it is another one now, what is in this mind may have been erased."""
-    if epoch < 0 or tip.seq - line.base.seq < LEAST or epoch_of(sessions) != epoch:
+    if epoch < 0 or tip.seq - event_log.base.seq < MIN_EVENTS or epoch_of(sessions) != epoch:
         return
-    base = _base(sessions, line)
-    kept = encode(_Kept(line.timeline, tip.seq, tip.hash, tip.time, base, mind.ahead()))
+    base = _fold_oid(sessions, event_log)
+    kept = encode(
+        _CachedState(event_log.timeline, tip.seq, tip.hash, tip.time, base, state.pending_changes())
+    )
     seal = sessions.hub.objects.hasher.oid(kept)
-    sessions.hub.cache.put(_key(line.timeline, epoch), seal + kept, TTL_NS)
+    sessions.hub.cache.put(_key(event_log.timeline, epoch), seal + kept, TTL_NS)
 
 
-def keep_ledger(sessions: Sessions, ledger: Ledger, epoch: int) -> None:
+def cache_writer_state(sessions: SessionManager, writer: EventWriter, epoch: int) -> None:
     """The same of a session that was written to, and not only rehearsed."""
-    if type(ledger) is Ledger:
-        keep(sessions, ledger.line, ledger.mind, ledger.tip, epoch=epoch)
+    if type(writer) is EventWriter:
+        cache_state(sessions, writer.event_log, writer.state, writer.tip, epoch=epoch)
 
 
-def let_go(cache: Cache) -> None:
+def clear_all(cache: Cache) -> None:
     """Forget all of it, as an erasure must: forks know what their parents knew."""
-    cache.drop(_SHAPE)
+    cache.drop(_KEY_PREFIX)
 
 
 def forget(cache: Cache, timeline: str) -> None:
     """That of one timeline, whose session was removed."""
-    cache.drop(f"{_SHAPE}{timeline}/")
+    cache.drop(f"{_KEY_PREFIX}{timeline}/")
 
 
 def _key(timeline: str, epoch: int) -> str:
-    return f"{_SHAPE}{timeline}/{epoch}"
+    return f"{_KEY_PREFIX}{timeline}/{epoch}"
 
 
-def _base(sessions: Sessions, line: Line) -> bytes:
-    fold = line.base.fold
-    return sessions.hub.objects.heir(Oid(fold)) if fold else b""
+def _fold_oid(sessions: SessionManager, event_log: EventLog) -> bytes:
+    fold = event_log.base.fold
+    return sessions.hub.objects.replacement_of(Oid(fold)) if fold else b""
 
 
-def _opened(sessions: Sessions, data: bytes) -> _Kept | None:
+def _decode_entry(sessions: SessionManager, data: bytes) -> _CachedState | None:
     """None for bytes that somebody else put there, or that are not whole."""
     hasher = sessions.hub.objects.hasher
     size = len(hasher.oid(b""))
     if hasher.oid(data[size:]) != data[:size]:
         return None
     try:
-        return decode(_Kept, data[size:])
+        return decode(_CachedState, data[size:])
     except Corrupt:
         return None

@@ -11,21 +11,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable, Unsupported
-from ortet.machines.poll import readable
+from ortet.machines.poll import poll_readable
 from ortet.machines.standalone import ipc
-from ortet.sessions.swarm_api import Halt
-from ortet.swarm.attempt import Job
-from ortet.swarm.task_transport import Work, surroundings
+from ortet.sessions.swarm_api import SwarmStopSignal
+from ortet.swarm.attempt import AttemptJob
+from ortet.swarm.task_transport import TaskPayload, import_environment
 
-_START, _START_FAR = 120.0, 300.0
+_LOCAL_START_SECONDS, _RAY_START_SECONDS = 120.0, 300.0
 """Seconds: the modules of a task may be heavy, and a cluster far. The process that asks one has
 limits of its own for each step, and says which it was."""
-_LEAVE = 30.0
+_EXIT_SECONDS = 30.0
 """Seconds for that process to take leave of a cluster: Ray may keep it."""
 
-HERE, ON_RAY = "ortet.swarm.workers.fork_server", "ortet.swarm.workers.ray_server"
+FORK_SERVER, RAY_SERVER = "ortet.swarm.workers.fork_server", "ortet.swarm.workers.ray_server"
 """Programs that start attempts: `python -m PROGRAM FD`. They are told what to load, answer with
 {"ready": pid} or an error, and are then sent {"job": Job} and {"stop": i}; they tell how each has
 ended, and when FD is closed they end with all that they have started."""
@@ -35,7 +35,7 @@ _ERRORS: dict[str, type[OrtetError]] = {
 }
 
 
-class Ended(msgspec.Struct, frozen=True):
+class AttemptExit(msgspec.Struct, frozen=True):
     """How an attempt ended, as far as that is known outside of it. Lost: with its node, or with
     what started it there, so that it says nothing about the task."""
 
@@ -45,15 +45,15 @@ class Ended(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Crew:
+class SwarmWorkerClient:
     """A process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing it ends
     every attempt that still runs. `times`: it ends those that take too long, as only it knows when
     they began."""
 
-    def __init__(self, program: str, told: dict[str, Any]) -> None:
+    def __init__(self, program: str, config: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        self.times = program == ON_RAY
-        heard = subprocess.DEVNULL if program == ON_RAY else None  # Ray talks much
+        self.has_own_timeout = program == RAY_SERVER
+        heard = subprocess.DEVNULL if program == RAY_SERVER else None  # Ray talks much
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -65,25 +65,25 @@ class Crew:
                 start_new_session=True,
             )
         self._sock = ours
-        self._ready = False
+        self._is_ready = False
         try:
-            self._say(told)
+            self._send(config)
         except BaseException:
             self.close()
             raise
 
-    def ready(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until it has loaded the task; Invalid("bad_task") when it cannot."""
-        if self._ready:
+        if self._is_ready:
             return
-        self._sock.settimeout(_START_FAR if self.times else _START)
+        self._sock.settimeout(_RAY_START_SECONDS if self.has_own_timeout else _LOCAL_START_SECONDS)
         try:
             reply, _ = ipc.receive(self._sock)
-        except (ipc.Closed, TimeoutError) as error:
-            raise (_no_cluster() if self.times else _gone()) from error
+        except (ipc.ConnectionClosed, TimeoutError) as error:
+            raise (_no_cluster() if self.has_own_timeout else _worker_gone()) from error
         self._sock.settimeout(None)
-        self._ready = True
-        _refuse(reply)
+        self._is_ready = True
+        _raise_error(reply)
         if "error" in reply:
             raise Invalid(
                 "bad_task",
@@ -92,57 +92,61 @@ class Crew:
                 "`if __name__ == '__main__':`",
             )
 
-    def start(self, job: Job) -> None:
-        self._say({"job": msgspec.to_builtins(job)})
+    def start(self, job: AttemptJob) -> None:
+        self._send({"job": msgspec.to_builtins(job)})
 
     def stop(self, i: int) -> None:
         """End an attempt with all it has started; `wait` tells when it is gone."""
-        self._say({"stop": i})
+        self._send({"stop": i})
 
-    def wait(self, seconds: float | None, halt: Halt | None = None) -> Ended | None:
+    def wait(
+        self, seconds: float | None, halt: SwarmStopSignal | None = None
+    ) -> AttemptExit | None:
         """The next attempt that has ended; None when the time is over, or there is a word to the
         driver."""
         both = [self._sock] if halt is None else [self._sock, halt]
-        if self._sock.fileno() not in readable(*both, seconds=seconds):
+        if self._sock.fileno() not in poll_readable(*both, seconds=seconds):
             return None
         try:
             message, _ = ipc.receive(self._sock)
-        except ipc.Closed as error:
-            raise self._is_gone() from error
-        _refuse(message)
-        return msgspec.convert(message, known(Ended))
+        except ipc.ConnectionClosed as error:
+            raise self._gone_error() from error
+        _raise_error(message)
+        return msgspec.convert(message, thread_safe_struct(AttemptExit))
 
     def close(self) -> None:
         self._sock.close()
         try:
-            self._process.wait(_LEAVE if self.times else None)
+            self._process.wait(_EXIT_SECONDS if self.has_own_timeout else None)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             ipc.send(self._sock, message)
-        except (ipc.Closed, OSError) as error:
-            raise self._is_gone() from error
+        except (ipc.ConnectionClosed, OSError) as error:
+            raise self._gone_error() from error
 
-    def _is_gone(self) -> Unavailable:
-        return cluster_gone() if self.times else _gone()
+    def _gone_error(self) -> Unavailable:
+        return cluster_gone() if self.has_own_timeout else _worker_gone()
 
 
-def _refuse(message: dict[str, Any]) -> None:
+def _raise_error(message: dict[str, Any]) -> None:
     """What the process at the other end says went wrong."""
     if "kind" in message:
         raise _ERRORS.get(message["error"], Unavailable)(message["kind"], message["message"])
 
 
-def telling(opener: Callable[..., Any], task: Work, score: Work | None) -> dict[str, Any]:
+def worker_config(
+    opener: Callable[..., Any], task: TaskPayload, score: TaskPayload | None
+) -> dict[str, Any]:
     """What every one of these programs is told; `opener` opens the store."""
     return {
         "opener": f"{opener.__module__}:{opener.__qualname__}",
         "task": msgspec.to_builtins(task),
         "score": msgspec.to_builtins(score),
-        "around": surroundings(task, score),
+        "around": import_environment(task, score),
     }
 
 
@@ -163,7 +167,7 @@ def cluster_gone(why: str = "") -> Unavailable:
     )
 
 
-def _gone() -> Unavailable:
+def _worker_gone() -> Unavailable:
     return Unavailable(
         "no_server",
         "the process that starts attempts has ended: call the swarm again with its name to go on",

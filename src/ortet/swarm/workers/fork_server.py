@@ -22,58 +22,64 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.standalone import ipc
-from ortet.machines.standalone.process_tree import MARK, kill_run
-from ortet.machines.standalone.syscalls import Kernel, privileged
-from ortet.swarm.attempt import Job, attempt
-from ortet.swarm.task_transport import Work, settle_in, unpack
-from ortet.swarm.workers.rehearsal import borrow, rehearse
+from ortet.machines.standalone.process_tree import RUN_MARK_VARIABLE, kill_run
+from ortet.machines.standalone.syscalls import LinuxSyscalls, is_privileged
+from ortet.swarm.attempt import AttemptJob, run_attempt
+from ortet.swarm.task_transport import TaskPayload, apply_import_environment, unpack_task
+from ortet.swarm.workers.rehearsal import share_zygote, warm_up
 
 _PDEATHSIG, _SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
 
 
-class Server:
+class ForkServer:
     """Forks attempts, ends them when it is told to, and tells how each ended."""
 
-    def __init__(self, sock: socket.socket, told: dict[str, Any]) -> None:
+    def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
         self._sock = sock
-        self._task = unpack(msgspec.convert(told["task"], known(Work)))
-        self._score = unpack(msgspec.convert(told["score"], known(Work)) if told["score"] else None)
-        module, _, name = told["opener"].partition(":")
+        self._task = unpack_task(msgspec.convert(config["task"], thread_safe_struct(TaskPayload)))
+        self._score = unpack_task(
+            msgspec.convert(config["score"], thread_safe_struct(TaskPayload))
+            if config["score"]
+            else None
+        )
+        module, _, name = config["opener"].partition(":")
         self._opener: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        self._user = not privileged()
+        self._is_unprivileged = not is_privileged()
         self._zygotes: dict[int, Zygote] = {}
-        self._lends = bool(told.get("lends"))
-        self._running: dict[int, Job] = {}  # by pid
-        self._wake, self._woken = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
+        self._shares_zygotes = bool(config.get("lends"))
+        self._running: dict[int, AttemptJob] = {}  # by pid
+        self._wakeup_read_fd, self._wakeup_write_fd = os.pipe()
+        os.set_blocking(self._wakeup_write_fd, False)
+        os.set_blocking(self._wakeup_read_fd, False)
         if _LINUX:  # what an attempt leaves behind becomes ours
-            Kernel().prctl(_SUBREAPER, 1)
+            LinuxSyscalls().prctl(_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.set_wakeup_fd(self._woken)
-        if not told.get("once"):
-            rehearse(self._opener, self._zygote(0).lend() if self._lends else None)
+        signal.set_wakeup_fd(self._wakeup_write_fd)
+        if not config.get("once"):
+            warm_up(
+                self._opener, self._zygote(0).share_with_child() if self._shares_zygotes else None
+            )
         gc.collect()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
 
     def serve(self) -> NoReturn:
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
-            waiting.register(self._wake, selectors.EVENT_READ)
+            waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)
             try:
                 while True:
                     for key, _ in waiting.select():
                         if key.fileobj is self._sock:
-                            self._hear()
+                            self._handle_message()
                     with suppress(BlockingIOError):
-                        os.read(self._wake, 4096)
+                        os.read(self._wakeup_read_fd, 4096)
                     self._reap()
-            except ipc.Closed:
+            except ipc.ConnectionClosed:
                 pass
         for pid, job in self._running.items():
             kill_run(job.mark, pid)
@@ -81,26 +87,26 @@ class Server:
                 os.waitpid(pid, 0)
         os._exit(0)
 
-    def _hear(self) -> None:
+    def _handle_message(self) -> None:
         message, _ = ipc.receive(self._sock)
         if "stop" in message:
             for pid, job in self._running.items():
                 if job.i == message["stop"]:
                     kill_run(job.mark, pid)
         else:
-            self._start(msgspec.convert(message["job"], known(Job)))
+            self._start(msgspec.convert(message["job"], thread_safe_struct(AttemptJob)))
 
-    def _start(self, job: Job) -> None:
-        zygote = self._zygote(job.slot).lend() if self._lends else None
+    def _start(self, job: AttemptJob) -> None:
+        zygote = self._zygote(job.slot).share_with_child() if self._shares_zygotes else None
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                self._become(job, server)
+                self._set_up_child(job, server)
                 with self._opener(job.root) as hub:
-                    borrow(hub, zygote)
-                    attempt(hub, job, self._task, self._score)
+                    share_zygote(hub, zygote)
+                    run_attempt(hub, job, self._task, self._score)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -111,32 +117,32 @@ class Server:
                 os._exit(code)
         self._running[pid] = job
 
-    def _become(self, job: Job, server: int) -> None:
+    def _set_up_child(self, job: AttemptJob, server: int) -> None:
         """In the child: a process of its own, that dies with this one."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         if _LINUX:
-            Kernel().prctl(_PDEATHSIG, signal.SIGKILL)
-            Kernel().prctl(_SUBREAPER, 0)
+            LinuxSyscalls().prctl(_PDEATHSIG, signal.SIGKILL)
+            LinuxSyscalls().prctl(_SUBREAPER, 0)
             if os.getppid() != server:
                 os._exit(1)
         self._sock.close()
-        os.close(self._wake)
-        os.close(self._woken)
+        os.close(self._wakeup_read_fd)
+        os.close(self._wakeup_write_fd)
         for slot, other in self._zygotes.items():
             if slot != job.slot:
-                other.forget()
-        outer = os.environ.get(MARK)
-        os.environ[MARK] = f"{outer}:{job.mark}" if outer else job.mark
+                other.detach()
+        outer = os.environ.get(RUN_MARK_VARIABLE)
+        os.environ[RUN_MARK_VARIABLE] = f"{outer}:{job.mark}" if outer else job.mark
         os.environ["ORTET_ATTEMPT"] = str(job.i)
         if "numpy.random" in sys.modules:  # which, unlike random, goes on as its parent would
             sys.modules["numpy.random"].seed()
 
     def _zygote(self, slot: int) -> Zygote:
         if slot not in self._zygotes:
-            self._zygotes[slot] = Zygote(user=self._user)
+            self._zygotes[slot] = Zygote(rootless=self._is_unprivileged)
         return self._zygotes[slot]
 
     def _reap(self) -> None:
@@ -151,13 +157,13 @@ class Server:
             if job is None:
                 continue  # left behind by an attempt, and ended
             code = os.waitstatus_to_exitcode(status)
-            if self._strangers():
+            if self._has_orphans():
                 kill_run(job.mark, -1)
             if code and job.slot in self._zygotes:  # it may have been killed in mid-sentence
                 self._zygotes.pop(job.slot).close()
             ipc.send(self._sock, {"i": job.i, "code": code})
 
-    def _strangers(self) -> bool:
+    def _has_orphans(self) -> bool:
         """Whether there may be processes that an attempt has left behind."""
         me = os.getpid()
         try:
@@ -175,13 +181,13 @@ def main() -> NoReturn:
     try:
         told, _ = ipc.receive(sock)
         try:
-            settle_in(told["around"])
-            server = Server(sock, told)
+            apply_import_environment(told["around"])
+            server = ForkServer(sock, told)
         except Exception as error:
             ipc.send(sock, {"error": f"{type(error).__name__}: {error}"})
             os._exit(1)
         ipc.send(sock, {"ready": os.getpid()})
-    except ipc.Closed:
+    except ipc.ConnectionClosed:
         os._exit(0)
     server.serve()
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ortet._util.validation import NUMBER, must_be
+from ortet._util.validation import NUMBER, require
 from ortet.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
-_RAY, CLIENT, _AUTO = "ray", "ray://", "auto"
+_RAY, RAY_CLIENT_SCHEME, _AUTO = "ray", "ray://", "auto"
 
 CPU, GPU, MEMORY = "cpu", "gpu", "memory"
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class RayClusterSpec(msgspec.Struct, frozen=True):
     """A Ray cluster. `address` is "auto" for the one that this host is a node of; an attempt
     `needs` so many processors, bytes of memory, and of what nodes were given names for."""
 
@@ -29,7 +29,7 @@ class Cluster(msgspec.Struct, frozen=True):
     needs: dict[str, float]
 
     @property
-    def options(self) -> dict[str, Any]:
+    def ray_options(self) -> dict[str, Any]:
         """The needs, as Ray calls them."""
         rest = dict(self.needs)
         found: dict[str, Any] = {"num_cpus": rest.pop(CPU), "num_gpus": rest.pop(GPU, 0)}
@@ -38,13 +38,13 @@ class Cluster(msgspec.Struct, frozen=True):
         return {**found, "resources": rest}
 
     @property
-    def totals(self) -> dict[str, float]:
+    def node_resources(self) -> dict[str, float]:
         """The needs, as nodes tell what they have."""
         names = {CPU: "CPU", GPU: "GPU"}
         return {names.get(name, name): amount for name, amount in self.needs.items()}
 
 
-def place_of(on: Any, needs: Any) -> Cluster | None:
+def parse_cluster(on: Any, needs: Any) -> RayClusterSpec | None:
     """None: this host. Unsupported("extra_missing") without Ray."""
     if on is None:
         if needs is not None:
@@ -52,7 +52,11 @@ def place_of(on: Any, needs: Any) -> Cluster | None:
         return None
     if on == _RAY:
         address = _AUTO
-    elif isinstance(on, str) and on.startswith(CLIENT) and len(on) > len(CLIENT):
+    elif (
+        isinstance(on, str)
+        and on.startswith(RAY_CLIENT_SCHEME)
+        and len(on) > len(RAY_CLIENT_SCHEME)
+    ):
         address = on
     else:
         raise Invalid(
@@ -62,29 +66,29 @@ def place_of(on: Any, needs: Any) -> Cluster | None:
         )
     if find_spec("ray") is None or find_spec("cloudpickle") is None:
         raise Unsupported("extra_missing", 'a swarm on Ray needs it: pip install "ortet[ray]"')
-    return Cluster(address, _needs(needs))
+    return RayClusterSpec(address, _parse_needs(needs))
 
 
-def elsewhere(hub: Hub, on: Cluster, timeout: float | None) -> dict[str, Any]:
+def ray_worker_config(hub: Hub, on: RayClusterSpec, timeout: float | None) -> dict[str, Any]:
     """What the program is told that starts attempts on a cluster. A store in a directory is only
     there for the nodes of its host."""
     embedded = hub.url == str(hub.root)
     return {
-        "cluster": {"address": _address(on), "needs": on.needs},
+        "cluster": {"address": _cluster_address(on), "needs": on.needs},
         "timeout": timeout,
         "root": hub.url,
-        "host": hub._parts.host if embedded else "",
+        "host": hub._store.host if embedded else "",
         "once": True,
-        "version": release(),
+        "version": ortet_version(),
     }
 
 
-def release() -> str:
+def ortet_version() -> str:
     """The version of ortet, whose package imports the configuration, which this one may not."""
     return str(import_module("ortet").__version__)
 
 
-def _address(on: Cluster) -> str:
+def _cluster_address(on: RayClusterSpec) -> str:
     """The cluster that this process has joined by itself is the one that is meant."""
     ray = sys.modules.get("ray")
     if on.address == _AUTO and ray is not None and ray.is_initialized():
@@ -92,13 +96,13 @@ def _address(on: Cluster) -> str:
     return on.address
 
 
-def _needs(asked: Any) -> dict[str, float]:
-    if asked is None:
+def _parse_needs(needs: Any) -> dict[str, float]:
+    if needs is None:
         return {CPU: 1.0}
-    if not isinstance(asked, Mapping) or not all(isinstance(name, str) and name for name in asked):
+    if not isinstance(needs, Mapping) or not all(isinstance(name, str) and name for name in needs):
         raise Invalid(
-            "bad_needs", f"needs={asked!r}: give a dict such as {{'cpu': 2, 'memory': 4 * 2**30}}"
+            "bad_needs", f"needs={needs!r}: give a dict such as {{'cpu': 2, 'memory': 4 * 2**30}}"
         )
-    must_be(NUMBER, **{f"needs[{name!r}]": amount for name, amount in asked.items()})
-    given = {name: float(amount) for name, amount in asked.items() if amount or name == CPU}
+    require(NUMBER, **{f"needs[{name!r}]": amount for name, amount in needs.items()})
+    given = {name: float(amount) for name, amount in needs.items() if amount or name == CPU}
     return {CPU: 1.0, **given}

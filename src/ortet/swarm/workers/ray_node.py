@@ -11,86 +11,88 @@ from typing import Any
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 from ortet.store.context import host_id
-from ortet.swarm.attempt import Job
-from ortet.swarm.workers.client import HERE, Crew
-from ortet.swarm.workers.placement import release
+from ortet.swarm.attempt import AttemptJob
+from ortet.swarm.workers.client import FORK_SERVER, SwarmWorkerClient
+from ortet.swarm.workers.placement import ortet_version
 
-Told = dict[str, Any]
+Message = dict[str, Any]
 
-_KEPT: dict[str, Crew] = {}
+_WORKERS: dict[str, SwarmWorkerClient] = {}
 """What starts attempts here, for the next one: a process of Ray works for one swarm, and has no
 other place for it. At most one."""
 
-_TWICE = "Ray began it a second time, and what had become of the first was not known"
+_STARTED_TWICE_ERROR = "Ray began it a second time, and what had become of the first was not known"
 
 
-def look(told: Told) -> Told:
+def check_node(config: Message) -> Message:
     """Before anything is begun: whether a node can load the task and reach the store."""
     try:
-        _check(told)
-        _crew(told)
-        _open(told)
+        _check(config)
+        _worker(config)
+        _check_store(config)
     except OrtetError as error:
-        return _refusal(error)
+        return _error_fields(error)
     return {}
 
 
-def perform(told: Told, job: Told) -> Told:
+def run_job(config: Message, job: Message) -> Message:
     """Fields of Ended. Whoever ends this process ends the attempt."""
     try:
-        _check(told)
-        crew = _crew(told)
-        crew.start(msgspec.convert(job, known(Job)))
-        ended = crew.wait(told["timeout"])
+        _check(config)
+        crew = _worker(config)
+        crew.start(msgspec.convert(job, thread_safe_struct(AttemptJob)))
+        ended = crew.wait(config["timeout"])
         if ended is None:
             crew.stop(job["i"])
             crew.wait(None)
             return {"why": "timeout"}
         # an attempt that has said how it went is known by that: else another had begun it
-        return {"code": ended.code} if ended.code else {"why": "lost", "error": _TWICE}
+        return (
+            {"code": ended.code} if ended.code else {"why": "lost", "error": _STARTED_TWICE_ERROR}
+        )
     except OrtetError as error:
-        leave()
-        return {"why": "error", "error": f"{_here()}: {error}"}
+        close_workers()
+        return {"why": "error", "error": f"{_node_name()}: {error}"}
 
 
-def leave() -> None:
+def close_workers() -> None:
     """End what is kept."""
-    while _KEPT:
-        _KEPT.popitem()[1].close()
+    while _WORKERS:
+        _WORKERS.popitem()[1].close()
 
 
-def _crew(told: Told) -> Crew:
-    said = _at_home(told)
+def _worker(config: Message) -> SwarmWorkerClient:
+    said = _with_local_paths(config)
     key = json.dumps(said)
-    if key not in _KEPT:
-        leave()
-        crew = Crew(HERE, said)
+    if key not in _WORKERS:
+        close_workers()
+        crew = SwarmWorkerClient(FORK_SERVER, said)
         try:
-            crew.ready()
+            crew.wait_ready()
         except BaseException:
             crew.close()
             raise
-        _KEPT[key] = crew
-    return _KEPT[key]
+        _WORKERS[key] = crew
+    return _WORKERS[key]
 
 
-def _check(told: Told) -> None:
-    if told["version"] != release():
+def _check(config: Message) -> None:
+    if config["version"] != ortet_version():
         raise Invalid(
             "other_version",
-            f"ortet {release()} is installed there and {told['version']} here: install the same",
+            f"ortet {ortet_version()} is installed there and {config['version']} here: install the same",
         )
-    if told["host"] and told["host"] != host_id():
-        raise only_here(told["root"])
+    if config["host"] and config["host"] != host_id():
+        raise store_not_shared(config["root"])
 
 
-def _open(told: Told) -> None:
-    module, _, name = told["opener"].partition(":")
+def _check_store(config: Message) -> None:
+    module, _, name = config["opener"].partition(":")
     try:
-        with getattr(importlib.import_module(module), name)(told["root"], create=False):
+        with getattr(importlib.import_module(module), name)(config["root"], create=False):
             pass
     except OrtetError as error:
         raise Unavailable(
@@ -99,22 +101,22 @@ def _open(told: Told) -> None:
         ) from error
 
 
-def _at_home(told: Told) -> Told:
+def _with_local_paths(config: Message) -> Message:
     """What is installed here comes first; what else the driver can import may lie here, too."""
-    around = told["around"]
+    around = config["around"]
     path = [*sys.path, *(place for place in around["path"] if place not in sys.path)]
-    return {**told, "around": {**around, "path": path}}
+    return {**config, "around": {**around, "path": path}}
 
 
-def _refusal(error: OrtetError) -> Told:
-    return {**error.as_dict(), "message": f"{_here()}: {error}", "details": {}}
+def _error_fields(error: OrtetError) -> Message:
+    return {**error.as_dict(), "message": f"{_node_name()}: {error}", "details": {}}
 
 
-def _here() -> str:
+def _node_name() -> str:
     return f"node {os.uname().nodename}"
 
 
-def only_here(store: str) -> Refused:
+def store_not_shared(store: str) -> Refused:
     """A store in a directory, and a cluster of several hosts."""
     return Refused(
         "store_elsewhere",

@@ -23,90 +23,94 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 from ortet.errors import OrtetError, Refused, Unavailable
 from ortet.machines.standalone import ipc
 from ortet.swarm.workers import ray_node
 from ortet.swarm.workers.client import cluster_gone
-from ortet.swarm.workers.placement import CLIENT, Cluster
+from ortet.swarm.workers.placement import RAY_CLIENT_SCHEME, RayClusterSpec
 
-_LEAVE = 10.0
+_SHUTDOWN_SECONDS = 10.0
 """Seconds for good-byes to a cluster that may be gone."""
-_CONNECT, _DEAF, _REFUSED = 120.0, 15.0, 2.0
+_CONNECT_SECONDS, _NO_ANSWER_SECONDS, _REFUSED_SECONDS = 120.0, 15.0, 2.0
 """Seconds for Ray to find a cluster; where nobody answers at its address, since it would go on
 looking for a quarter of an hour; and where a host answers that nobody listens there."""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "GRPC_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 """Variables by which gRPC may reach an address that this host cannot."""
-_PULSE, _SILENT = 10.0, 120.0
+_HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 10.0, 120.0
 """Seconds between two questions to a cluster far away, and for an answer."""
-_GLANCE = 0.5
+_DISCONNECT_POLL_SECONDS = 0.5
 """Seconds between two looks whether Ray itself has noticed that its connection is over."""
-_LOOK = 120.0
+_NODE_CHECK_SECONDS = 120.0
 """Seconds for a node to load the task and open the store."""
-_THE_SAME = "install the same ortet[ray] on every node"
+_INSTALL_HINT = "install the same ortet[ray] on every node"
 
 
 class RayServer:
     """Has each attempt made by a node that has what it needs, and tells how it ended."""
 
-    def __init__(self, sock: socket.socket, told: dict[str, Any]) -> None:
+    def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
         self._sock = sock
         self._ray: Any = import_module("ray")
-        self._cluster = msgspec.convert(told["cluster"], known(Cluster))
-        self._told = told
+        self._cluster = msgspec.convert(config["cluster"], thread_safe_struct(RayClusterSpec))
+        self._config = config
         self._refs: dict[int, Any] = {}
         self._stopped: set[int] = set()
-        self._ended: deque[tuple[int, Any]] = deque()
-        self._wake, self._woken = os.pipe()
+        self._finished: deque[tuple[int, Any]] = deque()
+        self._wakeup_read_fd, self._wakeup_write_fd = os.pipe()
         self._connect()
         self._check()
-        self._perform = self._ray.remote(ray_node.perform)
-        self._leaving = False
-        if self._cluster.address.startswith(CLIENT):
-            threading.Thread(target=self._feel, daemon=True).start()
+        self._run_job = self._ray.remote(ray_node.run_job)
+        self._is_shutting_down = False
+        if self._cluster.address.startswith(RAY_CLIENT_SCHEME):
+            threading.Thread(target=self._watch_cluster, daemon=True).start()
 
     def serve(self) -> NoReturn:
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
-            waiting.register(self._wake, selectors.EVENT_READ)
+            waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)
             try:
                 while True:
                     for key, _ in waiting.select():
                         if key.fileobj is self._sock:
-                            self._hear()
+                            self._handle_message()
                         else:
-                            os.read(self._wake, 1)
-                            self._tell(*self._ended.popleft())
-            except ipc.Closed:
+                            os.read(self._wakeup_read_fd, 1)
+                            self._send_exit(*self._finished.popleft())
+            except ipc.ConnectionClosed:
                 pass
             except Exception as error:  # what Ray raises when the cluster is gone
-                self._tell_gone(_line(error))
-        self._leave()
+                self._send_cluster_gone(_summarize_error(error))
+        self._shut_down()
 
-    def _feel(self) -> None:
+    def _watch_cluster(self) -> None:
         """In a thread: whether the cluster is still there. A client whose server was killed may
         wait for it for ever, where a process of a node is ended by Ray."""
         while True:
             asked = time.monotonic()
-            while time.monotonic() < asked + _PULSE and self._ray.is_initialized():
-                time.sleep(_GLANCE)
-            limit = threading.Timer(_SILENT, self._fall, [f"no answer within {_SILENT:g} s"])
+            while time.monotonic() < asked + _HEALTH_CHECK_SECONDS and self._ray.is_initialized():
+                time.sleep(_DISCONNECT_POLL_SECONDS)
+            limit = threading.Timer(
+                _HEALTH_TIMEOUT_SECONDS,
+                self._exit_cluster_gone,
+                [f"no answer within {_HEALTH_TIMEOUT_SECONDS:g} s"],
+            )
             limit.daemon = True
             limit.start()
             try:
                 self._ray.nodes()
             except Exception as error:
-                self._fall(_line(error))
+                self._exit_cluster_gone(_summarize_error(error))
             limit.cancel()
 
-    def _fall(self, why: str) -> None:
-        if not self._leaving:
-            self._tell_gone(why)
+    def _exit_cluster_gone(self, why: str) -> None:
+        if not self._is_shutting_down:
+            self._send_cluster_gone(why)
             os._exit(1)
 
-    def _tell_gone(self, why: str) -> None:
-        with suppress(ipc.Closed, OSError):
-            ipc.send(self._sock, _told_of(cluster_gone(f" ({why})")))
+    def _send_cluster_gone(self, why: str) -> None:
+        with suppress(ipc.ConnectionClosed, OSError):
+            ipc.send(self._sock, _error_message(cluster_gone(f" ({why})")))
 
     def _connect(self) -> None:
         where = self._cluster.address
@@ -119,11 +123,11 @@ class RayServer:
                 "give the address of one that runs",
             )
 
-        patience = _patience(where)
+        patience = _connect_timeout(where)
 
         def give_up() -> NoReturn:
-            with suppress(ipc.Closed, OSError):
-                ipc.send(self._sock, _told_of(refused(f"nobody within {patience:g} s")))
+            with suppress(ipc.ConnectionClosed, OSError):
+                ipc.send(self._sock, _error_message(refused(f"nobody within {patience:g} s")))
             os._exit(1)
 
         limit = threading.Timer(patience, give_up)
@@ -136,43 +140,43 @@ class RayServer:
                 logging_level=logging.CRITICAL,
             )
         except Exception as error:
-            raise refused(_line(error)) from error
+            raise refused(_summarize_error(error)) from error
         finally:
             limit.cancel()
 
     def _check(self) -> None:
         """That there is a node that can do it, and that one of them reaches the store."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        if self._told["host"] and {node["NodeManagerHostname"] for node in nodes} != {
+        if self._config["host"] and {node["NodeManagerHostname"] for node in nodes} != {
             os.uname().nodename
         }:
-            raise ray_node.only_here(self._told["root"])
-        needs = self._cluster.totals
-        if not any(_has(node["Resources"], needs) for node in nodes):
+            raise ray_node.store_not_shared(self._config["root"])
+        needs = self._cluster.node_resources
+        if not any(_has_resources(node["Resources"], needs) for node in nodes):
             words = ", ".join(f"{name} {amount:g}" for name, amount in self._cluster.needs.items())
             raise Refused(
                 "no_node",
                 f"no node of the cluster has what an attempt needs ({words}): give less in needs=, "
                 "or add a node that has it",
             )
-        look = self._ray.remote(ray_node.look).options(num_cpus=0, max_retries=3)
+        look = self._ray.remote(ray_node.check_node).options(num_cpus=0, max_retries=3)
         try:
-            found = self._ray.get(look.remote(self._told), timeout=_LOOK)
+            found = self._ray.get(look.remote(self._config), timeout=_NODE_CHECK_SECONDS)
         except self._ray.exceptions.GetTimeoutError as error:
             raise Unavailable(
                 "no_node",
-                f"no node of the cluster has loaded the task and opened the store in {_LOOK:g} s: "
+                f"no node of the cluster has loaded the task and opened the store in {_NODE_CHECK_SECONDS:g} s: "
                 "`ray status` tells whether nodes live and are free; see that they reach the store",
             ) from error
         except Exception as error:
             raise Unavailable(
                 "no_node",
-                f"a node of the cluster cannot do it ({_line(error)}): {_THE_SAME}",
+                f"a node of the cluster cannot do it ({_summarize_error(error)}): {_INSTALL_HINT}",
             ) from error
         if found:
-            raise _Told(found)
+            raise _NodeError(found)
 
-    def _hear(self) -> None:
+    def _handle_message(self) -> None:
         message, _ = ipc.receive(self._sock)
         if "stop" in message:
             self._stop(message["stop"])
@@ -180,20 +184,20 @@ class RayServer:
         job = message["job"]
         i = int(job["i"])
         options = {
-            **self._cluster.options,
+            **self._cluster.ray_options,
             "max_retries": 0,
             "name": f"ortet {job['name']} {i}",
             "scheduling_strategy": "SPREAD",
         }
-        ref = self._perform.options(**options).remote(self._told, job)
+        ref = self._run_job.options(**options).remote(self._config, job)
         self._stopped.discard(i)
         self._refs[i] = ref
-        ref.future().add_done_callback(lambda done: self._over(i, done))
+        ref.future().add_done_callback(lambda done: self._on_done(i, done))
 
-    def _over(self, i: int, done: Any) -> None:
+    def _on_done(self, i: int, done: Any) -> None:
         """In a thread of Ray."""
-        self._ended.append((i, done))
-        os.write(self._woken, b".")
+        self._finished.append((i, done))
+        os.write(self._wakeup_write_fd, b".")
 
     def _stop(self, i: int) -> None:
         if i in self._refs:
@@ -201,7 +205,7 @@ class RayServer:
             with suppress(Exception):  # it has ended meanwhile
                 self._ray.cancel(self._refs[i], force=True)
 
-    def _tell(self, i: int, done: Any) -> None:
+    def _send_exit(self, i: int, done: Any) -> None:
         del self._refs[i]
         error = done.exception()
         if error is None:
@@ -209,37 +213,37 @@ class RayServer:
         elif i in self._stopped:
             said = {"code": -9}
         elif isinstance(error, self._ray.exceptions.RayTaskError):
-            words = f"a node could not begin it ({_line(error)}): {_THE_SAME}"
+            words = f"a node could not begin it ({_summarize_error(error)}): {_INSTALL_HINT}"
             said = {"why": "error", "error": words}
         else:
-            said = {"why": "lost", "error": f"its worker was lost ({_line(error)})"}
+            said = {"why": "lost", "error": f"its worker was lost ({_summarize_error(error)})"}
         ipc.send(self._sock, {"i": i, **said})
 
-    def _leave(self) -> NoReturn:
+    def _shut_down(self) -> NoReturn:
         """Nobody waits any more: what still runs is ended. Were the cluster gone, Ray would wait
         for it; so does a thread, for a while."""
-        self._leaving = True
-        away = threading.Thread(target=self._bye, daemon=True)
+        self._is_shutting_down = True
+        away = threading.Thread(target=self._disconnect, daemon=True)
         away.start()
-        away.join(_LEAVE)
+        away.join(_SHUTDOWN_SECONDS)
         os._exit(0)
 
-    def _bye(self) -> None:
+    def _disconnect(self) -> None:
         for i in list(self._refs):
             self._stop(i)
         with suppress(Exception):
             self._ray.shutdown()
 
 
-class _Told(Exception):
+class _NodeError(Exception):
     """An error as a node tells it."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        super().__init__(found["message"])
-        self.found = found
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields["message"])
+        self.fields = fields
 
 
-def _patience(address: str) -> float:
+def _connect_timeout(address: str) -> float:
     """Return the seconds that Ray gets to connect to a cluster.
 
     Whether somebody listens at the address is only a hint: Ray may know another way to it.
@@ -248,63 +252,67 @@ def _patience(address: str) -> float:
     found = urlsplit(named if "://" in named else f"//{named}")
     try:
         if not found.hostname or not found.port:
-            return _CONNECT  # which is for Ray to say
-        with socket.create_connection((found.hostname, found.port), timeout=_DEAF):
-            return _CONNECT
+            return _CONNECT_SECONDS  # which is for Ray to say
+        with socket.create_connection((found.hostname, found.port), timeout=_NO_ANSWER_SECONDS):
+            return _CONNECT_SECONDS
     except ConnectionRefusedError:
-        return _DEAF if any(os.environ.get(name) for name in _PROXIES) else _REFUSED
+        return (
+            _NO_ANSWER_SECONDS
+            if any(os.environ.get(name) for name in _PROXIES)
+            else _REFUSED_SECONDS
+        )
     except (OSError, ValueError):
-        return _DEAF
+        return _NO_ANSWER_SECONDS
 
 
-def _end_with(sock: socket.socket) -> None:
+def _exit_when_closed(sock: socket.socket) -> None:
     """When the other end is gone and this process has not ended by itself, as Ray keeps it."""
     poll = select.poll()
     poll.register(sock, 0)  # only that it is closed
     poll.poll()
-    time.sleep(2 * _LEAVE)
+    time.sleep(2 * _SHUTDOWN_SECONDS)
     os._exit(1)
 
 
-def _told_of(error: OrtetError) -> dict[str, Any]:
+def _error_message(error: OrtetError) -> dict[str, Any]:
     return {**error.as_dict(), "details": {}}
 
 
-def _has(resources: dict[str, float], needs: dict[str, float]) -> bool:
+def _has_resources(resources: dict[str, float], needs: dict[str, float]) -> bool:
     return all(resources.get(name, 0.0) >= amount for name, amount in needs.items())
 
 
-def _line(error: BaseException) -> str:
+def _summarize_error(error: BaseException) -> str:
     """What Ray says takes pages: the line that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if "Traceback" in str(error) else lines[0]
     return f"{type(error).__name__}: {line}"[:500]
 
 
-def _strange(error: Exception) -> Unavailable:
+def _ray_failed(error: Exception) -> Unavailable:
     return Unavailable(
         "no_cluster",
-        f"Ray has failed ({_line(error)}): see its logs, and call the swarm again",
+        f"Ray has failed ({_summarize_error(error)}): see its logs, and call the swarm again",
     )
 
 
 def main() -> NoReturn:
     """Connect, see that it can be done, say so, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(sock,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(sock,), daemon=True).start()
     try:
         told, _ = ipc.receive(sock)
         try:
             server = RayServer(sock, told)
-        except _Told as error:
-            ipc.send(sock, error.found)
+        except _NodeError as error:
+            ipc.send(sock, error.fields)
             os._exit(1)
         except Exception as error:
-            cause = error if isinstance(error, OrtetError) else _strange(error)
-            ipc.send(sock, _told_of(cause))
+            cause = error if isinstance(error, OrtetError) else _ray_failed(error)
+            ipc.send(sock, _error_message(cause))
             os._exit(1)
         ipc.send(sock, {"ready": os.getpid()})
-    except ipc.Closed:
+    except ipc.ConnectionClosed:
         os._exit(0)
     server.serve()
 

@@ -19,44 +19,46 @@ from ortet.ids import from_hex
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.swarm import records
-from ortet.swarm.attempt import Job, attempt
-from ortet.swarm.plan import Keep, Terms
+from ortet.swarm.attempt import AttemptJob, run_attempt
+from ortet.swarm.plan import KeepRule, SwarmTerms
 
-_MEMORY = "/dev/shm"
+_MEMORY_DIRECTORY = "/dev/shm"
 
 
-def rehearse(opener: Callable[..., Any], zygote: Zygote | None) -> None:
+def warm_up(opener: Callable[..., Any], zygote: Zygote | None) -> None:
     """Leaves nothing open and no thread behind; when it fails, attempts only begin slower."""
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None  # where nothing waits for a disk
+    memory = (
+        _MEMORY_DIRECTORY if os.access(_MEMORY_DIRECTORY, os.W_OK) else None
+    )  # where nothing waits for a disk
     with suppress(OrtetError, OSError), tempfile.TemporaryDirectory(dir=memory) as place:
         work = Path(place) / "work"
         work.mkdir()
         with opener(Path(place) / "store") as hub:
-            borrow(hub, zygote)
-            _play(hub, work, zygote)
+            share_zygote(hub, zygote)
+            _run_dummy_attempt(hub, work, zygote)
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join()
 
 
-def borrow(hub: Hub, zygote: Zygote | None) -> None:
+def share_zygote(hub: Hub, zygote: Zygote | None) -> None:
     """Let the overlay machines of a hub be started by a helper that runs already."""
-    engine = hub._parts.engine("overlay") if zygote is not None else None
+    engine = hub._store.engine("overlay") if zygote is not None else None
     if zygote is not None and isinstance(engine, OverlayEngine):
-        engine.borrow(zygote)
+        engine.use_zygote(zygote)
 
 
-def _play(hub: Any, work: Path, zygote: Zygote | None) -> None:
+def _run_dummy_attempt(hub: Any, work: Path, zygote: Zygote | None) -> None:
     files: dict[str, Any] = {"workspace": work, "engine": "auto"} if zygote else {}
     session = hub.session("rehearsal", environment="asked", budget={"usd": 1.0}, **files)
     point = session.commit("point")
     decode(Commit, hub.objects.get(from_hex(point.oid)))  # which this hub knows without reading
     lease = hub.catalog.acquire("swarm:rehearsal", str(os.getpid()), 10**12)
-    terms = Terms(n=1, keep=Keep(), task="", score="", budget={"usd": 0.5})
+    terms = SwarmTerms(n=1, keep=KeepRule(), task="", score="", budget={"usd": 0.5})
     row = records.SwarmRow(hub.new_id(), "r", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
-    row = records.create(hub.catalog, session.id, row, lease)
-    first = records.Book(hub.catalog, session.id, row.id).attempt(0)
-    job = Job(
+    row = records.create_swarm(hub.catalog, session.id, row, lease)
+    first = records.SwarmRecords(hub.catalog, session.id, row.id).attempt(0)
+    job = AttemptJob(
         root=hub.url,
         session=session.id,
         swarm=row.id,
@@ -70,4 +72,4 @@ def _play(hub: Any, work: Path, zygote: Zygote | None) -> None:
         scored=True,
         budget=terms.budget,
     )
-    attempt(hub, job, "true" if zygote else lambda s, i: s.learn("nothing") and i, None)
+    run_attempt(hub, job, "true" if zygote else lambda s, i: s.learn("nothing") and i, None)

@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ortet.server.described import JSON, Json
-from ortet.server.openapi import document
+from ortet.server.openapi import build_document
 from ortet.web.request import html, theme_of
 
-_DEEPEST = 4
-_ANY = 2**53  # no limit that anybody would meet
+_MAX_SAMPLE_DEPTH = 4
+_UNLIMITED = 2**53  # no limit that anybody would meet
 _CODE = re.compile(r"`([^`]+)`")
 _SAMPLES: Json = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 
 
-class Field(NamedTuple):
+class ApiField(NamedTuple):
     """One parameter, or one key of an object."""
 
     name: str
@@ -35,7 +35,7 @@ class Field(NamedTuple):
     text: str
 
 
-class Entry(NamedTuple):
+class ApiOperation(NamedTuple):
     """One operation."""
 
     id: str
@@ -44,30 +44,30 @@ class Entry(NamedTuple):
     summary: str
     text: list[str]
     needs: str
-    fields: list[Field]
+    fields: list[ApiField]
     body: Markup
     answers: list[tuple[str, str, Markup]]
     curl: str
 
 
-class Reference:
+class ApiReferencePage:
     """Drawn when somebody first asks for it: it is the same for everybody, token or not."""
 
     def __init__(self, templates: Environment) -> None:
         self._templates = templates
-        self._drawn: dict[str, str] = {}
+        self._rendered_by_theme: dict[str, str] = {}
 
     def routes(self) -> list[Route]:
         return [Route("/docs", self._page, name="reference")]
 
     async def _page(self, request: Request) -> Response:
         theme = theme_of(request)
-        if theme not in self._drawn:
-            self._drawn[theme] = await run_sync(self._draw, theme)
-        return html(self._drawn[theme])
+        if theme not in self._rendered_by_theme:
+            self._rendered_by_theme[theme] = await run_sync(self._render, theme)
+        return html(self._rendered_by_theme[theme])
 
-    def _draw(self, theme: str) -> str:
-        data = document()
+    def _render(self, theme: str) -> str:
+        data = build_document()
         nouns = [
             (tag["name"], tag["description"], list(_entries(data, tag["name"])))
             for tag in data["tags"]
@@ -77,50 +77,50 @@ class Reference:
             for name, schema in data["components"]["schemas"].items()
         ]
         return self._templates.get_template("reference.html").render(
-            info=data["info"], nouns=nouns, schemas=schemas, theme=theme, who=None, said=said
+            info=data["info"], nouns=nouns, schemas=schemas, theme=theme, who=None, said=prose_html
         )
 
 
-def _entries(data: Json, noun: str) -> Iterator[Entry]:
+def _entries(data: Json, tag: str) -> Iterator[ApiOperation]:
     for path, methods in data["paths"].items():
         for method, told in methods.items():
-            if noun in told["tags"]:
-                yield _entry(data, path, method.upper(), told)
+            if tag in told["tags"]:
+                yield _api_operation(data, path, method.upper(), told)
 
 
-def _entry(data: Json, path: str, method: str, told: Json) -> Entry:
-    parameters = [_at(data, one) for one in told.get("parameters", [])]
+def _api_operation(data: Json, path: str, method: str, operation: Json) -> ApiOperation:
+    parameters = [_dereference(data, one) for one in operation.get("parameters", [])]
     answers = []
-    for status, given in told["responses"].items():
-        one = _at(data, given)
-        shapes = [_body_shape(media, part) for media, part in one.get("content", {}).items()]
+    for status, given in operation["responses"].items():
+        one = _dereference(data, given)
+        shapes = [_body_text(media, part) for media, part in one.get("content", {}).items()]
         answers.append((status, one["description"], Markup(", ").join(shapes)))
-    content = told.get("requestBody", {}).get("content", {})
-    needs = told["security"][0]["bearer"][0] if told["security"] else ""
-    return Entry(
-        id=told["operationId"],
+    content = operation.get("requestBody", {}).get("content", {})
+    needs = operation["security"][0]["bearer"][0] if operation["security"] else ""
+    return ApiOperation(
+        id=operation["operationId"],
         method=method,
         path=path,
-        summary=told["summary"],
-        text=told.get("description", "").split("\n\n"),
+        summary=operation["summary"],
+        text=operation.get("description", "").split("\n\n"),
         needs=needs,
         fields=[
-            Field(
+            ApiField(
                 one["name"],
                 one["in"],
-                _shape(one["schema"]),
+                _type_text(one["schema"]),
                 one.get("required", False),
                 one.get("description", ""),
             )
             for one in parameters
         ],
-        body=Markup(" or ").join(_body_shape(media, part) for media, part in content.items()),
+        body=Markup(" or ").join(_body_text(media, part) for media, part in content.items()),
         answers=answers,
-        curl=_curl(data, path, method, told, parameters),
+        curl=_curl(data, path, method, operation, parameters),
     )
 
 
-def _at(data: Json, value: Json) -> Json:
+def _dereference(data: Json, value: Json) -> Json:
     """What a reference leads to."""
     while "$ref" in value:
         found: Any = data
@@ -130,42 +130,42 @@ def _at(data: Json, value: Json) -> Json:
     return value
 
 
-def _body_shape(media: str, part: Json) -> Markup:
+def _body_text(media: str, part: Json) -> Markup:
     schema = part.get("schema", {})
     if media != JSON:
         return Markup("<code>{}</code>").format(media)
     if "$ref" in schema or "properties" not in schema:
-        return _shape(schema)
+        return _type_text(schema)
     keys = [
-        Markup("{}: {}").format(name, _shape(one)) for name, one in schema["properties"].items()
+        Markup("{}: {}").format(name, _type_text(one)) for name, one in schema["properties"].items()
     ]
     return Markup("{{ {} }}").format(Markup(", ").join(keys))
 
 
-def _keys(schema: Json) -> Iterator[Field]:
+def _keys(schema: Json) -> Iterator[ApiField]:
     required = schema.get("required", ())
     for name, one in schema.get("properties", {}).items():
-        yield Field(name, "", _shape(one), name in required, one.get("description", ""))
+        yield ApiField(name, "", _type_text(one), name in required, one.get("description", ""))
 
 
-def _shape(schema: Json) -> Markup:
+def _type_text(schema: Json) -> Markup:
     """A type in a few words; a named one is a link."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return Markup('<a href="#schema-{0}">{0}</a>').format(name)
     if "anyOf" in schema:
-        return Markup(" or ").join(map(_shape, schema["anyOf"]))
+        return Markup(" or ").join(map(_type_text, schema["anyOf"]))
     if "enum" in schema:
         return Markup(" | ").join(Markup("<code>{}</code>").format(one) for one in schema["enum"])
     kind = schema.get("type", "anything")
     if kind == "array":
         if isinstance(schema.get("items", True), dict):
-            return Markup("list of {}").format(_shape(schema["items"]))
+            return Markup("list of {}").format(_type_text(schema["items"]))
         return Markup("list of ({})").format(
-            Markup(", ").join(map(_shape, schema.get("prefixItems", ())))
+            Markup(", ").join(map(_type_text, schema.get("prefixItems", ())))
         )
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return Markup("object of {}").format(_shape(schema["additionalProperties"]))
+        return Markup("object of {}").format(_type_text(schema["additionalProperties"]))
     limits = [
         f"{word} {schema[key]:,}"
         for key, word in (
@@ -175,14 +175,14 @@ def _shape(schema: Json) -> Markup:
             ("minLength", "at least"),
             ("maxLength", "at most"),
         )
-        if key in schema and schema[key] < _ANY
+        if key in schema and schema[key] < _UNLIMITED
     ]
     if schema.get("default") not in (None, "", [], {}):
         limits.append(f"else {json.dumps(schema['default'])}")
     return Markup(" ").join([escape(kind), *map(escape, limits)])
 
 
-def _curl(data: Json, path: str, method: str, told: Json, parameters: list[Json]) -> str:
+def _curl(data: Json, path: str, method: str, operation: Json, parameters: list[Json]) -> str:
     """One that can be pasted, once the words in capitals are filled in."""
     place = re.sub(r"{([^}]*)}", lambda found: found[1].upper(), path)
     wanted = {
@@ -192,15 +192,15 @@ def _curl(data: Json, path: str, method: str, told: Json, parameters: list[Json]
     }
     query = f"?{urlencode(wanted, True)}" if wanted else ""
     words = ["curl"]
-    if told.get("operationId") == "terminal":
+    if operation.get("operationId") == "terminal":
         words = ["websocat"]
     elif method != "GET":
         words.append(f"-X {method}")
-    elif "text/event-stream" in told["responses"].get("200", {}).get("content", {}):
+    elif "text/event-stream" in operation["responses"].get("200", {}).get("content", {}):
         words.append("-N")
-    if told["security"]:
+    if operation["security"]:
         words.append('-H "Authorization: Bearer $ORTET_TOKEN"')
-    content = told.get("requestBody", {}).get("content", {})
+    content = operation.get("requestBody", {}).get("content", {})
     if JSON in content:
         body = json.dumps(_sample(data, content[JSON]["schema"]))
         words += ["--json " + "'" + body.replace("'", "'\\''") + "'"]
@@ -211,21 +211,21 @@ def _curl(data: Json, path: str, method: str, told: Json, parameters: list[Json]
 
 def _sample(data: Json, schema: Json, depth: int = 0) -> Any:
     """The least that a schema asks for."""
-    schema = _at(data, schema)
+    schema = _dereference(data, schema)
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:
         return _sample(data, schema["anyOf"][0], depth)
     kind = schema.get("type", "string")
     if kind == "array":
-        few = schema.get("minItems", 0) and depth < _DEEPEST
+        few = schema.get("minItems", 0) and depth < _MAX_SAMPLE_DEPTH
         return [_sample(data, schema.get("items", {}), depth + 1)] if few else []
     if kind == "object":
-        keys = schema.get("required", ()) if depth < _DEEPEST else ()
+        keys = schema.get("required", ()) if depth < _MAX_SAMPLE_DEPTH else ()
         return {name: _sample(data, schema["properties"][name], depth + 1) for name in keys}
     return _SAMPLES[kind]
 
 
-def said(text: str) -> Markup:
+def prose_html(text: str) -> Markup:
     """Prose with `code` in it."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))

@@ -20,27 +20,27 @@ from ortet.errors import OrtetError
 from ortet.journal.state.records import Artifact
 from ortet.objects.blobs import read_range
 from ortet.sessions.actions.artifacts import content_of, find, guess_media
-from ortet.sessions.reader import View
-from ortet.web.asking import about, asked
-from ortet.web.request import Visit
+from ortet.sessions.reader import SessionReader
+from ortet.web.asking import parse_query, session_frame
+from ortet.web.request import PageRequest
 
-Look = Literal["text", "json", "table", "image", "none"]
+PreviewKind = Literal["text", "json", "table", "image", "none"]
 
-MOST = 256 << 10
+MAX_PREVIEW_BYTES = 256 << 10
 """Bytes of a text that are shown."""
-_ROWS, _COLUMNS, _CELL = 200, 50, 500
+_MAX_ROWS, _MAX_COLUMNS, _MAX_CELL_CHARACTERS = 200, 50, 500
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp")
 _TABLES = {"text/csv": ",", "text/tab-separated-values": "\t"}
 
 
-class AskGallery(msgspec.Struct, frozen=True):
+class ArtifactsQuery(msgspec.Struct, frozen=True):
     """Which one is looked at; none: the list alone."""
 
     name: Annotated[str, msgspec.Meta(max_length=4000)] = ""
     version: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
 
 
-class Named(msgspec.Struct, frozen=True):
+class ArtifactVersions(msgspec.Struct, frozen=True):
     """One name; `versions` the newest first."""
 
     name: str
@@ -51,11 +51,11 @@ class Named(msgspec.Struct, frozen=True):
         return self.versions[0]
 
 
-class Preview(msgspec.Struct, frozen=True):
+class ArtifactPreview(msgspec.Struct, frozen=True):
     """One version. `cut`: bytes that are not shown; `why` there is nothing to see."""
 
     artifact: Artifact
-    look: Look
+    look: PreviewKind
     media: str
     text: str = ""
     head: list[str] = []
@@ -65,42 +65,42 @@ class Preview(msgspec.Struct, frozen=True):
     made_by: str = ""
 
 
-class Gallery(msgspec.Struct, frozen=True):
-    names: list[Named]
-    ask: AskGallery
-    preview: Preview | None
+class ArtifactsPage(msgspec.Struct, frozen=True):
+    names: list[ArtifactVersions]
+    ask: ArtifactsQuery
+    preview: ArtifactPreview | None
 
 
-def gallery(view: View, ask: AskGallery) -> Gallery:
+def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsPage:
     """What the page shows; NotFound for a name or a version that is not there."""
     found: dict[str, list[Artifact]] = {}
     for one in view.artifacts():
         found.setdefault(one.name, []).append(one)
     names = [
-        Named(name, sorted(versions, key=lambda one: -one.version))
+        ArtifactVersions(name, sorted(versions, key=lambda one: -one.version))
         for name, versions in found.items()
     ]
     names.sort(key=lambda one: -one.last.time)
     chosen = None
     if ask.name:
-        chosen = find(view.mind.artifacts, ask.name, ask.version or None)
-    return Gallery(names, ask, preview(view, chosen) if chosen is not None else None)
+        chosen = find(view.state.artifacts, ask.name, ask.version or None)
+    return ArtifactsPage(names, ask, preview_artifact(view, chosen) if chosen is not None else None)
 
 
-def preview(view: View, artifact: Artifact) -> Preview:
+def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview:
     media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
     lineage = view.lineage(artifact.name, artifact.version)
-    made = Preview(
+    made = ArtifactPreview(
         artifact, "none", media, made_by=lineage.action.name if lineage.action is not None else ""
     )
     if media in _IMAGES:
         return msgspec.structs.replace(made, look="image")
     try:
-        data = b"".join(_first(view, artifact))
+        data = b"".join(_read_start(view, artifact))
     except OrtetError as error:
         return msgspec.structs.replace(made, why=error.message)
     cut = max(0, artifact.size - len(data))
-    text = _text(data, cut=bool(cut))
+    text = _text(data, is_cut=bool(cut))
     if text is None:
         return msgspec.structs.replace(made, why="it is no text: download it to look at it")
     made = msgspec.structs.replace(made, look="text", text=text, cut=cut)
@@ -111,15 +111,15 @@ def preview(view: View, artifact: Artifact) -> Preview:
     return made
 
 
-def _first(view: View, artifact: Artifact) -> Iterator[bytes]:
-    return read_range(view.hub.objects, content_of(artifact), 0, MOST)
+def _read_start(view: SessionReader, artifact: Artifact) -> Iterator[bytes]:
+    return read_range(view.hub.objects, content_of(artifact), 0, MAX_PREVIEW_BYTES)
 
 
-def _text(data: bytes, *, cut: bool) -> str | None:
+def _text(data: bytes, *, is_cut: bool) -> str | None:
     """None: it is none."""
     if b"\0" in data:
         return None
-    for rest in range(4 if cut else 1):  # the cut may go through a character
+    for rest in range(4 if is_cut else 1):  # the cut may go through a character
         try:
             return data[: len(data) - rest].decode()
         except UnicodeDecodeError:
@@ -127,30 +127,33 @@ def _text(data: bytes, *, cut: bool) -> str | None:
     return None
 
 
-def _pretty(made: Preview) -> Preview:
+def _pretty(preview: ArtifactPreview) -> ArtifactPreview:
     try:
-        text = json.dumps(json.loads(made.text), indent=2, ensure_ascii=False)
+        text = json.dumps(json.loads(preview.text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):  # it says that it is JSON, and is not
-        return made
-    return msgspec.structs.replace(made, look="json", text=text[: 2 * MOST])
+        return preview
+    return msgspec.structs.replace(preview, look="json", text=text[: 2 * MAX_PREVIEW_BYTES])
 
 
-def _table(made: Preview, delimiter: str) -> Preview:
+def _table(preview: ArtifactPreview, delimiter: str) -> ArtifactPreview:
     try:
-        lines = csv.reader(io.StringIO(made.text, newline=""), delimiter=delimiter)
-        rows = [[cell[:_CELL] for cell in row[:_COLUMNS]] for row in islice(lines, _ROWS + 1)]
+        lines = csv.reader(io.StringIO(preview.text, newline=""), delimiter=delimiter)
+        rows = [
+            [cell[:_MAX_CELL_CHARACTERS] for cell in row[:_MAX_COLUMNS]]
+            for row in islice(lines, _MAX_ROWS + 1)
+        ]
     except csv.Error:
-        return made
+        return preview
     if not rows:
-        return made
+        return preview
     head, *rest = rows
-    return msgspec.structs.replace(made, look="table", head=head, rows=rest)
+    return msgspec.structs.replace(preview, look="table", head=head, rows=rest)
 
 
-def artifacts(visit: Visit) -> Response:
+def artifacts(page_request: PageRequest) -> Response:
     """The page."""
-    ask = asked(visit, AskGallery)
-    with visit.view() as view:
-        found = gallery(view, ask)
-        given = about(view)
-    return visit.show("artifacts.html", tab="artifacts", found=found, **given)
+    ask = parse_query(page_request, ArtifactsQuery)
+    with page_request.view() as view:
+        found = build_artifacts_page(view, ask)
+        given = session_frame(view)
+    return page_request.render("artifacts.html", tab="artifacts", found=found, **given)

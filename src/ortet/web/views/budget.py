@@ -14,7 +14,7 @@ from ortet.web.templates import amount
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 28
-_FAR = 3
+_FAR_LIMIT_FACTOR = 3
 COLOURS = 8
 """Series are told apart by classes series-0 to series-7."""
 
@@ -33,7 +33,7 @@ class Series(msgspec.Struct, frozen=True):
     last: float
 
 
-class Rule(msgspec.Struct, frozen=True):
+class LimitLine(msgspec.Struct, frozen=True):
     """A limit."""
 
     name: str
@@ -46,7 +46,7 @@ class Plot(msgspec.Struct, frozen=True):
     title: str
     unit: str
     series: list[Series]
-    rules: list[Rule]
+    rules: list[LimitLine]
     xs: list[Tick]
     ys: list[Tick]
     above: list[str] = []  # limits that lie out of sight
@@ -73,9 +73,9 @@ Points = Sequence[tuple[int, float]]
 """Times in ns, and the sum at each."""
 
 
-def steps(
+def step_plot(
     title: str,
-    lines: Sequence[tuple[str, Points]],
+    curves: Sequence[tuple[str, Points]],
     *,
     start: int,
     end: int,
@@ -84,8 +84,8 @@ def steps(
 ) -> Plot:
     """Sums over time: each stays as it is until it grows. A limit that is far above them is said,
     not drawn: they would all lie on the ground."""
-    most = max([y for _, points in lines for _, y in points] + [0.0])
-    far = [(name, value) for name, value, _ in limits if value > _FAR * most > 0]
+    most = max([y for _, points in curves for _, y in points] + [0.0])
+    far = [(name, value) for name, value, _ in limits if value > _FAR_LIMIT_FACTOR * most > 0]
     limits = [one for one in limits if one[:2] not in far]
     most = max([most] + [value for _, value, _ in limits])
     top = _round_up(most)
@@ -98,17 +98,17 @@ def steps(
         return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top, 1)
 
     series = []
-    for number, (name, points) in enumerate(lines):
+    for number, (name, points) in enumerate(curves):
         path, before = [f"{x(start)},{y(0)}"], 0.0
-        for time, value in _thin(points):
+        for time, value in _downsample(points):
             path += [f"{x(time)},{y(before)}", f"{x(time)},{y(value)}"]
             before = value
         path.append(f"{x(end)},{y(before)}")
         series.append(Series(name, number % COLOURS, " ".join(path), before))
-    rules = [Rule(name, y(value), value, hard) for name, value, hard in limits]
+    rules = [LimitLine(name, y(value), value, hard) for name, value, hard in limits]
     ys = [Tick(y(top * part / 4), amount(top * part / 4, unit)) for part in range(5)]
     above = [f"{name} {amount(value, unit)}" for name, value in far]
-    return Plot(title, unit, series, rules, _times(start, end, x), ys, above)
+    return Plot(title, unit, series, rules, _time_ticks(start, end, x), ys, above)
 
 
 def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
@@ -129,12 +129,12 @@ def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
     ]
 
 
-def _thin(points: Points, most: int = 400) -> Points:
+def _downsample(points: Points, max_points: int = 400) -> Points:
     """Fewer points than pixels; the last one always."""
-    if len(points) <= most:
+    if len(points) <= max_points:
         return points
-    step = len(points) / most
-    kept = [points[int(number * step)] for number in range(most)]
+    step = len(points) / max_points
+    kept = [points[int(number * step)] for number in range(max_points)]
     return [*kept, points[-1]]
 
 
@@ -146,11 +146,13 @@ def _round_up(value: float) -> float:
     return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value * 1.0001)
 
 
-def _times(start: int, end: int, x: object) -> list[Tick]:
+def _time_ticks(start: int, end: int, to_x: object) -> list[Tick]:
     from datetime import UTC, datetime
 
-    assert callable(x)
+    assert callable(to_x)
     days = (end - start) / 86_400e9
     style = "%H:%M:%S" if days < 0.02 else "%H:%M" if days < 2 else "%m-%d"
     moments = [start + (end - start) * part // 4 for part in range(5)]
-    return [Tick(x(one), datetime.fromtimestamp(one / 1e9, UTC).strftime(style)) for one in moments]
+    return [
+        Tick(to_x(one), datetime.fromtimestamp(one / 1e9, UTC).strftime(style)) for one in moments
+    ]

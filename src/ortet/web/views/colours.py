@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-Piece = tuple[str, str]
+StyledText = tuple[str, str]
 
-_LARGEST = 256 << 10
-_LONGEST = 2000
+_MAX_TEXT_CHARACTERS = 256 << 10
+_MAX_LINE_CHARACTERS = 2000
 """Characters of a text, and of a line in it, that are looked at: what is longer is nobody's code,
 and could keep a lexer busy for long."""
 
 
-def coloured(path: str, text: str) -> list[list[Piece]]:
+def highlight_lines(path: str, text: str) -> list[list[StyledText]]:
     """Its lines, without their ends, as the name of the file says how to read it."""
     lines = text.split("\n")
-    lexer = _lexer(path) if len(text) <= _LARGEST else None
-    if lexer is None or any(len(line) > _LONGEST for line in lines):
+    lexer = _lexer(path) if len(text) <= _MAX_TEXT_CHARACTERS else None
+    if lexer is None or any(len(line) > _MAX_LINE_CHARACTERS for line in lines):
         return [[("", line)] for line in lines]
-    found: list[list[Piece]] = [[]]
+    found: list[list[StyledText]] = [[]]
     for kind, value in lexer.get_tokens(text):
         class_ = _class(kind)
         first, *rest = value.split("\n")

@@ -8,43 +8,43 @@ from typing import Any
 from starlette.responses import Response
 
 from ortet.cli import output
-from ortet.history.diff.tree_diff import Change
+from ortet.history.diff.tree_diff import TreeChange
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
-from ortet.server.schemas import seen_rows
-from ortet.sessions.history.compare import Led, led_to
-from ortet.sessions.history.participants import line_of
+from ortet.server.schemas import visible_sessions
+from ortet.sessions.history.compare import CommitExplanation, explain_commit
+from ortet.sessions.history.participants import load_event_log
 from ortet.sessions.table import SessionRow
-from ortet.web.request import Visit
-from ortet.web.views.seals import goes_through, journal_at
+from ortet.web.request import PageRequest
+from ortet.web.views.seals import journal_at, passes_through
 
-_REASONS, _FILES = 300, 500
+_MAX_REASONS, _MAX_FILES = 300, 500
 
 
-def show(visit: Visit) -> Response:
+def commit_page(page_request: PageRequest) -> Response:
     """Its own page; with `?part`, only what the panel beside the tree shows."""
-    row = visit.row()
-    with visit.hub() as hub:
-        oid = visit.commit(hub, visit.path["commit"])
-        found = led_to(hub, oid, limit=_REASONS)
-        part = "part" in visit.query
-        return visit.show(
+    row = page_request.row()
+    with page_request.hub() as hub:
+        oid = page_request.resolve_commit(hub, page_request.path_params["commit"])
+        found = explain_commit(hub, oid, limit=_MAX_REASONS)
+        part = "part" in page_request.query
+        return page_request.render(
             "commit_part.html" if part else "commit.html",
             row=row,
             part=part,
             led=found,
-            names=_names(visit, hub, oid),
-            files=[file_line(one) for one in found.files[:_FILES]],
-            tally=output.tally(found.files)[0],
-            commands=commands(row, found),
+            names=_names(page_request, hub, oid),
+            files=[file_line(one) for one in found.files[:_MAX_FILES]],
+            tally=output.change_counts(found.files)[0],
+            commands=restore_commands(row, found),
             head=_head(hub, row),
             replayed=_is_replayed(hub, row, oid),
         )
 
 
-def commands(row: SessionRow, led: Led) -> list[tuple[str, str]]:
+def restore_commands(row: SessionRow, details: CommitExplanation) -> list[tuple[str, str]]:
     """What to type to have it back: what it does, and the words."""
-    oid = output.short(led.commit.oid)
+    oid = output.short_id(details.commit.oid)
     if not row.has_files:
         name = row.name if row.agent == "default" else f"{row.name}', agent='{row.agent}"
         return [("Go back to it", f"ortet.open().session('{name}').restore('{oid}')")]
@@ -54,12 +54,12 @@ def commands(row: SessionRow, led: Led) -> list[tuple[str, str]]:
     ]
 
 
-def file_line(change: Change) -> dict[str, Any]:
+def file_line(change: TreeChange) -> dict[str, Any]:
     """One changed path, as lists of them show it."""
     entry = change.new or change.old
     slash = "/" if entry is not None and entry.is_dir else ""
     return {
-        "mark": output.MARKS[change.kind],
+        "mark": output.CHANGE_MARKS[change.kind],
         "kind": change.kind,
         "path": output.safe(change.path) + slash,
         "old": output.safe(change.old_path) if change.old_path else "",
@@ -68,10 +68,10 @@ def file_line(change: Change) -> dict[str, Any]:
     }
 
 
-def _names(visit: Visit, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
+def _names(page_request: PageRequest, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
     """What is at this commit: kind, name, and the session it leads to."""
     found = []
-    for row in seen_rows(hub, visit.caller):
+    for row in visible_sessions(hub, page_request.caller):
         head = hub.catalog.head(f"branch:{row.branch}")
         if head is not None and head.oid == oid:
             found.append(("branch", row.name, row.id))
@@ -81,9 +81,9 @@ def _names(visit: Visit, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
 
 def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
     """Whether a replay of this session leads through it."""
-    line = line_of(hub._minds(), row)[0]
+    line = load_event_log(hub._session_manager(), row)[0]
     journal = journal_at(hub, oid)
-    return journal.seq <= line.tip().seq and goes_through(line, hub, journal)
+    return journal.seq <= line.tip().seq and passes_through(line, hub, journal)
 
 
 def _head(hub: Hub, row: SessionRow) -> str:

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Of one commit. `to`: the lanes in which its parents are waited for; `joins`: other lanes that
     end here, because they waited for this commit."""
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 def lay_out(
     commits: Iterable[tuple[str, Sequence[str]]], trunk: Sequence[str] = ()
-) -> Iterator[Place]:
+) -> Iterator[LanePosition]:
     """For (oid, parents), children before parents. Each of `trunk` has a lane kept for it on the
     left, in order, which its first parents go on in."""
     waiting: dict[str, list[int]] = {oid: [lane] for lane, oid in enumerate(dict.fromkeys(trunk))}
@@ -51,4 +51,4 @@ def lay_out(
             to.append(at)
         if not to:
             heappush(free, lane)
-        yield Place(lane, to, joins)
+        yield LanePosition(lane, to, joins)

@@ -14,17 +14,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ortet.errors import OrtetError
-from ortet.server.errors import refusal
-from ortet.server.streaming.sse import BEAT, Page, Source, tell
+from ortet.server.errors import error_response
+from ortet.server.streaming.sse import HEARTBEAT_SECONDS, StreamPage, StreamSource, make_event
 from ortet.server.streaming.streams import Streams
-from ortet.server.streaming.wakeups import ANY
+from ortet.server.streaming.wakeups import ANY_TOPIC
 
 PATH = "/live"
-_LEAST = 0.5
+_MIN_INTERVAL_SECONDS = 0.5
 """Seconds between two; what comes meanwhile is told with the next."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ChangeCursor(msgspec.Struct, frozen=True):
     """How often it was told."""
 
     count: int = 0
@@ -33,14 +33,16 @@ class Place(msgspec.Struct, frozen=True):
         return str(self.count)
 
 
-class Changes(Source):
-    topics = (ANY,)
+class StoreChangeSource(StreamSource):
+    topics = (ANY_TOPIC,)
 
-    async def page(self, cursor: Place) -> Page:
+    async def page(self, cursor: ChangeCursor) -> StreamPage:
         if cursor.count:
-            await anyio.sleep(_LEAST)
-        now = Place(cursor.count + 1)
-        return Page([tell({}, id=str(now), name="changed")] if cursor.count else [], now)
+            await anyio.sleep(_MIN_INTERVAL_SECONDS)
+        now = ChangeCursor(cursor.count + 1)
+        return StreamPage(
+            [make_event({}, id=str(now), name="changed")] if cursor.count else [], now
+        )
 
 
 def live_routes(streams: Streams) -> list[BaseRoute]:
@@ -49,7 +51,7 @@ def live_routes(streams: Streams) -> list[BaseRoute]:
 
 async def _live(streams: Streams, request: Request) -> Response:
     try:
-        (await streams.desk.caller(request)).need("read")
-        return await streams.answer(request, Changes(), Place(), BEAT)
+        (await streams.context.authenticate(request)).need("read")
+        return await streams.answer(request, StoreChangeSource(), ChangeCursor(), HEARTBEAT_SECONDS)
     except OrtetError as error:
-        return refusal(error)
+        return error_response(error)

@@ -13,22 +13,22 @@ from ortet.hub.hub import Hub
 from ortet.journal.state.records import Episode, Fact
 from ortet.memory.records import Scores
 from ortet.server.auth.tokens import Caller
-from ortet.server.schemas import moment
-from ortet.sessions.hits import Hit
-from ortet.sessions.reader import View
-from ortet.web.asking import about, asked
-from ortet.web.request import Visit
+from ortet.server.schemas import parse_time
+from ortet.sessions.hits import RecallHit
+from ortet.sessions.reader import SessionReader
+from ortet.web.asking import parse_query, session_frame
+from ortet.web.request import PageRequest
 
-_MOST = 200
-_K = 30
-SAYS = {
+_MAX_LISTED = 200
+_RECALL_LIMIT = 30
+TIER_LABELS = {
     "working": "what was said",
     "episodic": "what happened",
     "semantic": "what is known",
 }
 
 
-class AskMemory(msgspec.Struct, frozen=True):
+class MemoryQuery(msgspec.Struct, frozen=True):
     """What the address says. `fact`: whose history is shown; `show`: what is listed where nothing
     is asked."""
 
@@ -41,7 +41,7 @@ class AskMemory(msgspec.Struct, frozen=True):
     fact: str = ""
 
 
-class Reason(msgspec.Struct, frozen=True):
+class HitReason(msgspec.Struct, frozen=True):
     """One part of why a memory was found; `weight`: how much, from 0 to 100."""
 
     name: str
@@ -49,24 +49,24 @@ class Reason(msgspec.Struct, frozen=True):
     weight: int
 
 
-class Found(msgspec.Struct, frozen=True):
+class MemoryHit(msgspec.Struct, frozen=True):
     """A memory. `href` leads to the event it is from, "" where that cannot be seen."""
 
-    hit: Hit
+    hit: RecallHit
     says: str
-    reasons: list[Reason]
+    reasons: list[HitReason]
     terms: list[str]
     pruned: list[str]
     href: str
 
 
-class Memories(msgspec.Struct, frozen=True):
+class MemoryPage(msgspec.Struct, frozen=True):
     """`dense` says how meaning took part; `facts` and `episodes` the newest first; `history` is
     that of the fact that was asked for, the oldest first; `fault` is what was wrong with what was
     asked."""
 
-    ask: AskMemory
-    found: list[Found] = []
+    ask: MemoryQuery
+    found: list[MemoryHit] = []
     dense: str = ""
     facts: list[Fact] = []
     episodes: list[Episode] = []
@@ -76,126 +76,136 @@ class Memories(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-def memories(hub: Hub, caller: Caller, view: View | None, ask: AskMemory) -> Memories:
+def build_memory_page(
+    hub: Hub, caller: Caller, view: SessionReader | None, ask: MemoryQuery
+) -> MemoryPage:
     """Of one session, with what it shares, or of all that the caller sees."""
-    made = Memories(ask, scopes=_scopes(view))
+    made = MemoryPage(ask, scopes=_scopes(view))
     try:
         if ask.q.strip():
-            return _found(hub, caller, view, made)
+            return _recall_page(hub, caller, view, made)
         if view is None:
-            return _told(hub, caller, made)
-        return _known(view, made)
+            return _episodes_page(hub, caller, made)
+        return _session_page(view, made)
     except OrtetError as error:
         if error.name != "invalid":
             raise
         return msgspec.structs.replace(made, fault=error.message)
 
 
-def _found(hub: Hub, caller: Caller, view: View | None, made: Memories) -> Memories:
-    ask, query = made.ask, made.ask.q.strip()
+def _recall_page(
+    hub: Hub, caller: Caller, view: SessionReader | None, page: MemoryPage
+) -> MemoryPage:
+    ask, query = page.ask, page.ask.q.strip()
     tiers = [ask.tier] if ask.tier else None
-    at = moment(hub, "at", ask.at or None)
+    at = parse_time(hub, "at", ask.at or None)
     scope = ask.scope or None
-    hits: list[Hit] = []
+    hits: list[RecallHit] = []
     if view is not None:
-        recalled = view.recall(query, _K, tiers=tiers, at=at, scope=scope, explain=True)
+        recalled = view.recall(query, _RECALL_LIMIT, tiers=tiers, at=at, scope=scope, explain=True)
         hits, dense = list(recalled), recalled.dense
     else:
         dense = ""
         for agent in caller.agents or (None,):
             recalled = hub.recall(
-                query, _K, agent=agent, tiers=tiers, at=at, scope=scope, explain=True
+                query, _RECALL_LIMIT, agent=agent, tiers=tiers, at=at, scope=scope, explain=True
             )
             hits, dense = [*hits, *recalled], recalled.dense
-        hits = sorted(hits, key=lambda one: -one.score)[:_K]
-    found = [_shown(hub, hit, caller) for hit in hits]
-    return msgspec.structs.replace(made, found=found, dense=dense, count=len(found))
+        hits = sorted(hits, key=lambda one: -one.score)[:_RECALL_LIMIT]
+    found = [_memory_hit(hub, hit, caller) for hit in hits]
+    return msgspec.structs.replace(page, found=found, dense=dense, count=len(found))
 
 
-def _shown(hub: Hub, hit: Hit, caller: Caller) -> Found:
+def _memory_hit(hub: Hub, hit: RecallHit, caller: Caller) -> MemoryHit:
     scores = hit.scores or Scores()
-    return Found(
+    return MemoryHit(
         hit=hit,
-        says=SAYS[hit.tier],
-        reasons=list(_reasons(scores)),
+        says=TIER_LABELS[hit.tier],
+        reasons=list(_hit_reasons(scores)),
         terms=list(scores.terms),
         pruned=list(scores.pruned),
         href=_href(hub, hit, caller),
     )
 
 
-def _reasons(scores: Scores) -> Iterable[Reason]:
+def _hit_reasons(scores: Scores) -> Iterable[HitReason]:
     if scores.bm25_rank:
-        yield Reason("words", f"{scores.bm25:.2f}, rank {scores.bm25_rank}", _by(scores.bm25_rank))
+        yield HitReason(
+            "words", f"{scores.bm25:.2f}, rank {scores.bm25_rank}", _rank_weight(scores.bm25_rank)
+        )
     if scores.cosine_rank:
-        yield Reason(
-            "meaning", f"{scores.cosine:.2f}, rank {scores.cosine_rank}", _by(scores.cosine_rank)
+        yield HitReason(
+            "meaning",
+            f"{scores.cosine:.2f}, rank {scores.cosine_rank}",
+            _rank_weight(scores.cosine_rank),
         )
     if scores.recency_rank:
-        yield Reason("newness", f"rank {scores.recency_rank}", _by(scores.recency_rank))
-    yield Reason("importance", f"{scores.importance:g}", round(100 * min(1, scores.importance)))
+        yield HitReason("newness", f"rank {scores.recency_rank}", _rank_weight(scores.recency_rank))
+    yield HitReason("importance", f"{scores.importance:g}", round(100 * min(1, scores.importance)))
 
 
-def _by(rank: int) -> int:
+def _rank_weight(rank: int) -> int:
     """As it counts when lists are united: the first the most."""
     return max(4, round(100 * 61 / (60 + rank) - 100 * (rank - 1) / (rank + 30)))
 
 
-def _href(hub: Hub, hit: Hit, caller: Caller) -> str:
+def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
     """Where the event can be looked at: one of a session, not of a memory that sessions share."""
     source = hit.source
     if not source.session or source.scope:
         return ""
     try:
-        row = hub._minds().roll.get(source.session)
+        row = hub._session_manager().table.get(source.session)
     except OrtetError:
         return ""
     return f"/s/{row.id}/journal?before={source.seq + 1}" if caller.sees(row.agent) else ""
 
 
-def _known(view: View, made: Memories) -> Memories:
-    ask = made.ask
-    at = moment(view.hub, "at", ask.at or None)
+def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
+    ask = page.ask
+    at = parse_time(view.hub, "at", ask.at or None)
     history = view.fact_history(ask.fact) if ask.fact else []
     if ask.show == "episodes":
         told = view.episodes(until=at)[::-1]
         return msgspec.structs.replace(
-            made, episodes=told[:_MOST], history=history, count=len(told)
+            page, episodes=told[:_MAX_LISTED], history=history, count=len(told)
         )
     facts = view.facts(scope=ask.scope or None, at=at, past=ask.past)[::-1]
-    return msgspec.structs.replace(made, facts=facts[:_MOST], history=history, count=len(facts))
+    return msgspec.structs.replace(
+        page, facts=facts[:_MAX_LISTED], history=history, count=len(facts)
+    )
 
 
-def _told(hub: Hub, caller: Caller, made: Memories) -> Memories:
+def _episodes_page(hub: Hub, caller: Caller, page: MemoryPage) -> MemoryPage:
     """Of all sessions: what happened in them. Facts are those of a session, or are asked for."""
     episodes: dict[str, Episode] = {}
     for agent in caller.agents or (None,):
         episodes |= {one.id: one for one in hub.episodes(agent=agent)}
     told = sorted(episodes.values(), key=lambda one: (one.time, one.id))[::-1]
-    return msgspec.structs.replace(made, episodes=told[:_MOST], count=len(told))
+    return msgspec.structs.replace(page, episodes=told[:_MAX_LISTED], count=len(told))
 
 
-def _scopes(view: View | None) -> list[str]:
+def _scopes(view: SessionReader | None) -> list[str]:
     if view is None:
         return []
     return ["session", *dict.fromkeys(one.name for one in view.shared())]
 
 
-def memory(visit: Visit) -> Response:
+def memory(page_request: PageRequest) -> Response:
     """The page of all sessions."""
-    ask = asked(visit, AskMemory)
-    with visit.hub() as hub:
-        found = memories(hub, visit.caller, None, ask)
-    return visit.show("memory.html", found=found, tiers=SAYS, here="/memory")
+    ask = parse_query(page_request, MemoryQuery)
+    with page_request.hub() as hub:
+        found = build_memory_page(hub, page_request.caller, None, ask)
+    return page_request.render("memory.html", found=found, tiers=TIER_LABELS, here="/memory")
 
 
-def session_memory(visit: Visit) -> Response:
+def session_memory(page_request: PageRequest) -> Response:
     """The page of one."""
-    ask = asked(visit, AskMemory)
-    with visit.view() as view:
-        found = memories(view.hub, visit.caller, view, ask)
-        given = about(view)
+    ask = parse_query(page_request, MemoryQuery)
+    with page_request.view() as view:
+        found = build_memory_page(view.hub, page_request.caller, view, ask)
+        given = session_frame(view)
     here = f"/s/{given['row'].id}/memory"
-    return visit.show(
-        "session_memory.html", tab="memory", found=found, tiers=SAYS, here=here, **given
+    return page_request.render(
+        "session_memory.html", tab="memory", found=found, tiers=TIER_LABELS, here=here, **given
     )

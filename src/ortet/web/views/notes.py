@@ -11,11 +11,11 @@ from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.ids import Oid
 
-_TITLE, _REST = 200, 300
+_MAX_TITLE_CHARACTERS, _MAX_BODY_CHARACTERS = 200, 300
 """Characters of the first line of a message, and of what follows it."""
 
 
-class Note(NamedTuple):
+class CommitNode(NamedTuple):
     """What a drawing needs of a commit."""
 
     parents: tuple[Oid, ...]
@@ -25,31 +25,33 @@ class Note(NamedTuple):
     author: str
 
 
-def read(hub: Hub, notes: dict[Oid, Note], tips: Iterable[Oid]) -> dict[Oid, Note]:
+def read_graph(
+    hub: Hub, cache: dict[Oid, CommitNode], tips: Iterable[Oid]
+) -> dict[Oid, CommitNode]:
     """All that lead to these, as far as they are there: reflogs outlive what they name."""
-    found: dict[Oid, Note] = {}
+    found: dict[Oid, CommitNode] = {}
     todo = list(tips)
     while todo:
         oid = todo.pop()
         if oid in found:
             continue
-        note = noted(hub, notes, oid)
+        note = cached_node(hub, cache, oid)
         if note is not None:
             found[oid] = note
             todo += note.parents
     return found
 
 
-def newest(
-    hub: Hub, notes: dict[Oid, Note], heads: Iterable[Oid], count: int
-) -> tuple[list[Oid], dict[Oid, Note]] | None:
+def newest_commits(
+    hub: Hub, cache: dict[Oid, CommitNode], heads: Iterable[Oid], count: int
+) -> tuple[list[Oid], dict[Oid, CommitNode]] | None:
     """The first so many by time, if that is an order with no commit before its children."""
-    found: dict[Oid, Note] = {}
+    found: dict[Oid, CommitNode] = {}
     ready: list[tuple[int, Oid]] = []
 
     def add(oids: Iterable[Oid]) -> None:
         for oid in oids:
-            note = None if oid in found else noted(hub, notes, oid)
+            note = None if oid in found else cached_node(hub, cache, oid)
             if note is not None:
                 found[oid] = note
                 heappush(ready, (-note.ms, oid))
@@ -65,29 +67,29 @@ def newest(
     return order, found
 
 
-def noted(hub: Hub, notes: dict[Oid, Note], oid: Oid) -> Note | None:
-    note = notes.get(oid)
+def cached_node(hub: Hub, cache: dict[Oid, CommitNode], oid: Oid) -> CommitNode | None:
+    note = cache.get(oid)
     if note is None:
         try:
-            note = notes[oid] = _note(hub, oid)
+            note = cache[oid] = _read_node(hub, oid)
         except OrtetError:
             return None
     return note
 
 
-def _note(hub: Hub, oid: Oid) -> Note:
+def _read_node(hub: Hub, oid: Oid) -> CommitNode:
     commit = hub.history.read(oid)
     first, _, rest = commit.message.strip().partition("\n")
-    return Note(
+    return CommitNode(
         parents=tuple(map(Oid, commit.parents)),
-        title=safe(first[:_TITLE]),
-        rest=safe(" ".join(rest[: 2 * _REST].split())[:_REST]),
+        title=safe(first[:_MAX_TITLE_CHARACTERS]),
+        rest=safe(" ".join(rest[: 2 * _MAX_BODY_CHARACTERS].split())[:_MAX_BODY_CHARACTERS]),
         ms=commit.time // 1_000_000,
-        author=safe(commit.author[:_TITLE]),
+        author=safe(commit.author[:_MAX_TITLE_CHARACTERS]),
     )
 
 
-def ancestors(graph: dict[Oid, Note], heads: Iterable[Oid]) -> Iterator[Oid]:
+def ancestors(graph: dict[Oid, CommitNode], heads: Iterable[Oid]) -> Iterator[Oid]:
     stack = list(heads)
     seen = set(stack)
     while stack:
@@ -99,7 +101,7 @@ def ancestors(graph: dict[Oid, Note], heads: Iterable[Oid]) -> Iterator[Oid]:
                 stack.append(parent)
 
 
-def in_order(graph: dict[Oid, Note]) -> Iterator[Oid]:
+def topological_order(graph: dict[Oid, CommitNode]) -> Iterator[Oid]:
     """Newest first, no commit before one that descends from it."""
     children = dict.fromkeys(graph, 0)
     for note in graph.values():

@@ -7,143 +7,155 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ortet.cli import output
 from ortet.history.diff import line_diff
-from ortet.history.diff.tree_diff import Change
-from ortet.history.records import Entry
-from ortet.objects.base import Objects
+from ortet.history.diff.tree_diff import TreeChange
+from ortet.history.records import TreeEntry
+from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
-from ortet.web.views.colours import Piece, coloured
+from ortet.web.views.colours import StyledText, highlight_lines
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_LARGEST = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 """Bytes of a file that is compared line by line."""
-_MOST = 3000
+_MAX_LINES = 3000
 """Lines of one file that are shown."""
-_CONTEXT = 3
+_CONTEXT_LINES = 3
 
 
-class Line(NamedTuple):
+class PatchLine(NamedTuple):
     n: int
     html: Markup
 
 
-class Segment(NamedTuple):
+class PatchSegment(NamedTuple):
     """Lines that are the same on both sides, or that came in the place of others."""
 
     same: bool
-    old: list[Line]
-    new: list[Line]
+    old: list[PatchLine]
+    new: list[PatchLine]
 
 
-class Patch(NamedTuple):
+class FilePatch(NamedTuple):
     """`note` says why there are no lines to compare, or not all of them."""
 
     note: str
-    hunks: list[list[Segment]]
+    hunks: list[list[PatchSegment]]
     added: int = 0
     removed: int = 0
 
 
-class _Side(NamedTuple):
+class _PatchSide(NamedTuple):
     raw: list[bytes]
-    pieces: list[list[Piece]]
+    pieces: list[list[StyledText]]
 
 
-def patch_of(objects: Objects, change: Change) -> Patch:
+def file_patch(objects: ObjectStore, change: TreeChange) -> FilePatch:
     """Binary and large files are told by their sizes."""
     if not change.content_changed and change.kind in ("metadata", "renamed"):
         what = (
             f"its {', '.join(change.fields)} changed" if change.fields else "only its name changed"
         )
-        return Patch(what, [])
+        return FilePatch(what, [])
     before, after = _text(objects, change.old), _text(objects, change.new)
     if before is None or after is None:
-        sizes = " -> ".join(output.size(one.size if one else 0) for one in (change.old, change.new))
-        return Patch(f"not shown as text ({sizes})", [])
+        sizes = " -> ".join(
+            output.format_size(one.size if one else 0) for one in (change.old, change.new)
+        )
+        return FilePatch(f"not shown as text ({sizes})", [])
     old, new = _side(change.old_path or change.path, before), _side(change.path, after)
-    found = line_diff.changes(old.raw, new.raw)
+    found = line_diff.line_changes(old.raw, new.raw)
     added, removed = sum(one.b1 - one.b0 for one in found), sum(one.a1 - one.a0 for one in found)
-    note, room = "", _MOST
-    hunks: list[list[Segment]] = []
+    note, room = "", _MAX_LINES
+    hunks: list[list[PatchSegment]] = []
     for group in _groups(found):
-        room -= sum(one.a1 - one.a0 + one.b1 - one.b0 for one in group) + 2 * _CONTEXT
+        room -= sum(one.a1 - one.a0 + one.b1 - one.b0 for one in group) + 2 * _CONTEXT_LINES
         if room < 0 and hunks:
             note = "the rest is too long for a page: `ortet diff -p` has all"
             break
         hunks.append(_hunk(old, new, group))
     if not found:
         note = "the same lines"
-    return Patch(note, hunks, added, removed)
+    return FilePatch(note, hunks, added, removed)
 
 
-def _text(objects: Objects, entry: Entry | None) -> bytes | None:
+def _text(objects: ObjectStore, entry: TreeEntry | None) -> bytes | None:
     if entry is None or entry.is_dir:
         return b""
     if entry.is_link:
         return entry.data
-    if not entry.is_file or entry.size > _LARGEST:
+    if not entry.is_file or entry.size > _MAX_FILE_BYTES:
         return None
     data = b"".join(read_file(objects, entry))
     return None if b"\0" in data else data
 
 
-def _side(path: str, data: bytes) -> _Side:
-    raw = line_diff.split(data)
-    text = "\n".join(_shown(line) for line in raw)
-    return _Side(raw, coloured(path, text))
+def _side(path: str, data: bytes) -> _PatchSide:
+    raw = line_diff.split_lines(data)
+    text = "\n".join(_display_line(line) for line in raw)
+    return _PatchSide(raw, highlight_lines(path, text))
 
 
-def _shown(line: bytes) -> str:
+def _display_line(line: bytes) -> str:
     """Without its end; each is one line, whatever a terminal makes of it."""
     return output.safe(line.removesuffix(b"\n").decode("utf-8", "backslashreplace"), keep="\t")
 
 
-def _groups(changes: list[line_diff.Change]) -> list[list[line_diff.Change]]:
+def _groups(changes: list[line_diff.LineChange]) -> list[list[line_diff.LineChange]]:
     """Those that are near to one another are one hunk."""
-    found: list[list[line_diff.Change]] = []
+    found: list[list[line_diff.LineChange]] = []
     for change in changes:
-        if found and change.a0 - found[-1][-1].a1 <= 2 * _CONTEXT:
+        if found and change.a0 - found[-1][-1].a1 <= 2 * _CONTEXT_LINES:
             found[-1].append(change)
         else:
             found.append([change])
     return found
 
 
-def _hunk(old: _Side, new: _Side, group: list[line_diff.Change]) -> list[Segment]:
-    found: list[Segment] = []
+def _hunk(
+    old: _PatchSide, new: _PatchSide, group: list[line_diff.LineChange]
+) -> list[PatchSegment]:
+    found: list[PatchSegment] = []
     first, last = group[0], group[-1]
-    before = min(_CONTEXT, first.a0, first.b0)
+    before = min(_CONTEXT_LINES, first.a0, first.b0)
     a, b = first.a0 - before, first.b0 - before
     for change in group:
-        _same(found, old, new, a=a, b=b, size=change.a0 - a)
-        found.append(_changed(old, new, change))
+        _add_context(found, old, new, a=a, b=b, size=change.a0 - a)
+        found.append(_changed_segment(old, new, change))
         a, b = change.a1, change.b1
-    rest = min(_CONTEXT, len(old.raw) - last.a1, len(new.raw) - last.b1)
-    _same(found, old, new, a=a, b=b, size=rest)
+    rest = min(_CONTEXT_LINES, len(old.raw) - last.a1, len(new.raw) - last.b1)
+    _add_context(found, old, new, a=a, b=b, size=rest)
     return found
 
 
-def _same(found: list[Segment], old: _Side, new: _Side, *, a: int, b: int, size: int) -> None:
+def _add_context(
+    segments: list[PatchSegment], old: _PatchSide, new: _PatchSide, *, a: int, b: int, size: int
+) -> None:
     if size > 0:
-        left = [Line(a + n + 1, _html(old.pieces[a + n])) for n in range(size)]
-        right = [Line(b + n + 1, _html(new.pieces[b + n])) for n in range(size)]
-        found.append(Segment(True, left, right))
+        left = [PatchLine(a + n + 1, _html(old.pieces[a + n])) for n in range(size)]
+        right = [PatchLine(b + n + 1, _html(new.pieces[b + n])) for n in range(size)]
+        segments.append(PatchSegment(True, left, right))
 
 
-def _changed(old: _Side, new: _Side, change: line_diff.Change) -> Segment:
+def _changed_segment(
+    old: _PatchSide, new: _PatchSide, change: line_diff.LineChange
+) -> PatchSegment:
     paired = change.a1 - change.a0 == change.b1 - change.b0
     left, right = [], []
     for n in range(change.a1 - change.a0):
         other = new.pieces[change.b0 + n] if paired else None
-        left.append(Line(change.a0 + n + 1, _marked(old.pieces[change.a0 + n], other)))
+        left.append(
+            PatchLine(change.a0 + n + 1, _highlight_difference(old.pieces[change.a0 + n], other))
+        )
     for n in range(change.b1 - change.b0):
         other = old.pieces[change.a0 + n] if paired else None
-        right.append(Line(change.b0 + n + 1, _marked(new.pieces[change.b0 + n], other)))
-    return Segment(False, left, right)
+        right.append(
+            PatchLine(change.b0 + n + 1, _highlight_difference(new.pieces[change.b0 + n], other))
+        )
+    return PatchSegment(False, left, right)
 
 
-def _marked(pieces: list[Piece], other: list[Piece] | None) -> Markup:
+def _highlight_difference(pieces: list[StyledText], other: list[StyledText] | None) -> Markup:
     """With what differs from a line that stands for it, where most is the same."""
     if other is None:
         return _html(pieces)
@@ -157,7 +169,7 @@ def _marked(pieces: list[Piece], other: list[Piece] | None) -> Markup:
     return _html(pieces, start, len(mine) - stop)
 
 
-def _html(pieces: list[Piece], start: int = 0, stop: int = 0) -> Markup:
+def _html(pieces: list[StyledText], start: int = 0, stop: int = 0) -> Markup:
     """Escaped; from `start` to `stop` it is marked."""
     from markupsafe import Markup
 

@@ -9,27 +9,27 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.errors import Invalid
-from ortet.history.records import Journal
-from ortet.journal.conversation.superseded import is_aside
-from ortet.journal.conversation.text import clip, spoken, text_of
-from ortet.journal.event_log import NOTHING
+from ortet.history.records import JournalHead
+from ortet.journal.conversation.superseded import is_superseded
+from ortet.journal.conversation.text import clip, message_text, text_of
+from ortet.journal.event_log import EMPTY_JOURNAL
 from ortet.journal.events import Event
-from ortet.journal.state.records import Core, Fact, Message, Note
+from ortet.journal.state.records import CoreState, Fact, Message, NoteRecord
 from ortet.journal.state.reducers import fold, message_of
-from ortet.journal.state.state import Mind
-from ortet.sessions.reader import View
-from ortet.web.request import Visit
-from ortet.web.views.journal import wording
-from ortet.web.views.seals import Seals
+from ortet.journal.state.state import SessionState
+from ortet.sessions.reader import SessionReader
+from ortet.web.request import PageRequest
+from ortet.web.views.journal import event_wording
+from ortet.web.views.seals import CommitJournalIndex
 
-_MESSAGES = 20
-_FACTS = 60
-_STEP = 256
-_LONGEST = 20_000
+_MAX_MESSAGES = 20
+_MAX_FACTS = 60
+_EVENTS_PER_READ = 256
+_MAX_DATA_CHARACTERS = 20_000
 """Characters of one event's data."""
 
 
-class Moment(msgspec.Struct, frozen=True):
+class ReplayMoment(msgspec.Struct, frozen=True):
     """The mind right behind an event. `fresh` are facts that this one taught."""
 
     event: Event | None
@@ -40,76 +40,76 @@ class Moment(msgspec.Struct, frozen=True):
     goal: str
     plan: list[str]
     step: int
-    notes: list[Note]
+    notes: list[NoteRecord]
     facts: list[Fact]
     hidden: int  # facts that are not shown
     spent: list[tuple[str, float]]
 
 
-def show(seals: Seals, visit: Visit) -> Response:
+def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> Response:
     """`?at=N`: behind which event, the last without; with `part`, only what changes with it."""
-    with visit.view() as view:
-        tip = view.line.tip().seq
-        at = _at(visit, tip)
-        found = next(seals.before(view, visit.caller.tenant, at), None)
-        oid, base = found if found is not None else (None, NOTHING)
-        return visit.show(
-            "moment.html" if "part" in visit.query else "replay.html",
+    with page_request.view() as view:
+        tip = view.event_log.tip().seq
+        at = _requested_seq(page_request, tip)
+        found = next(commit_index.commits_before(view, page_request.caller.tenant, at), None)
+        oid, base = found if found is not None else (None, EMPTY_JOURNAL)
+        return page_request.render(
+            "moment.html" if "part" in page_request.query else "replay.html",
             tab="replay",
             row=view.row,
             at=at,
             tip=tip,
-            moment=moment_of(view, at, base),
+            moment=build_moment(view, at, base),
             commit=view.hub.history.info(oid) if oid is not None else None,
             behind=at - base.seq,
             said=text_of,
         )
 
 
-def moment_of(view: View, at: int, base: Journal) -> Moment:
+def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMoment:
     """`base`: what a commit holds that is not behind it, the newer the better."""
-    event = next(iter(view.line.events(at - 1, at)), None) if at else None
-    mind = mind_at(view, at, base)
-    messages = _messages(view, at, mind.core)
+    event = next(iter(view.event_log.events(seq - 1, seq)), None) if seq else None
+    mind = state_at(view, seq, base)
+    messages = _messages(view, seq, mind.core)
     facts = sorted(mind.facts, key=lambda one: -one.seq)
-    return Moment(
+    return ReplayMoment(
         event=event,
-        text=clip(_text(event), _LONGEST) if event is not None else "",
+        text=clip(_text(event), _MAX_DATA_CHARACTERS) if event is not None else "",
         data=_data(event) if event is not None else "",
-        messages=messages[-_MESSAGES:],
-        earlier=max(0, len(messages) - _MESSAGES),
+        messages=messages[-_MAX_MESSAGES:],
+        earlier=max(0, len(messages) - _MAX_MESSAGES),
         goal=mind.core.goal,
         plan=list(mind.core.plan),
         step=mind.core.step,
         notes=list(mind.notes),
-        facts=facts[:_FACTS],
-        hidden=max(0, len(facts) - _FACTS),
+        facts=facts[:_MAX_FACTS],
+        hidden=max(0, len(facts) - _MAX_FACTS),
         spent=sorted(mind.core.spent.items()),
     )
 
 
-def mind_at(view: View, seq: int, base: Journal) -> Mind:
+def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
     """What the events up to one add up to."""
-    sessions = view.hub._minds()
-    mind = Mind.load(sessions.maps, view.hub.objects, base.fold)
-    for event in view.line.events(base.seq, seq):
+    sessions = view.hub._session_manager()
+    mind = SessionState.load(sessions.maps, view.hub.objects, base.fold)
+    for event in view.event_log.events(base.seq, seq):
         fold(mind, [event])
     return mind
 
 
-def _messages(view: View, at: int, core: Core) -> list[Message]:
+def _messages(view: SessionReader, seq: int, core: CoreState) -> list[Message]:
     """The newest of those in context, in order, and one more where there are others."""
     found: list[Message] = []
-    upto = at
-    while upto > core.since and len(found) <= _MESSAGES:
-        start = max(upto - _STEP, core.since)
-        events = [one for one in view.line.events(start, upto) if _is_said(one)]
-        found[:0] = [message_of(one) for one in events if not is_aside(core.aside, one.seq)]
+    upto = seq
+    while upto > core.since and len(found) <= _MAX_MESSAGES:
+        start = max(upto - _EVENTS_PER_READ, core.since)
+        events = [one for one in view.event_log.events(start, upto) if _is_message(one)]
+        found[:0] = [message_of(one) for one in events if not is_superseded(core.aside, one.seq)]
         upto = start
     return found
 
 
-def _is_said(event: Event) -> bool:
+def _is_message(event: Event) -> bool:
     return event.kind == "message" and not event.erased
 
 
@@ -117,17 +117,17 @@ def _text(event: Event) -> str:
     if event.erased:
         return "erased"
     if event.kind != "message":
-        return wording(event)
-    return spoken(event.data.get("content"), event.data.get("extra"))
+        return event_wording(event)
+    return message_text(event.data.get("content"), event.data.get("extra"))
 
 
 def _data(event: Event) -> str:
     plain: Any = msgspec.to_builtins(event.data, enc_hook=str)
-    return clip(json.dumps(plain, indent=2, ensure_ascii=False), _LONGEST)
+    return clip(json.dumps(plain, indent=2, ensure_ascii=False), _MAX_DATA_CHARACTERS)
 
 
-def _at(visit: Visit, tip: int) -> int:
-    text = visit.query.get("at", str(tip))
+def _requested_seq(page_request: PageRequest, tip: int) -> int:
+    text = page_request.query.get("at", str(tip))
     if not (text.isascii() and text.isdigit() and len(text) < 17):
         raise Invalid("bad_request", "at is the number of an event: correct the address")
     return min(int(text), tip)

@@ -7,47 +7,49 @@ from collections.abc import Iterator
 from threading import Lock
 
 from ortet._util.codec import decode
-from ortet.history.records import Journal
+from ortet.history.records import JournalHead
 from ortet.hub.hub import Hub
 from ortet.ids import Oid
-from ortet.journal.event_log import NOTHING, Line
-from ortet.sessions.reader import View
+from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
+from ortet.sessions.reader import SessionReader
 
-_SESSIONS = 8
+_MAX_CACHED_SESSIONS = 8
 """That are remembered; 10 000 commits of one are some 5 MB."""
 
 
-class Seals:
+class CommitJournalIndex:
     """Of one server. What commits hold never changes: only new ones are read."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], list[tuple[Oid, Journal]]] = OrderedDict()
+        self._commits: OrderedDict[tuple[str, str], list[tuple[Oid, JournalHead]]] = OrderedDict()
         self._lock = Lock()
 
-    def before(self, view: View, tenant: str, seq: int) -> Iterator[tuple[Oid, Journal]]:
+    def commits_before(
+        self, view: SessionReader, tenant: str, seq: int
+    ) -> Iterator[tuple[Oid, JournalHead]]:
         """Commits on the session's line that end at an event or before it, the newest first."""
-        line = self._line(view, tenant)
+        line = self._branch_commits(view, tenant)
         found = [one for one in line if 0 < one[1].seq <= seq]
         # a mind that was restored alone lies before that of its parent
         for oid, journal in sorted(found, key=lambda one: -one[1].seq):
-            if goes_through(view.line, view.hub, journal):
+            if passes_through(view.event_log, view.hub, journal):
                 yield oid, journal
 
-    def _line(self, view: View, tenant: str) -> list[tuple[Oid, Journal]]:
+    def _branch_commits(self, view: SessionReader, tenant: str) -> list[tuple[Oid, JournalHead]]:
         """Of the commits of its branch, along first parents, the oldest first."""
         head = view.hub.catalog.head(f"branch:{view.row.branch}")
         if head is None:
             return []
         with self._lock:
-            known = self._known.get((tenant, view.id), [])
-            self._known[tenant, view.id] = known
-            self._known.move_to_end((tenant, view.id))
-            while len(self._known) > _SESSIONS:
-                self._known.popitem(last=False)
+            known = self._commits.get((tenant, view.id), [])
+            self._commits[tenant, view.id] = known
+            self._commits.move_to_end((tenant, view.id))
+            while len(self._commits) > _MAX_CACHED_SESSIONS:
+                self._commits.popitem(last=False)
             at = {oid: n for n, (oid, _) in enumerate(known)}
-            fresh: list[tuple[Oid, Journal]] = []
+            fresh: list[tuple[Oid, JournalHead]] = []
             kept = 0
-            for oid in view.hub.history.line(head.oid):
+            for oid in view.hub.history.first_parents(head.oid):
                 if oid in at:
                     kept = at[oid] + 1
                     break
@@ -56,12 +58,14 @@ class Seals:
             return list(known)
 
 
-def journal_at(hub: Hub, commit: Oid) -> Journal:
+def journal_at(hub: Hub, commit: Oid) -> JournalHead:
     state = hub.history.state(commit)
-    return decode(Journal, hub.objects.get(Oid(state.journal))) if state.journal else NOTHING
+    return (
+        decode(JournalHead, hub.objects.get(Oid(state.journal))) if state.journal else EMPTY_JOURNAL
+    )
 
 
-def goes_through(line: Line, hub: Hub, journal: Journal) -> bool:
+def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
     """Whether a line has been where a journal ends: what was restored away is on no line."""
-    row = next(iter(line.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
-    return row is not None and hub._minds().chain.tip(row).hash == journal.hash
+    row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
+    return row is not None and hub._session_manager().chain.tip(row).hash == journal.hash

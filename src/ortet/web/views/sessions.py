@@ -17,28 +17,28 @@ from ortet.cli import output
 from ortet.errors import OrtetError
 from ortet.hub.hub import Hub
 from ortet.server.auth.tokens import Caller
-from ortet.server.pagination import Sort, in_line
+from ortet.server.pagination import Sort, sort_sessions
 from ortet.server.paging import Cursor
-from ortet.server.schemas import seen_rows
+from ortet.server.schemas import visible_sessions
 from ortet.sessions.actions.budget import levels
 from ortet.sessions.activity import last_active
 from ortet.sessions.memory import recall
-from ortet.sessions.reader import View
+from ortet.sessions.reader import SessionReader
 from ortet.sessions.table import SessionRow
-from ortet.web.asking import asked
-from ortet.web.request import Visit
+from ortet.web.asking import parse_query
+from ortet.web.request import PageRequest
 
 STATUSES = ("open", "active", "paused", "closed", "archived")
-PAGE = 50
-_GOALS = 300
+SESSIONS_PER_PAGE = 50
+_MAX_GOALS_SEARCHED = 300
 """The first sessions of the list whose goals are looked through, beside all names."""
-MOST_HEARD = 500
+MAX_SESSIONS_SEARCHED = 500
 """The first sessions of the list in which is looked for what was said: in many it takes long."""
-_SAID = 30
+_RECALL_LIMIT = 30
 """Memories that are looked at for sessions in which the words were said."""
 
 
-class AskRoster(msgspec.Struct, frozen=True):
+class SessionListQuery(msgspec.Struct, frozen=True):
     """What the address of the page says."""
 
     q: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -49,7 +49,7 @@ class AskRoster(msgspec.Struct, frozen=True):
     before: Cursor = ""
 
 
-class Card(msgspec.Struct, frozen=True):
+class SessionCard(msgspec.Struct, frozen=True):
     """One session. `found`: where the words were, other than in its name."""
 
     id: str
@@ -69,13 +69,13 @@ class Card(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-class Roster(msgspec.Struct, frozen=True):
+class SessionListPage(msgspec.Struct, frozen=True):
     """A page of sessions; `total` are all, `count` those that were asked for, `first` the number of
     the one that the page begins with, `heard` those in which words were looked for that were said
     (0: in all). `newer` and `older` are where the pages beside it begin."""
 
-    cards: list[Card]
-    ask: AskRoster
+    cards: list[SessionCard]
+    ask: SessionListQuery
     agents: list[str]
     counts: dict[str, int]
     total: int
@@ -86,28 +86,36 @@ class Roster(msgspec.Struct, frozen=True):
     older: str = ""
 
 
-def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool]) -> Roster:
+def build_session_list(
+    hub: Hub, caller: Caller, ask: SessionListQuery, has_live_machine: Callable[[str], bool]
+) -> SessionListPage:
     """What the page shows; `lives` says whether a session's machine is here."""
-    rows = seen_rows(hub, caller)
+    rows = visible_sessions(hub, caller)
     agents = sorted({row.agent for row in rows})
     kept = [row for row in rows if ask.agent in ("", row.agent)]
     count = Counter(row.status for row in kept)
     counts = {name: count[name] for name in STATUSES}
     kept = [row for row in kept if ask.status in ("", row.status)]
-    line, words, found = in_line(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
-    heard = MOST_HEARD if words and len(kept) > MOST_HEARD else 0
+    line, words, found = sort_sessions(hub.catalog, kept, ask.sort), ask.q.strip(), dict[str, str]()
+    heard = MAX_SESSIONS_SEARCHED if words and len(kept) > MAX_SESSIONS_SEARCHED else 0
     if words:
-        found = dict(_matching(hub, line.rows, words))
-        line = line.only(found)
-    start = line.behind(ask.after) if ask.after else 0
+        found = dict(_match_sessions(hub, line.rows, words))
+        line = line.filter_ids(found)
+    start = line.index_after(ask.after) if ask.after else 0
     if ask.before or start >= len(line.rows):  # what was behind it may be gone
-        start = max(0, (line.before(ask.before) if ask.before else start) - PAGE)
-    end = min(start + PAGE, len(line.rows))
+        start = max(0, (line.index_before(ask.before) if ask.before else start) - SESSIONS_PER_PAGE)
+    end = min(start + SESSIONS_PER_PAGE, len(line.rows))
     shown = line.rows[start:end]
-    touched = line.touched or last_active(hub.catalog, shown)
-    return Roster(
+    touched = line.activity_times or last_active(hub.catalog, shown)
+    return SessionListPage(
         cards=[
-            card(hub, row, touched[row.id], live=lives(row.id), found=found.get(row.id, ""))
+            build_session_card(
+                hub,
+                row,
+                touched[row.id],
+                live=has_live_machine(row.id),
+                found=found.get(row.id, ""),
+            )
             for row in shown
         ],
         ask=ask,
@@ -122,14 +130,16 @@ def roster(hub: Hub, caller: Caller, ask: AskRoster, lives: Callable[[str], bool
     )
 
 
-def card(hub: Hub, row: SessionRow, touched: int, *, live: bool, found: str = "") -> Card:
-    made = Card(
+def build_session_card(
+    hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, found: str = ""
+) -> SessionCard:
+    made = SessionCard(
         id=row.id,
         name=row.name,
         agent=row.agent,
         status=row.status,
         created=row.created,
-        touched=touched,
+        touched=last_active_ns,
         goal="",
         spent={},
         head="",
@@ -141,7 +151,7 @@ def card(hub: Hub, row: SessionRow, touched: int, *, live: bool, found: str = ""
     )
     try:
         view = hub.get(row.id)
-        head, tip = view.head, view.line.tip().seq
+        head, tip = view.head, view.event_log.tip().seq
         return msgspec.structs.replace(
             made,
             goal=view.goal,
@@ -154,18 +164,18 @@ def card(hub: Hub, row: SessionRow, touched: int, *, live: bool, found: str = ""
         return msgspec.structs.replace(made, fault=error.message)
 
 
-def _spent(view: View) -> dict[str, float]:
+def _spent(view: SessionReader) -> dict[str, float]:
     """Of a family by its first session, of a fork its own."""
     if view.id == view.row.family:
         return view.spent()
     return levels(view.hub.catalog, view.row)[0].purse.spent
 
 
-def _matching(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
+def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Sessions that have the words, each with where; the best reason last."""
     small = words.lower()
-    yield from _said(hub, rows[:MOST_HEARD], words)
-    for row in rows[:_GOALS]:
+    yield from _recall_matches(hub, rows[:MAX_SESSIONS_SEARCHED], words)
+    for row in rows[:_MAX_GOALS_SEARCHED]:
         try:
             goal = hub.get(row.id).goal
         except OrtetError:
@@ -177,22 +187,26 @@ def _matching(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tupl
             yield row.id, ""
 
 
-def _said(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
+def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
     """Sessions in which something like it was said or learned."""
-    minds, known = hub._minds(), {row.id for row in rows}
+    minds, known = hub._session_manager(), {row.id for row in rows}
     among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
-    reach = recall.reach_everywhere(minds, agent=None, session=None, word=None, among=among)
-    query = recall.asked(words, _SAID, tiers=None, at=None, on=None, since=None, scope=None)
+    reach = recall.all_searchable_logs(minds, agent=None, session=None, word=None, among=among)
+    query = recall.parse_query(
+        words, _RECALL_LIMIT, tiers=None, at=None, on=None, since=None, scope=None
+    )
     for hit in reversed(recall.recall(minds, reach, query, explain=True)):
         exact = hit.scores is not None and hit.scores.terms
         if hit.source.session in known and exact:
-            yield hit.source.session, output.line(hit.text)[:200]
+            yield hit.source.session, output.single_line(hit.text)[:200]
 
 
-def sessions(visit: Visit) -> Response:
+def sessions(page_request: PageRequest) -> Response:
     """The first page."""
-    ask = asked(visit, AskRoster)
-    with visit.hub() as hub:
-        found = roster(hub, visit.caller, ask, visit.rooms.lives)
+    ask = parse_query(page_request, SessionListQuery)
+    with page_request.hub() as hub:
+        found = build_session_list(
+            hub, page_request.caller, ask, page_request.session_pool.has_live_machine
+        )
     command = f"ortet recall --all {shlex.quote(ask.q.strip())}"
-    return visit.show("sessions.html", roster=found, statuses=STATUSES, command=command)
+    return page_request.render("sessions.html", roster=found, statuses=STATUSES, command=command)

@@ -10,11 +10,11 @@ import msgspec
 from starlette.responses import Response
 
 from ortet.cli.output import plural
-from ortet.cli.store_stats import by_kind, copies, places
+from ortet.cli.store_stats import checkout_sizes, directory_sizes, sizes_by_kind
 from ortet.errors import Refused
 from ortet.hub.hub import Hub
 from ortet.objects.base import Kind
-from ortet.web.request import Visit
+from ortet.web.request import PageRequest
 from ortet.web.views.budget import Bar, bars
 
 KINDS = {
@@ -36,7 +36,7 @@ KINDS = {
 }
 
 
-class Storage(msgspec.Struct, frozen=True):
+class StoragePage(msgspec.Struct, frozen=True):
     """Bytes. `logical` is what the files of all `commits` would be as plain copies, `raw`
     the objects before compression, `stored` the packs; `partial`: not all was looked at."""
 
@@ -66,15 +66,15 @@ class Storage(msgspec.Struct, frozen=True):
         return self.raw / self.stored if self.stored else 0.0
 
 
-def storage(hub: Hub) -> Storage:
+def build_storage_page(hub: Hub) -> StoragePage:
     """What the page shows. A look, not an account: others write meanwhile."""
     stats = hub.objects.stats()
-    sizes, counts, whole = by_kind(hub)
-    copied = copies(hub)
-    found, all_files = places(hub.root)
+    sizes, counts, whole = sizes_by_kind(hub)
+    copied = checkout_sizes(hub)
+    found, all_files = directory_sizes(hub.root)
     rows = hub.sessions()
     statuses = Counter(row.status for row in rows)
-    return Storage(
+    return StoragePage(
         root=str(hub.root),
         objects=stats.objects,
         raw=sum(sizes.values()),
@@ -103,12 +103,12 @@ def _kind(kind: int) -> str:
     return f"kind {kind}"
 
 
-def store(visit: Visit) -> Response:
+def store(page_request: PageRequest) -> Response:
     """The page; about all sessions, so not for a token that is for some."""
-    if visit.caller.agents:
+    if page_request.caller.agents:
         raise Refused(
             "token_agents", "this is about all agents, and the token is for some: use another"
         )
-    with visit.hub() as hub:
-        found = storage(hub)
-    return visit.show("storage.html", found=found)
+    with page_request.hub() as hub:
+        found = build_storage_page(hub)
+    return page_request.render("storage.html", found=found)

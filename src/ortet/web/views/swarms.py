@@ -13,8 +13,10 @@ def swarms_of(hub: Hub, row: SessionRow) -> list[Swarm]:
     """Without a look at the mind of the session, of which there may be hundreds."""
     from ortet.swarm import records
 
-    found = sorted(records.every(hub.catalog, row.id), key=lambda one: one.made)
+    found = sorted(records.list_swarms(hub.catalog, row.id), key=lambda one: one.made)
     return [
-        records.told(one, records.Book(hub.catalog, row.id, one.id).attempts(), row.name)
+        records.swarm_result(
+            one, records.SwarmRecords(hub.catalog, row.id, one.id).attempts(), row.name
+        )
         for one in found
     ]

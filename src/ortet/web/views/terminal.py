@@ -10,22 +10,25 @@ from starlette.responses import Response
 
 from ortet.errors import OrtetError
 from ortet.server.middleware.requests import PAGE_POLICY
-from ortet.sessions.reader import View
-from ortet.web.asking import about
-from ortet.web.request import Visit
+from ortet.sessions.reader import SessionReader
+from ortet.web.asking import session_frame
+from ortet.web.request import PageRequest
 
 XTERM = ("vendor/xterm.js", "vendor/xterm.css")
 
 
-def terminal(visit: Visit) -> Response:
+def terminal(page_request: PageRequest) -> Response:
     """The page."""
-    with visit.view() as view:
-        given = {**about(view), "why": _why(visit, view)}
-    full = all(visit.has(name) for name in XTERM) and "plain" not in visit.query
-    answer = visit.show(
+    with page_request.view() as view:
+        given = {**session_frame(view), "why": _unavailable_reason(page_request, view)}
+    full = (
+        all(page_request.has_static_file(name) for name in XTERM)
+        and "plain" not in page_request.query
+    )
+    answer = page_request.render(
         "terminal.html",
         tab="terminal",
-        live=visit.rooms.lives(given["row"].id),
+        live=page_request.session_pool.has_live_machine(given["row"].id),
         xterm=XTERM if full else (),
         **given,
     )
@@ -36,13 +39,13 @@ def terminal(visit: Visit) -> Response:
     return answer
 
 
-def _why(visit: Visit, view: View) -> str:
+def _unavailable_reason(page_request: PageRequest, view: SessionReader) -> str:
     """Why there can be none; "" when there can."""
     if view.status in ("closed", "archived"):
         return f"The session is {view.status}. Fork it, and open a terminal in the fork."
     try:
-        visit.caller.need("write")
-        visit.caller.need_host()
+        page_request.caller.need("write")
+        page_request.caller.need_host()
     except OrtetError as error:
         return error.message
     if view.row.path and view.row.engine in ("auto", "folder") and view.row.files != "private":

@@ -9,36 +9,38 @@ from starlette.responses import Response
 
 from ortet.errors import Invalid
 from ortet.hub.hub import Hub
-from ortet.sessions.reader import View
-from ortet.web.request import Draw, Visit
+from ortet.sessions.reader import SessionReader
+from ortet.web.request import PageRequest, PageView
 from ortet.web.views import commit, compare, replay
-from ortet.web.views.seals import Seals
-from ortet.web.views.timeline_graph import Family, Grove
+from ortet.web.views.seals import CommitJournalIndex
+from ortet.web.views.timeline_graph import SessionFamily, TimelineGraphCache
 
-_FIRST = 200
+_FIRST_ROWS = 200
 """Rows that come first: more than any screen shows."""
 
 
-def pages() -> tuple[tuple[str, Draw], ...]:
-    grove = Grove()
+def pages() -> tuple[tuple[str, PageView], ...]:
+    grove = TimelineGraphCache()
     return (
-        ("/s/{session}", show),
-        ("/s/{session}/tree.json", partial(rows, grove)),
-        ("/s/{session}/c/{commit}", commit.show),
-        ("/s/{session}/compare/{a}/{b}", compare.show),
-        ("/s/{session}/replay", partial(replay.show, Seals())),
+        ("/s/{session}", timeline_page),
+        ("/s/{session}/tree.json", partial(tree_rows, grove)),
+        ("/s/{session}/c/{commit}", commit.commit_page),
+        ("/s/{session}/compare/{a}/{b}", compare.compare_page),
+        ("/s/{session}/replay", partial(replay.replay_page, CommitJournalIndex())),
     )
 
 
-def show(visit: Visit) -> Response:
+def timeline_page(page_request: PageRequest) -> Response:
     """The frame of the tree, and beside it what the session is about."""
-    with visit.view() as view:
-        family = family_of(visit, view.hub)
-        return visit.show("tree.html", tab="timeline", row=view.row, **overview(view, family))
+    with page_request.view() as view:
+        family = load_family(page_request, view.hub)
+        return page_request.render(
+            "tree.html", tab="timeline", row=view.row, **overview(view, family)
+        )
 
 
-def overview(view: View, family: Family) -> dict[str, Any]:
-    core = view.mind.core
+def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
+    core = view.state.core
     spent, limits = view.spent(), view.limits()
     return {
         "goal": core.goal,
@@ -48,30 +50,34 @@ def overview(view: View, family: Family) -> dict[str, Any]:
         "limits": limits,
         "family": family,
         "head": view.head,
-        "events": view.line.tip().seq,
-        "first": _FIRST,
+        "events": view.event_log.tip().seq,
+        "first": _FIRST_ROWS,
     }
 
 
-def rows(grove: Grove, visit: Visit) -> Response:
+def tree_rows(graphs: TimelineGraphCache, page_request: PageRequest) -> Response:
     """`?from=N&upto=M`: some of them, all without."""
-    start, stop = _number(visit, "from", 0), _number(visit, "upto", 1 << 53)
-    with visit.hub() as hub:
-        family = family_of(visit, hub)
-        if not start and stop <= _FIRST:
-            sketch = grove.sketch(hub, visit.caller, family, stop)
+    start, stop = _number(page_request, "from", 0), _number(page_request, "upto", 1 << 53)
+    with page_request.hub() as hub:
+        family = load_family(page_request, hub)
+        if not start and stop <= _FIRST_ROWS:
+            sketch = graphs.partial_graph(hub, page_request.caller, family, stop)
             if sketch is not None:
-                return visit.data(sketch.part(0, stop))
-        drawing = grove.drawing(hub, visit.caller, family)
-    return visit.data(drawing.part(start, stop), f'"{drawing.tag}-{start}-{stop}"')
+                return page_request.json_response(sketch.rows_json(0, stop))
+        drawing = graphs.graph(hub, page_request.caller, family)
+    return page_request.json_response(
+        drawing.rows_json(start, stop), f'"{drawing.tag}-{start}-{stop}"'
+    )
 
 
-def family_of(visit: Visit, hub: Hub) -> Family:
-    return Family.of(hub, visit.rooms, visit.caller, visit.row())
+def load_family(page_request: PageRequest, hub: Hub) -> SessionFamily:
+    return SessionFamily.load(
+        hub, page_request.session_pool, page_request.caller, page_request.row()
+    )
 
 
-def _number(visit: Visit, name: str, default: int) -> int:
-    text = visit.query.get(name, str(default))
+def _number(page_request: PageRequest, name: str, default: int) -> int:
+    text = page_request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 17):
         raise Invalid("bad_request", f"{name} is a whole number from 0: correct the address")
     return int(text)

@@ -16,20 +16,26 @@ import msgspec
 from ortet.hub.hub import Hub
 from ortet.ids import Oid, to_hex
 from ortet.server.auth.tokens import Caller
-from ortet.server.schemas import seen_rows
-from ortet.server.session_pool.pool import Rooms
+from ortet.server.schemas import visible_sessions
+from ortet.server.session_pool.pool import SessionPool
 from ortet.sessions.table import SessionRow
 from ortet.web.views.lanes import lay_out
-from ortet.web.views.notes import Note, ancestors, in_order, newest, read
+from ortet.web.views.notes import (
+    CommitNode,
+    ancestors,
+    newest_commits,
+    read_graph,
+    topological_order,
+)
 from ortet.web.views.swarms import Swarm, swarms_of
 
-_MOST = 100_000
+_MAX_CACHED_COMMITS = 100_000
 """Commits that are remembered, some 40 MB; more are read again at each look."""
-_DRAWINGS = 16
-SKETCH = "sketch"
+_MAX_CACHED_GRAPHS = 16
+PARTIAL_TAG = "sketch"
 
 
-class Label(NamedTuple):
+class CommitLabel(NamedTuple):
     """On a commit. `kind`: head (of the session that is looked at), branch, tag, attempt, live."""
 
     kind: str
@@ -37,7 +43,7 @@ class Label(NamedTuple):
     to: str = ""  # the id of a session
 
 
-class Drawing(msgspec.Struct, frozen=True):
+class TimelineGraph(msgspec.Struct, frozen=True):
     """Rows, newest first, as columns. `to` are the lanes that lead to parents, `joins` those of
     others that end in a commit; `away`: no head leads to it."""
 
@@ -53,9 +59,9 @@ class Drawing(msgspec.Struct, frozen=True):
     to: list[list[int]]
     joins: list[list[int]]
     away: list[bool]
-    labels: dict[int, list[Label]]
+    labels: dict[int, list[CommitLabel]]
 
-    def part(self, start: int, stop: int) -> dict[str, Any]:
+    def rows_json(self, start: int, stop: int) -> dict[str, Any]:
         """Some of the rows, for a script."""
         cut = slice(start, stop)
         return {
@@ -77,7 +83,7 @@ class Drawing(msgspec.Struct, frozen=True):
         }
 
 
-class Family(NamedTuple):
+class SessionFamily(NamedTuple):
     """A session and those it shares a beginning with, as far as the caller may see them."""
 
     row: SessionRow
@@ -86,88 +92,92 @@ class Family(NamedTuple):
     live: list[str]  # ids of those whose machine is here
 
     @classmethod
-    def of(cls, hub: Hub, rooms: Rooms, caller: Caller, row: SessionRow) -> Family:
-        rows = [one for one in seen_rows(hub, caller) if one.family == row.family]
+    def load(cls, hub: Hub, pool: SessionPool, caller: Caller, row: SessionRow) -> SessionFamily:
+        rows = [one for one in visible_sessions(hub, caller) if one.family == row.family]
         swarms = [swarm for one in rows for swarm in swarms_of(hub, one)]
-        return cls(row, rows, swarms, [one.id for one in rows if rooms.lives(one.id)])
+        return cls(row, rows, swarms, [one.id for one in rows if pool.has_live_machine(one.id)])
 
 
-class Grove:
+class TimelineGraphCache:
     """Of one server."""
 
     def __init__(self) -> None:
-        self._notes: dict[str, dict[Oid, Note]] = {}
-        self._moves: dict[tuple[str, str], tuple[int, set[Oid]]] = {}
-        self._drawings: OrderedDict[tuple[str, str, tuple[str, ...]], Drawing] = OrderedDict()
+        self._nodes_by_tenant: dict[str, dict[Oid, CommitNode]] = {}
+        self._past_heads_cache: dict[tuple[str, str], tuple[int, set[Oid]]] = {}
+        self._graphs: OrderedDict[tuple[str, str, tuple[str, ...]], TimelineGraph] = OrderedDict()
         self._lock = Lock()
 
-    def drawing(self, hub: Hub, caller: Caller, family: Family) -> Drawing:
+    def graph(self, hub: Hub, caller: Caller, family: SessionFamily) -> TimelineGraph:
         """As it is now."""
         tag = _tag(hub, family)
         key = caller.tenant, family.row.id, caller.agents
         with self._lock:
-            known = self._drawings.get(key)
+            known = self._graphs.get(key)
             if known is None or known.tag != tag:
-                known = self._drawings[key] = self._draw(hub, caller, family, tag)
-                while len(self._drawings) > _DRAWINGS:
-                    self._drawings.popitem(last=False)
-            self._drawings.move_to_end(key)
+                known = self._graphs[key] = self._build_graph(hub, caller, family, tag)
+                while len(self._graphs) > _MAX_CACHED_GRAPHS:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(key)
             return known
 
-    def sketch(self, hub: Hub, caller: Caller, family: Family, count: int) -> Drawing | None:
+    def partial_graph(
+        self, hub: Hub, caller: Caller, family: SessionFamily, count: int
+    ) -> TimelineGraph | None:
         """The newest that heads lead to, without a look at all others: for who looks the first
         time. None where a drawing is known, or clocks have disagreed."""
         with self._lock:
-            if (caller.tenant, family.row.id, caller.agents) in self._drawings:
+            if (caller.tenant, family.row.id, caller.agents) in self._graphs:
                 return None
-            notes = self._known(caller.tenant)
+            notes = self._node_cache(caller.tenant)
         heads = _heads(hub, family.rows)
-        found = newest(hub, notes, set(heads.values()), count)
+        found = newest_commits(hub, notes, set(heads.values()), count)
         if found is None:
             return None
         order, graph = found
-        return _columns(
-            SKETCH,
+        return _lay_out_graph(
+            PARTIAL_TAG,
             order,
             graph,
-            present=set(order),
+            reachable=set(order),
             trunk=heads.get(family.row.id),
             labels=_labels(hub, family, heads),
         )
 
-    def _known(self, tenant: str) -> dict[Oid, Note]:
-        notes = self._notes.setdefault(tenant, {})
-        if len(notes) > _MOST:
+    def _node_cache(self, tenant: str) -> dict[Oid, CommitNode]:
+        notes = self._nodes_by_tenant.setdefault(tenant, {})
+        if len(notes) > _MAX_CACHED_COMMITS:
             notes.clear()
         return notes
 
-    def _draw(self, hub: Hub, caller: Caller, family: Family, tag: str) -> Drawing:
-        notes = self._known(caller.tenant)
+    def _build_graph(
+        self, hub: Hub, caller: Caller, family: SessionFamily, tag: str
+    ) -> TimelineGraph:
+        notes = self._node_cache(caller.tenant)
         heads = _heads(hub, family.rows)
         tips = set(heads.values())
         for row in family.rows:
-            tips |= self._moved(hub, caller.tenant, row.branch)
+            tips |= self._past_heads(hub, caller.tenant, row.branch)
         if not caller.agents:  # else what is dropped may be anybody's
             tips |= {Oid(bytes.fromhex(one.commit)) for one in _attempts(family) if one.commit}
-        graph = read(hub, notes, tips)
+        graph = read_graph(hub, notes, tips)
         present = set(ancestors(graph, heads.values()))
-        order = list(in_order(graph))
+        order = list(topological_order(graph))
         trunk = heads.get(family.row.id)
-        return _columns(
-            tag, order, graph, present=present, trunk=trunk, labels=_labels(hub, family, heads)
+        return _lay_out_graph(
+            tag, order, graph, reachable=present, trunk=trunk, labels=_labels(hub, family, heads)
         )
 
-    def _moved(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
+    def _past_heads(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
         """Where a branch has been: what was restored away is still to be seen."""
-        after, found = self._moves.get((tenant, branch), (0, set()))
+        after, found = self._past_heads_cache.get((tenant, branch), (0, set()))
         while ops := hub.catalog.ops(f"branch:{branch}", after=after):
             found |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
             after = ops[-1].seq
-        self._moves[tenant, branch] = after, found
+        self._past_heads_cache[tenant, branch] = after, found
         return found
 
 
-def _tag(hub: Hub, family: Family) -> str:
+def _tag(hub: Hub, family: SessionFamily) -> str:
     """Of all that a drawing is made of."""
     seen = [
         hub.catalog.last_op(),
@@ -185,14 +195,14 @@ def _heads(hub: Hub, rows: Iterable[SessionRow]) -> dict[str, Oid]:
     return {id_: head.oid for id_, head in found if head is not None}
 
 
-def _attempts(family: Family) -> Iterator[Any]:
+def _attempts(family: SessionFamily) -> Iterator[Any]:
     return (one for swarm in family.swarms for one in swarm.attempts)
 
 
-def _labels(hub: Hub, family: Family, heads: dict[str, Oid]) -> dict[Oid, list[Label]]:
-    found: dict[Oid, list[Label]] = {}
+def _labels(hub: Hub, family: SessionFamily, heads: dict[str, Oid]) -> dict[Oid, list[CommitLabel]]:
+    found: dict[Oid, list[CommitLabel]] = {}
 
-    def put(oid: Oid, label: Label) -> None:
+    def put(oid: Oid, label: CommitLabel) -> None:
         found.setdefault(oid, []).append(label)
 
     own = family.row.id
@@ -200,29 +210,29 @@ def _labels(hub: Hub, family: Family, heads: dict[str, Oid]) -> dict[Oid, list[L
     for row in sorted(family.rows, key=lambda one: one.id != own):
         if row.id in heads and (row.id, to_hex(heads[row.id])) not in tried:
             kind = "head" if row.id == own else "branch"
-            put(heads[row.id], Label(kind, row.name, row.id))
+            put(heads[row.id], CommitLabel(kind, row.name, row.id))
             if row.id in family.live:
-                put(heads[row.id], Label("live", "machine", row.id))
+                put(heads[row.id], CommitLabel("live", "machine", row.id))
     for tag in hub.refs.tags():
-        put(tag.oid, Label("tag", tag.name))
+        put(tag.oid, CommitLabel("tag", tag.name))
     for swarm in family.swarms:
         for one in swarm.attempts:
             if one.commit:
                 text = f"{swarm.name} #{one.i}" + ("" if one.score is None else f": {one.score:g}")
                 kind = "kept" if one.kept else "attempt"
-                put(Oid(bytes.fromhex(one.commit)), Label(kind, text, one.id))
+                put(Oid(bytes.fromhex(one.commit)), CommitLabel(kind, text, one.id))
     return found
 
 
-def _columns(
+def _lay_out_graph(
     tag: str,
     order: list[Oid],
-    graph: dict[Oid, Note],
+    graph: dict[Oid, CommitNode],
     *,
-    present: set[Oid],
+    reachable: set[Oid],
     trunk: Oid | None,
-    labels: dict[Oid, list[Label]],
-) -> Drawing:
+    labels: dict[Oid, list[CommitLabel]],
+) -> TimelineGraph:
     authors: dict[str, int] = {}
     notes = [graph[oid] for oid in order]
     names = list(map(to_hex, order))
@@ -231,7 +241,7 @@ def _columns(
         for name, note in zip(names, notes, strict=True)
     )
     places = list(lay_out(lines, [to_hex(trunk)] if trunk is not None and trunk in graph else []))
-    return Drawing(
+    return TimelineGraph(
         tag=tag,
         lanes=max((max(one.lane, *one.to, 0) + 1 for one in places), default=1),
         author=[authors.setdefault(note.author, len(authors)) for note in notes],
@@ -243,6 +253,6 @@ def _columns(
         lane=[one.lane for one in places],
         to=[one.to for one in places],
         joins=[one.joins for one in places],
-        away=[oid not in present for oid in order],
+        away=[oid not in reachable for oid in order],
         labels={n: labels[oid] for n, oid in enumerate(order) if oid in labels},
     )

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ortet.integrations.langgraph.values.heap import FIRST, Heap
-from ortet.integrations.langgraph.values.message_refs import Held, NotInOrder
-from ortet.integrations.langgraph.values.parts import Part, ranges_of
+from ortet.integrations.langgraph.values.heap import FIRST_VALUE_NUMBER, PartStore
+from ortet.integrations.langgraph.values.message_refs import MessageRefs, MessagesOutOfOrder
+from ortet.integrations.langgraph.values.parts import ValuePart, ranges_of
 
 
-def message(number: int, at: int, *, first: int | None = None) -> Part:
+def message(number: int, at: int, *, first: int | None = None) -> ValuePart:
     stored = None if first is None else {"$i": [first, "id"]}
-    return Part(number, {"role": "user"}, is_message=True, stored=stored, at=at)
+    return ValuePart(number, {"role": "user"}, is_message=True, stored=stored, seq=at)
 
 
 def bits(numbers: set[int]) -> int:
@@ -27,7 +27,7 @@ class Telling:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.heap = Heap(lambda *_: b"")
+        self.heap = PartStore(lambda *_: b"")
         self.said: dict[int, int] = {}  # the event of each message
         self.firsts: dict[int, int] = {}
         self.parts: dict[int, set[int]] = {}
@@ -35,7 +35,7 @@ class Telling:
 
     def add(self) -> None:
         self.at += self.chance.randrange(1, 3)
-        number, way = self.heap.next[0], self.chance.randrange(4)
+        number, way = self.heap.next_numbers[0], self.chance.randrange(4)
         if way < 2:
             self.said[number] = self.at
             self.firsts[number] = number
@@ -45,8 +45,8 @@ class Telling:
             self.heap.add(message(number, self.at, first=first))
         else:
             tree, holds = self.tree()
-            self.parts[self.heap.next[1]] = holds
-            self.heap.add(Part(self.heap.next[1], tree, at=self.at))
+            self.parts[self.heap.next_numbers[1]] = holds
+            self.heap.add(ValuePart(self.heap.next_numbers[1], tree, seq=self.at))
 
     def tree(self) -> tuple[Any, set[int]]:
         numbers, holds = list[int](), set[int]()
@@ -57,7 +57,7 @@ class Telling:
         rows: list[list[int]] = ranges_of(numbers) if numbers else []
         if self.parts and self.chance.random() < 0.7:
             part = self.chance.choice(list(self.parts))
-            assert part >= FIRST
+            assert part >= FIRST_VALUE_NUMBER
             rows.insert(0, [part])
             holds |= self.parts[part]
         made: Any = self.chance.choice(
@@ -74,16 +74,16 @@ class Telling:
 @pytest.mark.parametrize("seed", range(20))
 def test_held_message_sets_agree_with_a_full_scan(seed: int) -> None:
     telling = Telling(seed)
-    held = Held(telling.heap)
+    held = MessageRefs(telling.heap)
     for _ in range(30):
         for _ in range(telling.chance.randrange(1, 6)):
             telling.add()
         (one, first), (two, second) = telling.tree(), telling.tree()
-        assert held.of([one, two]) == bits(first | second)
+        assert held.in_trees([one, two]) == bits(first | second)
         span = sorted(telling.chance.randrange(telling.at + 2) for _ in range(2))
         within = {n for n, at in telling.said.items() if span[0] <= at <= span[1]}
-        assert held.said_in([(span[0], span[1])]) == bits(within)
-        assert held.without(bits(first)) == bits(set(telling.said) - first)
+        assert held.in_events([(span[0], span[1])]) == bits(within)
+        assert held.all_except(bits(first)) == bits(set(telling.said) - first)
         found = held.spans(bits(first), bits(second - first))
         covered = {n for n, at in telling.said.items() if any(a <= at <= b for a, b in found)}
         assert first <= covered
@@ -93,13 +93,13 @@ def test_held_message_sets_agree_with_a_full_scan(seed: int) -> None:
 
 
 def test_messages_of_new_parts_are_included_before_they_are_added() -> None:
-    heap = Heap(lambda *_: b"")
-    held = Held(heap)
+    heap = PartStore(lambda *_: b"")
+    held = MessageRefs(heap)
     heap.add(message(0, 1))
-    new = [message(1, 0, first=0), message(2, 0), Part(FIRST, {"$l": [[1, 3]]})]
-    assert held.of([{"$m": FIRST}], new) == 1
-    assert held.of([{"$l": [[1, 2]]}], new) == 1
-    assert held.of([{"$l": [[2, 3]]}], new) == 0
+    new = [message(1, 0, first=0), message(2, 0), ValuePart(FIRST_VALUE_NUMBER, {"$l": [[1, 3]]})]
+    assert held.in_trees([{"$m": FIRST_VALUE_NUMBER}], new) == 1
+    assert held.in_trees([{"$l": [[1, 2]]}], new) == 1
+    assert held.in_trees([{"$l": [[2, 3]]}], new) == 0
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,19 @@ def test_messages_of_new_parts_are_included_before_they_are_added() -> None:
         [message(1, 1), message(0, 2)],
         [message(0, 2), message(1, 1)],
         [message(1 << 29, 1)],
-        [message(0, 1), Part(FIRST + 1, {"$m": 0}), Part(FIRST, {"$m": 0})],
+        [
+            message(0, 1),
+            ValuePart(FIRST_VALUE_NUMBER + 1, {"$m": 0}),
+            ValuePart(FIRST_VALUE_NUMBER, {"$m": 0}),
+        ],
     ],
     ids=["numbers", "events", "far", "parts"],
 )
-def test_parts_numbered_out_of_order_are_refused(parts: list[Part]) -> None:
-    heap = Heap(lambda *_: b"")
-    held = Held(heap)
+def test_parts_numbered_out_of_order_are_refused(parts: list[ValuePart]) -> None:
+    heap = PartStore(lambda *_: b"")
+    held = MessageRefs(heap)
     for part in parts:
         heap.add(part)
     for _ in range(2):
-        with pytest.raises(NotInOrder):
-            held.of([{"$m": 0}])
+        with pytest.raises(MessagesOutOfOrder):
+            held.in_trees([{"$m": 0}])

@@ -13,15 +13,19 @@ from tests.fixtures.checkpoints import OF, put, whole
 from ortet.hub.hub import Hub
 from ortet.integrations.langgraph import OrtetSaver
 from ortet.integrations.langgraph.messages import snapshot
-from ortet.integrations.langgraph.values.rows import LEAST, Row, Rows
+from ortet.integrations.langgraph.values.rows import (
+    MIN_CACHED_LENGTH,
+    MessageList,
+    MessageListCache,
+)
 
-SIZE = 2 * LEAST
+SIZE = 2 * MIN_CACHED_LENGTH
 Change = Callable[[list[AnyMessage], random.Random], list[AnyMessage]]
 
 
-def row(messages: list[AnyMessage]) -> Row:
+def row(messages: list[AnyMessage]) -> MessageList:
     numbers, then = list(range(len(messages))), [snapshot(one) for one in messages]
-    return Row([*messages], numbers, then)
+    return MessageList([*messages], numbers, then)
 
 
 def said(size: int = SIZE, word: str = "said") -> list[AnyMessage]:
@@ -45,7 +49,11 @@ def longer(value: list[AnyMessage], chance: random.Random) -> list[AnyMessage]:
 
 
 def shorter(value: list[AnyMessage], chance: random.Random) -> list[AnyMessage]:
-    return value[: chance.randrange(LEAST, len(value))] if len(value) > LEAST else value
+    return (
+        value[: chance.randrange(MIN_CACHED_LENGTH, len(value))]
+        if len(value) > MIN_CACHED_LENGTH
+        else value
+    )
 
 
 def behind(value: list[AnyMessage], chance: random.Random) -> list[AnyMessage]:
@@ -149,17 +157,17 @@ def test_unchanged_messages_are_returned_as_the_same_objects(hub: Hub) -> None:
 
 
 def test_an_endless_range_of_numbers_is_not_expanded() -> None:
-    rows, messages = Rows(), said()
+    rows, messages = MessageListCache(), said()
     rows.add(row(messages))
-    assert rows.found([[0, SIZE]]) == messages
-    assert rows.found([[0, LEAST], [LEAST, SIZE - 1]]) == messages[:-1]
+    assert rows.find([[0, SIZE]]) == messages
+    assert rows.find([[0, MIN_CACHED_LENGTH], [MIN_CACHED_LENGTH, SIZE - 1]]) == messages[:-1]
     for spans in ([[0, 1 << 62]], [[0, 1 << 62], [1 << 62, SIZE]], [[1, SIZE]], [[5, 2]]):
-        assert rows.found(spans) is None
+        assert rows.find(spans) is None
 
 
 def test_only_the_last_few_lists_are_remembered() -> None:
-    rows = Rows()
+    rows = MessageListCache()
     several = [said(word=f"list {n}") for n in range(20)]
     for one in several:
         rows.add(row(one))
-    assert [rows.begun(one) is not None for one in several] == [False] * 16 + [True] * 4
+    assert [rows.longest_prefix(one) is not None for one in several] == [False] * 16 + [True] * 4

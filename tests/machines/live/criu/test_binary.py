@@ -8,13 +8,13 @@ import pytest
 
 import ortet
 from ortet.machines.live.criu import binary
-from ortet.machines.live.criu.binary import find_criu, probe_criu, version
+from ortet.machines.live.criu.binary import criu_version, find_criu, probe_criu
 
 
 @pytest.fixture(autouse=True)
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(binary, "_OURS", str(tmp_path / "ours"))
+    monkeypatch.setattr(binary, "_BUNDLED_CRIU", str(tmp_path / "ours"))
 
 
 def program(path: Path, says: str) -> str:
@@ -47,7 +47,7 @@ def test_a_new_enough_one_goes_before_an_old_one(tmp_path: Path) -> None:
     program(tmp_path / "bin" / "criu", "Version: 3.17.1")
     ours = program(tmp_path / "ours", "Version: 4.2.1")
     assert find_criu() == ours
-    assert version(ours) == (4, 2, 1)
+    assert criu_version(ours) == (4, 2, 1)
     assert all(line.ok for line in probe_criu(ours))
 
 
@@ -64,7 +64,7 @@ def test_the_configured_criu_program_is_the_only_one_used(tmp_path: Path) -> Non
 def test_a_criu_that_cannot_be_executed_is_reported_as_not_runnable(tmp_path: Path) -> None:
     broken = tmp_path / "ours"
     broken.write_text("")
-    assert version(str(broken)) == ()
+    assert criu_version(str(broken)) == ()
     assert "not runnable" in probe_criu(str(broken))[0].detail
 
 

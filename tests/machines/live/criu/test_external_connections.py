@@ -7,9 +7,9 @@ import socket
 import struct
 from pathlib import Path
 
-from ortet.machines.live.criu.external_connections import close_outside
-from ortet.machines.live.criu.rpc import entries, fields_of, join_fields, parse
-from ortet.machines.services import Connection, ended_outside
+from ortet.machines.live.criu.external_connections import close_external_connections
+from ortet.machines.live.criu.rpc import encode_fields, image_entries, iter_fields, parse_message
+from ortet.machines.services import ExternalConnection, closed_connection_losses
 
 _ESTABLISHED, _CLOSE_WAIT, _CLOSED, _LISTENS = 1, 8, 7, 10
 _TCP, _UDP = 6, 17
@@ -26,7 +26,7 @@ def sock(
         raw = socket.inet_pton(family, at)
         fields += [(number, word) for word in struct.unpack(f"={len(raw) // 4}I", raw)]
     fields += [(13, b"own"), (14, b"opts")]
-    return join_fields([(1, 4), (2, 5), (4, join_fields(fields))])
+    return encode_fields([(1, 4), (2, 5), (4, encode_fields(fields))])
 
 
 def put(place: Path, *files: bytes) -> None:
@@ -37,10 +37,10 @@ def put(place: Path, *files: bytes) -> None:
 def closed(place: Path) -> list[bool]:
     """Which of the sockets are in no state, bound to nothing."""
     found = []
-    for one in entries(place / "files.img"):
-        (told,) = parse(one)[4]
+    for one in image_entries(place / "files.img"):
+        (told,) = parse_message(one)[4]
         assert isinstance(told, bytes)
-        fields = parse(told)
+        fields = parse_message(told)
         ends = [*fields[7], *fields[8], *fields[11], *fields[12]]
         found.append(fields[6] == [_CLOSED] and not any(ends))
     return found
@@ -58,19 +58,19 @@ def test_only_connections_that_leave_the_machine_are_closed_in_the_dump(tmp_path
         sock(("10.0.2.100", 53), ("192.0.2.1", 53), proto=_UDP),
     ]
     put(tmp_path, *files)
-    found = close_outside(tmp_path, os.getpid())
+    found = close_external_connections(tmp_path, os.getpid())
     assert [one.peer for one in found] == ["192.0.2.1:443", "192.0.2.1:80", "[2001:db8::1]:22"]
     assert [one.door for one in found] == [False] * 3
     assert closed(tmp_path) == [True] * 3 + [False] * 5
-    assert list(entries(tmp_path / "files.img"))[3:] == files[3:]
-    (told,) = parse(next(iter(entries(tmp_path / "files.img"))))[4]
+    assert list(image_entries(tmp_path / "files.img"))[3:] == files[3:]
+    (told,) = parse_message(next(iter(image_entries(tmp_path / "files.img"))))[4]
     assert isinstance(told, bytes)
-    assert [number for number, _ in fields_of(told)][-2:] == [13, 14]  # the rest is as it was
+    assert [number for number, _ in iter_fields(told)][-2:] == [13, 14]  # the rest is as it was
 
 
 def test_a_client_through_a_door_has_no_other_end_inside(tmp_path: Path) -> None:
     put(tmp_path, sock(("127.0.0.1", 3000), ("127.0.0.1", 40000)))
-    (one,) = close_outside(tmp_path, os.getpid())
+    (one,) = close_external_connections(tmp_path, os.getpid())
     assert (one.local, one.door) == ("127.0.0.1:3000", True)
     assert closed(tmp_path) == [True]
 
@@ -79,15 +79,15 @@ def test_a_dump_without_outside_connections_is_not_rewritten(tmp_path: Path) -> 
     put(tmp_path, sock(("127.0.0.1", 1), ("127.0.0.1", 1)))
     os.chmod(tmp_path / "files.img", 0o444)
     before = (tmp_path / "files.img").stat().st_mtime_ns
-    assert close_outside(tmp_path, os.getpid()) == []
+    assert close_external_connections(tmp_path, os.getpid()) == []
     assert (tmp_path / "files.img").stat().st_mtime_ns == before
 
 
 def test_each_ended_connection_becomes_a_loss_with_its_process() -> None:
-    one, two = ended_outside(
+    one, two = closed_connection_losses(
         [
-            Connection(7, "curl x", "10.0.2.100:5000", "192.0.2.1:443"),
-            Connection(0, "", "127.0.0.1:3000", "127.0.0.1:5", True),
+            ExternalConnection(7, "curl x", "10.0.2.100:5000", "192.0.2.1:443"),
+            ExternalConnection(0, "", "127.0.0.1:3000", "127.0.0.1:5", True),
         ]
     )
     assert (one.path, one.pid, one.command) == ("192.0.2.1:443", 7, "curl x")

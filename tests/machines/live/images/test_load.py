@@ -20,35 +20,37 @@ from tests.machines.images import PAGE, contents, random_memory, write_images
 from ortet._util.codec import Hasher, encode
 from ortet.backends.local.bucket import FileBucket
 from ortet.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
-from ortet.history.records import Commit, Entry, Image, PageMap, Processes, State
+from ortet.history.records import Commit, Image, PageMap, Processes, State, TreeEntry
 from ortet.history.references import references
-from ortet.history.transfer.bundle import export, import_
+from ortet.history.transfer.bundle import export_bundle, import_bundle
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid, SystemClock
 from ortet.machines.live.host_compat import check_host, this_host
 from ortet.machines.live.images import load
-from ortet.machines.live.images.load import read_processes, restore_to
-from ortet.machines.live.images.save import Kept, keep
-from ortet.objects.base import Kind, Link
+from ortet.machines.live.images.load import read_processes, restore_images
+from ortet.machines.live.images.save import SavedImages, save_images
+from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
 from ortet.objects.gc.verify import verify
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 
 HEAP = 0x7F0000000000
 HOST = this_host("4.2.1")
 MIB = 1 << 20
 
 
-def kept_in(objects: LocalObjects, directory: Path, previous: Kept | None = None) -> Kept:
+def kept_in(
+    objects: LocalObjectStore, directory: Path, previous: SavedImages | None = None
+) -> SavedImages:
     with objects.writing():
-        kept = keep(objects, directory, previous, host=HOST)
+        kept = save_images(objects, directory, previous, host=HOST)
         objects.flush()
     return kept
 
 
-def commit(objects: LocalObjects, processes: Oid) -> Oid:
+def commit(objects: LocalObjectStore, processes: Oid) -> Oid:
     tree = Trees(objects).build([])
-    image = Image(Entry(b"", 0o040755, 0, data=tree.oid, cid=tree.cid), processes=processes)
+    image = Image(TreeEntry(b"", 0o040755, 0, data=tree.oid, cid=tree.cid), processes=processes)
     state = State(machine=objects.put(Kind.IMAGE, encode(image)))
     oid = objects.put(
         Kind.COMMIT, encode(Commit(objects.put(Kind.STATE, encode(state)), [], "", 0, ""))
@@ -57,8 +59,8 @@ def commit(objects: LocalObjects, processes: Oid) -> Oid:
     return oid
 
 
-def problems(objects: LocalObjects, *commits: Oid) -> list[str]:
-    report = verify(objects, lambda: [Link(oid, Kind.COMMIT) for oid in commits], references)
+def problems(objects: LocalObjectStore, *commits: Oid) -> list[str]:
+    report = verify(objects, lambda: [ObjectRef(oid, Kind.COMMIT) for oid in commits], references)
     return [problem.what for problem in report.problems]
 
 
@@ -71,7 +73,7 @@ def images(place: Path) -> Path:
 def test_a_directory_that_is_there_is_left_alone(shop: Shop, images: Path) -> None:
     kept = kept_in(shop.objects, images)
     with pytest.raises(Conflict):
-        restore_to(shop.objects, kept.oid, images)
+        restore_images(shop.objects, kept.oid, images)
 
 
 def test_a_commit_keeps_its_processes(shop: Shop, images: Path, place: Path) -> None:
@@ -79,21 +81,21 @@ def test_a_commit_keeps_its_processes(shop: Shop, images: Path, place: Path) -> 
     kept = kept_in(objects, images)
     oid = commit(objects, kept.oid)
     lost = kept_in(objects, write_images(place / "other", {5: random_memory(HEAP, 3000)}))
-    sweep(objects, lambda: [Link(oid, Kind.COMMIT)], references, min_garbage=0)
+    sweep(objects, lambda: [ObjectRef(oid, Kind.COMMIT)], references, min_garbage=0)
     assert not objects.has(lost.oid)
     assert problems(objects, oid) == []
-    restore_to(objects, kept.oid, place / "back")
+    restore_images(objects, kept.oid, place / "back")
     assert contents(place / "back") == contents(images)
 
 
 def test_a_bundle_carries_processes(shop: Shop, images: Path, place: Path) -> None:
     oid = commit(shop.objects, kept_in(shop.objects, images).oid)
-    export(shop.objects, {"main": oid}, references, place / "bundle")
+    export_bundle(shop.objects, {"main": oid}, references, place / "bundle")
     there = Shop(place / "elsewhere").objects
-    assert import_(there, place / "bundle", references).refs == {"main": oid}
+    assert import_bundle(there, place / "bundle", references).refs == {"main": oid}
     there.flush()
     assert problems(there, oid) == []
-    restore_to(there, kept_in(shop.objects, images).oid, place / "back")
+    restore_images(there, kept_in(shop.objects, images).oid, place / "back")
     assert contents(place / "back") == contents(images)
     there.close()
 
@@ -113,7 +115,7 @@ def test_a_damaged_process_image_is_reported_and_not_restored(
     again = Shop(shop.path).objects
     assert problems(again, oid)
     with pytest.raises(Corrupt):
-        restore_to(again, kept.oid, place / "back")
+        restore_images(again, kept.oid, place / "back")
     assert not (place / "back").exists()
     assert not (place / "back.part").exists()
     again.close()
@@ -127,7 +129,7 @@ def test_restore_of_a_process_image_with_a_missing_blob_is_refused(
     root = kept.processes.memory[1][1]
     record = Processes("criu", "", "", "", PAGE, [], [], [("pages-1.img", b"?" * 32)])
     with pytest.raises(NotFound):
-        restore_to(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
+        restore_images(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
     oid = commit(objects, objects.put(Kind.PROCESSES, encode(record)))
     assert any("missing" in what or "not in the store" in what for what in problems(objects, oid))
     assert objects.has(Oid(root))
@@ -149,7 +151,7 @@ def test_forged_maps_are_corrupt(shop: Shop, place: Path, pages: PageMap) -> Non
     root = objects.put(Kind.PAGES, encode(forged))
     record = Processes("criu", "", "", "", PAGE, [], [], [("pages-1.img", root)])
     with pytest.raises(Corrupt):
-        restore_to(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
+        restore_images(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
     assert os.listdir(place) == ["store"]
 
 
@@ -160,10 +162,10 @@ def test_a_nested_page_map_with_wrong_level_or_size_is_corrupt(shop: Shop, place
         root = objects.put(Kind.PAGES, encode(PageMap(level, pages, leaf, [(0, 0, pages)])))
         record = Processes("criu", "", "", "", PAGE, [], [], [("pages-1.img", root)])
         with pytest.raises(Corrupt):
-            restore_to(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
+            restore_images(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
     root = objects.put(Kind.PAGES, encode(PageMap(1, 4, leaf, [(0, 0, 4)])))
     record = Processes("criu", "", "", "", PAGE, [], [], [("pages-1.img", root)])
-    restore_to(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
+    restore_images(objects, objects.put(Kind.PROCESSES, encode(record)), place / "back")
     assert contents(place / "back") == {"pages-1.img": bytes(4 * PAGE)}
 
 
@@ -171,7 +173,9 @@ def test_names_cannot_leave_the_directory(shop: Shop, place: Path) -> None:
     blob = shop.objects.put(Kind.BLOB, b"x")
     record = Processes("criu", "", "", "", PAGE, [], [("../x", 1, blob)])
     with pytest.raises(Corrupt):
-        restore_to(shop.objects, shop.objects.put(Kind.PROCESSES, encode(record)), place / "back")
+        restore_images(
+            shop.objects, shop.objects.put(Kind.PROCESSES, encode(record)), place / "back"
+        )
     assert os.listdir(place) == ["store"]
 
 
@@ -183,9 +187,9 @@ def test_a_full_disk_leaves_nothing(
     def fails(name: str) -> None:
         raise OSError(errno.ENOSPC, name)
 
-    monkeypatch.setattr(load, "reach", fails)
+    monkeypatch.setattr(load, "failpoint", fails)
     with pytest.raises(Unavailable) as caught:
-        restore_to(shop.objects, kept.oid, place / "back")
+        restore_images(shop.objects, kept.oid, place / "back")
     assert caught.value.kind == "disk_full"
     assert sorted(os.listdir(place)) == ["images", "store"]
 
@@ -194,14 +198,14 @@ def test_keep_over_the_quota_is_refused_and_the_store_stays_sound(
     images: Path, place: Path
 ) -> None:
     path = place / "narrow"
-    objects = LocalObjects(
+    objects = LocalObjectStore(
         path, FileBucket(path / "bucket"), hasher=Hasher(), clock=SystemClock(), quota=8 * MIB
     )
     small = kept_in(objects, write_images(place / "a", {1: random_memory(HEAP, 90)}))
     oid = commit(objects, small.oid)
     with objects.writing():
         with pytest.raises(Refused):
-            keep(objects, images, small, host=HOST)
+            save_images(objects, images, small, host=HOST)
             objects.flush()
         objects.abandon()  # as the hub does when a commit fails
     assert problems(objects, oid) == []
@@ -224,12 +228,12 @@ def test_a_kill_while_storing_a_process_image_leaves_the_store_sound(
     oid = commit(objects, kept.oid)
     sweep(
         objects,
-        lambda: [Link(each, Kind.COMMIT) for each in (first, oid)],
+        lambda: [ObjectRef(each, Kind.COMMIT) for each in (first, oid)],
         references,
         min_garbage=0,
     )
     assert problems(objects, first, oid) == []
-    restore_to(objects, kept.oid, place / "back")
+    restore_images(objects, kept.oid, place / "back")
     assert contents(place / "back") == contents(images)
 
 
@@ -238,9 +242,11 @@ def test_a_kill_while_restoring_leaves_no_directory_and_can_be_repeated(
 ) -> None:
     objects, back = shop.objects, place / "back"
     kept = kept_in(objects, images)
-    assert not Bench.survives("memory.written:kill", lambda: restore_to(objects, kept.oid, back))
+    assert not Bench.survives(
+        "memory.written:kill", lambda: restore_images(objects, kept.oid, back)
+    )
     assert not back.exists()
-    restore_to(objects, kept.oid, back)
+    restore_images(objects, kept.oid, back)
     assert contents(back) == contents(images)
     assert not (place / "back.part").exists()
 
@@ -291,7 +297,7 @@ def namespace(criu: str) -> Iterator[Namespace]:
             process.kill()
 
 
-def stored(objects: LocalObjects) -> int:
+def stored(objects: LocalObjectStore) -> int:
     stats = objects.stats()
     return stats.pack_bytes + stats.tail_bytes
 
@@ -319,7 +325,7 @@ def test_a_real_process_dumped_by_criu_is_restored_with_its_memory(
         # some 35 pages changed; blocks with many of them in it are stored whole
         assert stored(objects) - idle < base // 50
     for old, here in ((kept, "1"), (changed, "2")):
-        restore_to(objects, old.oid, place / f"back-{here}")
+        restore_images(objects, old.oid, place / f"back-{here}")
         assert contents(place / f"back-{here}") == contents(place / here)
     with namespace(criu) as second:
         assert second("restore", place / "back-1") == ""
@@ -339,5 +345,5 @@ def test_a_host_accepts_a_process_image_it_has_made(shop: Shop, place: Path, cri
     assert found is not None
     host = this_host(found[1])
     with shop.objects.writing():
-        kept = keep(shop.objects, write_images(place / "a", {1: {}}), host=host)
+        kept = save_images(shop.objects, write_images(place / "a", {1: {}}), host=host)
     assert check_host(read_processes(shop.objects, kept.oid), host) == []

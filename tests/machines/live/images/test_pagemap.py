@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from tests.machines.images import MAGIC, PAGE, pagemap, random_memory, write_images
 
 from ortet.errors import Invalid
-from ortet.machines.live.images.pagemap import Places, Run, cut, parse, read_laid
+from ortet.machines.live.images.pagemap import (
+    PageAddresses,
+    PageRun,
+    cut_leaves,
+    parse_pagemap,
+    read_page_layouts,
+)
 
 
-def _runs(steps: list[tuple[int, int]]) -> list[Run]:
+def _runs(steps: list[tuple[int, int]]) -> list[PageRun]:
     at, runs = 0, []
     for gap, count in steps:
         runs.append((at + gap, count))
@@ -34,7 +40,7 @@ def test_only_pages_that_are_in_the_file_count() -> None:
         {1: 0x50000, 2: 7, 3: 1},  # in the parent, before there were flags
         {1: 0x60000, 2: 1},  # before there were flags
     ]
-    assert parse(pagemap(7, entries), PAGE) == (7, [(1, 3), (8, 2), (0x40, 1), (0x60, 1)])
+    assert parse_pagemap(pagemap(7, entries), PAGE) == (7, [(1, 3), (8, 2), (0x40, 1), (0x60, 1)])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,7 @@ def test_only_pages_that_are_in_the_file_count() -> None:
 )
 def test_a_malformed_pagemap_is_refused(data: bytes) -> None:
     with pytest.raises(Invalid) as caught:
-        parse(data, PAGE)
+        parse_pagemap(data, PAGE)
     assert caught.value.kind == "bad_images"
 
 
@@ -63,7 +69,7 @@ def test_each_pages_file_is_assigned_to_the_pagemap_of_its_process(tmp_path: Pat
     (images / "pages-5.img").write_bytes(bytes(2 * PAGE))
     (images / "pages-6.img").write_bytes(b"odd")
     sizes = {path.name: path.stat().st_size for path in images.iterdir()}
-    laid = read_laid(lambda name: (images / name).read_bytes(), sizes, PAGE)
+    laid = read_page_layouts(lambda name: (images / name).read_bytes(), sizes, PAGE)
     assert {name: (one.key, one.runs) for name, one in laid.items()} == {
         "pages-1.img": ("pagemap-7.img", [(0x10, 3)]),
         "pages-2.img": ("pagemap-9.img", [(0x40, 2)]),
@@ -71,14 +77,14 @@ def test_each_pages_file_is_assigned_to_the_pagemap_of_its_process(tmp_path: Pat
     }
     (images / "pages-1.img").write_bytes(bytes(PAGE))
     sizes["pages-1.img"] = PAGE
-    assert read_laid(lambda name: (images / name).read_bytes(), sizes, PAGE)[
+    assert read_page_layouts(lambda name: (images / name).read_bytes(), sizes, PAGE)[
         "pages-1.img"
     ].runs == [(0, 1)]
 
 
 @given(RUNS)
-def test_blocks_are_the_file_without_gaps(runs: list[Run]) -> None:
-    blocks = [block for leaf in cut(runs, PAGE) for block in leaf]
+def test_blocks_are_the_file_without_gaps(runs: list[PageRun]) -> None:
+    blocks = [block for leaf in cut_leaves(runs, PAGE) for block in leaf]
     at = 0
     for start, count in blocks:
         assert start == at
@@ -88,30 +94,30 @@ def test_blocks_are_the_file_without_gaps(runs: list[Run]) -> None:
 
 
 def test_pages_that_come_do_not_move_the_blocks_behind_them() -> None:
-    def addresses(runs: list[Run]) -> set[tuple[Run, ...]]:
-        places = Places(runs)
-        leaves = cut(runs, PAGE)
+    def addresses(runs: list[PageRun]) -> set[tuple[PageRun, ...]]:
+        places = PageAddresses(runs)
+        leaves = cut_leaves(runs, PAGE)
         return {tuple(places.addresses(*block)) for leaf in leaves for block in leaf}
 
     before = [(100, 3), (4096, 8192), (20000, 5)]
     after = [(100, 3), (200, 7), (4000, 8288), (20000, 5)]
     assert len(addresses(before) - addresses(after)) <= 2
-    assert len(cut([(0, 1 << 20)], PAGE)) == 512
+    assert len(cut_leaves([(0, 1 << 20)], PAGE)) == 512
 
 
 @given(RUNS, RUNS, st.data())
 def test_places_finds_the_file_offset_of_every_page_and_back(
-    old: list[Run], new: list[Run], data: st.DataObject
+    old: list[PageRun], new: list[PageRun], data: st.DataObject
 ) -> None:
     plain: dict[int, int] = {}
     for address, count in old:
         for number in range(count):
             plain[address + number] = len(plain)
-    places = Places(old)
+    places = PageAddresses(old)
     for address, count in new:
         expected = [plain.get(address + number) for number in range(count)]
         found: list[int | None] = []
-        for at, length in places.find(address, count):
+        for at, length in places.find_pages(address, count):
             found += [None] * length if at is None else list(range(at, at + length))
         assert found == expected
     if plain:

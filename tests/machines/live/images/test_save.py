@@ -18,13 +18,13 @@ from ortet.errors import Invalid
 from ortet.history.records import Processes
 from ortet.history.references import references
 from ortet.ids import Oid
-from ortet.machines.live.host_compat import Host
-from ortet.machines.live.images.load import recall, restore_to
-from ortet.machines.live.images.save import Kept, keep
-from ortet.objects.base import Kind, Link
+from ortet.machines.live.host_compat import HostProfile
+from ortet.machines.live.images.load import load_saved_images, restore_images
+from ortet.machines.live.images.save import SavedImages, save_images
+from ortet.objects.base import Kind, ObjectRef
 from ortet.objects.gc.sweep import sweep
 
-HOST = Host("4.2.1", "6.18.3", "x86_64", PAGE, ["avx2", "sse2"])
+HOST = HostProfile("4.2.1", "6.18.3", "x86_64", PAGE, ["avx2", "sse2"])
 HEAP = 0x7F0000000000
 
 
@@ -40,21 +40,23 @@ class Memories:
         self.number += 1
         return write_images(self.place / f"dump-{self.number}", processes, **more)
 
-    def keep(self, directory: Path, previous: Kept | None = None) -> tuple[Kept, int]:
+    def keep(self, directory: Path, previous: SavedImages | None = None) -> tuple[SavedImages, int]:
         """And how many bytes of objects are new."""
         before = self._raw()
         with self.objects.writing():
-            kept = keep(self.objects, directory, previous, host=HOST)
+            kept = save_images(self.objects, directory, previous, host=HOST)
             self.objects.flush()
         return kept, self._raw() - before
 
     def _raw(self) -> int:
-        return sum(spot[3] for source in self.objects.shelf.sources() for _, spot in source.spots())
+        return sum(
+            spot[3] for source in self.objects.pack_set.sources() for _, spot in source.locations()
+        )
 
-    def check(self, kept: Kept, directory: Path) -> Path:
+    def check(self, kept: SavedImages, directory: Path) -> Path:
         self.number += 1
         back = self.place / f"back-{self.number}"
-        again = restore_to(self.objects, kept.oid, back)
+        again = restore_images(self.objects, kept.oid, back)
         assert contents(back) == contents(directory)
         assert again.oid == kept.oid
         assert again.held == kept.held
@@ -114,7 +116,7 @@ def test_a_restored_process_is_compared_with_what_it_was_restored_from(
     memory = {7: random_memory(HEAP, 500)}
     images = memories.write(memory)
     kept, _ = memories.keep(images)
-    again = restore_to(memories.objects, kept.oid, memories.place / "again")
+    again = restore_images(memories.objects, kept.oid, memories.place / "again")
     memory[7][HEAP] = os.urandom(PAGE)
     _, stored = memories.keep(memories.write(memory), again)
     assert stored < 3 * PAGE
@@ -160,7 +162,7 @@ def test_pages_of_zeros_cost_nothing(memories: Memories) -> None:
 def test_many_generations_stay_in_few_pieces(memories: Memories) -> None:
     chance = random.Random(5)
     memory = random_memory(HEAP, 640)
-    kept: Kept | None = None
+    kept: SavedImages | None = None
     for _ in range(40):
         for number in chance.sample(range(640), 12):
             memory[HEAP + number * PAGE] = chance.randbytes(PAGE)
@@ -201,11 +203,11 @@ def test_a_recalled_image_serves_as_the_base_of_the_next(memories: Memories) -> 
     memories.keep(memories.write({9: random_memory(HEAP, 500)}))
     memory[7][HEAP + 3 * PAGE] = os.urandom(PAGE)
     kept, _ = memories.keep(memories.write(memory), kept)
-    sweep(objects, lambda: [Link(kept.oid, Kind.PROCESSES)], references, min_garbage=0)
+    sweep(objects, lambda: [ObjectRef(kept.oid, Kind.PROCESSES)], references, min_garbage=0)
     memory[7][HEAP + 9 * PAGE] = os.urandom(PAGE)
     images = memories.write(memory)
     with objects.writing():
-        known = recall(objects, kept.oid)
+        known = load_saved_images(objects, kept.oid)
     again, stored = memories.keep(images, known)
     assert stored < 3 * PAGE
     memories.check(again, images)
@@ -221,7 +223,7 @@ def test_images_with_another_page_size_are_stored_and_restored(
     kept = None
     for _ in range(2):
         with memories.objects.writing():
-            kept = keep(memories.objects, images, kept, host=host)
+            kept = save_images(memories.objects, images, kept, host=host)
         memories.check(kept, images)
         with (images / "pages-1.img").open("r+b") as file:
             file.write(b"changed")
@@ -237,8 +239,8 @@ def test_a_sweep_keeps_only_the_pages_of_referenced_images(memories: Memories) -
     second, _ = memories.keep(images, first)
     others, _ = memories.keep(memories.write({9: random_memory(HEAP, 3000)}))
 
-    def held(*roots: Kept) -> None:
-        links = [Link(kept.oid, Kind.PROCESSES) for kept in roots]
+    def held(*roots: SavedImages) -> None:
+        links = [ObjectRef(kept.oid, Kind.PROCESSES) for kept in roots]
         sweep(objects, lambda: links, references, min_garbage=0)
 
     held(first, second)
@@ -277,7 +279,7 @@ def test_the_record_says_where_it_was_made(memories: Memories) -> None:
     assert (made.engine, made.version, made.kernel) == ("criu", "4.2.1", "6.18.3")
     assert (made.arch, made.page_size, made.cpu) == ("x86_64", PAGE, ["avx2", "sse2"])
     with memories.objects.writing():
-        other = keep(
+        other = save_images(
             memories.objects,
             memories.place / "dump-1",
             kept,

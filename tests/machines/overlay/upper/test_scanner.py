@@ -16,11 +16,11 @@ from tests.fixtures.machines import Shop
 from tests.machines.overlays import Overlay, disturb, remove_tree
 
 from ortet._util.codec import decode, encode
-from ortet.history.records import Entry, Image
+from ortet.history.records import Image, TreeEntry
 from ortet.ids import Oid
 from ortet.machines.overlay.supervisor_client import Zygote
-from ortet.machines.overlay.upper.scanner import Upper
-from ortet.machines.standalone.syscalls import privileged
+from ortet.machines.overlay.upper.scanner import UpperScanner
+from ortet.machines.standalone.syscalls import is_privileged
 from ortet.objects.base import Kind
 
 pytestmark = pytest.mark.overlay
@@ -36,12 +36,12 @@ class Pair:
 
     def rest_on(self, below: Image) -> None:
         self.below = below
-        self.upper = Upper(
+        self.upper = UpperScanner(
             self.shop.objects,
             self.shop.trees,
             self.overlay.upper,
             below=below.root,
-            root=privileged(),
+            is_root=is_privileged(),
             view=os.fsencode(self.view),
         )
 
@@ -52,7 +52,7 @@ class Pair:
         groups = []
         if self.below.links:
             groups = decode(list[list[bytes]], objects.get(Oid(self.below.links)))
-        found = self.upper.groups(groups)
+        found = self.upper.hardlink_groups(groups)
         return Image(root, objects.put(Kind.META, encode(found)) if found else b"")
 
     def seen(self) -> Image:
@@ -62,7 +62,7 @@ class Pair:
     def agree(self) -> bool:
         """Without root the kernel gives each name of a file its own inode number in the view."""
         told, seen = self.told(), self.seen()
-        return told == seen if privileged() else told.root == seen.root
+        return told == seen if is_privileged() else told.root == seen.root
 
     def close(self) -> None:
         self.upper.close()
@@ -229,13 +229,13 @@ def test_ignored_files_in_the_upper_directory_are_not_part_of_the_state(make: Ma
 
     pair = make(ignoring)
     pair.told()
-    assert not pair.upper.ignoring
+    assert not pair.upper.has_ignored_files
     (pair.view / "a.log").write_text("log")
     (pair.view / "cache").mkdir()
     (pair.view / "cache/x").write_text("x")
     (pair.view / "dir/y.bin").write_bytes(b"y" * 2000)
     assert pair.told() == pair.seen()
-    assert pair.upper.ignoring and not pair.upper.restated
+    assert pair.upper.has_ignored_files and not pair.upper.has_changed_rules
     assert [(loss.path, loss.what) for loss in pair.upper.losses] == [("dir/y.bin", "size")]
     pair.told()
     assert len(pair.upper.losses) == 1
@@ -245,10 +245,10 @@ def test_a_changed_ignore_file_needs_a_full_scan(make: Make) -> None:
     pair = make(fill)
     (pair.view / "dir/.ortetignore").write_text("one\n")
     pair.told()
-    assert pair.upper.restated
+    assert pair.upper.has_changed_rules
     (pair.view / "dir/.ortetignore").unlink()
     assert pair.told() == pair.seen()
-    assert not pair.upper.restated
+    assert not pair.upper.has_changed_rules
     (pair.view / "fresh").mkdir()
     (pair.view / "fresh/.ortetignore").write_text("x\n")
     (pair.view / "fresh/x").write_text("x")
@@ -290,8 +290,8 @@ def test_the_upper_scan_agrees_with_a_full_scan_after_any_changes(
             disturb(pair.view, dice, dice.choice([1, 3, 15]))
         assert pair.agree()
         told = pair.told()
-        anew = Upper(
-            shop.objects, shop.trees, pair.overlay.upper, below=below.root, root=privileged()
+        anew = UpperScanner(
+            shop.objects, shop.trees, pair.overlay.upper, below=below.root, is_root=is_privileged()
         )
         assert anew.scan() == told.root
         anew.close()
@@ -303,6 +303,6 @@ def test_the_upper_scan_agrees_with_a_full_scan_after_any_changes(
 def test_a_changed_file_is_found_in_the_scanned_tree_with_its_size(make: Make) -> None:
     pair = make(fill)
     (pair.view / "dir/deep/two").write_text("changed")
-    root: Entry = pair.told().root
+    root: TreeEntry = pair.told().root
     found = pair.shop.trees.resolve(root, b"dir/deep/two")
     assert found is not None and found.size == 7

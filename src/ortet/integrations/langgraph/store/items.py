@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ortet._util.codec import Hasher, Record, decode, encode
+from ortet._util.codec import Hasher, StoredRecord, decode, encode
 from ortet.backends.base import RowChange
 from ortet.errors import Invalid
 from ortet.ids import to_hex
@@ -22,17 +22,17 @@ ITEM, PART, VECTORS, EXPIRED = (
 )
 """Kinds of events: an item put or deleted; more of a long value; vectors of it; items swept."""
 
-Id = tuple[tuple[str, ...], str]
+ItemId = tuple[tuple[str, ...], str]
 """Namespace and key."""
 
 _END = ".."
 """Between namespace and key in the name of a row: a label is not empty, and has no period."""
 _HASHED = "\x02"
-_LONGEST = 2000
-_DEEPEST = 64
+_MAX_NAME_LENGTH = 2000
+_MAX_DEPTH = 64
 
 
-class Entry(Record, frozen=True):
+class ItemEntry(StoredRecord, frozen=True):
     """Where an item is. Times are in ns since 1970; `ttl` is in minutes, 0 for none."""
 
     seq: int  # of the event that put it last
@@ -46,10 +46,10 @@ class Entry(Record, frozen=True):
     expires: int = 0
     key: str = ""  # where the name of the row cannot say it
 
-    def is_over(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         return 0 < self.expires <= now
 
-    def refreshed(self, now: int) -> Entry:
+    def with_new_expiry(self, now: int) -> ItemEntry:
         return replace(self, expires=now + int(self.ttl * 60e9))
 
     @property
@@ -59,8 +59,8 @@ class Entry(Record, frozen=True):
 
 
 def changes_of(
-    event: Event, known: Callable[[Id], Entry | None]
-) -> Iterator[tuple[Id, Entry | None]]:
+    event: Event, find_entry: Callable[[ItemId], ItemEntry | None]
+) -> Iterator[tuple[ItemId, ItemEntry | None]]:
     """What an event does to items: where each is then, None for nowhere. Everything that is kept
     beside the journal is made by it."""
     data = event.data
@@ -73,11 +73,11 @@ def changes_of(
     if data.get("gone"):
         yield id_, None
         return
-    before = known(id_) if "since" in data else None
+    before = find_entry(id_) if "since" in data else None
     same = "same" in data and before is not None
     yield (
         id_,
-        Entry(
+        ItemEntry(
             seq=event.seq,
             born=data.get("since", event.seq),
             created=before.created if before else event.time,
@@ -87,14 +87,14 @@ def changes_of(
             vectors=data.get("vectors", 0),
             ttl=data.get("ttl", 0.0),
             expires=data.get("expires", 0),
-            key=data["key"] if _is_odd(data["key"]) else "",
+            key=data["key"] if _needs_hash(data["key"]) else "",
         ),
     )
 
 
-def folded(events: Iterable[Event]) -> dict[Id, Entry]:
+def fold_items(events: Iterable[Event]) -> dict[ItemId, ItemEntry]:
     """All items that are there after these events."""
-    found: dict[Id, Entry] = {}
+    found: dict[ItemId, ItemEntry] = {}
     for event in events:
         for id_, entry in changes_of(event, found.get):
             if entry is None:
@@ -104,9 +104,9 @@ def folded(events: Iterable[Event]) -> dict[Id, Entry]:
     return found
 
 
-def past_of(events: Iterable[Event], id_: Id) -> list[tuple[Event, Entry | None]]:
+def item_history(events: Iterable[Event], id_: ItemId) -> list[tuple[Event, ItemEntry | None]]:
     """Events that changed an item, each with where it was then."""
-    found: list[tuple[Event, Entry | None]] = []
+    found: list[tuple[Event, ItemEntry | None]] = []
     for event in events:
         last = found[-1][1] if found else None
         for changed, entry in changes_of(event, lambda _, last=last: last):  # type: ignore[misc]
@@ -115,7 +115,7 @@ def past_of(events: Iterable[Event], id_: Id) -> list[tuple[Event, Entry | None]
     return found
 
 
-def told_in(event: Event) -> range:
+def event_seqs(event: Event) -> range:
     """Numbers of the events that tell of one put: itself, and those with more of it."""
     data = event.data if event.kind == ITEM else {}
     more = data.get("parts", 0) + data.get("vectors", 0)
@@ -129,36 +129,36 @@ def kind_of(timeline: str) -> str:
     return f"langgraph-item/{timeline}"
 
 
-def row_of(timeline: str, id_: Id, entry: Entry | None) -> RowChange:
+def row_of(timeline: str, id_: ItemId, entry: ItemEntry | None) -> RowChange:
     value = None if entry is None else encode(entry)
     return RowChange(kind_of(timeline), row_key(id_), value)
 
 
-def row_key(id_: Id) -> str:
+def row_key(id_: ItemId) -> str:
     namespace, key = id_
-    if _is_odd(key):
+    if _needs_hash(key):
         key = _HASHED + to_hex(Hasher().oid(key.encode()))
     return f"{'.'.join(namespace)}{_END}{key}"
 
 
-def id_of(name: str, entry: Entry) -> Id:
+def id_of(name: str, entry: ItemEntry) -> ItemId:
     labels, _, key = name.partition(_END)
     return (tuple(labels.split(".")) if labels else (), entry.key or key)
 
 
-def entry_of(value: bytes) -> Entry:
-    return decode(Entry, value)
+def entry_of(value: bytes) -> ItemEntry:
+    return decode(ItemEntry, value)
 
 
-def _is_odd(key: str) -> bool:
+def _needs_hash(key: str) -> bool:
     """Whether a row cannot be named by it."""
-    return len(key) > _LONGEST or "\0" in key or key.startswith(_HASHED)
+    return len(key) > _MAX_NAME_LENGTH or "\0" in key or key.startswith(_HASHED)
 
 
 # what is given
 
 
-def checked_id(namespace: Iterable[str], key: Any) -> Id:
+def checked_id(namespace: Iterable[str], key: Any) -> ItemId:
     """Invalid for what no row can be named by."""
     labels = tuple(namespace)
     name = str(key)
@@ -170,19 +170,21 @@ def checked_id(namespace: Iterable[str], key: Any) -> Id:
                 raise Invalid(
                     "bad_name", f"{text!r} is no text ({error.reason}): take another key or label"
                 ) from error
-    if sum(map(len, labels)) + len(labels) > _LONGEST:
-        raise Invalid("bad_name", f"namespace {labels!r:.100} is too long: {_LONGEST} letters fit")
+    if sum(map(len, labels)) + len(labels) > _MAX_NAME_LENGTH:
+        raise Invalid(
+            "bad_name", f"namespace {labels!r:.100} is too long: {_MAX_NAME_LENGTH} letters fit"
+        )
     return labels, name
 
 
-def checked_value(id_: Id, value: Any) -> dict[str, Any]:
+def checked_value(id_: ItemId, value: Any) -> dict[str, Any]:
     """Plain data of its own; Invalid("not_json") that says which key of which item is none."""
     given = dict(value)
     try:
         check_plain(given)
         return decode(dict[str, Any], encode(given))
     except Invalid as error:
-        where, why = _culprit(given)
+        where, why = _find_invalid_field(given)
         raise Invalid(
             "not_json",
             f"item {id_[1]!r} in {'.'.join(id_[0])}: {where or 'its value'} cannot be stored "
@@ -193,24 +195,24 @@ def checked_value(id_: Id, value: Any) -> dict[str, Any]:
         ) from error
 
 
-def _culprit(value: Any, where: str = "", depth: int = 0) -> tuple[str, str]:
+def _find_invalid_field(value: Any, path: str = "", depth: int = 0) -> tuple[str, str]:
     """The first field that cannot be stored, and why; nothing of what is nested too deep."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return "", ""
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                return f"{where or 'value'}[{key!r}]", f"a key that is {type(key).__name__}"
-        inner = ((f"{where}.{key}" if where else key, item) for key, item in value.items())
+                return f"{path or 'value'}[{key!r}]", f"a key that is {type(key).__name__}"
+        inner = ((f"{path}.{key}" if path else key, item) for key, item in value.items())
     elif isinstance(value, list | tuple):
-        inner = ((f"{where}[{number}]", item) for number, item in enumerate(value))
+        inner = ((f"{path}[{number}]", item) for number, item in enumerate(value))
     else:
         try:
             check_plain(value)
             encode(value)
         except Invalid:
-            return where, f"{type(value).__name__} {value!r:.80}"
+            return path, f"{type(value).__name__} {value!r:.80}"
         return "", ""
-    found = (_culprit(item, name, depth + 1) for name, item in inner)
+    found = (_find_invalid_field(item, name, depth + 1) for name, item in inner)
     return next((one for one in found if one[0]), ("", ""))

@@ -13,36 +13,36 @@ from ortet._util.codec import encode
 from ortet.backends.base import EventRow, RowChange
 from ortet.config.environment import open_hub
 from ortet.errors import Conflict, Corrupt, Refused
-from ortet.integrations._shared.lentkeeper import how_opened, opened
+from ortet.integrations._shared.lentkeeper import hub_open_options, require_hub
 from ortet.integrations.langgraph.store.items import (
     EXPIRED,
-    Entry,
-    Id,
+    ItemEntry,
+    ItemId,
     changes_of,
     entry_of,
-    folded,
+    fold_items,
     id_of,
     kind_of,
     row_key,
     row_of,
 )
-from ortet.integrations.langgraph.store.store_known import Known, copied
-from ortet.integrations.langgraph.store.store_puts import Change, drafts_of
+from ortet.integrations.langgraph.store.store_known import ItemValueCache, copy_value
+from ortet.integrations.langgraph.store.store_puts import ItemChange, drafts_of
 from ortet.journal.events import Draft, Event, Tip
-from ortet.sessions.environment.traces import beside, drop_beside
-from ortet.sessions.history.participants import line_of
+from ortet.sessions.environment.traces import adapter_row_kind, drop_adapter_rows
+from ortet.sessions.history.participants import load_event_log
 from ortet.sessions.table import ARCHIVED, CLOSED, SessionRow
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
     from ortet.hub.hub import Hub
-    from ortet.journal.event_log import Line
+    from ortet.journal.event_log import EventLog
 
-_TRIES = 1000
+_MAX_ATTEMPTS = 1000
 _PAGE = 1000
-_NEAR = 50
+_MAX_GAP_EVENTS = 50
 """Events between two that are wanted, which cost less than to ask twice."""
-_SWEPT = 1000
+_EXPIRE_BATCH_ITEMS = 1000
 
 
 class ItemJournal:
@@ -50,44 +50,44 @@ class ItemJournal:
     but for where the journal ended when it was last written to."""
 
     def __init__(self, hub: Hub, name: str, agent: str) -> None:
-        self._hub = opened(hub)
+        self._hub = require_hub(hub)
         self._catalog = hub.catalog
-        self._minds = hub._minds()
-        self._chain = self._minds.chain
+        self._sessions = hub._session_manager()
+        self._chain = self._sessions.chain
         self._name, self._agent = name, agent
-        self.anew()
-        self.session = self._begun(hub).id
+        self.reset()
+        self.session = self._find_or_create(hub).id
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Forget what is remembered. Also in a forked child: a thread of its parent may have been
         in the middle of changing it, and holds the lock for ever there."""
         self.lock = RLock()
         self._tip: tuple[str, Tip] = ("", Tip())
-        self._ready: set[str] = set()
-        self._line: tuple[str, Line] | None = None
-        self._known = Known()
+        self._indexed_timelines: set[str] = set()
+        self._cached_log: tuple[str, EventLog] | None = None
+        self._value_cache = ItemValueCache()
         self._row: SessionRow | None = None
 
-    def _begun(self, hub: Hub) -> SessionRow:
-        row = self._minds.roll.find(self._agent, self._name)
+    def _find_or_create(self, hub: Hub) -> SessionRow:
+        row = self._sessions.table.find(self._agent, self._name)
         if row is None:
             try:
                 hub.session(self._name, agent=self._agent).pause()
             except Refused as error:
                 if error.kind != "lease_held":  # another process has just begun it
                     raise
-            row = self._minds.roll.find(self._agent, self._name)
+            row = self._sessions.table.find(self._agent, self._name)
             assert row is not None
         return row
 
-    def _begin_anew(self) -> SessionRow:
+    def _recreate_session(self) -> SessionRow:
         """Somebody has removed the session. The hub may be in use by another thread."""
-        with self.lock, open_hub(self._hub.url, **how_opened(self._hub)) as other:
-            row = self._begun(other)
+        with self.lock, open_hub(self._hub.url, **hub_open_options(self._hub)) as other:
+            row = self._find_or_create(other)
             if row.id != self.session:
-                for timeline in self._ready:
-                    drop_beside(self._catalog, timeline)
-                self._ready.clear()
+                for timeline in self._indexed_timelines:
+                    drop_adapter_rows(self._catalog, timeline)
+                self._indexed_timelines.clear()
                 self.session = row.id
         return row
 
@@ -99,49 +99,49 @@ class ItemJournal:
         """Asked for at every call; read only when it was changed."""
         found = self._catalog.row("session", self.session)
         if found is None:
-            self._row = self._begin_anew()
+            self._row = self._recreate_session()
         elif self._row is None or self._row.version != found.version:
-            self._row = self._minds.roll.get(self.session)
+            self._row = self._sessions.table.get(self.session)
         return self._row
 
     def timeline(self) -> str:
         """Where the session is now: a restore leads it elsewhere."""
         found = self.row().timeline
-        if found not in self._ready:
-            self._prepare(found)
+        if found not in self._indexed_timelines:
+            self._build_rows(found)
         return found
 
     # one item
 
-    def entry(self, id_: Id) -> Entry | None:
+    def entry(self, id_: ItemId) -> ItemEntry | None:
         return self._entry(self.timeline(), id_)
 
-    def _entry(self, timeline: str, id_: Id) -> Entry | None:
+    def _entry(self, timeline: str, id_: ItemId) -> ItemEntry | None:
         row = self._catalog.row(kind_of(timeline), row_key(id_))
         return entry_of(row.value) if row else None
 
-    def get(self, id_: Id, *, refresh: bool) -> tuple[Entry, dict[str, Any]] | None:
+    def get(self, id_: ItemId, *, refresh: bool) -> tuple[ItemEntry, dict[str, Any]] | None:
         """An item with its value; None for none, and where its time is up."""
         timeline = self.timeline()
         entry = self._entry(timeline, id_)
-        if entry is None or entry.is_over(self.now):
+        if entry is None or entry.is_expired(self.now):
             return None
-        known = self._known.of(timeline, self.epoch())
+        known = self._value_cache.values_for(timeline, self.epoch())
         value = known.get(entry.said)
         if value is None:
             value = self._values(timeline, [entry]).get(entry.said)
             if value is None:  # erased
                 return None
-            self._known.keep(known, entry.said, value)
+            self._value_cache.keep(known, entry.said, value)
         if refresh and entry.ttl:
             self.refresh([id_])
-        return entry, copied(value)
+        return entry, copy_value(value)
 
-    def values(self, entries: Sequence[Entry]) -> dict[int, dict[str, Any]]:
+    def values(self, entries: Sequence[ItemEntry]) -> dict[int, dict[str, Any]]:
         """By number of the event that has it. What was erased is missing."""
         return self._values(self.timeline(), entries)
 
-    def _values(self, timeline: str, entries: Sequence[Entry]) -> dict[int, dict[str, Any]]:
+    def _values(self, timeline: str, entries: Sequence[ItemEntry]) -> dict[int, dict[str, Any]]:
         wanted = {entry.said: entry for entry in entries}
         seqs = [entry.said + n for entry in wanted.values() for n in range(entry.parts + 1)]
         events = self._read(timeline, seqs)
@@ -155,7 +155,7 @@ class ItemJournal:
             found[said] = msgspec.json.decode(text) if rest else first.data["value"]
         return found
 
-    def vectors(self, entries: Sequence[Entry]) -> dict[int, list[bytes]]:
+    def vectors(self, entries: Sequence[ItemEntry]) -> dict[int, list[bytes]]:
         """By number of the event that put the item."""
         seqs = [e.vectors_after + n + 1 for e in entries for n in range(e.vectors)]
         events = self._read(self.timeline(), seqs)
@@ -168,17 +168,17 @@ class ItemJournal:
                     made += [b64decode(text) for _, text in event.data["vectors"]]
         return found
 
-    def refresh(self, ids: Sequence[Id]) -> dict[Id, Entry]:
+    def refresh(self, ids: Sequence[ItemId]) -> dict[ItemId, ItemEntry]:
         """Let the time of items begin anew; returns where they are then."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             timeline, now = self.timeline(), self.now
-            made: dict[Id, Entry] = {}
+            made: dict[ItemId, ItemEntry] = {}
             rows: list[RowChange] = []
             for id_ in ids:
                 row = self._catalog.row(kind_of(timeline), row_key(id_))
                 entry = entry_of(row.value) if row else None
-                if row and entry and entry.ttl and not entry.is_over(now):
-                    made[id_] = entry.refreshed(now)
+                if row and entry and entry.ttl and not entry.is_expired(now):
+                    made[id_] = entry.with_new_expiry(now)
                     rows.append(RowChange(row.kind, row.key, encode(made[id_]), row.version))
             try:
                 if rows:
@@ -191,7 +191,7 @@ class ItemJournal:
 
     # all of them
 
-    def rows(self) -> Iterator[tuple[Id, Entry]]:
+    def rows(self) -> Iterator[tuple[ItemId, ItemEntry]]:
         kind, after = kind_of(self.timeline()), ""
         while page := self._catalog.rows(kind, after, _PAGE):
             for row in page:
@@ -202,7 +202,7 @@ class ItemJournal:
     def epoch(self) -> tuple[int, int]:
         """Another one where something was erased since."""
         objects = self._hub.objects
-        return objects.gate.epoch(), objects.epoch
+        return objects.sweep_lock.epoch(), objects.epoch
 
     def last(self, timeline: str) -> int:
         return self._catalog.last_seq(timeline)
@@ -214,20 +214,20 @@ class ItemJournal:
                 yield self._chain.read(row, timeline)
             after = page[-1].seq
 
-    def told(self) -> Iterator[Event]:
+    def all_events(self) -> Iterator[Event]:
         """Everything that happened, from the first event of the family on."""
-        yield from self._whole(self.timeline()).events()
+        yield from self._full_log(self.timeline()).events()
 
     def commit(self, message: str) -> CommitInfo:
         """Under the lease of the session; what others write meanwhile is in the next one."""
-        with self._minds.borrowed(self.row()) as session:
+        with self._sessions.leased_session(self.row()) as session:
             return session.commit(message)
 
     # writing
 
-    def write(self, changes: Iterable[Change]) -> None:
+    def write(self, changes: Iterable[ItemChange]) -> None:
         """All of it at once, durable on return."""
-        given = [msgspec.structs.replace(one, value=self._hub.hidden(one.value)) for one in changes]
+        given = [msgspec.structs.replace(one, value=self._hub.redact(one.value)) for one in changes]
 
         def drafts(timeline: str) -> list[Draft]:
             return drafts_of(
@@ -240,18 +240,18 @@ class ItemJournal:
 
         self._append(drafts)
 
-    def expire(self, ids: Sequence[Id]) -> int:
+    def expire(self, ids: Sequence[ItemId]) -> int:
         """Take out those whose time is up; returns how many."""
         total = 0
-        for start in range(0, len(ids), _SWEPT):
-            some, gone = ids[start : start + _SWEPT], list[Any]()
+        for start in range(0, len(ids), _EXPIRE_BATCH_ITEMS):
+            some, gone = ids[start : start + _EXPIRE_BATCH_ITEMS], list[Any]()
 
-            def drafts(timeline: str, some: Sequence[Id] = some, gone: list[Any] = gone) -> Any:
+            def drafts(timeline: str, some: Sequence[ItemId] = some, gone: list[Any] = gone) -> Any:
                 entries = {id_: self._entry(timeline, id_) for id_ in some}
                 gone[:] = [
                     [list(id_[0]), id_[1]]
                     for id_, entry in entries.items()
-                    if entry is not None and entry.is_over(self.now)
+                    if entry is not None and entry.is_expired(self.now)
                 ]
                 return [Draft(EXPIRED, {"gone": list(gone)}, self._hub.author)] if gone else []
 
@@ -262,13 +262,13 @@ class ItemJournal:
     def _append(self, drafts: Callable[[str], Sequence[Draft]]) -> None:
         """Behind whatever is last: who was slower looks again, and loses nothing."""
         with self.lock:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 row = self.row()
                 if row.status in (CLOSED, ARCHIVED):
-                    raise _ended(row)
+                    raise _ended_session_error(row)
                 timeline = self.timeline()
                 tip = self._tip_of(timeline)
-                events, rows, values, last = self._made(timeline, tip, drafts(timeline))
+                events, rows, values, last = self._make_events(timeline, tip, drafts(timeline))
                 if not events:
                     return
                 try:
@@ -279,18 +279,18 @@ class ItemJournal:
                         raise
                     continue
                 self._tip = (timeline, last)
-                known = self._known.of(timeline, self.epoch())
+                known = self._value_cache.values_for(timeline, self.epoch())
                 for seq, value in values.items():
-                    self._known.keep(known, seq, value)
-                self._hub.tell(f"session:{self.session}")
+                    self._value_cache.keep(known, seq, value)
+                self._hub.notify(f"session:{self.session}")
                 return
         raise Conflict("seq_taken", "too many processes write to this store: repeat the call")
 
-    def _made(
+    def _make_events(
         self, timeline: str, tip: Tip, drafts: Sequence[Draft]
     ) -> tuple[list[EventRow], list[RowChange], dict[int, dict[str, Any]], Tip]:
         events: list[EventRow] = []
-        rows: dict[Id, RowChange] = {}
+        rows: dict[ItemId, RowChange] = {}
         values: dict[int, dict[str, Any]] = {}
         for draft in drafts:
             made, event = self._chain.make(tip, draft, self.now)
@@ -305,7 +305,7 @@ class ItemJournal:
     def _tip_of(self, timeline: str) -> Tip:
         if self._tip[0] != timeline:
             found = self._catalog.events(timeline, limit=1, newest=True)
-            tip = self._chain.tip(found[0]) if found else self._whole(timeline).tip()
+            tip = self._chain.tip(found[0]) if found else self._full_log(timeline).tip()
             self._tip = (timeline, tip)
         return self._tip[1]
 
@@ -320,50 +320,50 @@ class ItemJournal:
                     found[row.seq] = self._chain.read(row, timeline)
             missing = wanted - found.keys()
             if missing:  # they are older than this timeline, or only in commits any more
-                found |= self._older(timeline, missing)
+                found |= self._read_from_log(timeline, missing)
         return found
 
-    def _older(self, timeline: str, wanted: set[int]) -> dict[int, Event]:
+    def _read_from_log(self, timeline: str, wanted: set[int]) -> dict[int, Event]:
         with self.lock:
             try:
-                events = list(self._whole(timeline).events(min(wanted) - 1, max(wanted)))
+                events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
             except Corrupt:  # what a later commit holds was trimmed
-                self._line = None
-                events = list(self._whole(timeline).events(min(wanted) - 1, max(wanted)))
+                self._cached_log = None
+                events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
         return {event.seq: event for event in events if event.seq in wanted}
 
-    def _whole(self, timeline: str) -> Line:
+    def _full_log(self, timeline: str) -> EventLog:
         """With what came before it; kept, as later commits only hold more."""
-        if self._line is None or self._line[0] != timeline:
-            self._line = (timeline, line_of(self._minds, self.row())[0])
-        return self._line[1]
+        if self._cached_log is None or self._cached_log[0] != timeline:
+            self._cached_log = (timeline, load_event_log(self._sessions, self.row())[0])
+        return self._cached_log[1]
 
-    def _prepare(self, timeline: str) -> None:
+    def _build_rows(self, timeline: str) -> None:
         """Rows for a timeline that has none: the session is new, or was led here."""
         with self.lock:
-            if not self._is_made(timeline):
-                there = folded(self._whole(timeline).events())
+            if not self._has_rows(timeline):
+                there = fold_items(self._full_log(timeline).events())
                 rows = [row_of(timeline, id_, entry) for id_, entry in there.items()]
-                made = RowChange(beside(timeline), kind_of(timeline), b"\x01", expect=0)
+                made = RowChange(adapter_row_kind(timeline), kind_of(timeline), b"\x01", expect=0)
                 try:
                     self._catalog.move([], verb="index", actor=self._hub.author, rows=[made, *rows])
                 except Conflict as error:
                     if error.kind != "row_moved":  # another process has made them
                         raise
-                self._leave(timeline)
-            self._ready.add(timeline)
+                self._drop_stale_rows(timeline)
+            self._indexed_timelines.add(timeline)
 
-    def _leave(self, timeline: str) -> None:
+    def _drop_stale_rows(self, timeline: str) -> None:
         """Rows of timelines that the session has left are nobody's."""
-        for old in self._minds.roll.left(self.session) - {timeline}:
-            if self._is_made(old):
-                drop_beside(self._catalog, old)
+        for old in self._sessions.table.former_timelines(self.session) - {timeline}:
+            if self._has_rows(old):
+                drop_adapter_rows(self._catalog, old)
 
-    def _is_made(self, timeline: str) -> bool:
-        return self._catalog.row(beside(timeline), kind_of(timeline)) is not None
+    def _has_rows(self, timeline: str) -> bool:
+        return self._catalog.row(adapter_row_kind(timeline), kind_of(timeline)) is not None
 
 
-def _ended(row: SessionRow) -> Conflict:
+def _ended_session_error(row: SessionRow) -> Conflict:
     back = (
         f"bring it back with hub.unarchive({row.name!r})"
         if row.status == ARCHIVED
@@ -381,7 +381,7 @@ def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int, set[int]]]:
     """Numbers that lie together, as first, last, and which of them."""
     run: list[int] = []
     for seq in seqs:
-        if run and (seq - run[-1] > _NEAR or seq - run[0] >= _PAGE):
+        if run and (seq - run[-1] > _MAX_GAP_EVENTS or seq - run[0] >= _PAGE):
             yield run[0], run[-1], set(run)
             run = []
         run.append(seq)

@@ -11,27 +11,27 @@ from langgraph.store.base import SearchOp
 
 from ortet.errors import Unsupported
 from ortet.integrations.langgraph.store.journal import ItemJournal
-from ortet.integrations.langgraph.store.store_match import test_of
-from ortet.integrations.langgraph.store.view import Picture, Seen
-from ortet.memory.lexical.scoring import Counted, Weights, rarity
-from ortet.memory.lexical.tokenizer import Words
+from ortet.integrations.langgraph.store.store_match import compile_filter
+from ortet.integrations.langgraph.store.view import ItemView, ViewItem
+from ortet.memory.lexical.scoring import TermFrequencies, Weights, inverse_document_frequency
+from ortet.memory.lexical.tokenizer import Tokenizer
 
-Scored = tuple[Seen, float | None]
+Scored = tuple[ViewItem, float | None]
 
 _WEIGHTS = Weights()
-_SOME = 1000
+_READ_BATCH_ITEMS = 1000
 """Values that are read at once."""
 
 
-class Search:
+class ItemSearch:
     """For one thread at a time."""
 
-    def __init__(self, journal: ItemJournal, picture: Picture) -> None:
+    def __init__(self, journal: ItemJournal, view: ItemView) -> None:
         self._journal = journal
-        self._picture = picture
-        self._words = Words()
-        self._meanings: Any = None
-        self._age = -1
+        self._view = view
+        self._tokenizer = Tokenizer()
+        self._vectors: Any = None
+        self._vectors_generation = -1
 
     def find(self, op: SearchOp, vector: Sequence[float] | None) -> list[Scored]:
         """What `op` asks for, values read. The picture must be of now.
@@ -46,45 +46,45 @@ class Search:
             if not op.query:
                 found = self._plain(op, now)
             elif vector is None:
-                found = self._by_words(list(self._fitting(op, now)), op.query)
+                found = self._by_words(list(self._filtered(op, now)), op.query)
             else:
-                found = self._by_meaning(list(self._fitting(op, now)), vector)
+                found = self._by_vector(list(self._filtered(op, now)), vector)
             page = found[op.offset : end]
-            if not self._picture.read([seen for seen, _ in page]):
+            if not self._view.load_values([seen for seen, _ in page]):
                 return page
 
     def _plain(self, op: SearchOp, now: int) -> list[Scored]:
         """No more than are asked for."""
         found: list[Scored] = []
-        for seen in self._fitting(op, now):
+        for seen in self._filtered(op, now):
             found.append((seen, None))
             if len(found) >= op.offset + op.limit:
                 break
         return found
 
-    def _fitting(self, op: SearchOp, now: int) -> Iterator[Seen]:
-        items = self._picture.items(tuple(op.namespace_prefix), now)
+    def _filtered(self, op: SearchOp, now: int) -> Iterator[ViewItem]:
+        items = self._view.items(tuple(op.namespace_prefix), now)
         if not op.filter:
             yield from items
             return
-        fits = test_of(op.filter)
+        fits = compile_filter(op.filter)
         for several in _grouped(items):
-            self._picture.read(several)
+            self._view.load_values(several)
             for seen in several:
                 if seen.value is not None and fits(seen.value):
                     yield seen
 
     # by words
 
-    def _by_words(self, items: list[Seen], query: str) -> list[Scored]:
-        terms = self._words.query_terms(query)
-        uncounted = (seen for seen in items if seen.counted is None)
+    def _by_words(self, items: list[ViewItem], query: str) -> list[Scored]:
+        terms = self._tokenizer.query_terms(query)
+        uncounted = (seen for seen in items if seen.term_counts is None)
         for several in _grouped(uncounted):
-            self._picture.read(several)
+            self._view.load_values(several)
             for seen in several:
                 if seen.value is not None:
-                    seen.counted = self._counted(seen)
-        there = [(seen, seen.counted) for seen in items if seen.counted is not None]
+                    seen.term_counts = self._count_terms(seen)
+        there = [(seen, seen.term_counts) for seen in items if seen.term_counts is not None]
         average = sum(one.length for _, one in there) / max(1, len(there)) or 1.0
         k1, b = _WEIGHTS.k1, _WEIGHTS.b
         # term by term, as most items have few of them; the same sums as memory.scoring.bm25 makes
@@ -94,41 +94,41 @@ class Search:
             found = [
                 (number, count)
                 for number, (_, one) in enumerate(there)
-                if (count := one.often.get(term))
+                if (count := one.frequencies.get(term))
             ]
-            worth = rarity(term, len(there), len(found)) * (k1 + 1)
+            worth = inverse_document_frequency(term, len(there), len(found)) * (k1 + 1)
             for number, count in found:
                 gain = worth * count / (count + norms[number])
                 sums[number] = sums.get(number, 0.0) + gain
         scores = {id(there[number][0]): score for number, score in sums.items()}
-        return _ranked([seen for seen, _ in there], scores)
+        return _rank_items([seen for seen, _ in there], scores)
 
-    def _counted(self, seen: Seen) -> Counted:
-        tokens = self._words.tokens(" ".join(_texts(seen.value)))
-        return Counted(dict(Counter(tokens)), len(tokens))
+    def _count_terms(self, item: ViewItem) -> TermFrequencies:
+        tokens = self._tokenizer.tokens(" ".join(_texts(item.value)))
+        return TermFrequencies(dict(Counter(tokens)), len(tokens))
 
     # by meaning
 
-    def _by_meaning(self, items: list[Seen], vector: Sequence[float]) -> list[Scored]:
-        if self._meanings is None or self._age != self._picture.age:
+    def _by_vector(self, items: list[ViewItem], vector: Sequence[float]) -> list[Scored]:
+        if self._vectors is None or self._vectors_generation != self._view.generation:
             try:
-                from ortet.integrations.langgraph.store.store_vectors import Meanings
+                from ortet.integrations.langgraph.store.store_vectors import ItemVectors
             except ModuleNotFoundError as error:
                 raise Unsupported(
                     "extra_missing",
                     'searching by meaning needs numpy: pip install "ortet[langgraph]"',
                 ) from error
-            self._meanings, self._age = Meanings(), self._picture.age
+            self._vectors, self._vectors_generation = ItemVectors(), self._view.generation
         missing = [seen for seen in items if seen.vectors is None and seen.entry.vectors]
-        for start in range(0, len(missing), _SOME):
-            some = missing[start : start + _SOME]
+        for start in range(0, len(missing), _READ_BATCH_ITEMS):
+            some = missing[start : start + _READ_BATCH_ITEMS]
             made = self._journal.vectors([seen.entry for seen in some])
             for seen in some:
-                self._meanings.put(seen, made[seen.entry.seq])
-        return _ranked(items, self._meanings.scores(items, vector))
+                self._vectors.put(seen, made[seen.entry.seq])
+        return _rank_items(items, self._vectors.scores(items, vector))
 
 
-def _ranked(items: Sequence[Seen], scores: dict[int, float]) -> list[Scored]:
+def _rank_items(items: Sequence[ViewItem], scores: dict[int, float]) -> list[Scored]:
     """The best first, of likes the one that came first; then those that have no score."""
     having = [seen for seen in items if id(seen) in scores]
     having.sort(key=lambda seen: -scores[id(seen)])
@@ -136,8 +136,8 @@ def _ranked(items: Sequence[Seen], scores: dict[int, float]) -> list[Scored]:
     return [*((seen, scores[id(seen)]) for seen in having), *((seen, None) for seen in rest)]
 
 
-def _grouped(items: Iterator[Seen]) -> Iterator[list[Seen]]:
-    while several := list(islice(items, _SOME)):
+def _grouped(items: Iterator[ViewItem]) -> Iterator[list[ViewItem]]:
+    while several := list(islice(items, _READ_BATCH_ITEMS)):
         yield several
 
 

@@ -51,36 +51,36 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
-from ortet._util.fork_safety import begin_in_child
-from ortet._util.validation import COUNT, must_be
+from ortet._util.fork_safety import reset_in_child
+from ortet._util.validation import COUNT, require
 from ortet.errors import Invalid
-from ortet.integrations._shared.whole import whole
+from ortet.integrations._shared.whole import to_thread_shielded
 from ortet.integrations.langgraph.store.items import (
-    Entry,
-    Id,
+    ItemEntry,
+    ItemId,
     checked_id,
     checked_value,
-    past_of,
-    told_in,
+    event_seqs,
+    item_history,
 )
 from ortet.integrations.langgraph.store.journal import ItemJournal
-from ortet.integrations.langgraph.store.search import Search
-from ortet.integrations.langgraph.store.store_known import copied
+from ortet.integrations.langgraph.store.search import ItemSearch
+from ortet.integrations.langgraph.store.store_known import copy_value
 from ortet.integrations.langgraph.store.store_match import listed
-from ortet.integrations.langgraph.store.store_puts import Change
-from ortet.integrations.langgraph.store.view import Picture
+from ortet.integrations.langgraph.store.store_puts import ItemChange
+from ortet.integrations.langgraph.store.view import ItemView
 
 if TYPE_CHECKING:
     from ortet.history.commits import CommitInfo
-    from ortet.hub.governance.tombstones import Receipt
+    from ortet.hub.governance.tombstones import ErasureReceipt
     from ortet.hub.hub import Hub
 
 _SWEEP_MINUTES = 5.0
-_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _log = logging.getLogger(__name__)
 
 
-class Past(msgspec.Struct, frozen=True):
+class ItemVersion(msgspec.Struct, frozen=True):
     """What an item was at a time; `value` None: it was deleted, or its time was up."""
 
     time: datetime
@@ -89,14 +89,14 @@ class Past(msgspec.Struct, frozen=True):
     seq: int
 
 
-class _Texts(msgspec.Struct):
+class _EmbeddingTexts(msgspec.Struct):
     """What is to be embedded before anything is done, and what came of it."""
 
     documents: dict[str, list[float] | None]
     queries: dict[str, list[float] | None]
 
 
-_NOTHING = _Texts({}, {})
+_NO_TEXTS = _EmbeddingTexts({}, {})
 
 
 class OrtetStore(BaseStore):
@@ -122,16 +122,16 @@ class OrtetStore(BaseStore):
         self._fields = _paths((index or {}).get("fields") or ["$"])
         self._hub = hub
         self._journal = ItemJournal(hub, name, agent)
-        self._look()
-        begin_in_child(self._forked)
+        self._reset_view()
+        reset_in_child(self._reset_after_fork)
 
-    def _forked(self) -> None:
-        self._journal.anew()
-        self._look()
+    def _reset_after_fork(self) -> None:
+        self._journal.reset()
+        self._reset_view()
 
-    def _look(self) -> None:
-        self._picture = Picture(self._journal)
-        self._search = Search(self._journal, self._picture)
+    def _reset_view(self) -> None:
+        self._view = ItemView(self._journal)
+        self._search = ItemSearch(self._journal, self._view)
         self._lock = self._journal.lock
         self._stop = threading.Event()
         self._sweeper: threading.Thread | None = None
@@ -143,31 +143,31 @@ class OrtetStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Reads see what was there before the batch; all it puts is written at once, or nothing."""
-        given = [_checked(op) for op in ops]
+        given = [_check_op(op) for op in ops]
         if len(given) == 1 and isinstance(given[0], GetOp):  # most calls are this
-            return [self._read(given[0], _NOTHING)]
+            return [self._read(given[0], _NO_TEXTS)]
         texts = self._texts(given)
         if self.embeddings is not None:
             if texts.documents:
                 made = self.embeddings.embed_documents(list(texts.documents))
-                texts.documents = self._embedded(texts.documents, made)
+                texts.documents = self._pair_vectors(texts.documents, made)
             queries = list(texts.queries)
-            texts.queries = self._embedded(queries, map(self.embeddings.embed_query, queries))
+            texts.queries = self._pair_vectors(queries, map(self.embeddings.embed_query, queries))
         return self._run(given, texts)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        given = [_checked(op) for op in ops]
+        given = [_check_op(op) for op in ops]
         texts = self._texts(given)
         if self.embeddings is not None:
             if texts.documents:
                 made = await self.embeddings.aembed_documents(list(texts.documents))
-                texts.documents = self._embedded(texts.documents, made)
+                texts.documents = self._pair_vectors(texts.documents, made)
             queries = list(texts.queries)
             found = await asyncio.gather(*map(self.embeddings.aembed_query, queries))
-            texts.queries = self._embedded(queries, found)
-        return await whole(self._run, given, texts)
+            texts.queries = self._pair_vectors(queries, found)
+        return await to_thread_shielded(self._run, given, texts)
 
-    def _run(self, ops: Sequence[Op], texts: _Texts) -> list[Result]:
+    def _run(self, ops: Sequence[Op], texts: _EmbeddingTexts) -> list[Result]:
         puts = {checked_id(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
         changes = [self._change(id_, op, texts) for id_, op in puts.items()]
         results = [self._read(op, texts) for op in ops]
@@ -175,57 +175,57 @@ class OrtetStore(BaseStore):
             self._journal.write(changes)
         return results
 
-    def _read(self, op: Op, texts: _Texts) -> Result:
+    def _read(self, op: Op, texts: _EmbeddingTexts) -> Result:
         if isinstance(op, GetOp):
             id_ = checked_id(op.namespace, op.key)
             found = self._journal.get(id_, refresh=op.refresh_ttl)
-            return None if found is None else Item(**_shown(id_, found[0], found[1]))
+            return None if found is None else Item(**_item_fields(id_, found[0], found[1]))
         if isinstance(op, SearchOp):
-            return self._searched(op, texts.queries.get(op.query or ""))
+            return self._run_search(op, texts.queries.get(op.query or ""))
         if isinstance(op, ListNamespacesOp):
             with self._lock:
-                self._picture.look()
-                return listed(self._picture.namespaces(self._journal.now), op)
+                self._view.refresh()
+                return listed(self._view.namespaces(self._journal.now), op)
         return None
 
-    def _searched(self, op: SearchOp, vector: list[float] | None) -> list[SearchItem]:
-        must_be(COUNT, limit=op.limit, offset=op.offset)
+    def _run_search(self, op: SearchOp, vector: list[float] | None) -> list[SearchItem]:
+        require(COUNT, limit=op.limit, offset=op.offset)
         with self._lock:
-            self._picture.look()
+            self._view.refresh()
             found = self._search.find(op, vector)
             if op.refresh_ttl and (ids := [seen.id for seen, _ in found if seen.entry.ttl]):
-                self._picture.refreshed(self._journal.refresh(ids))
+                self._view.update_expiry(self._journal.refresh(ids))
             return [
-                SearchItem(**_shown(seen.id, seen.entry, copied(seen.value)), score=score)
+                SearchItem(**_item_fields(seen.id, seen.entry, copy_value(seen.value)), score=score)
                 for seen, score in found
             ]
 
-    def _change(self, id_: Id, op: PutOp, texts: _Texts) -> Change:
+    def _change(self, id_: ItemId, op: PutOp, texts: _EmbeddingTexts) -> ItemChange:
         if op.value is None:
-            return Change(id_, None)
+            return ItemChange(id_, None)
         if op.ttl is not None and not (isfinite(op.ttl) and op.ttl > 0):
             raise Invalid("bad_ttl", f"ttl={op.ttl!r} of item {id_[1]!r}: give minutes, or None")
         vectors = []
-        for path, text in self._indexed(op):
+        for path, text in self._texts_to_index(op):
             vector = texts.documents.get(text)
             if vector is not None:
                 vectors.append((path, struct.pack(f"<{len(vector)}f", *vector)))
-        return Change(id_, checked_value(id_, op.value), float(op.ttl or 0), vectors)
+        return ItemChange(id_, checked_value(id_, op.value), float(op.ttl or 0), vectors)
 
     # meaning
 
-    def _texts(self, ops: Sequence[Op]) -> _Texts:
+    def _texts(self, ops: Sequence[Op]) -> _EmbeddingTexts:
         if self.embeddings is None:
-            return _Texts({}, {})
+            return _EmbeddingTexts({}, {})
         puts = {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
         for (namespace, key), op in puts.items():
             if op.value is not None:  # before it is paid for
                 checked_value(checked_id(namespace, key), op.value)
-        documents = (text for op in puts.values() for _, text in self._indexed(op))
+        documents = (text for op in puts.values() for _, text in self._texts_to_index(op))
         queries = (op.query for op in ops if isinstance(op, SearchOp) and op.query)
-        return _Texts(dict.fromkeys(documents), dict.fromkeys(queries))
+        return _EmbeddingTexts(dict.fromkeys(documents), dict.fromkeys(queries))
 
-    def _indexed(self, op: PutOp) -> list[tuple[str, str]]:
+    def _texts_to_index(self, op: PutOp) -> list[tuple[str, str]]:
         """Texts of an item that it is found by, each with its path."""
         if self.embeddings is None or op.value is None or op.index is False:
             return []
@@ -236,10 +236,10 @@ class OrtetStore(BaseStore):
             found += [(f"{path}.{n}" if several else path, text) for n, text in enumerate(texts)]
         return found
 
-    def _embedded(
-        self, texts: Iterable[str], made: Iterable[Sequence[float]]
+    def _pair_vectors(
+        self, texts: Iterable[str], embeddings: Iterable[Sequence[float]]
     ) -> dict[str, list[float] | None]:
-        wanted, vectors = list(texts), [list(map(float, one)) for one in made]
+        wanted, vectors = list(texts), [list(map(float, one)) for one in embeddings]
         dims = (self.index_config or {}).get("dims")
         if len(wanted) != len(vectors):
             raise Invalid(
@@ -259,8 +259,8 @@ class OrtetStore(BaseStore):
     def sweep_ttl(self) -> int:
         """Take out items whose time is up; returns how many."""
         with self._lock:
-            self._picture.look()
-            return self._journal.expire(self._picture.over(self._journal.now))
+            self._view.refresh()
+            return self._journal.expire(self._view.expired_ids(self._journal.now))
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
         """Sweep in the background from now on; cancel what it returns, or stop_ttl_sweeper()."""
@@ -298,14 +298,14 @@ class OrtetStore(BaseStore):
 
     # what others have not
 
-    def history(self, namespace: tuple[str, ...], key: str) -> list[Past]:
+    def history(self, namespace: tuple[str, ...], key: str) -> list[ItemVersion]:
         """All that an item was, the oldest first. Reads the whole journal."""
         id_ = checked_id(namespace, key)
         with self._lock:
-            found = past_of(self._journal.told(), id_)
+            found = item_history(self._journal.all_events(), id_)
             values = self._journal.values([entry for _, entry in found if entry is not None])
         return [
-            Past(
+            ItemVersion(
                 time=_time(event.time),
                 value=None if entry is None else values.get(entry.said),
                 by=event.actor,
@@ -314,14 +314,14 @@ class OrtetStore(BaseStore):
             for event, entry in found
         ]
 
-    def erase(self, namespace: tuple[str, ...], key: str) -> Receipt | None:
+    def erase(self, namespace: tuple[str, ...], key: str) -> ErasureReceipt | None:
         """Delete an item, and destroy all that it ever was; None where it never was. As hub.erase,
         only where nobody else uses the hub at this moment."""
         id_ = checked_id(namespace, key)
         with self._lock:
-            self._journal.write([Change(id_, None)])
-            past = past_of(self._journal.told(), id_)
-            seqs = [seq for event, _ in past for seq in told_in(event)]
+            self._journal.write([ItemChange(id_, None)])
+            past = item_history(self._journal.all_events(), id_)
+            seqs = [seq for event, _ in past for seq in event_seqs(event)]
             return self._hub.erase(self._journal.session, seqs=seqs) if seqs else None
 
     def commit(self, message: str = "") -> CommitInfo:
@@ -335,7 +335,7 @@ def _paths(fields: Iterable[str]) -> list[tuple[str, Any]]:
     return [(path, path if path == "$" else tokenize_path(path)) for path in fields]
 
 
-def _checked(op: Op) -> Op:
+def _check_op(op: Op) -> Op:
     """Names of rows are made of labels: what BaseStore's methods refuse is refused here too."""
     if isinstance(op, GetOp | PutOp):
         labels = op.namespace
@@ -353,7 +353,7 @@ def _checked(op: Op) -> Op:
     return op
 
 
-def _shown(id_: Id, entry: Entry, value: dict[str, Any]) -> dict[str, Any]:
+def _item_fields(id_: ItemId, entry: ItemEntry, value: dict[str, Any]) -> dict[str, Any]:
     created = _time(entry.created)
     return {
         "namespace": id_[0],
@@ -365,4 +365,4 @@ def _shown(id_: Id, entry: Entry, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(ns: int) -> datetime:
-    return _BEGAN + timedelta(microseconds=ns // 1000)
+    return _UNIX_EPOCH + timedelta(microseconds=ns // 1000)

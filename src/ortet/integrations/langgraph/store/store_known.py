@@ -10,30 +10,30 @@ import msgspec
 Values = dict[int, dict[str, Any]]
 """By the number of the event that has it."""
 
-_ROOM = 32 << 20
+_MAX_CACHE_BYTES = 32 << 20
 """Bytes that are kept, by estimate."""
-_FIELD = 200
+_BYTES_PER_FIELD = 200
 """What a field is taken for."""
 
 
-class Known:
+class ItemValueCache:
     """Those that were put or read lately: what an event says never changes. Another epoch: some of
     them may have been erased."""
 
     def __init__(self) -> None:
         self._values: Values = {}
-        self._of: tuple[str, tuple[int, int]] | None = None
+        self._key: tuple[str, tuple[int, int]] | None = None
         self._used = 0
 
-    def of(self, timeline: str, epoch: tuple[int, int]) -> Values:
-        if self._of != (timeline, epoch):
-            self._of, self._values, self._used = (timeline, epoch), {}, 0
+    def values_for(self, timeline: str, epoch: tuple[int, int]) -> Values:
+        if self._key != (timeline, epoch):
+            self._key, self._values, self._used = (timeline, epoch), {}, 0
         return self._values
 
     def keep(self, values: Values, seq: int, value: dict[str, Any]) -> None:
         """Beside those that were had from `of`: what is of an epoch that is over is not found."""
         self._used += size_of(value)
-        if self._used > _ROOM:
+        if self._used > _MAX_CACHE_BYTES:
             values.clear()
             self._used = 0
         values[seq] = value
@@ -42,15 +42,15 @@ class Known:
 def size_of(value: Any) -> int:
     """What is kept of a value takes, its words included; roughly."""
     if isinstance(value, str):
-        return _FIELD + 4 * len(value)
+        return _BYTES_PER_FIELD + 4 * len(value)
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
         inner = value.values()
     elif isinstance(value, list):
         inner = value
-    return _FIELD + sum(map(size_of, inner))
+    return _BYTES_PER_FIELD + sum(map(size_of, inner))
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """For a caller to keep and change."""
     return msgspec.to_builtins(value)

@@ -16,33 +16,33 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {"$gt": gt, "$gte": ge, "$lt": l
 Test = Callable[[Any], bool]
 
 
-def test_of(wanted: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+def compile_filter(expected: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether every field of a value is as a filter says: equal, or by operators. Made once for
     many values."""
-    tests = [(key, _is_like(one)) for key, one in wanted.items()]
+    tests = [(key, _compile_value(one)) for key, one in expected.items()]
     if len(tests) == 1:
         ((name, test),) = tests
         return lambda value: test(value.get(name))
     return lambda value: all(test(value.get(key)) for key, test in tests)
 
 
-def _is_like(wanted: Any) -> Test:
-    if isinstance(wanted, Mapping):
-        if any(isinstance(key, str) and key.startswith("$") for key in wanted):
-            return _every([_holds(key, one) for key, one in wanted.items()])
-        inner = test_of(wanted)
+def _compile_value(expected: Any) -> Test:
+    if isinstance(expected, Mapping):
+        if any(isinstance(key, str) and key.startswith("$") for key in expected):
+            return _all_of([_compile_operator(key, one) for key, one in expected.items()])
+        inner = compile_filter(expected)
         return lambda value: isinstance(value, dict) and inner(value)
-    if isinstance(wanted, list | tuple):
-        parts = [_is_like(one) for one in wanted]
+    if isinstance(expected, list | tuple):
+        parts = [_compile_value(one) for one in expected]
         return lambda value: (
             isinstance(value, list)
             and len(value) == len(parts)
             and all(test(one) for test, one in zip(parts, value, strict=True))
         )
-    return lambda value: bool(value == wanted)
+    return lambda value: bool(value == expected)
 
 
-def _every(tests: list[Test]) -> Test:
+def _all_of(tests: list[Test]) -> Test:
     if len(tests) == 1:
         return tests[0]
     if len(tests) == 2:
@@ -51,7 +51,7 @@ def _every(tests: list[Test]) -> Test:
     return lambda value: all(test(value) for test in tests)
 
 
-def _holds(operator: str, other: Any) -> Test:
+def _compile_operator(operator: str, other: Any) -> Test:
     if operator == "$eq":
         return lambda value: bool(value == other)
     if operator == "$ne":

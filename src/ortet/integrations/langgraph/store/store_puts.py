@@ -10,29 +10,29 @@ import msgspec
 
 from ortet._util.codec import encode
 from ortet.errors import Invalid
-from ortet.integrations.langgraph.store.items import ITEM, PART, VECTORS, Entry, Id
-from ortet.journal.events import MAX_BODY, Draft
+from ortet.integrations.langgraph.store.items import ITEM, PART, VECTORS, ItemEntry, ItemId
+from ortet.journal.events import MAX_BODY_BYTES, Draft
 
-_WHOLE = MAX_BODY // 2
+_MAX_VALUE_BYTES = MAX_BODY_BYTES // 2
 """Bytes of a value that one event holds."""
-_PIECE = 200_000
+_PIECE_CHARS = 200_000
 """Letters of one that is told in several."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class ItemChange(msgspec.Struct, frozen=True):
     """An item to be put, or with `value` None deleted. `ttl` is in minutes, 0 for none; `vectors`
     are bytes of 32-bit floats, each with the path of what it is of."""
 
-    id: Id
+    id: ItemId
     value: dict[str, Any] | None
     ttl: float = 0.0
     vectors: Sequence[tuple[str, bytes]] = ()
 
 
 def drafts_of(
-    changes: Sequence[Change],
-    entry: Callable[[Id], Entry | None],
-    value: Callable[[Entry], dict[str, Any] | None],
+    changes: Sequence[ItemChange],
+    find_entry: Callable[[ItemId], ItemEntry | None],
+    read_value: Callable[[ItemEntry], dict[str, Any] | None],
     *,
     now: int,
     author: str,
@@ -40,39 +40,39 @@ def drafts_of(
     """Where items are, and what they hold, is asked of `entry` and `value`."""
     drafts: list[Draft] = []
     for change in changes:
-        before = entry(change.id)
+        before = find_entry(change.id)
         if change.value is None:
             if before is not None:
-                drafts.append(Draft(ITEM, {**_named(change.id), "gone": True}, author))
+                drafts.append(Draft(ITEM, {**_id_fields(change.id), "gone": True}, author))
             continue
-        if before is not None and before.is_over(now):
+        if before is not None and before.is_expired(now):
             before = None
-        old = None if before is None else value(before)
+        old = None if before is None else read_value(before)
         told = _put(change, change.value, before, old, now=now)
         drafts += (Draft(kind, data, author) for kind, data in told)
     return drafts
 
 
 def _put(
-    change: Change,
+    change: ItemChange,
     value: dict[str, Any],
-    before: Entry | None,
+    before: ItemEntry | None,
     old: dict[str, Any] | None,
     *,
     now: int,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    data: dict[str, Any] = _named(change.id)
+    data: dict[str, Any] = _id_fields(change.id)
     pieces: list[str] = []
     body = encode(value)
     if before is not None:
         data["since"] = before.born
     if before is not None and old is not None and encode(old) == body:  # True == 1, these are not
         data["same"] = before.said
-    elif len(body) <= _WHOLE:
+    elif len(body) <= _MAX_VALUE_BYTES:
         data["value"] = value
     else:
         text = msgspec.json.encode(value).decode()
-        pieces = [text[n : n + _PIECE] for n in range(0, len(text), _PIECE)]
+        pieces = [text[n : n + _PIECE_CHARS] for n in range(0, len(text), _PIECE_CHARS)]
         data["parts"] = len(pieces)
     if change.ttl:
         data["ttl"], data["expires"] = change.ttl, now + int(change.ttl * 60e9)
@@ -84,7 +84,7 @@ def _put(
     yield from ((VECTORS, {"vectors": group}) for group in groups)
 
 
-def _named(id_: Id) -> dict[str, Any]:
+def _id_fields(id_: ItemId) -> dict[str, Any]:
     return {"namespace": list(id_[0]), "key": id_[1]}
 
 
@@ -94,9 +94,9 @@ def _grouped(vectors: Sequence[tuple[str, bytes]]) -> Iterator[list[list[str]]]:
     size = 0
     for path, raw in vectors:
         text = b64encode(raw).decode()
-        if len(text) > _WHOLE:
+        if len(text) > _MAX_VALUE_BYTES:
             raise Invalid("payload_too_large", f"a vector of {len(raw)} bytes cannot be stored")
-        if group and size + len(text) + len(path) > _WHOLE:
+        if group and size + len(text) + len(path) > _MAX_VALUE_BYTES:
             yield group
             group, size = [], 0
         group.append([path, text])

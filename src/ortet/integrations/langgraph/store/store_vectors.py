@@ -7,35 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ortet.integrations.langgraph.store.view import Seen
+from ortet.integrations.langgraph.store.view import ViewItem
 
-_FIRST = 256
+_MIN_ROWS = 256
 
 
-class Meanings:
+class ItemVectors:
     """One matrix for all. An item that is put again gets other rows; its old ones stay until there
     is no room, and most are of no use."""
 
     def __init__(self) -> None:
         self._rows: NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._used = 0
-        self._owners: list[tuple[Seen, range]] = []
+        self._owners: list[tuple[ViewItem, range]] = []
 
-    def put(self, seen: Seen, vectors: Sequence[bytes]) -> None:
+    def put(self, item: ViewItem, vectors: Sequence[bytes]) -> None:
         """Those of another length than the ones that are there cannot be compared."""
         made = [np.frombuffer(raw, np.float32) for raw in vectors]
         size = self._rows.shape[1] or (len(made[0]) if made else 0)
         made = [one for one in made if len(one) == size]
-        self._room(len(made), size)
+        self._reserve_rows(len(made), size)
         first = self._used
         for number, vector in enumerate(made):
             length = float(np.linalg.norm(vector.astype(np.float64)))
             self._rows[first + number] = vector / length if length else 0
         self._used += len(made)
-        seen.vectors = range(first, self._used)
-        self._owners.append((seen, seen.vectors))
+        item.vectors = range(first, self._used)
+        self._owners.append((item, item.vectors))
 
-    def scores(self, items: Sequence[Seen], query: Sequence[float]) -> dict[int, float]:
+    def scores(self, items: Sequence[ViewItem], query: Sequence[float]) -> dict[int, float]:
         """Of each that has vectors, that of the nearest; by id() of the item."""
         having = [seen for seen in items if seen.vectors]
         asked = np.asarray(query, np.float32)
@@ -55,12 +55,12 @@ class Meanings:
         best = np.maximum.reduceat(cosines, starts).tolist()
         return {id(seen): value for seen, value in zip(having, best, strict=True)}
 
-    def _room(self, more: int, size: int) -> None:
+    def _reserve_rows(self, more: int, size: int) -> None:
         if self._used + more <= len(self._rows):
             return
         self._owners = [(seen, rows) for seen, rows in self._owners if seen.vectors is rows]
         used = sum(len(rows) for _, rows in self._owners)
-        grown = np.zeros((max(_FIRST, 2 * (used + more)), size), np.float32)
+        grown = np.zeros((max(_MIN_ROWS, 2 * (used + more)), size), np.float32)
         self._used, moved = 0, []
         for seen, rows in self._owners:
             seen.vectors = range(self._used, self._used + len(rows))

@@ -6,50 +6,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ortet.integrations.langgraph.store.items import Entry, Id, changes_of
+from ortet.integrations.langgraph.store.items import ItemEntry, ItemId, changes_of
 from ortet.integrations.langgraph.store.journal import ItemJournal
 from ortet.integrations.langgraph.store.store_known import size_of
-from ortet.memory.lexical.scoring import Counted
+from ortet.memory.lexical.scoring import TermFrequencies
 
-_ROOM = 256 << 20
+_MAX_CACHE_BYTES = 256 << 20
 """Bytes of values and words that are kept, by estimate."""
 
 
-class Seen:
+class ViewItem:
     """One item. What was made of its value is forgotten when it is put again."""
 
-    __slots__ = ("counted", "entry", "id", "is_over", "value", "vectors")
+    __slots__ = ("entry", "id", "is_expired", "term_counts", "value", "vectors")
 
-    def __init__(self, id_: Id, entry: Entry) -> None:
+    def __init__(self, id_: ItemId, entry: ItemEntry) -> None:
         self.id = id_
-        self.begin(entry)
+        self.reset(entry)
 
-    def begin(self, entry: Entry) -> None:
+    def reset(self, entry: ItemEntry) -> None:
         self.entry = entry
         self.value: dict[str, Any] | None = None
-        self.counted: Counted | None = None
+        self.term_counts: TermFrequencies | None = None
         self.vectors: Any = None  # rows of the matrix, once they were asked for
-        self.is_over = False
+        self.is_expired = False
 
 
-class Picture:
+class ItemView:
     """For one thread at a time."""
 
     def __init__(self, journal: ItemJournal) -> None:
         self._journal = journal
         self._epoch = (0, 0)
-        self.age = 0  # another one when rows of the matrix are of no use any more
+        self.generation = 0  # another one when rows of the matrix are of no use any more
         self._clear("")
 
     def _clear(self, timeline: str) -> None:
         self._timeline = timeline
         self._upto = 0
-        self._items: dict[tuple[str, ...], dict[str, Seen]] = {}
+        self._items: dict[tuple[str, ...], dict[str, ViewItem]] = {}
         # by every beginning of a namespace: those that begin so
-        self._under: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
-        self._kept = 0
+        self._namespaces_by_prefix: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
+        self._cached_bytes = 0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Bring it forward to all that was written before this call."""
         timeline, epoch = self._journal.timeline(), self._journal.epoch()
         if timeline != self._timeline or epoch != self._epoch:
@@ -64,17 +64,17 @@ class Picture:
 
     def _load(self, timeline: str) -> None:
         self._clear(timeline)
-        self.age += 1
+        self.generation += 1
         # what is written while rows are read is read again as events
         self._upto = self._journal.last(timeline)
         for id_, entry in sorted(self._journal.rows(), key=lambda one: one[1].born):
             self._change(id_, entry)
 
-    def _entry(self, id_: Id) -> Entry | None:
+    def _entry(self, id_: ItemId) -> ItemEntry | None:
         seen = self._items.get(id_[0], {}).get(id_[1])
         return seen.entry if seen else None
 
-    def _change(self, id_: Id, entry: Entry | None) -> None:
+    def _change(self, id_: ItemId, entry: ItemEntry | None) -> None:
         namespace, key = id_
         inside = self._items.get(namespace)
         if entry is None:
@@ -83,22 +83,22 @@ class Picture:
                 if not inside:
                     del self._items[namespace]
                     for depth in range(len(namespace) + 1):
-                        del self._under[namespace[:depth]][namespace]
+                        del self._namespaces_by_prefix[namespace[:depth]][namespace]
             return
         if inside is None:
             inside = self._items[namespace] = {}
             for depth in range(len(namespace) + 1):
-                self._under.setdefault(namespace[:depth], {})[namespace] = None
+                self._namespaces_by_prefix.setdefault(namespace[:depth], {})[namespace] = None
         seen = inside.get(key)
         if seen is None:
-            inside[key] = Seen(id_, entry)
+            inside[key] = ViewItem(id_, entry)
         elif seen.entry.born == entry.born:
-            seen.begin(entry)
+            seen.reset(entry)
         else:  # another life: it comes last
             inside.pop(key).vectors = None
-            inside[key] = Seen(id_, entry)
+            inside[key] = ViewItem(id_, entry)
 
-    def refreshed(self, entries: dict[Id, Entry]) -> None:
+    def update_expiry(self, entries: dict[ItemId, ItemEntry]) -> None:
         for id_, entry in entries.items():
             seen = self._items.get(id_[0], {}).get(id_[1])
             if seen is not None and seen.entry.seq == entry.seq:
@@ -109,47 +109,47 @@ class Picture:
     def namespaces(self, now: int) -> Iterator[tuple[str, ...]]:
         """Those that have items."""
         for namespace, inside in list(self._items.items()):
-            if any(self._is_there(seen, now) for seen in inside.values()):
+            if any(self._is_live(seen, now) for seen in inside.values()):
                 yield namespace
 
-    def items(self, prefix: tuple[str, ...], now: int) -> Iterator[Seen]:
+    def items(self, prefix: tuple[str, ...], now: int) -> Iterator[ViewItem]:
         """All that is under a prefix: namespaces in the order of their oldest items, items of each
         in the order in which they came."""
-        spaces = [self._items[one] for one in self._under.get(prefix, ())]
+        spaces = [self._items[one] for one in self._namespaces_by_prefix.get(prefix, ())]
         if len(spaces) > 1:
             spaces.sort(key=lambda inside: next(iter(inside.values())).entry.born)
         for inside in spaces:
             for seen in list(inside.values()):
-                if not seen.entry.expires or self._is_there(seen, now):
+                if not seen.entry.expires or self._is_live(seen, now):
                     yield seen
 
-    def over(self, now: int) -> list[Id]:
+    def expired_ids(self, now: int) -> list[ItemId]:
         """Items whose time is up."""
         found = (seen for inside in self._items.values() for seen in inside.values())
-        return [seen.id for seen in found if seen.entry.ttl and not self._is_there(seen, now)]
+        return [seen.id for seen in found if seen.entry.ttl and not self._is_live(seen, now)]
 
-    def _is_there(self, seen: Seen, now: int) -> bool:
-        if seen.is_over or not seen.entry.is_over(now):
-            return not seen.is_over
-        entry = self._journal.entry(seen.id)  # another process may have read it since
-        if entry is not None and entry.seq == seen.entry.seq and not entry.is_over(now):
-            seen.entry = entry
+    def _is_live(self, item: ViewItem, now: int) -> bool:
+        if item.is_expired or not item.entry.is_expired(now):
+            return not item.is_expired
+        entry = self._journal.entry(item.id)  # another process may have read it since
+        if entry is not None and entry.seq == item.entry.seq and not entry.is_expired(now):
+            item.entry = entry
             return True
-        seen.is_over = True
+        item.is_expired = True
         return False
 
-    def read(self, several: Sequence[Seen]) -> list[Seen]:
+    def load_values(self, items: Sequence[ViewItem]) -> list[ViewItem]:
         """See that values are there; returns those whose was erased, which are gone from here."""
-        missing = [seen for seen in several if seen.value is None]
+        missing = [seen for seen in items if seen.value is None]
         if not missing:
             return []
-        if self._kept > _ROOM:
-            self._kept = 0
-            wanted = {id(seen) for seen in several}
+        if self._cached_bytes > _MAX_CACHE_BYTES:
+            self._cached_bytes = 0
+            wanted = {id(seen) for seen in items}
             for inside in self._items.values():
                 for seen in inside.values():
                     if id(seen) not in wanted:
-                        seen.value = seen.counted = None
+                        seen.value = seen.term_counts = None
         found = self._journal.values([seen.entry for seen in missing])
         lost = []
         for seen in missing:
@@ -158,5 +158,5 @@ class Picture:
                 lost.append(seen)
                 self._change(seen.id, None)
             else:
-                self._kept += size_of(seen.value)
+                self._cached_bytes += size_of(seen.value)
         return lost

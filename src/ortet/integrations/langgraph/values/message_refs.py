@@ -9,113 +9,117 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from ortet.integrations.langgraph.values.heap import FIRST, Heap
-from ortet.integrations.langgraph.values.parts import Part, Tree
-from ortet.journal.conversation.superseded import Span
+from ortet.integrations.langgraph.values.heap import FIRST_VALUE_NUMBER, PartStore
+from ortet.integrations.langgraph.values.parts import Tree, ValuePart
+from ortet.journal.conversation.superseded import SeqRange
 
-Set = int
+MessageSet = int
 
-_MOST = 1 << 24
+_MAX_MESSAGES = 1 << 24
 """No thread has so many messages: a number like that is somebody else's, and its bit too far."""
 
 
-class NotInOrder(Exception):
+class MessagesOutOfOrder(Exception):
     """Messages are numbered as they are said: what somebody else wrote is not."""
 
 
-class Held:
+class MessageRefs:
     """Sets of the messages of a thread, whose parts are in `heap`."""
 
-    def __init__(self, heap: Heap) -> None:
-        self._heap = heap
-        self._all: Set = 0
+    def __init__(self, part_store: PartStore) -> None:
+        self._part_store = part_store
+        self._all: MessageSet = 0
         self._numbers: list[int] = []  # under which messages were said
         self._events: list[int] = []  # in which they were, in the same order
-        self._firsts: dict[int, int] = {}  # of a message by a number that it was given later
-        self._given: Set = 0  # such numbers
-        self._parts: dict[int, Set] = {}  # that hold messages, and are none
-        self._order: list[int] = []  # their numbers
-        self._rows: dict[tuple[int, int], Set] = {}  # that have numbers given later
-        self._aside: tuple[Sequence[Span], Set] = ((), 0)
+        self._original_numbers: dict[
+            int, int
+        ] = {}  # of a message by a number that it was given later
+        self._later_numbers: MessageSet = 0  # such numbers
+        self._messages_by_part: dict[int, MessageSet] = {}  # that hold messages, and are none
+        self._part_numbers: list[int] = []  # their numbers
+        self._range_cache: dict[tuple[int, int], MessageSet] = {}  # that have numbers given later
+        self._superseded_cache: tuple[Sequence[SeqRange], MessageSet] = ((), 0)
         self._is_ordered = True
 
-    def of(self, trees: Iterable[Tree], new: Sequence[Part] = ()) -> Set:
+    def in_trees(self, trees: Iterable[Tree], new_parts: Sequence[ValuePart] = ()) -> MessageSet:
         """The messages that trees hold, also in parts that are `new`, and not added yet."""
         self._catch_up()
-        return self._reached(trees, new)
+        return self._messages_in_trees(trees, new_parts)
 
-    def said_in(self, spans: Iterable[Span]) -> Set:
+    def in_events(self, spans: Iterable[SeqRange]) -> MessageSet:
         """The messages of events."""
         self._catch_up()
         found = 0
         for first, last in spans:
             start, stop = bisect_left(self._events, first), bisect_right(self._events, last)
             if start < stop:
-                found |= _range(self._numbers[start], self._numbers[stop - 1] + 1)
+                found |= _bit_range(self._numbers[start], self._numbers[stop - 1] + 1)
         return found & self._all
 
-    def aside(self, spans: Sequence[Span]) -> Set:
+    def superseded(self, spans: Sequence[SeqRange]) -> MessageSet:
         """The same for what is set aside, which is asked more often than it changes."""
-        if self._aside[0] is not spans:
-            self._aside = spans, self.said_in(spans)
-        return self._aside[1]
+        if self._superseded_cache[0] is not spans:
+            self._superseded_cache = spans, self.in_events(spans)
+        return self._superseded_cache[1]
 
-    def spans(self, wanted: Set, others: Set) -> list[list[int]]:
+    def spans(self, wanted: MessageSet, others: MessageSet) -> list[list[int]]:
         """The events of messages, as few spans in which none of the others is."""
         found, at = list[list[int]](), 0
         while wanted:
-            at = _lowest(wanted)
+            at = _lowest_bit(wanted)
             end = others >> at
-            run = wanted & _range(at, at + _lowest(end)) if end else wanted
+            run = wanted & _bit_range(at, at + _lowest_bit(end)) if end else wanted
             found.append([self._event(at), self._event(run.bit_length() - 1)])
             wanted ^= run
         return found
 
-    def without(self, some: Set) -> Set:
-        return self._all & ~some
+    def all_except(self, messages: MessageSet) -> MessageSet:
+        return self._all & ~messages
 
     def _event(self, number: int) -> int:
         return self._events[bisect_left(self._numbers, number)]
 
     def _catch_up(self) -> None:
-        for part in self._heap.fresh():
+        for part in self._part_store.take_new_parts():
             if part.is_message:
                 self._add_message(part)
-            elif found := self._held_by(part):
-                self._is_ordered &= not self._order or part.number > self._order[-1]
-                self._parts[part.number] = found
-                self._order.append(part.number)
+            elif found := self._messages_in_part(part):
+                self._is_ordered &= not self._part_numbers or part.number > self._part_numbers[-1]
+                self._messages_by_part[part.number] = found
+                self._part_numbers.append(part.number)
         if not self._is_ordered:
-            raise NotInOrder
+            raise MessagesOutOfOrder
 
-    def _add_message(self, part: Part) -> None:
+    def _add_message(self, part: ValuePart) -> None:
         number, first = part.number, first_of(part)
-        if not 0 <= number < _MOST:
+        if not 0 <= number < _MAX_MESSAGES:
             self._is_ordered = False
         elif number != first:
-            self._firsts[number] = first
-            self._given |= 1 << number
-        elif self._numbers and (number <= self._numbers[-1] or part.at < self._events[-1]):
+            self._original_numbers[number] = first
+            self._later_numbers |= 1 << number
+        elif self._numbers and (number <= self._numbers[-1] or part.seq < self._events[-1]):
             self._is_ordered = False
         else:
             self._numbers.append(number)
-            self._events.append(part.at)
+            self._events.append(part.seq)
             self._all |= 1 << number
 
-    def _held_by(self, part: Part) -> Set:
+    def _messages_in_part(self, part: ValuePart) -> MessageSet:
         try:
-            return self._reached([part.tree])
+            return self._messages_in_trees([part.tree])
         except Exception:  # of records that somebody else wrote
             return 0
 
-    def _reached(self, trees: Iterable[Tree], new: Sequence[Part] = ()) -> Set:
+    def _messages_in_trees(
+        self, trees: Iterable[Tree], new_parts: Sequence[ValuePart] = ()
+    ) -> MessageSet:
         queue, rows, found = list(trees), dict[int, int](), 0
-        for first, stop in _rows(queue):
+        for first, stop in _number_ranges(queue):
             if stop <= rows.get(first, first):
                 continue
             rows[first] = stop
-            if stop > self._heap.next[first >= FIRST]:
-                for part in new:
+            if stop > self._part_store.next_numbers[first >= FIRST_VALUE_NUMBER]:
+                for part in new_parts:
                     if not first <= part.number < stop:
                         continue
                     if part.is_message:
@@ -123,48 +127,52 @@ class Held:
                     else:
                         queue.append(part.tree)
         for first, stop in rows.items():
-            found |= self._in_parts(first, stop) if first >= FIRST else self._in_row(first, stop)
+            found |= (
+                self._in_parts(first, stop)
+                if first >= FIRST_VALUE_NUMBER
+                else self._in_row(first, stop)
+            )
         return found & self._all
 
-    def _in_parts(self, first: int, stop: int) -> Set:
+    def _in_parts(self, first: int, stop: int) -> MessageSet:
         found = 0
-        start, end = bisect_left(self._order, first), bisect_left(self._order, stop)
-        for number in self._order[start:end]:
-            found |= self._parts[number]
+        start, end = bisect_left(self._part_numbers, first), bisect_left(self._part_numbers, stop)
+        for number in self._part_numbers[start:end]:
+            found |= self._messages_by_part[number]
         return found
 
-    def _in_row(self, first: int, stop: int) -> Set:
+    def _in_row(self, first: int, stop: int) -> MessageSet:
         """Of numbers of messages; those that are given later stand for the first ones."""
-        stop = min(stop, self._heap.next[0])
-        wanted = _range(first, stop)
-        later = wanted & self._given
+        stop = min(stop, self._part_store.next_numbers[0])
+        wanted = _bit_range(first, stop)
+        later = wanted & self._later_numbers
         if not later:
             return wanted
-        found = self._rows.get((first, stop))
+        found = self._range_cache.get((first, stop))
         if found is None:
             found = wanted ^ later
             while later:
-                number = _lowest(later)
-                found |= 1 << self._firsts[number]
+                number = _lowest_bit(later)
+                found |= 1 << self._original_numbers[number]
                 later ^= 1 << number
-            self._rows[first, stop] = found
+            self._range_cache[first, stop] = found
         return found
 
 
-def first_of(part: Part) -> int:
+def first_of(part: ValuePart) -> int:
     """The number under which a message was said; LangGraph may have given it its id then."""
     return part.number if part.stored is part.tree else int(part.stored["$i"][0])
 
 
-def _range(start: int, stop: int) -> Set:
+def _bit_range(start: int, stop: int) -> MessageSet:
     return (1 << stop) - (1 << start) if start < stop else 0
 
 
-def _lowest(some: Set) -> int:
-    return (some & -some).bit_length() - 1
+def _lowest_bit(messages: MessageSet) -> int:
+    return (messages & -messages).bit_length() - 1
 
 
-def _rows(queue: list[Tree]) -> Iterator[tuple[int, int]]:
+def _number_ranges(queue: list[Tree]) -> Iterator[tuple[int, int]]:
     """The ranges of numbers that trees have, until there is none in the queue."""
     while queue:
         tree = queue.pop()

@@ -11,7 +11,13 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from ortet._util.codec import Hasher
 from ortet.errors import Refused
-from ortet.integrations.langgraph.messages import MARK, Snapshot, is_as, message_of, snapshot
+from ortet.integrations.langgraph.messages import (
+    EXTRA_KEY,
+    Snapshot,
+    matches_snapshot,
+    message_of,
+    snapshot,
+)
 
 Tree = Any
 
@@ -19,26 +25,41 @@ encode = msgspec.msgpack.Encoder(order="deterministic").encode
 digest = Hasher().oid
 
 
-class NotWhole(Exception):
+class PartNotLoaded(Exception):
     """A part is asked for that was not looked for: the journal has to be read as a whole."""
 
 
-class Part:
+class ValuePart:
     """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
     has changed it."""
 
-    __slots__ = ("_raw", "at", "is_message", "number", "object", "stored", "then", "tree")
+    __slots__ = (
+        "_raw",
+        "is_message",
+        "number",
+        "object",
+        "object_snapshot",
+        "seq",
+        "stored",
+        "tree",
+    )
 
     def __init__(
-        self, number: int, tree: Tree, *, is_message: bool = False, stored: Tree = None, at: int = 0
+        self,
+        number: int,
+        tree: Tree,
+        *,
+        is_message: bool = False,
+        stored: Tree = None,
+        seq: int = 0,
     ) -> None:
         self.number = number
-        self.at = at  # the event that says it
+        self.seq = seq  # the event that says it
         self.tree = tree
         self.is_message = is_message
         self.stored = tree if stored is None else stored  # the same in the journal
         self.object: BaseMessage | None = None
-        self.then: Snapshot | None = None
+        self.object_snapshot: Snapshot | None = None
         self._raw: bytes | None = None
 
     @property
@@ -47,20 +68,20 @@ class Part:
             self._raw = encode(self.tree)
         return self._raw
 
-    def keep(self, message: BaseMessage, then: Snapshot | None = None) -> None:
-        self.object, self.then = message, then or snapshot(message)
+    def keep_object(self, message: BaseMessage, object_snapshot: Snapshot | None = None) -> None:
+        self.object, self.object_snapshot = message, object_snapshot or snapshot(message)
 
-    def take_over(self, other: Part) -> None:
-        self.object, self.then = other.object, other.then
+    def adopt_object(self, other: ValuePart) -> None:
+        self.object, self.object_snapshot = other.object, other.object_snapshot
 
-    def is_still(self, message: BaseMessage) -> bool:
+    def is_unchanged(self, message: BaseMessage) -> bool:
         """Whether this very object is kept, and nobody has changed it."""
-        then = self.then
-        return self.object is message and then is not None and is_as(message, then)
+        then = self.object_snapshot
+        return self.object is message and then is not None and matches_snapshot(message, then)
 
     def message(self) -> BaseMessage:
-        if self.object is None or not self.is_still(self.object):
-            self.keep(message_of(self.tree))
+        if self.object is None or not self.is_unchanged(self.object):
+            self.keep_object(message_of(self.tree))
         assert self.object is not None
         return self.object
 
@@ -78,19 +99,19 @@ def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
         ) from error
 
 
-def key_of(part: Part) -> bytes:
+def key_of(part: ValuePart) -> bytes:
     """What a part is found again by: its content, without the number it has here."""
     tree = part.tree
     if part.is_message:
-        rest = {name: one for name, one in tree["extra"][MARK].items() if name != "n"}
-        return digest(encode({**tree, "extra": {**tree["extra"], MARK: rest}}))
+        rest = {name: one for name, one in tree["extra"][EXTRA_KEY].items() if name != "n"}
+        return digest(encode({**tree, "extra": {**tree["extra"], EXTRA_KEY: rest}}))
     return digest(part.raw)
 
 
-def named(data: dict[str, Any], id_: str) -> dict[str, Any]:
+def with_message_id(data: dict[str, Any], id_: str) -> dict[str, Any]:
     """Data of a message, as if it had this id, and no number here."""
-    rest = {name: one for name, one in data["extra"][MARK].items() if name != "n"}
-    return {**data, "extra": {**data["extra"], MARK: {**rest, "id": rest.get("id", id_)}}}
+    rest = {name: one for name, one in data["extra"][EXTRA_KEY].items() if name != "n"}
+    return {**data, "extra": {**data["extra"], EXTRA_KEY: {**rest, "id": rest.get("id", id_)}}}
 
 
 def ranges_of(numbers: list[int]) -> list[list[int]]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ortet.machines.live.criu.rpc import entries, parse
-from ortet.machines.live.open_files import FILES
+from ortet.machines.live.criu.rpc import image_entries, parse_message
+from ortet.machines.live.open_files import FILES_IMAGE
 
 _SOCKET = 4  # of an open file: what it says of itself when it is one of the network
 _PROTOCOL, _STATE = 5, 6
@@ -20,21 +20,21 @@ _TCP = 6
 _CLOSED, _LISTENS = 7, 10
 
 
-def has_connections(images: Path, *, closed: bool = False) -> bool:
+def has_connections(images: Path, *, include_closed: bool = False) -> bool:
     """In a dump: any that is made, being made or being closed? With `closed` also sockets without a
     connection: a program that is just asking for one asks again when it goes on."""
-    without = (_LISTENS,) if closed else (_CLOSED, _LISTENS)
-    for entry in entries(images / FILES):
-        for told in parse(entry).get(_SOCKET, ()):
+    without = (_LISTENS,) if include_closed else (_CLOSED, _LISTENS)
+    for entry in image_entries(images / FILES_IMAGE):
+        for told in parse_message(entry).get(_SOCKET, ()):
             if isinstance(told, bytes):
-                fields = parse(told)
+                fields = parse_message(told)
                 tcp = fields.get(_PROTOCOL, [0])[0] == _TCP
                 if tcp and fields.get(_STATE, [0])[0] not in without:
                     return True
     return False
 
 
-def sees_connections(pid: int) -> bool:
+def may_have_connections(pid: int) -> bool:
     """Whether the machine that a process is in may have some now; a socket that only listens counts
     too. To list them takes as long as a small dump: the kernel looks for them in all networks."""
     for name in ("sockstat", "sockstat6"):

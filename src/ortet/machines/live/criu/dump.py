@@ -8,68 +8,75 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from ortet.machines.control.connection import unfrozen
+from ortet.machines.control.connection import freeze_lock
 from ortet.machines.live.criu import preflight
-from ortet.machines.live.criu.connections import has_connections, sees_connections
-from ortet.machines.live.criu.errors import not_frozen, passing, patiently
-from ortet.machines.live.criu.rpc import Failed, Worker
-from ortet.machines.live.process import LiveGuard
-from ortet.machines.live.supervisor_client import Keeper
+from ortet.machines.live.criu.connections import has_connections, may_have_connections
+from ortet.machines.live.criu.errors import dump_attempts, dump_error, is_transient
+from ortet.machines.live.criu.rpc import CriuError, CriuWorker
+from ortet.machines.live.process import LiveMachineProcess
+from ortet.machines.live.supervisor_client import SupervisorClient
 
 
-class LiveDump:
+class CriuDumper:
     """Of one machine. `worker` gives a CRIU that waits for this."""
 
     def __init__(
         self,
-        guard: LiveGuard,
-        keeper: Keeper,
+        process: LiveMachineProcess,
+        supervisor: SupervisorClient,
         *,
         lock: str,
-        worker: Callable[[], Worker],
+        take_worker: Callable[[], CriuWorker],
     ) -> None:
-        self._guard = guard
-        self._keeper = keeper
+        self._process = process
+        self._supervisor = supervisor
         self._lock = lock
-        self._worker = worker
+        self._take_worker = take_worker
 
-    def write(
+    def dump(
         self,
         images: Path,
-        frozen: Callable[[], None],
+        on_frozen: Callable[[], None],
         *,
         watched: Sequence[str],
-        anew: Callable[[], object],
+        clear_images: Callable[[], object],
     ) -> None:
         """To a directory, which `anew` makes empty; `frozen` is called while it stands still, the
         last time for what is then there. Conflict when it cannot be; its processes go on."""
-        pid = self._guard.pid
-        silent = sees_connections(pid)
-        for again in patiently():
+        pid = self._process.pid
+        silent = may_have_connections(pid)
+        for again in dump_attempts():
             try:
-                self._once(images, frozen, watched, silent=silent)
+                self._dump_once(images, on_frozen, watched, block_network=silent)
                 if silent or not has_connections(images):
                     return
-            except Failed as failed:
-                if not (again and passing(failed)):
-                    raise not_frozen(failed) from failed
+            except CriuError as failed:
+                if not (again and is_transient(failed)):
+                    raise dump_error(failed) from failed
             preflight.check(pid)
-            anew()
+            clear_images()
             silent = True
         raise AssertionError("not reached")
 
-    def _once(
-        self, images: Path, frozen: Callable[[], None], watched: Sequence[str], *, silent: bool
+    def _dump_once(
+        self,
+        images: Path,
+        on_frozen: Callable[[], None],
+        watched: Sequence[str],
+        *,
+        block_network: bool,
     ) -> None:
-        guard, worker = self._guard, self._worker()
+        guard, worker = self._process, self._take_worker()
         net = os.stat(f"/proc/{guard.pid}/ns/net").st_ino
-        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external)]
-        with unfrozen(self._lock, fcntl.LOCK_EX), guard.outlet.held():
-            guard.indoors.leave()
+        external = [f"net[{net}]:extnet", *(f"mnt[{at}]:{at}" for at in guard.external_mounts)]
+        with freeze_lock(self._lock, fcntl.LOCK_EX), guard.outbound.paused():
+            guard.init_client.disconnect()
             try:
-                with self._keeper.silence(guard.pid) if silent else nullcontext():
+                with (
+                    self._supervisor.network_blocked(guard.pid) if block_network else nullcontext()
+                ):
                     worker.dump(
-                        guard.pid, images, external=external, frozen=frozen, watched=watched
+                        guard.pid, images, external=external, on_frozen=on_frozen, watched=watched
                     )
             finally:
-                guard.indoors.welcome()
+                guard.init_client.reconnect()

@@ -11,40 +11,42 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.errors import Conflict, OrtetError, Unavailable
-from ortet.machines.live.criu.rpc import Failed, messages
+from ortet.machines.live.criu.rpc import CriuError, log_errors
 
-_ENDING = "Zombies with threads"
-_IN_FLIGHT = "n-flight "
-_SUMMARY = ("Dumping FAILED", "Restoring FAILED")
-_MOST = 4  # of what it said: the cause comes before what followed from it
-_TRIES = 20  # each takes as long as a dump that fails early
-_PAUSE = 0.002  # seconds; a server accepts meanwhile
+_EXITING_MESSAGE = "Zombies with threads"
+_IN_FLIGHT_MESSAGE = "n-flight "
+_SUMMARY_MESSAGES = ("Dumping FAILED", "Restoring FAILED")
+_MAX_MESSAGES = 4  # of what it said: the cause comes before what followed from it
+_DUMP_TRIES = 20  # each takes as long as a dump that fails early
+_RETRY_PAUSE_SECONDS = 0.002  # seconds; a server accepts meanwhile
 _PID = re.compile(r"\(pid: (\d+)\)")
 
 
-def patiently() -> Iterator[bool]:
+def dump_attempts() -> Iterator[bool]:
     """Tries of a dump; what is given says whether there will be another."""
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_DUMP_TRIES)):
         yield left > 0
-        time.sleep(_PAUSE)
+        time.sleep(_RETRY_PAUSE_SECONDS)
 
 
-def passing(failed: Failed) -> bool:
+def is_transient(error: CriuError) -> bool:
     """Did it fail over a process that was just ending, or a connection that nobody had accepted
     yet, so that the next try may do better?"""
-    return any(_ENDING in said or _IN_FLIGHT in said for said in messages(failed.log))
+    return any(
+        _EXITING_MESSAGE in said or _IN_FLIGHT_MESSAGE in said for said in log_errors(error.log)
+    )
 
 
-def not_frozen(failed: Failed) -> OrtetError:
-    said = messages(failed.log)
+def dump_error(error: CriuError) -> OrtetError:
+    said = log_errors(error.log)
     if any(os.strerror(errno.ENOSPC) in one for one in said):
         return Unavailable(
             "disk_full",
             "the disk was full while this machine was written down; its processes go on: free some "
             "space, then repeat",
         )
-    if any(_IN_FLIGHT in one for one in said):
-        named = [name for one in said for name in map(_process, _PID.findall(one))]
+    if any(_IN_FLIGHT_MESSAGE in one for one in said):
+        named = [name for one in said for name in map(_describe_process, _PID.findall(one))]
         return Conflict(
             "cannot_freeze",
             "a connection waits to be accepted inside this machine, and CRIU cannot carry one "
@@ -53,26 +55,26 @@ def not_frozen(failed: Failed) -> OrtetError:
         )
     return Conflict(
         "cannot_freeze",
-        f"CRIU could not freeze this machine ({_why(said)}); its processes go on: stop the one "
+        f"CRIU could not freeze this machine ({_summarize(said)}); its processes go on: stop the one "
         "that it names, or commit when it has ended",
     )
 
 
-def not_restored(failed: Failed) -> Conflict:
+def restore_error(error: CriuError) -> Conflict:
     return Conflict(
         "cannot_restore",
-        f"CRIU could not bring the processes back ({_why(messages(failed.log))}): restore the "
+        f"CRIU could not bring the processes back ({_summarize(log_errors(error.log))}): restore the "
         "files alone with only={'files'}, or on the host that made the commit",
     )
 
 
-def _why(said: list[str]) -> str:
-    told = [one for one in said if not one.startswith(_SUMMARY)][-_MOST:]
-    named = [_PID.sub(lambda match: f"({_process(match[1])})", one) for one in told]
+def _summarize(errors: list[str]) -> str:
+    told = [one for one in errors if not one.startswith(_SUMMARY_MESSAGES)][-_MAX_MESSAGES:]
+    named = [_PID.sub(lambda match: f"({_describe_process(match[1])})", one) for one in told]
     return "; ".join(named) or "it said no reason"
 
 
-def _process(pid: str) -> str:
+def _describe_process(pid: str) -> str:
     """As it is called inside its machine."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")

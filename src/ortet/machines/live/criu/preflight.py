@@ -10,26 +10,29 @@ from contextlib import suppress
 import msgspec
 
 from ortet.errors import Conflict
-from ortet.machines.kernels.livemounts import mount_at, mounts_of
+from ortet.machines.kernels.livemounts import mount_id_at, mount_ids_of
 
-_RINGS = (
+_IO_URING_HELP = (
     "start it without io_uring (node and all that use libuv: UV_USE_IO_URING=0; PostgreSQL 18: "
     "io_method=worker)"
 )
-_ANON = {
-    "anon_inode:[io_uring]": ("it uses io_uring", _RINGS),
+_ANON_INODE_REASONS = {
+    "anon_inode:[io_uring]": ("it uses io_uring", _IO_URING_HELP),
     "anon_inode:[fanotify]": ("it watches files with fanotify", "use inotify or polling"),
     "anon_inode:[userfaultfd]": ("it uses userfaultfd", "start it without"),
     "anon_inode:[perf_event]": ("it is measuring with perf", "end the measurement"),
     "anon_inode:kvm-vm": ("it runs a virtual machine", "stop that first"),
     "anon_inode:bpf-map": ("it has loaded BPF programs", "start it without"),
 }
-_ENDING = "its first thread has ended and others have not"
-_FORK = ("it is a fork of a Python kernel, or one has started it", "keep or close the fork")
-_WAIT = "stop it, or commit when it has ended"
-_PATIENCE, _MOMENT = 5.0, 0.001  # seconds
+_PARTLY_ENDED = "its first thread has ended and others have not"
+_KERNEL_FORK_REASON = (
+    "it is a fork of a Python kernel, or one has started it",
+    "keep or close the fork",
+)
+_WAIT_HELP = "stop it, or commit when it has ended"
+_EXIT_TIMEOUT_SECONDS, _POLL_SECONDS = 5.0, 0.001  # seconds
 _INOTIFY = "anon_inode:inotify"
-_DEVICES = {
+_DEVICE_REASONS = {
     "/dev/fuse": ("it serves a FUSE file system", "unmount that first"),
     "/dev/nvidia": ("it uses a graphics card", "keep such work outside of the machine"),
     "/dev/dri": ("it uses a graphics card", "keep such work outside of the machine"),
@@ -49,23 +52,23 @@ class Obstacle(msgspec.Struct, frozen=True):
         return f"process {self.pid} ({self.command}): {self.what}; {self.help}"
 
 
-class Findings(msgspec.Struct, frozen=True):
+class PreflightResult(msgspec.Struct, frozen=True):
     """What stands in the way, and whether any process watches files: CRIU must then search them."""
 
     obstacles: list[Obstacle] = []
     watching: bool = False
 
     @property
-    def ending(self) -> bool:
+    def has_only_ending(self) -> bool:
         """Is there nothing but processes that have ended in part?"""
-        return bool(self.obstacles) and all(one.what == _ENDING for one in self.obstacles)
+        return bool(self.obstacles) and all(one.what == _PARTLY_ENDED for one in self.obstacles)
 
 
-def look(init: int) -> Findings:
+def inspect_processes(init_pid: int) -> PreflightResult:
     """At every process of the machine whose pid 1 is `init`."""
-    inside = f"/proc/{init}/root/proc"
-    users = _link(f"{inside}/1/ns/user")
-    mounts = mounts_of(init)
+    inside = f"/proc/{init_pid}/root/proc"
+    users = _read_link(f"{inside}/1/ns/user")
+    mounts = mount_ids_of(init_pid)
     found: list[Obstacle] = []
     watching = False
     for name in os.listdir(inside):
@@ -73,26 +76,26 @@ def look(init: int) -> Findings:
             with suppress(OSError):  # it has just ended
                 place = f"{inside}/{name}"
                 if _is_ending(place):
-                    found.append(Obstacle(int(name), _command(place), _ENDING, _WAIT))
+                    found.append(Obstacle(int(name), _command(place), _PARTLY_ENDED, _WAIT_HELP))
                     continue
-                opened = _opened(place)
+                opened = _open_targets(place)
                 watching |= _INOTIFY in opened
                 reasons = [*_reasons(place, users, opened)]
-                if mount_at(f"{place}/root") not in mounts | {-1}:
-                    reasons.append(_FORK)
+                if mount_id_at(f"{place}/root") not in mounts | {-1}:
+                    reasons.append(_KERNEL_FORK_REASON)
                 found += [
                     Obstacle(int(name), _command(place), what, help_) for what, help_ in reasons
                 ]
-    return Findings(found, watching)
+    return PreflightResult(found, watching)
 
 
-def check(init: int) -> Findings:
+def check(init_pid: int) -> PreflightResult:
     """Conflict("cannot_freeze") that names what is in the way; waits for what is about to end."""
-    until = time.monotonic() + _PATIENCE
-    found = look(init)
-    while found.ending and time.monotonic() < until:
-        time.sleep(_MOMENT)
-        found = look(init)
+    until = time.monotonic() + _EXIT_TIMEOUT_SECONDS
+    found = inspect_processes(init_pid)
+    while found.has_only_ending and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+        found = inspect_processes(init_pid)
     if found.obstacles:
         raise Conflict(
             "cannot_freeze",
@@ -104,39 +107,41 @@ def check(init: int) -> Findings:
     return found
 
 
-def _is_ending(place: str) -> bool:
+def _is_ending(proc_dir: str) -> bool:
     """A process of several threads whose first has ended, and not all others: CRIU refuses it."""
-    with open(f"{place}/stat", "rb") as file:
+    with open(f"{proc_dir}/stat", "rb") as file:
         state = file.read().rpartition(b")")[2].split()[0]
-    return state in b"ZX" and len(os.listdir(f"{place}/task")) > 1
+    return state in b"ZX" and len(os.listdir(f"{proc_dir}/task")) > 1
 
 
-def _opened(place: str) -> set[str]:
-    return {_link(f"{place}/fd/{fd}") for fd in os.listdir(f"{place}/fd")}
+def _open_targets(proc_dir: str) -> set[str]:
+    return {_read_link(f"{proc_dir}/fd/{fd}") for fd in os.listdir(f"{proc_dir}/fd")}
 
 
-def _reasons(place: str, users: str, opened: set[str]) -> Iterator[tuple[str, str]]:
-    if _link(f"{place}/ns/user") != users:
+def _reasons(
+    proc_dir: str, user_namespace: str, open_targets: set[str]
+) -> Iterator[tuple[str, str]]:
+    if _read_link(f"{proc_dir}/ns/user") != user_namespace:
         yield "it has a user namespace of its own", "switch its sandbox off, or stop it"
-    with open(f"{place}/status", encoding="utf-8", errors="replace") as file:
+    with open(f"{proc_dir}/status", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith("TracerPid:") and line.split()[1] != "0":
                 yield "a debugger is attached to it", "detach strace, gdb or the like"
-    for target, reason in _ANON.items():
-        if target in opened:
+    for target, reason in _ANON_INODE_REASONS.items():
+        if target in open_targets:
             yield reason
-    for device, reason in _DEVICES.items():
-        if any(path.startswith(device) for path in opened):
+    for device, reason in _DEVICE_REASONS.items():
+        if any(path.startswith(device) for path in open_targets):
             yield reason
 
 
-def _command(place: str) -> str:
-    with open(f"{place}/cmdline", "rb") as file:
+def _command(proc_dir: str) -> str:
+    with open(f"{proc_dir}/cmdline", "rb") as file:
         words = file.read(200).split(b"\0")
     return b" ".join(words).decode(errors="replace").strip() or "?"
 
 
-def _link(path: str) -> str:
+def _read_link(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.errors import Unavailable
-from ortet.machines.poll import readable
+from ortet.machines.poll import poll_readable
 
 _DUMP, _RESTORE, _NOTIFY = 1, 2, 6
-_FIELDS = {
+_OPTION_FIELDS = {
     "images_dir_fd": 1,
     "pid": 2,
     "leave_running": 3,
@@ -39,24 +39,24 @@ _FIELDS = {
     "lazy_pages": 48,
     "network_lock": 64,
 }
-_SKIP = 3  # network_lock: a machine's network has nobody else in it
-_GHOSTS = 1 << 30  # bytes of a deleted file that is still open, kept in the image
-_LARGEST = 1 << 20
-_POINTS = (b"post-dump", b"pre-resume")  # where all stands still and is complete
-_HARMLESS = "rlimit: Can't setup RLIMIT_NOFILE"  # it does without
+_NETWORK_LOCK_SKIP = 3  # network_lock: a machine's network has nobody else in it
+_MAX_GHOST_FILE_BYTES = 1 << 30  # bytes of a deleted file that is still open, kept in the image
+_MAX_MESSAGE_BYTES = 1 << 20
+_NOTIFY_POINTS = (b"post-dump", b"pre-resume")  # where all stands still and is complete
+_IGNORED_ERROR = "rlimit: Can't setup RLIMIT_NOFILE"  # it does without
 
-Value = int | str | bytes
+OptionValue = int | str | bytes
 
 
-class Failed(Exception):
+class CriuError(Exception):
     """CRIU said no. `log` is where it says why."""
 
-    def __init__(self, what: str, log: Path) -> None:
-        super().__init__(what)
+    def __init__(self, operation: str, log: Path) -> None:
+        super().__init__(operation)
         self.log = log
 
 
-class Worker:
+class CriuWorker:
     """One `criu swrk`: does one thing, then it is spent.
 
     `begun` waits until it runs; `ended` is called when it is closed.
@@ -65,16 +65,16 @@ class Worker:
     def __init__(
         self,
         sock: socket.socket,
-        begun: Callable[[], None],
-        ended: Callable[[], None],
+        wait_started: Callable[[], None],
+        on_close: Callable[[], None],
         *,
         pid: int = 0,
     ) -> None:
         self.pid = pid
         """Its own, of one that restores."""
         self._sock = sock
-        self._begun = begun
-        self._ended = ended
+        self._wait_started = wait_started
+        self._on_close = on_close
 
     def dump(
         self,
@@ -82,129 +82,143 @@ class Worker:
         images: Path,
         *,
         external: Sequence[str],
-        frozen: Callable[[], None],
+        on_frozen: Callable[[], None],
         watched: Sequence[str] = (),
-        leave: bool = True,
+        leave_running: bool = True,
     ) -> None:
         """Write the process tree of `pid` to a directory; `frozen` is called while it stands still.
         `watched` are directories in which files lie that processes watch: CRIU searches them.
 
         When it fails, the processes go on as if nothing had been.
         """
-        options: dict[str, Value] = {"pid": pid, "leave_running": int(leave), "notify_scripts": 1}
+        options: dict[str, OptionValue] = {
+            "pid": pid,
+            "leave_running": int(leave_running),
+            "notify_scripts": 1,
+        }
         if watched:
             options["force_irmap"] = 1
-        body = _encode(options, external, watched)
-        said = self._call(_DUMP, images, images, body, lambda _: frozen())
+        body = _encode_options(options, external, watched)
+        said = self._call(_DUMP, images, images, body, lambda _: on_frozen())
         if not said.get(2, [0])[0]:
-            raise Failed("dump", images / "dump.log")
+            raise CriuError("dump", images / "dump.log")
 
     def restore(
         self,
         images: Path,
-        work: Path,
+        work_dir: Path,
         *,
         root: Path,
         external: Sequence[str],
-        net: int,
-        lazy: bool = False,
-        restored: Callable[[int], None] | None = None,
+        network_fd: int,
+        lazy_pages: bool = False,
+        on_restored: Callable[[int], None] | None = None,
     ) -> int:
         """Bring the process tree of a directory back below `root`; returns its pid. `lazy`: memory
         comes from a pager that listens in `work`, when it is first touched. `restored` is called
         with the pid when all is there, and nothing runs yet."""
-        inherit = _field(1, "extnet") + _field(2, net)
-        options: dict[str, Value] = {"root": str(root), "rst_sibling": 1, "inherit_fd": inherit}
-        if lazy:
+        inherit = _encode_field(1, "extnet") + _encode_field(2, network_fd)
+        options: dict[str, OptionValue] = {
+            "root": str(root),
+            "rst_sibling": 1,
+            "inherit_fd": inherit,
+        }
+        if lazy_pages:
             options["lazy_pages"] = 1
-        if restored is not None:
+        if on_restored is not None:
             options["notify_scripts"] = 1
-        said = self._call(_RESTORE, images, work, _encode(options, external), restored or _nothing)
+        said = self._call(
+            _RESTORE,
+            images,
+            work_dir,
+            _encode_options(options, external),
+            on_restored or _ignore_pid,
+        )
         if not said.get(2, [0])[0]:
-            raise Failed("restore", work / "restore.log")
+            raise CriuError("restore", work_dir / "restore.log")
         (answer,) = said[4]
         assert isinstance(answer, bytes)
-        return int(parse(answer)[1][0])
+        return int(parse_message(answer)[1][0])
 
     @property
     def alive(self) -> bool:
         """It says nothing before it is asked: what can be read is its end."""
-        return not readable(self._sock)
+        return not poll_readable(self._sock)
 
     def close(self) -> None:
         self._sock.close()
-        self._ended()
+        self._on_close()
 
     def _call(
         self,
         kind: int,
         images: Path,
-        work: Path,
+        work_dir: Path,
         options: bytes,
-        reached: Callable[[int], None],
+        on_point: Callable[[int], None],
     ) -> dict[int, list[int | bytes]]:
-        self._begun()
+        self._wait_started()
         images_fd = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        work_fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        work_fd = os.open(work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         told = {"images_dir_fd": images_fd, "work_dir_fd": work_fd}
         log = "dump.log" if kind == _DUMP else "restore.log"
-        body = _encode({**told, "log_file": log}) + _COMMON + options
+        body = _encode_options({**told, "log_file": log}) + _COMMON_OPTIONS + options
         try:
-            self._send(_field(1, kind) + _field(2, body))
-            return self._hear(reached)
+            self._send(_encode_field(1, kind) + _encode_field(2, body))
+            return self._wait_reply(on_point)
         finally:
             os.close(images_fd)
             os.close(work_fd)
             self.close()
 
-    def _hear(self, reached: Callable[[int], None]) -> dict[int, list[int | bytes]]:
+    def _wait_reply(self, on_point: Callable[[int], None]) -> dict[int, list[int | bytes]]:
         """The answer; on the way there it tells how far it is, and waits for leave to go on."""
         pid = 0
         while True:
-            said = parse(self._receive())
+            said = parse_message(self._receive())
             if said[1][0] != _NOTIFY:
                 return said
             (told,) = said[5]
             assert isinstance(told, bytes)
-            fields = parse(told)
+            fields = parse_message(told)
             pid = int(fields.get(2, [pid])[0])  # which not every message has
             good = False
             try:
-                if fields[1][0] in _POINTS:
-                    reached(pid)
+                if fields[1][0] in _NOTIFY_POINTS:
+                    on_point(pid)
                 good = True
             finally:
                 with suppress(OSError):
-                    self._send(_field(1, _NOTIFY) + _field(3, int(good)))
+                    self._send(_encode_field(1, _NOTIFY) + _encode_field(3, int(good)))
 
     def _send(self, data: bytes) -> None:
         try:
             self._sock.send(data)
         except OSError as error:
-            raise gone() from error
+            raise criu_died() from error
 
     def _receive(self) -> bytes:
         try:
-            data = self._sock.recv(_LARGEST)
+            data = self._sock.recv(_MAX_MESSAGE_BYTES)
         except OSError as error:
-            raise gone() from error
+            raise criu_died() from error
         if not data:
-            raise gone()
+            raise criu_died()
         return data
 
 
-def messages(log: Path) -> list[str]:
+def log_errors(log: Path) -> list[str]:
     """What CRIU's log says went wrong, without the places in its source."""
     found = []
     with suppress(OSError):
         for line in log.read_text(errors="replace").splitlines():
             _, mark, rest = line.partition("Error (")
-            if mark and _HARMLESS not in rest:
+            if mark and _IGNORED_ERROR not in rest:
                 found.append(rest.partition("): ")[2].strip())
     return found
 
 
-def entries(image: Path) -> Iterator[bytes]:
+def image_entries(image: Path) -> Iterator[bytes]:
     """What is in one of its files, each as it wrote it; nothing if it wrote no such file."""
     with suppress(FileNotFoundError):
         data = image.read_bytes()
@@ -215,32 +229,32 @@ def entries(image: Path) -> Iterator[bytes]:
             at += 4 + size
 
 
-def _nothing(pid: int) -> None:
+def _ignore_pid(pid: int) -> None:
     del pid
 
 
-def gone() -> Unavailable:
+def criu_died() -> Unavailable:
     """CRIU has ended before it was done."""
     return Unavailable("criu_died", "CRIU was killed while it worked: nothing changed, try again")
 
 
-def _encode(
-    options: Mapping[str, Value], external: Sequence[str] = (), watched: Sequence[str] = ()
+def _encode_options(
+    options: Mapping[str, OptionValue], external: Sequence[str] = (), watched: Sequence[str] = ()
 ) -> bytes:
-    given = [(_FIELDS[name], value) for name, value in options.items()]
-    given += [(_FIELDS["external"], name) for name in external]
-    given += [(_FIELDS["irmap_scan_paths"], path) for path in watched]
-    return b"".join(_field(number, value) for number, value in given)
+    given = [(_OPTION_FIELDS[name], value) for name, value in options.items()]
+    given += [(_OPTION_FIELDS["external"], name) for name in external]
+    given += [(_OPTION_FIELDS["irmap_scan_paths"], path) for path in watched]
+    return b"".join(_encode_field(number, value) for number, value in given)
 
 
-def _field(number: int, value: Value) -> bytes:
+def _encode_field(number: int, value: OptionValue) -> bytes:
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
+        return _encode_varint(number << 3) + _encode_varint(value)
     data = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
+    return _encode_varint(number << 3 | 2) + _encode_varint(len(data)) + data
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     data = bytearray()
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
@@ -249,20 +263,20 @@ def _varint(number: int) -> bytes:
     return bytes(data)
 
 
-def parse(data: bytes) -> dict[int, list[int | bytes]]:
+def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
     """Field number -> its values; only whole numbers and bytes are said to us."""
     found: dict[int, list[int | bytes]] = {}
-    for number, value in fields_of(data):
+    for number, value in iter_fields(data):
         found.setdefault(number, []).append(value)
     return found
 
 
-def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(number, value) of each field, in order."""
     at = 0
     while at < len(data):
-        tag, at = _number(data, at)
-        value, at = _number(data, at)
+        tag, at = _decode_varint(data, at)
+        value, at = _decode_varint(data, at)
         if tag & 7:
             yield tag >> 3, data[at : at + value]
             at += value
@@ -270,23 +284,23 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield tag >> 3, value
 
 
-def join_fields(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
+def encode_fields(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
     """The other way round."""
-    return b"".join(_field(number, value) for number, value in fields)
+    return b"".join(_encode_field(number, value) for number, value in fields)
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(data: bytes, offset: int) -> tuple[int, int]:
     """A varint, and the position behind it."""
     number = shift = 0
     while True:
-        number |= (data[at] & 0x7F) << shift
+        number |= (data[offset] & 0x7F) << shift
         shift += 7
-        at += 1
-        if data[at - 1] < 0x80:
-            return number, at
+        offset += 1
+        if data[offset - 1] < 0x80:
+            return number, offset
 
 
-_COMMON = _encode(
+_COMMON_OPTIONS = _encode_options(
     {
         "log_level": 2,
         "tcp_established": 1,
@@ -294,7 +308,7 @@ _COMMON = _encode(
         "file_locks": 1,
         "link_remap": 1,
         "manage_cgroups_mode": 0,
-        "ghost_limit": _GHOSTS,
-        "network_lock": _SKIP,
+        "ghost_limit": _MAX_GHOST_FILE_BYTES,
+        "network_lock": _NETWORK_LOCK_SKIP,
     }
 )

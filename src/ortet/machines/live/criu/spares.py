@@ -11,31 +11,31 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ortet.machines.live.criu.rpc import gone
-from ortet.machines.poll import readable
+from ortet.machines.live.criu.rpc import criu_died
+from ortet.machines.poll import poll_readable
 
-_ENOUGH = 2  # more restores side by side are seldom
+_MAX_SPARES = 2  # more restores side by side are seldom
 
 
-class Spare(NamedTuple):
+class SpareCriu(NamedTuple):
     """One, in namespaces of its own, which were made when the host had these `mounts`, and in a
     control `group` of its own, or none."""
 
     sock: socket.socket
     pid: int
     mounts: bytes
-    group: str
-    begun: Callable[[], None]
-    ended: Callable[[], None]
+    cgroup: str
+    wait_started: Callable[[], None]
+    on_close: Callable[[], None]
 
     @contextmanager
-    def space(self) -> Iterator[int]:
+    def open_mount_namespace(self) -> Iterator[int]:
         """A descriptor of its mount namespace."""
-        self.begun()
+        self.wait_started()
         try:
             fd = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise gone() from error
+            raise criu_died() from error
         try:
             yield fd
         finally:
@@ -44,47 +44,47 @@ class Spare(NamedTuple):
     @property
     def usable(self) -> bool:
         """Does it live, and see the host as it is now?"""
-        return self.mounts == mounted() and not readable(self.sock)
+        return self.mounts == read_mountinfo() and not poll_readable(self.sock)
 
     def close(self) -> None:
         self.sock.close()
-        self.ended()
+        self.on_close()
 
 
-class Spares:
+class SpareCriuPool:
     """Those of one keeper."""
 
     def __init__(self) -> None:
-        self._waiting: list[Spare] = []
+        self._idle: list[SpareCriu] = []
         self._lock = Lock()
-        weakref.finalize(self, _end, self._waiting)
+        weakref.finalize(self, _close_all, self._idle)
 
-    def take(self) -> Spare | None:
+    def acquire(self) -> SpareCriu | None:
         while True:
             with self._lock:
-                if not self._waiting:
+                if not self._idle:
                     return None
-                spare = self._waiting.pop()
+                spare = self._idle.pop()
             if spare.usable:
                 return spare
             spare.close()
 
-    def fill(self, make: Callable[[], Spare]) -> None:
-        while len(self._waiting) < _ENOUGH:
-            spare = make()
+    def fill(self, start_spare: Callable[[], SpareCriu]) -> None:
+        while len(self._idle) < _MAX_SPARES:
+            spare = start_spare()
             with self._lock:
-                self._waiting.append(spare)
+                self._idle.append(spare)
 
     def close(self) -> None:
         with self._lock:
-            _end(self._waiting)
+            _close_all(self._idle)
 
 
-def _end(waiting: list[Spare]) -> None:
-    while waiting:
-        waiting.pop().close()
+def _close_all(spares: list[SpareCriu]) -> None:
+    while spares:
+        spares.pop().close()
 
 
-def mounted() -> bytes:
+def read_mountinfo() -> bytes:
     """What is mounted in our namespace."""
     return Path("/proc/self/mountinfo").read_bytes()

@@ -8,19 +8,24 @@ import os
 import platform
 import struct
 
-_STEP, _GET, _SET, _DETACH = 9, 12, 13, 17
-_SEIZE, _INTERRUPT, _GET_MASK, _SET_MASK = 0x4206, 0x4207, 0x420A, 0x420B
+_PTRACE_SINGLESTEP, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH = 9, 12, 13, 17
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_GETSIGMASK, _PTRACE_SETSIGMASK = (
+    0x4206,
+    0x4207,
+    0x420A,
+    0x420B,
+)
 _WALL = 0x40000000
-_REGISTERS = 27  # of x86-64, eight bytes each
-_RAX, _RDX, _RSI, _RDI, _ORIG, _RIP, _RSP = 10, 12, 13, 14, 15, 16, 19
-_FCNTL = 72
-_SYSCALL = b"\x0f\x05"
-_BELOW = 512  # bytes under the stack's end that nobody uses: more than the red zone
-_STEPS = 100  # stops on the way that are of no concern
+_REGISTER_COUNT = 27  # of x86-64, eight bytes each
+_RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP, _RSP = 10, 12, 13, 14, 15, 16, 19
+_SYS_FCNTL = 72
+_SYSCALL_INSTRUCTION = b"\x0f\x05"
+_SCRATCH_OFFSET = 512  # bytes under the stack's end that nobody uses: more than the red zone
+_MAX_STEPS = 100  # stops on the way that are of no concern
 _FLOCK = struct.Struct("hhxxxxqqixxxx")
 
 
-class Refusal(Exception):
+class TraceError(Exception):
     """It could not be done, and why."""
 
 
@@ -29,67 +34,72 @@ class Tracer:
 
     def __init__(self, pid: int) -> None:
         if platform.machine() != "x86_64":
-            raise Refusal(f"not known how on {platform.machine()}")
+            raise TraceError(f"not known how on {platform.machine()}")
         self._pid = pid
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
         self._libc.ptrace.restype = ctypes.c_long
 
     def __enter__(self) -> Tracer:
-        self._ask(_SEIZE)
+        self._ptrace(_PTRACE_SEIZE)
         try:
-            self._ask(_INTERRUPT)
+            self._ptrace(_PTRACE_INTERRUPT)
             self._wait()
-            self._before = self._registers()
-            self._mask = ctypes.create_string_buffer(8)
-            self._ask(_GET_MASK, 8, self._mask)
+            self._saved_registers = self._read_registers()
+            self._saved_signal_mask = ctypes.create_string_buffer(8)
+            self._ptrace(_PTRACE_GETSIGMASK, 8, self._saved_signal_mask)
             # a signal that waits must not be handled in between
-            self._ask(_SET_MASK, 8, ctypes.create_string_buffer(b"\xff" * 8, 8))
-            self._gate = self._find_gate()
+            self._ptrace(_PTRACE_SETSIGMASK, 8, ctypes.create_string_buffer(b"\xff" * 8, 8))
+            self._syscall_address = self._find_syscall_address()
         except BaseException:
-            self._ask(_DETACH)
+            self._ptrace(_PTRACE_DETACH)
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ask(_SET, 0, self._before)
-        self._ask(_SET_MASK, 8, self._mask)
-        self._ask(_DETACH)
+        self._ptrace(_PTRACE_SETREGS, 0, self._saved_registers)
+        self._ptrace(_PTRACE_SETSIGMASK, 8, self._saved_signal_mask)
+        self._ptrace(_PTRACE_DETACH)
 
     def lock(self, fd: int, *, write: bool, first: int, last: int | None) -> None:
         """Have it take a lock on one of its own descriptors, without waiting."""
         length = 0 if last is None else last - first + 1
         kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
         data = _FLOCK.pack(kind, os.SEEK_SET, first, length, 0)
-        at = (self._before[_RSP] - _BELOW) & ~15
+        at = (self._saved_registers[_RSP] - _SCRATCH_OFFSET) & ~15
         memory = os.open(f"/proc/{self._pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
             there = os.pread(memory, len(data), at)
             os.pwrite(memory, data, at)
             try:
-                number = self._call(_FCNTL, fd, fcntl.F_SETLK, at)
+                number = self._call_syscall(_SYS_FCNTL, fd, fcntl.F_SETLK, at)
             finally:
                 os.pwrite(memory, there, at)
         finally:
             os.close(memory)
         if number < 0:
-            raise Refusal(f"its descriptor {fd}: {os.strerror(-number)}")
+            raise TraceError(f"its descriptor {fd}: {os.strerror(-number)}")
 
-    def _call(self, number: int, one: int, two: int, three: int) -> int:
-        registers = type(self._before)(*self._before)
-        registers[_RAX], registers[_RDI], registers[_RSI], registers[_RDX] = number, one, two, three
-        registers[_RIP] = self._gate
-        registers[_ORIG] = (1 << 64) - 1  # it is in no system call that could be restarted
-        self._ask(_SET, 0, registers)
-        for _ in range(_STEPS):
-            self._ask(_STEP)
+    def _call_syscall(self, number: int, first: int, second: int, third: int) -> int:
+        registers = type(self._saved_registers)(*self._saved_registers)
+        registers[_RAX], registers[_RDI], registers[_RSI], registers[_RDX] = (
+            number,
+            first,
+            second,
+            third,
+        )
+        registers[_RIP] = self._syscall_address
+        registers[_ORIG_RAX] = (1 << 64) - 1  # it is in no system call that could be restarted
+        self._ptrace(_PTRACE_SETREGS, 0, registers)
+        for _ in range(_MAX_STEPS):
+            self._ptrace(_PTRACE_SINGLESTEP)
             self._wait()
-            now = self._registers()
-            if now[_RIP] == self._gate + len(_SYSCALL):
+            now = self._read_registers()
+            if now[_RIP] == self._syscall_address + len(_SYSCALL_INSTRUCTION):
                 return ctypes.c_long(now[_RAX]).value
-        raise Refusal(f"process {self._pid} did not do as told")
+        raise TraceError(f"process {self._pid} did not do as told")
 
-    def _find_gate(self) -> int:
+    def _find_syscall_address(self) -> int:
         """Where in its memory the instruction for a system call is: the kernel's own page has
         one."""
         with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as maps:
@@ -98,22 +108,22 @@ class Tracer:
             start, end = (int(part, 16) for part in place.split("-"))
             with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
                 memory.seek(start)
-                found = memory.read(end - start).find(_SYSCALL)
+                found = memory.read(end - start).find(_SYSCALL_INSTRUCTION)
             if found >= 0:
                 return start + found
-        raise Refusal(f"process {self._pid} has no page of the kernel's")
+        raise TraceError(f"process {self._pid} has no page of the kernel's")
 
-    def _registers(self) -> ctypes.Array[ctypes.c_ulong]:
-        registers = (ctypes.c_ulong * _REGISTERS)()
-        self._ask(_GET, 0, registers)
+    def _read_registers(self) -> ctypes.Array[ctypes.c_ulong]:
+        registers = (ctypes.c_ulong * _REGISTER_COUNT)()
+        self._ptrace(_PTRACE_GETREGS, 0, registers)
         return registers
 
     def _wait(self) -> None:
         _, status = os.waitpid(self._pid, _WALL)
         if not os.WIFSTOPPED(status):
-            raise Refusal(f"process {self._pid} has ended")
+            raise TraceError(f"process {self._pid} has ended")
 
-    def _ask(self, what: int, address: int = 0, data: object = None) -> None:
-        if self._libc.ptrace(what, self._pid, address, data) < 0:
+    def _ptrace(self, request: int, address: int = 0, data: object = None) -> None:
+        if self._libc.ptrace(request, self._pid, address, data) < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{os.strerror(number)} (ptrace)")

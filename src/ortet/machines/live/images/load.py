@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 
 from ortet._util.codec import decode
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.errors import Conflict, Invalid
 from ortet.history.records import Processes
 from ortet.history.references import references
 from ortet.ids import Oid
-from ortet.machines.live.images.extents import Extent, Held, bad_pages, read_extents
-from ortet.machines.live.images.pagemap import is_pages, read_laid
-from ortet.machines.live.images.save import Kept, make_kept
-from ortet.objects.base import Kind, Objects
-from ortet.objects.blobs import BLOCK, read_file
+from ortet.machines.live.images.extents import Extent, StoredPages, corrupt_pages, read_extents
+from ortet.machines.live.images.pagemap import is_pages_file, read_page_layouts
+from ortet.machines.live.images.save import SavedImages, make_saved_images
+from ortet.objects.base import Kind, ObjectStore
+from ortet.objects.blobs import BLOCK_BYTES, read_file
 from ortet.objects.tail import storage_error
 
 
@@ -28,7 +28,7 @@ class _Content(msgspec.Struct, frozen=True):
     size: int
 
 
-def read_processes(objects: Objects, oid: bytes) -> Processes:
+def read_processes(objects: ObjectStore, oid: bytes) -> Processes:
     """The record an image names; Corrupt when it is something else, or a name in it could leave its
     directory."""
     data = objects.get(Oid(oid))
@@ -36,7 +36,7 @@ def read_processes(objects: Objects, oid: bytes) -> Processes:
     return decode(Processes, data)
 
 
-def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
+def restore_images(objects: ObjectStore, oid: Oid, directory: Path) -> SavedImages:
     """Write stored images into a new directory, as they were byte for byte.
 
     All of it is there or, after a failure, nothing: it is made beside, as NAME.part. Pages of zeros
@@ -52,8 +52,8 @@ def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
         extents = {name: read_extents(objects, root) for name, root in processes.memory}
         _write_pages(objects, part, extents, processes.page_size)
         _write_files(objects, part, processes)
-        reach("memory.written")
-        known = _known(objects, oid, processes, extents)
+        failpoint("memory.written")
+        known = _make_saved_images(objects, oid, processes, extents)
         os.rename(part, directory)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -64,7 +64,7 @@ def restore_to(objects: Objects, oid: Oid, directory: Path) -> Kept:
     return known
 
 
-def recall(objects: Objects, oid: Oid) -> Kept:
+def load_saved_images(objects: ObjectStore, oid: Oid) -> SavedImages:
     """Stored images as something to compare others with: the last commit of a machine after a
     sweep, or that of a machine that was forked from the same one.
 
@@ -72,62 +72,68 @@ def recall(objects: Objects, oid: Oid) -> Kept:
     """
     processes = read_processes(objects, oid)
     extents = {name: read_extents(objects, root) for name, root in processes.memory}
-    return _known(objects, oid, processes, extents)
+    return _make_saved_images(objects, oid, processes, extents)
 
 
-def _known(
-    objects: Objects, oid: Oid, processes: Processes, extents: dict[str, list[Extent]]
-) -> Kept:
+def _make_saved_images(
+    objects: ObjectStore, oid: Oid, processes: Processes, extents: dict[str, list[Extent]]
+) -> SavedImages:
     files = {name: _Content(data, size) for name, size, data in processes.files}
     sizes = {name: content.size for name, content in files.items()}
     for name, found in extents.items():
         sizes[name] = sum(count for _, _, count in found) * processes.page_size
-    laid = read_laid(
+    laid = read_page_layouts(
         lambda name: b"".join(read_file(objects, files[name])), sizes, processes.page_size
     )
-    held = {laid[name].key: Held.of(laid[name].runs, extents[name]) for name in extents}
-    return make_kept(objects, oid, processes, held, {})
+    held = {
+        laid[name].key: StoredPages.from_extents(laid[name].runs, extents[name]) for name in extents
+    }
+    return make_saved_images(objects, oid, processes, held, {})
 
 
-def _write_pages(objects: Objects, part: Path, files: dict[str, list[Extent]], page: int) -> None:
+def _write_pages(
+    objects: ObjectStore, directory: Path, files: dict[str, list[Extent]], page_size: int
+) -> None:
     """Each blob is read once, as it lies in the store, and written wherever it is wanted."""
     wanted: dict[Oid, list[tuple[int, int, int, int]]] = {}
     with ExitStack() as stack:
         for name, extents in files.items():
-            if not is_pages(name):
+            if not is_pages_file(name):
                 raise Invalid("bad_images", f"{name!r} cannot be a file of memory pages")
-            fd = _create(part / name)
+            fd = _create(directory / name)
             stack.callback(os.close, fd)
             at = 0
             for oid, first, count in extents:
                 if oid:
-                    place = (fd, at * page, first * page, count * page)
+                    place = (fd, at * page_size, first * page_size, count * page_size)
                     wanted.setdefault(Oid(oid), []).append(place)
                 at += count
-            os.ftruncate(fd, at * page)
+            os.ftruncate(fd, at * page_size)
         for oid, data in objects.get_many(wanted):
             view = memoryview(data)
             for fd, offset, start, size in wanted[oid]:
                 if start + size > len(data):
-                    raise bad_pages(oid, f"has {len(data)} bytes, a page map asks for more")
-                _write(fd, view[start : start + size], offset)
+                    raise corrupt_pages(oid, f"has {len(data)} bytes, a page map asks for more")
+                _write_at(fd, view[start : start + size], offset)
 
 
-def _write_files(objects: Objects, part: Path, processes: Processes) -> None:
-    small = {Oid(oid): size for _, size, oid in processes.files if 0 < size <= BLOCK}
+def _write_files(objects: ObjectStore, directory: Path, processes: Processes) -> None:
+    small = {Oid(oid): size for _, size, oid in processes.files if 0 < size <= BLOCK_BYTES}
     found = dict(objects.get_many(small))
     for name, size, oid in processes.files:
-        fd = _create(part / name)
+        fd = _create(directory / name)
         try:
             at = 0
             pieces = (
-                [found[Oid(oid)]] if 0 < size <= BLOCK else read_file(objects, _Content(oid, size))
+                [found[Oid(oid)]]
+                if 0 < size <= BLOCK_BYTES
+                else read_file(objects, _Content(oid, size))
             )
             for data in pieces:
-                _write(fd, memoryview(data), at)
+                _write_at(fd, memoryview(data), at)
                 at += len(data)
             if at != size:
-                raise bad_pages(oid, f"has {at} bytes, its file {name!r} asks for {size}")
+                raise corrupt_pages(oid, f"has {at} bytes, its file {name!r} asks for {size}")
         finally:
             os.close(fd)
 
@@ -136,7 +142,7 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _write(fd: int, data: memoryview, offset: int) -> None:
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:
         done = os.pwrite(fd, data, offset)
         data, offset = data[done:], offset + done

@@ -12,70 +12,76 @@ from typing import Final
 
 import msgspec
 
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 from ortet.ids import Oid
-from ortet.machines.live.images.extents import Extent, Held, join
-from ortet.machines.live.images.pagemap import Piece, Places, read_exactly
-from ortet.objects.base import Kind, Objects
-from ortet.objects.blobs import BLOCK
+from ortet.machines.live.images.extents import Extent, StoredPages, merge_adjacent
+from ortet.machines.live.images.pagemap import PageAddresses, PageSpan, read_exactly
+from ortet.objects.base import Kind, ObjectStore
+from ortet.objects.blobs import BLOCK_BYTES
 
-_PART = 4
-_FEW = 4
+_MIN_PAGES_PER_EXTENT = 4
+_FEW_EXTENTS = 4
 """A block is stored anew when it would be made of more extents than a few, or of one for so many
 pages: else each commit would leave it in smaller pieces, each of them holding a whole blob."""
-_TRIES = 16
+_MAX_USELESS_COMPARISONS = 16
 """After so many blocks of which next to nothing was left, no more of a leaf are compared."""
-_ZEROS: Final = bytes(BLOCK)
+_ZERO_BLOCK: Final = bytes(BLOCK_BYTES)
 
 
-class Before(msgspec.Struct, frozen=True):
+class DeltaBaseline(msgspec.Struct, frozen=True):
     """What is known to be stored: `whole` blocks, blocks made of pieces by the hash of their
     content, and what lay at the addresses of the file that is about to be stored."""
 
     whole: Set[bytes]
     pieced: Mapping[bytes, list[Extent]]
-    held: Held | None = None
-    places: Places | None = None
+    held: StoredPages | None = None
+    places: PageAddresses | None = None
 
 
-class Leaf:
+class LeafWriter:
     """Stores one leaf of a file of pages. Leaves do not know each other: threads may share them."""
 
     def __init__(
-        self, objects: Objects, fd: int, *, page: int, places: Places, before: Before | None
+        self,
+        objects: ObjectStore,
+        fd: int,
+        *,
+        page_size: int,
+        addresses: PageAddresses,
+        baseline: DeltaBaseline | None,
     ) -> None:
-        self.pieced: dict[bytes, list[Extent]] = {}
+        self.pieced_blocks: dict[bytes, list[Extent]] = {}
         self._objects = objects
         self._fd = fd
-        self._page = page
-        self._places = places
-        self._before = before
-        self._fresh = bytearray()  # changed pages, on their way into a blob
-        self._loose: list[tuple[int, int, int]] = []  # where they are wanted
+        self._page_size = page_size
+        self._addresses = addresses
+        self._baseline = baseline
+        self._new_pages = bytearray()  # changed pages, on their way into a blob
+        self._pending_extents: list[tuple[int, int, int]] = []  # where they are wanted
         self._extents: list[Extent] = []
-        self._tries = self._saved = 0
+        self._compared_blocks = self._reused_pages = 0
 
-    def keep(self, blocks: Sequence[Piece]) -> list[Extent]:
+    def store(self, blocks: Sequence[PageSpan]) -> list[Extent]:
         """The extents of these blocks; all they refer to is stored."""
         pieced: list[tuple[bytes, int, int]] = []
         for at, count in blocks:
             start = len(self._extents)
-            oid = self._block(at, count)
+            oid = self._store_block(at, count)
             if oid:
                 pieced.append((oid, start, len(self._extents)))
-        self._store_fresh()
+        self._flush_new_pages()
         for oid, start, stop in pieced:
-            self.pieced[oid] = self._extents[start:stop]
-        reach("memory.leaf")
-        return join(self._extents)
+            self.pieced_blocks[oid] = self._extents[start:stop]
+        failpoint("memory.leaf")
+        return merge_adjacent(self._extents)
 
-    def _block(self, at: int, count: int) -> bytes:
+    def _store_block(self, first_page: int, count: int) -> bytes:
         """Take one block; the hash of its content if it is made of pieces, else b""."""
-        data = read_exactly(self._fd, count * self._page, at * self._page)
-        if data == _ZEROS[: len(data)]:
+        data = read_exactly(self._fd, count * self._page_size, first_page * self._page_size)
+        if data == _ZERO_BLOCK[: len(data)]:
             self._extents.append((b"", 0, count))
             return b""
-        before = self._before
+        before = self._baseline
         if before is None:
             self._extents.append((self._objects.put(Kind.BLOB, data), 0, count))
             return b""
@@ -84,44 +90,52 @@ class Leaf:
         if known is not None:
             self._extents += known
             return oid
-        if oid in before.whole or not self._piece(data, at, count):
+        if oid in before.whole or not self._store_delta(data, first_page, count):
             if oid not in before.whole:
                 self._objects.put(Kind.BLOB, data)
             self._extents.append((oid, 0, count))
             return b""
         return oid
 
-    def _piece(self, data: bytes, at: int, count: int) -> bool:
+    def _store_delta(self, data: bytes, first_page: int, count: int) -> bool:
         """Make a block of what is stored and of its few changed pages; False when that does not
         pay."""
-        before = self._before
+        before = self._baseline
         if before is None or before.held is None or before.places is None:
             return False
-        if self._tries >= _TRIES and self._saved < self._tries:
+        if (
+            self._compared_blocks >= _MAX_USELESS_COMPARISONS
+            and self._reused_pages < self._compared_blocks
+        ):
             return False
-        pieces = self._pages(data, at, count, before.held, before.places)
+        pieces = self._compare_pages(data, first_page, count, before.held, before.places)
         changed = sum(length for oid, _, length in pieces if oid is None)
-        self._tries += 1
-        self._saved += count - changed
-        most = max(_FEW, count // _PART)
+        self._compared_blocks += 1
+        self._reused_pages += count - changed
+        most = max(_FEW_EXTENTS, count // _MIN_PAGES_PER_EXTENT)
         if changed * 2 > count or (changed and len(pieces) > most):
             return False
         start = 0
         for oid, first, length in pieces:
-            size = length * self._page
+            size = length * self._page_size
             if oid is None:
-                self._add_fresh(data[start : start + size], length)
+                self._add_new_pages(data[start : start + size], length)
             else:
                 self._extents.append((oid, first, length))
             start += size
         return True
 
-    def _pages(
-        self, data: bytes, at: int, count: int, held: Held, places: Places
+    def _compare_pages(
+        self,
+        data: bytes,
+        first_page: int,
+        count: int,
+        stored: StoredPages,
+        addresses: PageAddresses,
     ) -> list[tuple[bytes | None, int, int]]:
         """Each page as it is stored already, None where it is new, neighbours joined."""
         found: list[tuple[bytes | None, int, int]] = []
-        start, page, zeros = 0, self._page, _ZEROS[: self._page]
+        start, page, zeros = 0, self._page_size, _ZERO_BLOCK[: self._page_size]
 
         def add(oid: bytes | None, first: int, length: int) -> None:
             if found:
@@ -131,7 +145,7 @@ class Leaf:
                     return
             found.append((oid, first, length))
 
-        for oid, first, length in self._old(at, count, held, places):
+        for oid, first, length in self._stored_extents(first_page, count, stored, addresses):
             blob = self._objects.get(Oid(oid)) if oid else b""
             stop = start + length * page
             if blob and data[start:stop] == blob[first * page : (first + length) * page]:
@@ -149,26 +163,30 @@ class Leaf:
                     add(None, 0, 1)
         return found
 
-    def _old(self, at: int, count: int, held: Held, places: Places) -> Iterator[Extent]:
+    def _stored_extents(
+        self, first_page: int, count: int, stored: StoredPages, addresses: PageAddresses
+    ) -> Iterator[Extent]:
         """What was stored of these addresses; zeros where there was nothing."""
-        for address, length in self._places.addresses(at, count):
-            for old, part in places.find(address, length):
+        for address, length in self._addresses.addresses(first_page, count):
+            for old, part in addresses.find_pages(address, length):
                 if old is None:
                     yield b"", 0, part
                 else:
-                    yield from held.cut(old, part)
+                    yield from stored.page_extents(old, part)
 
-    def _add_fresh(self, data: bytes, count: int) -> None:
-        if len(self._fresh) + len(data) > BLOCK:
-            self._store_fresh()
-        self._loose.append((len(self._extents), len(self._fresh) // self._page, count))
+    def _add_new_pages(self, data: bytes, count: int) -> None:
+        if len(self._new_pages) + len(data) > BLOCK_BYTES:
+            self._flush_new_pages()
+        self._pending_extents.append(
+            (len(self._extents), len(self._new_pages) // self._page_size, count)
+        )
         self._extents.append((b"", 0, count))  # until the blob has an Oid
-        self._fresh += data
+        self._new_pages += data
 
-    def _store_fresh(self) -> None:
-        if self._fresh:
-            oid = self._objects.put(Kind.BLOB, bytes(self._fresh))
-            for number, first, count in self._loose:
+    def _flush_new_pages(self) -> None:
+        if self._new_pages:
+            oid = self._objects.put(Kind.BLOB, bytes(self._new_pages))
+            for number, first, count in self._pending_extents:
                 self._extents[number] = (oid, first, count)
-            self._fresh.clear()
-            self._loose.clear()
+            self._new_pages.clear()
+            self._pending_extents.clear()

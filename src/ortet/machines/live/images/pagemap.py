@@ -10,74 +10,76 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from ortet.errors import Invalid
-from ortet.objects.blobs import BLOCK
+from ortet.objects.blobs import BLOCK_BYTES
 
-_MAGICS = struct.pack("<I", 0x54564319), struct.pack("<I", 0x56084025)  # common, pagemap
-_PRESENT = 4
-_PREFIX = "pagemap-"
-_SMALL = 4
+_IMAGE_MAGIC = struct.pack("<I", 0x54564319), struct.pack("<I", 0x56084025)  # common, pagemap
+_PAGE_PRESENT = 4
+_PAGEMAP_PREFIX = "pagemap-"
+_MIN_FILL_DIVISOR = 4
 """A block that is filled to one part in so many ends where a run of addresses does."""
-_WINDOW = 64
+_BLOCKS_PER_LEAF = 64
 """A leaf of a page map ends at an address that is a multiple of so many blocks, if it is as long;
 so the leaves before and after a place where pages came or went stay the same."""
 
-Run = tuple[int, int]
+PageRun = tuple[int, int]
 """(number of the page in the address space, pages): pages that follow each other in both."""
 
-Piece = tuple[int, int]
+PageSpan = tuple[int, int]
 """(first page in the file, pages)."""
 
 
-class Laid(msgspec.Struct, frozen=True):
+class PageLayout(msgspec.Struct, frozen=True):
     """How a file of pages lies in an address space. `key` names that: the same process in the next
     dump has the same one, while the number of its file may be another."""
 
     key: str
-    runs: list[Run]
+    runs: list[PageRun]
 
     @property
     def pages(self) -> int:
         return sum(count for _, count in self.runs)
 
 
-def read_laid(read: Callable[[str], bytes], sizes: Mapping[str, int], page: int) -> dict[str, Laid]:
+def read_page_layouts(
+    read: Callable[[str], bytes], sizes: Mapping[str, int], page_size: int
+) -> dict[str, PageLayout]:
     """Of each file of pages among `sizes` (name -> bytes): by the pagemap that names it if that is
     right about its size, else as one run, so that unknown images are kept too. `read` gives the
     bytes of a file."""
-    found: dict[str, Laid] = {}
+    found: dict[str, PageLayout] = {}
     for name in sorted(sizes):
-        if name.startswith(_PREFIX) and name.endswith(".img"):
-            number, runs = parse(read(name), page)
+        if name.startswith(_PAGEMAP_PREFIX) and name.endswith(".img"):
+            number, runs = parse_pagemap(read(name), page_size)
             file = f"pages-{number}.img"
-            laid = Laid(name, runs)
-            if file not in found and sizes.get(file) == laid.pages * page:
+            laid = PageLayout(name, runs)
+            if file not in found and sizes.get(file) == laid.pages * page_size:
                 found[file] = laid
     for name, size in sizes.items():
-        if is_pages(name) and name not in found and not size % page:
-            found[name] = Laid(name, [(0, size // page)] if size else [])
+        if is_pages_file(name) and name not in found and not size % page_size:
+            found[name] = PageLayout(name, [(0, size // page_size)] if size else [])
     return found
 
 
-def is_pages(name: str) -> bool:
+def is_pages_file(name: str) -> bool:
     return name.startswith("pages-") and name.endswith(".img")
 
 
-def parse(data: bytes, page: int) -> tuple[int, list[Run]]:
+def parse_pagemap(data: bytes, page_size: int) -> tuple[int, list[PageRun]]:
     """The number of the file a pagemap image is about, and the runs of pages that are in it.
 
     What a parent image has, or a page server would bring later, is not in the file.
     """
     try:
-        entries = _entries(data)
-        number = _fields(next(entries))[1]
-        runs: list[Run] = []
+        entries = _image_entries(data)
+        number = _varint_fields(next(entries))[1]
+        runs: list[PageRun] = []
         for entry in entries:
-            fields = _fields(entry)
-            flags = fields.get(4, 0 if fields.get(3) else _PRESENT)
-            if flags & _PRESENT:
+            fields = _varint_fields(entry)
+            flags = fields.get(4, 0 if fields.get(3) else _PAGE_PRESENT)
+            if flags & _PAGE_PRESENT:
                 count = fields.get(5, fields.get(2, 0))  # 2 was too narrow for large runs
                 if count:
-                    runs.append((fields[1] // page, count))
+                    runs.append((fields[1] // page_size, count))
     except (IndexError, KeyError, StopIteration, struct.error) as error:
         raise Invalid(
             "bad_images", "a pagemap of these process images cannot be read: make them again"
@@ -85,9 +87,9 @@ def parse(data: bytes, page: int) -> tuple[int, list[Run]]:
     return number, runs
 
 
-def _entries(data: bytes) -> Iterator[bytes]:
+def _image_entries(data: bytes) -> Iterator[bytes]:
     """The messages of a CRIU image: two magic numbers, then (length, bytes) of each."""
-    if data[:8] != b"".join(_MAGICS):
+    if data[:8] != b"".join(_IMAGE_MAGIC):
         raise KeyError("magic")
     at = 8
     while at < len(data):
@@ -99,7 +101,7 @@ def _entries(data: bytes) -> Iterator[bytes]:
         at += size
 
 
-def _fields(data: bytes) -> dict[int, int]:
+def _varint_fields(data: bytes) -> dict[int, int]:
     """The whole numbers of a protobuf message, by field; other kinds of fields are an error."""
     fields: dict[int, int] = {}
     at, key = 0, -1
@@ -124,15 +126,15 @@ def _fields(data: bytes) -> dict[int, int]:
     return fields
 
 
-def cut(runs: Sequence[Run], page: int) -> list[list[Piece]]:
+def cut_leaves(runs: Sequence[PageRun], page_size: int) -> list[list[PageSpan]]:
     """The file as leaves, each a list of blocks of at most 128 KiB: a function of the runs alone.
 
     Blocks end at addresses that are multiples of their size, so that pages that come or go do not
     move those behind them; short runs share a block, or a small process would be a thousand.
     """
-    span = BLOCK // page
-    leaves: list[list[Piece]] = []
-    leaf: list[Piece] = []
+    span = BLOCK_BYTES // page_size
+    leaves: list[list[PageSpan]] = []
+    leaf: list[PageSpan] = []
     start = at = leaf_at = 0
 
     def end_block() -> None:
@@ -143,10 +145,14 @@ def cut(runs: Sequence[Run], page: int) -> list[list[Piece]]:
 
     for first, count in runs:
         address, stop = first, first + count
-        if (at - start) * _SMALL >= span or count >= span:
+        if (at - start) * _MIN_FILL_DIVISOR >= span or count >= span:
             end_block()
         while address < stop:
-            if at == start and not address % (span * _WINDOW) and at - leaf_at >= span * _WINDOW:
+            if (
+                at == start
+                and not address % (span * _BLOCKS_PER_LEAF)
+                and at - leaf_at >= span * _BLOCKS_PER_LEAF
+            ):
                 leaves.append(leaf)
                 leaf, leaf_at = [], at
             take = min(stop - address, span - address % span, span - (at - start))
@@ -154,17 +160,17 @@ def cut(runs: Sequence[Run], page: int) -> list[list[Piece]]:
             at += take
             if not address % span or at - start == span:
                 end_block()
-                if at - leaf_at >= 4 * span * _WINDOW:
+                if at - leaf_at >= 4 * span * _BLOCKS_PER_LEAF:
                     leaves.append(leaf)
                     leaf, leaf_at = [], at
     end_block()
     return [*leaves, leaf] if leaf else leaves
 
 
-class Places:
+class PageAddresses:
     """From a page of a file to its address, and from an address to the page of the file."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[PageRun]) -> None:
         at = 0
         self._runs: list[tuple[int, int, int]] = []  # page in the file, address, pages
         for address, count in runs:
@@ -174,16 +180,16 @@ class Places:
         self._by_address = sorted((address, at, count) for at, address, count in self._runs)
         self._addresses = [address for address, _, _ in self._by_address]
 
-    def addresses(self, at: int, count: int) -> Iterator[Run]:
+    def addresses(self, first_page: int, count: int) -> Iterator[PageRun]:
         """The runs of addresses of these pages of the file."""
-        number = bisect_right(self._starts, at) - 1
+        number = bisect_right(self._starts, first_page) - 1
         while count:
             start, address, length = self._runs[number]
-            take = min(count, start + length - at)
-            yield address + at - start, take
-            at, count, number = at + take, count - take, number + 1
+            take = min(count, start + length - first_page)
+            yield address + first_page - start, take
+            first_page, count, number = first_page + take, count - take, number + 1
 
-    def find(self, address: int, count: int) -> Iterator[tuple[int | None, int]]:
+    def find_pages(self, address: int, count: int) -> Iterator[tuple[int | None, int]]:
         """(page in the file, pages) of each piece of a run of addresses, None where there was
         nothing."""
         number = max(0, bisect_right(self._addresses, address) - 1)

@@ -14,42 +14,54 @@ from ortet._util.codec import encode
 from ortet.errors import Invalid
 from ortet.history.records import Layer, Processes
 from ortet.ids import Oid
-from ortet.machines.live.host_compat import Host
-from ortet.machines.live.images.extents import Extent, Held, join, put_leaf, put_root
-from ortet.machines.live.images.page_store import Before, Leaf
-from ortet.machines.live.images.pagemap import Laid, Piece, Places, cut, read_laid
-from ortet.objects.base import Kind, Objects
+from ortet.machines.live.host_compat import HostProfile
+from ortet.machines.live.images.extents import (
+    Extent,
+    StoredPages,
+    merge_adjacent,
+    put_leaf,
+    put_root,
+)
+from ortet.machines.live.images.page_store import DeltaBaseline, LeafWriter
+from ortet.machines.live.images.pagemap import (
+    PageAddresses,
+    PageLayout,
+    PageSpan,
+    cut_leaves,
+    read_page_layouts,
+)
+from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_file
 from ortet.objects.tail import storage_error
 
 ENGINE = "criu"
-_LARGE = 64 << 20  # below it a second thread costs more than it saves
+_PARALLEL_MIN_BYTES = 64 << 20  # below it a second thread costs more than it saves
 _THREADS = 2
-_LEFT_OUT = (".log", ".pid", ".socket")
-_STATS = "stats-"
+_EXCLUDED_SUFFIXES = (".log", ".pid", ".socket")
+_STATS_PREFIX = "stats-"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SavedImages(msgspec.Struct, frozen=True):
     """Images that are in the store, and what the next ones of the same processes are compared
     with."""
 
     oid: Oid
     processes: Processes
     epoch: object
-    held: dict[str, Held]
+    held: dict[str, StoredPages]
     whole: frozenset[bytes]
     pieced: dict[bytes, list[Extent]]
 
 
-def keep(
-    objects: Objects,
+def save_images(
+    objects: ObjectStore,
     directory: Path,
-    previous: Kept | None = None,
+    previous: SavedImages | None = None,
     *,
-    host: Host,
+    host: HostProfile,
     covers: Sequence[Layer] = (),
     jobs: bytes = b"",
-) -> Kept:
+) -> SavedImages:
     """Store a directory that `criu dump` made; it may go afterwards. Logs and statistics are left
     out.
 
@@ -64,19 +76,21 @@ def keep(
         previous = None  # what it knew may be gone
     try:
         sizes = list_images(directory)
-        laid = read_laid(lambda name: (directory / name).read_bytes(), sizes, host.page_size)
+        laid = read_page_layouts(
+            lambda name: (directory / name).read_bytes(), sizes, host.page_size
+        )
         files = [
             (name, size, _put_file(objects, directory / name, size))
             for name, size in sorted(sizes.items())
             if name not in laid
         ]
         with ExitStack() as stack:
-            paged = _Pages(objects, host.page_size, previous)
+            paged = _PageFiles(objects, host.page_size, previous)
             for name in sorted(laid):
                 fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 paged.add(name, laid[name], fd)
-            memory = paged.keep()
+            memory = paged.save()
     except OSError as error:
         raise storage_error(error, f"reading process images in {directory}") from error
     processes = Processes(
@@ -92,21 +106,21 @@ def keep(
         jobs,
     )
     oid = objects.put(Kind.PROCESSES, encode(processes))
-    return make_kept(objects, oid, processes, paged.held, paged.pieced)
+    return make_saved_images(objects, oid, processes, paged.stored, paged.pieced_blocks)
 
 
-def make_kept(
-    objects: Objects,
+def make_saved_images(
+    objects: ObjectStore,
     oid: Oid,
     processes: Processes,
-    held: dict[str, Held],
+    stored: dict[str, StoredPages],
     pieced: dict[bytes, list[Extent]],
-) -> Kept:
+) -> SavedImages:
     """What is kept of images, from the extents of their files by key."""
     whole = frozenset(
-        blob for one in held.values() for blob, first, _ in one.extents if blob and not first
+        blob for one in stored.values() for blob, first, _ in one.extents if blob and not first
     )
-    return Kept(oid, processes, getattr(objects, "epoch", None), held, whole, pieced)
+    return SavedImages(oid, processes, getattr(objects, "epoch", None), stored, whole, pieced)
 
 
 def list_images(directory: Path) -> dict[str, int]:
@@ -114,7 +128,7 @@ def list_images(directory: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith(_LEFT_OUT) or entry.name.startswith(_STATS):
+            if entry.name.endswith(_EXCLUDED_SUFFIXES) or entry.name.startswith(_STATS_PREFIX):
                 continue
             status = entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
@@ -127,7 +141,7 @@ def list_images(directory: Path) -> dict[str, int]:
     return sizes
 
 
-def _put_file(objects: Objects, path: Path, size: int) -> bytes:
+def _put_file(objects: ObjectStore, path: Path, size: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return put_file(objects, fd, size)
@@ -135,46 +149,50 @@ def _put_file(objects: Objects, path: Path, size: int) -> bytes:
         os.close(fd)
 
 
-class _Pages:
+class _PageFiles:
     """All files of pages of a directory, stored leaf by leaf, in two threads when large."""
 
-    def __init__(self, objects: Objects, page: int, previous: Kept | None) -> None:
-        self.held: dict[str, Held] = {}
-        self.pieced: dict[bytes, list[Extent]] = {}
+    def __init__(self, objects: ObjectStore, page_size: int, previous: SavedImages | None) -> None:
+        self.stored: dict[str, StoredPages] = {}
+        self.pieced_blocks: dict[bytes, list[Extent]] = {}
         self._objects = objects
-        self._page = page
+        self._page_size = page_size
         self._previous = previous
-        self._files: list[tuple[str, Laid, int]] = []
-        self._tasks: list[Callable[[], tuple[Leaf, list[Extent], tuple[bytes, int]]]] = []
-        self._bytes = 0
+        self._files: list[tuple[str, PageLayout, int]] = []
+        self._tasks: list[Callable[[], tuple[LeafWriter, list[Extent], tuple[bytes, int]]]] = []
+        self._total_bytes = 0
 
-    def add(self, name: str, laid: Laid, fd: int) -> None:
-        places, before = Places(laid.runs), self._before(laid.key)
-        leaves = cut(laid.runs, self._page)
-        self._files.append((name, laid, len(leaves)))
-        self._bytes += laid.pages * self._page
+    def add(self, name: str, layout: PageLayout, fd: int) -> None:
+        places, before = PageAddresses(layout.runs), self._baseline_for(layout.key)
+        leaves = cut_leaves(layout.runs, self._page_size)
+        self._files.append((name, layout, len(leaves)))
+        self._total_bytes += layout.pages * self._page_size
 
-        def task(blocks: list[Piece]) -> Callable[[], tuple[Leaf, list[Extent], tuple[bytes, int]]]:
-            def run() -> tuple[Leaf, list[Extent], tuple[bytes, int]]:
-                leaf = Leaf(self._objects, fd, page=self._page, places=places, before=before)
-                extents = leaf.keep(blocks)
+        def task(
+            blocks: list[PageSpan],
+        ) -> Callable[[], tuple[LeafWriter, list[Extent], tuple[bytes, int]]]:
+            def run() -> tuple[LeafWriter, list[Extent], tuple[bytes, int]]:
+                leaf = LeafWriter(
+                    self._objects, fd, page_size=self._page_size, addresses=places, baseline=before
+                )
+                extents = leaf.store(blocks)
                 return leaf, extents, put_leaf(self._objects, extents)
 
             return run
 
         self._tasks += [task(blocks) for blocks in leaves]
 
-    def _before(self, key: str) -> Before | None:
+    def _baseline_for(self, key: str) -> DeltaBaseline | None:
         previous = self._previous
         if previous is None:
             return None
         held = previous.held.get(key)
-        places = None if held is None else Places(held.runs)
-        return Before(previous.whole, previous.pieced, held, places)
+        places = None if held is None else PageAddresses(held.runs)
+        return DeltaBaseline(previous.whole, previous.pieced, held, places)
 
-    def keep(self) -> list[tuple[str, bytes]]:
+    def save(self) -> list[tuple[str, bytes]]:
         """(name, Oid of its map) of each file, in order of names."""
-        done = iter(list(self._run()))
+        done = iter(list(self._run_tasks()))
         memory: list[tuple[str, bytes]] = []
         for name, laid, count in self._files:
             leaves, extents = list[tuple[bytes, int]](), list[Extent]()
@@ -182,13 +200,13 @@ class _Pages:
                 leaf, some, stored = next(done)
                 leaves.append(stored)
                 extents += some
-                self.pieced.update(leaf.pieced)
+                self.pieced_blocks.update(leaf.pieced_blocks)
             memory.append((name, put_root(self._objects, leaves)))
-            self.held[laid.key] = Held.of(laid.runs, join(extents))
+            self.stored[laid.key] = StoredPages.from_extents(laid.runs, merge_adjacent(extents))
         return memory
 
-    def _run(self) -> Iterator[tuple[Leaf, list[Extent], tuple[bytes, int]]]:
-        if self._bytes < _LARGE:
+    def _run_tasks(self) -> Iterator[tuple[LeafWriter, list[Extent], tuple[bytes, int]]]:
+        if self._total_bytes < _PARALLEL_MIN_BYTES:
             yield from (task() for task in self._tasks)
             return
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster

@@ -10,46 +10,48 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortet.machines.base import Network
-from ortet.machines.overlay.mount_plan import Cover, within
+from ortet.machines.overlay.mount_plan import HostOverlay, is_within
 
-PLACE = "/etc/resolv.conf"
-NAMES = b"# by ortet: the name server that is this machine's way out\nnameserver 10.0.2.3\n"
+RESOLV_CONF = "/etc/resolv.conf"
+RESOLV_CONF_CONTENT = (
+    b"# by ortet: the name server that is this machine's way out\nnameserver 10.0.2.3\n"
+)
 """Ours; no state of a machine. The host's may lead to its own loopback, or to nowhere here."""
 
 
-def give_names(covers: Sequence[Cover], network: Network) -> None:
+def update_resolv_conf(host_overlays: Sequence[HostOverlay], network: Network) -> None:
     """Put ours into the upper directory of a machine that is about to start, or take it away. One
     that the machine has changed itself stays."""
-    holders = [cover for cover in covers if within(PLACE, (cover.at,))]
+    holders = [cover for cover in host_overlays if is_within(RESOLV_CONF, (cover.at,))]
     if not holders:
         return
     cover = max(holders, key=lambda cover: len(cover.at))
-    path = cover.upper / os.path.relpath(PLACE, cover.at)
+    path = cover.upper / os.path.relpath(RESOLV_CONF, cover.at)
     if network == "none":
         if is_ours(path):
             path.unlink()
     elif not os.path.lexists(path):
-        _directory(path.parent, cover)
-        path.write_bytes(NAMES)
+        _make_directory(path.parent, cover)
+        path.write_bytes(RESOLV_CONF_CONTENT)
         path.chmod(0o644)
 
 
 def is_ours(path: str | bytes | os.PathLike[str]) -> bool:
     with suppress(OSError):
         st = os.lstat(path)
-        if stat.S_ISREG(st.st_mode) and st.st_size == len(NAMES):
+        if stat.S_ISREG(st.st_mode) and st.st_size == len(RESOLV_CONF_CONTENT):
             with open(path, "rb") as file:
-                return file.read() == NAMES
+                return file.read() == RESOLV_CONF_CONTENT
     return False
 
 
-def _directory(path: Path, cover: Cover) -> None:
+def _make_directory(path: Path, overlay: HostOverlay) -> None:
     """One in an upper directory that looks like the host's."""
-    if path.is_dir() or path == cover.upper:
+    if path.is_dir() or path == overlay.upper:
         return
-    _directory(path.parent, cover)
+    _make_directory(path.parent, overlay)
     path.mkdir()
-    host = os.path.join(cover.at, path.relative_to(cover.upper))
+    host = os.path.join(overlay.at, path.relative_to(overlay.upper))
     with suppress(OSError):
         st = os.stat(host)
         shutil.copystat(host, path)

@@ -17,20 +17,20 @@ from typing import Any, get_args
 
 from ortet.errors import Invalid, OrtetError, Unsupported
 from ortet.machines.base import Capability, Loss, Network
-from ortet.machines.live.network.resolver import give_names
-from ortet.machines.live.supervisor_client import Keeper, Starting
-from ortet.machines.overlay.mount_plan import Cover
-from ortet.machines.poll import readable
-from ortet.machines.standalone.syscalls import CLONE_NEWNET, Kernel, privileged
+from ortet.machines.live.network.resolver import update_resolv_conf
+from ortet.machines.live.supervisor_client import StartingProcess, SupervisorClient
+from ortet.machines.overlay.mount_plan import HostOverlay
+from ortet.machines.poll import poll_readable
+from ortet.machines.standalone.syscalls import CLONE_NEWNET, LinuxSyscalls, is_privileged
 
 NETWORKS: tuple[Network, ...] = get_args(Network)
 PROGRAM = "slirp4netns"
 
-_TUN = "/dev/net/tun"
-_READY = b"1"
-_WORDS = 4096  # bytes of what it says that are kept
-_MOMENT = 0.0002  # seconds
-_PATIENCE = 30.0
+_TUN_DEVICE = "/dev/net/tun"
+_READY_BYTE = b"1"
+_LOG_BYTES = 4096  # bytes of what it says that are kept
+_POLL_SECONDS = 0.0002  # seconds
+_TIMEOUT_SECONDS = 30.0
 _ARGUMENTS = (
     "--configure",
     "--mtu=65520",
@@ -39,25 +39,29 @@ _ARGUMENTS = (
     "--netns-type=path",
 )
 _NO_LOOPBACK = "--disable-host-loopback"
-_AS_ROOT = "run as root; commands of engine='overlay' have the host's own network"
+_ROOT_FIX = "run as root; commands of engine='overlay' have the host's own network"
 _FIX = f"install {PROGRAM} (Debian and Fedora: the package {PROGRAM}), or leave network= out"
 
 
-def parse_network(given: Any) -> Network:
+def parse_network(value: Any) -> Network:
     for one in NETWORKS:
-        if given == one:
+        if value == one:
             return one
     raise Invalid(
-        "bad_network", f"network is {str(given)[:40]!r}: give one of {', '.join(NETWORKS)}"
+        "bad_network", f"network is {str(value)[:40]!r}: give one of {', '.join(NETWORKS)}"
     )
 
 
-def prepare(
-    keeper: Keeper, covers: Sequence[Cover], network: Network, *, counted_on: bool = False
-) -> Outlet:
+def prepare_network(
+    supervisor: SupervisorClient,
+    host_overlays: Sequence[HostOverlay],
+    network: Network,
+    *,
+    needs_address: bool = False,
+) -> OutboundNetwork:
     """Of a machine that is about to be made, with what its programs need to find names by it."""
-    give_names(covers, network)
-    return Outlet(keeper, network, counted_on=counted_on)
+    update_resolv_conf(host_overlays, network)
+    return OutboundNetwork(supervisor, network, needs_address=needs_address)
 
 
 def check_network(network: Network) -> None:
@@ -69,107 +73,111 @@ def check_network(network: Network) -> None:
 
 def probe_network() -> list[Capability]:
     """Tried for real. Not one of an engine's needs: machines have none unless asked for."""
-    why = _lacks()
+    why = _why_unavailable()
     if why:
-        return [Capability("network", False, why, _FIX if privileged() else _AS_ROOT)]
-    detail = f"live machines may have outbound network, if asked for ({_program()})"
+        return [Capability("network", False, why, _FIX if is_privileged() else _ROOT_FIX)]
+    detail = f"live machines may have outbound network, if asked for ({_find_program()})"
     return [Capability("network", True, detail)]
 
 
-class Outlet:
+class OutboundNetwork:
     """Of one machine. `network` "none" has none; `counted_on`: processes that are to be restored
     have sockets that need the address of one."""
 
-    def __init__(self, keeper: Keeper, network: Network, *, counted_on: bool = False) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, supervisor: SupervisorClient, network: Network, *, needs_address: bool = False
+    ) -> None:
+        self._supervisor = supervisor
         self._network = network
-        self._counted_on = counted_on
-        self._starting: Starting | None = None
-        self._log = -1
+        self._needs_address = needs_address
+        self._starting: StartingProcess | None = None
+        self._log_fd = -1
         self._pid = 0
         self._pidfd = -1
         self.losses: list[Loss] = []
 
-    def begin(self, pid: int) -> None:
+    def start(self, pid: int) -> None:
         """For the network of this process; `ready` waits for it."""
         if self._network == "none":
             return
-        program = _program()
+        program = _find_program()
         if not program:
-            self._lose(f"{PROGRAM} is not installed")
+            self._add_loss(f"{PROGRAM} is not installed")
             return
-        self._log = _words()
+        self._log_fd = _make_log_file()
         try:
-            self._starting = self._keeper.outlet(pid, _command(program, self._network), self._log)
+            self._starting = self._supervisor.start_outbound_network(
+                pid, _slirp_argv(program, self._network), self._log_fd
+            )
         except (OSError, OrtetError) as error:
-            self._lose(str(error))
+            self._add_loss(str(error))
 
-    def ready(self, pid: int) -> None:
+    def wait_ready(self, pid: int) -> None:
         """Wait until what is done in the network of this process can go out, if it ever will."""
         if self._starting is not None:
-            said = self._starting.hear(_READY)
-            if said == _READY:
+            said = self._starting.read_status(_READY_BYTE)
+            if said == _READY_BYTE:
                 self._pid = self._starting.pid
                 self._pidfd = os.pidfd_open(self._pid)
             else:
-                words = os.pread(self._log, _WORDS, 0).rstrip(b"\0") or said
-                self._lose(words.decode(errors="replace").strip() or f"{PROGRAM} has ended")
+                words = os.pread(self._log_fd, _LOG_BYTES, 0).rstrip(b"\0") or said
+                self._add_loss(words.decode(errors="replace").strip() or f"{PROGRAM} has ended")
             self._starting = None
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
-        if self._counted_on and not self.open:
-            self._keeper.stand(pid, on=True)
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+        if self._needs_address and not self.is_open:
+            self._supervisor.set_fallback_address(pid, on=True)
 
-    def belong(self, pid: int, machine: int) -> None:
+    def attach_to_machine(self, init_pid: int, machine_pidfd: int) -> None:
         """The machine has begun: it has this pid 1, which is also given as a descriptor."""
-        if self.open:
-            self._keeper.tie(machine, self._pidfd)
-        elif self._counted_on:
-            self._keeper.stand(pid, on=False)
+        if self.is_open:
+            self._supervisor.kill_with_machine(machine_pidfd, self._pidfd)
+        elif self._needs_address:
+            self._supervisor.set_fallback_address(init_pid, on=False)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._pidfd >= 0
 
     @property
-    def counted_on(self) -> bool:
+    def needs_address(self) -> bool:
         """Processes may have sockets that need its address."""
-        return self.open or self._counted_on
+        return self.is_open or self._needs_address
 
-    def missed(self) -> list[Loss]:
+    def runtime_losses(self) -> list[Loss]:
         """That it has ended by itself, if so: what it carried is broken, and nothing goes out."""
-        if not self.open or not readable(self._pidfd):
+        if not self.is_open or not poll_readable(self._pidfd):
             return []
         why = f"{PROGRAM} of this machine was killed: close and open the machine to have it again"
         return [Loss("", "network", why)]
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Nothing comes in meanwhile: what arrives waits, and no peer notices."""
-        if not self.open:
+        if not self.is_open:
             yield
             return
         try:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
-                self._stand_still()
+                self._wait_stopped()
             yield
         finally:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def close(self) -> None:
-        self._counted_on = False
-        self.ready(0)
-        if self.open:
+        self._needs_address = False
+        self.wait_ready(0)
+        if self.is_open:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             os.close(self._pidfd)
             self._pidfd = -1
 
-    def _stand_still(self) -> None:
-        until = time.monotonic() + _PATIENCE
+    def _wait_stopped(self) -> None:
+        until = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < until:
             try:
                 stat = Path(f"/proc/{self._pid}/stat").read_bytes()
@@ -177,47 +185,47 @@ class Outlet:
                 return
             if stat.rpartition(b")")[2].split()[0] in b"TtZX":
                 return
-            time.sleep(_MOMENT)
+            time.sleep(_POLL_SECONDS)
 
-    def _lose(self, why: str) -> None:
+    def _add_loss(self, why: str) -> None:
         text = f"this machine has no way out here ({why}): {_FIX}"
         self.losses.append(Loss("", "network", text))
 
 
-def _command(program: str, network: Network) -> list[str]:
+def _slirp_argv(program: str, network: Network) -> list[str]:
     """The keeper puts in which network, and where to say that it is there."""
     closed = [] if network == "host" else [_NO_LOOPBACK]
     return [program, *_ARGUMENTS, *closed, "TOLD", "NET", "tap0"]
 
 
-def _program() -> str:
+def _find_program() -> str:
     return shutil.which(PROGRAM, path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/sbin") or ""
 
 
-def _words() -> int:
+def _make_log_file() -> int:
     """A file in memory for what a program says; not more than some."""
     fd = os.memfd_create("outlet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, _WORDS)
+    os.ftruncate(fd, _LOG_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return fd
 
 
-def _lacks() -> str:
+def _why_unavailable() -> str:
     """Why this host cannot; nothing when it can."""
-    program = _program()
-    if not privileged():
+    program = _find_program()
+    if not is_privileged():
         return "live machines are for root only"
     if not program:
         return f"{PROGRAM} is not installed"
-    if not os.path.exists(_TUN):
-        return f"there is no {_TUN}"
+    if not os.path.exists(_TUN_DEVICE):
+        return f"there is no {_TUN_DEVICE}"
     try:
-        net = _new_network()
+        net = _new_network_namespace()
     except OSError as error:
         return f"this host gives us no network of our own ({error.strerror})"
     told, tell = os.pipe2(os.O_CLOEXEC)
     numbers = {"NET": f"/proc/self/fd/{net}", "TOLD": f"--ready-fd={tell}"}
-    argv = [numbers.get(word, word) for word in _command(program, "outbound")]
+    argv = [numbers.get(word, word) for word in _slirp_argv(program, "outbound")]
     with subprocess.Popen(
         argv,
         pass_fds=[net, tell],
@@ -226,7 +234,9 @@ def _lacks() -> str:
         stderr=subprocess.PIPE,
     ) as process:
         os.close(tell)
-        good = bool(readable(told, seconds=_PATIENCE)) and os.read(told, 1) == _READY
+        good = (
+            bool(poll_readable(told, seconds=_TIMEOUT_SECONDS)) and os.read(told, 1) == _READY_BYTE
+        )
         process.kill()
         said = process.stderr.read() if process.stderr else b""
     os.close(told)
@@ -235,13 +245,13 @@ def _lacks() -> str:
     return "" if good else f"{program} does not work ({'; '.join(words)})"
 
 
-def _new_network() -> int:
+def _new_network_namespace() -> int:
     """A network namespace, open: a thread makes it, for a thread may have its own."""
     found: list[int | OSError] = []
 
     def make() -> None:
         try:
-            Kernel().unshare(CLONE_NEWNET)
+            LinuxSyscalls().unshare(CLONE_NEWNET)
             found.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             found.append(error)

@@ -7,53 +7,55 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ortet.machines.dirfd import OPEN_DIR, Dirs
-from ortet.machines.overlay.upper.uppernode import Node, Stamp
+from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
+from ortet.machines.overlay.upper.uppernode import Stamp, UpperDirectory
 
-_DIRS = 128  # directories kept open
+_MAX_OPEN_DIRS = 128  # directories kept open
 _PATH = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Spare:
+class FdBudget:
     """How many more descriptors may be kept; shared by all that keep some."""
 
-    def __init__(self, left: int = 256) -> None:
-        self._left = left
+    def __init__(self, limit: int = 256) -> None:
+        self._available = limit
 
-    def take(self) -> bool:
-        if self._left <= 0:
+    def acquire(self) -> bool:
+        if self._available <= 0:
             return False
-        self._left -= 1
+        self._available -= 1
         return True
 
-    def give(self) -> None:
-        self._left += 1
+    def release(self) -> None:
+        self._available += 1
 
 
-class Holder:
+class FdCache:
     """Opens the directories of one upper directory, and keeps the files there is room for.
 
     `held` is every kept descriptor with the ctime its file had, its directory and its name there.
     """
 
-    def __init__(self, directory: Path, spare: Spare) -> None:
-        self.held: dict[int, tuple[int, Node, str]] = {}
-        self._spare = spare
-        self._top = os.open(directory, OPEN_DIR)
-        self._dirs = Dirs(self._top, keep=_DIRS)
+    def __init__(self, directory: Path, budget: FdBudget) -> None:
+        self.open_files: dict[int, tuple[int, UpperDirectory, str]] = {}
+        self._budget = budget
+        self._top = os.open(directory, OPEN_DIR_FLAGS)
+        self._dirs = DirFdCache(self._top, max_open=_MAX_OPEN_DIRS)
 
     def close(self) -> None:
         self._dirs.close()
         os.close(self._top)
 
-    def open(self, node: Node) -> int:
+    def open(self, node: UpperDirectory) -> int:
         """A directory's descriptor, good until others are opened."""
         return self._dirs.fd(node.path)
 
-    def changed(self, some: Iterable[int] | None = None) -> list[tuple[Node, str, os.stat_result]]:
+    def changed_files(
+        self, fds: Iterable[int] | None = None
+    ) -> list[tuple[UpperDirectory, str, os.stat_result]]:
         """Kept files that are not as they were, of all or of some. Keep it short."""
-        held, fstat, found = self.held, os.fstat, []
-        for fd in held if some is None else some:
+        held, fstat, found = self.open_files, os.fstat, []
+        for fd in held if fds is None else fds:
             if fd in held:
                 ctime, node, name = held[fd]
                 st = fstat(fd)
@@ -61,28 +63,28 @@ class Holder:
                     found.append((node, name, st))
         return found
 
-    def hold(self, node: Node, name: str, fd: int, stamp: Stamp) -> None:
+    def add(self, node: UpperDirectory, name: str, fd: int, stamp: Stamp) -> None:
         """Keep a file, so that the next look need not find it by name."""
-        own = node.held.get(name)
-        if own is None and self._spare.take():
+        own = node.open_fds.get(name)
+        if own is None and self._budget.acquire():
             with suppress(OSError):
-                own = node.held[name] = os.open(name, _PATH, dir_fd=fd)
+                own = node.open_fds[name] = os.open(name, _PATH, dir_fd=fd)
             if own is None:
-                self._spare.give()
+                self._budget.release()
         if own is not None:
-            self.held[own] = stamp[0], node, name
+            self.open_files[own] = stamp[0], node, name
 
-    def let_go(self, node: Node, name: str) -> None:
-        fd = node.held.pop(name, -1)
+    def release(self, node: UpperDirectory, name: str) -> None:
+        fd = node.open_fds.pop(name, -1)
         if fd >= 0:
-            del self.held[fd]
+            del self.open_files[fd]
             os.close(fd)
-            self._spare.give()
+            self._budget.release()
 
-    def let_all_go(self, node: Node) -> None:
-        for name in list(node.held):
-            self.let_go(node, name)
+    def release_all(self, node: UpperDirectory) -> None:
+        for name in list(node.open_fds):
+            self.release(node, name)
 
-    def forget(self, path: bytes) -> None:
+    def forget_directory(self, path: bytes) -> None:
         """Another directory may be found at this path from now on."""
-        self._dirs.forget(path)
+        self._dirs.close_tree(path)

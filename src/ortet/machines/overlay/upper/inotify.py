@@ -14,28 +14,28 @@ from struct import Struct
 from termios import FIONREAD
 from typing import Protocol
 
-from ortet.machines.overlay.upper.uppernode import Node
+from ortet.machines.overlay.upper.uppernode import UpperDirectory
 
 _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x4, 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x4000, 0x8000
 _ONLYDIR = 0x1000000
 _MOVED = _MOVED_FROM | _MOVED_TO | _MOVE_SELF
-_NAMES = _ATTRIB | _MOVED | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR
+_NAME_EVENTS = _ATTRIB | _MOVED | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR
 _MODIFY, _CLOSE_WRITE = 0x2, 0x8
-_WRITES = _MODIFY | _CLOSE_WRITE | _ATTRIB | _ONLYDIR
+_WRITE_EVENTS = _MODIFY | _CLOSE_WRITE | _ATTRIB | _ONLYDIR
 _EVENT = Struct("iIII")
 _CHUNK = 1 << 16
 _NONE = bytes(4)
 
 
-class Owner(Protocol):
+class WatchListener(Protocol):
     """Who is told."""
 
-    def stir(self, node: Node | None) -> None:
+    def mark_changed(self, node: UpperDirectory | None) -> None:
         """This directory was touched; None: anything may have been."""
         ...
 
-    def hear(self, node: Node, name: str) -> None:
+    def mark_written(self, node: UpperDirectory, name: str) -> None:
         """This file in it was written to."""
         ...
 
@@ -46,57 +46,57 @@ class UpperWatch:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = -1
-        self._owners: dict[int, tuple[Owner, Node]] = {}
+        self._listeners: dict[int, tuple[WatchListener, UpperDirectory]] = {}
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
 
-    def add(self, fd: int, owner: Owner, node: Node) -> None:
+    def add(self, fd: int, listener: WatchListener, node: UpperDirectory) -> None:
         """Watch an open directory; its `wd` is -1 when there is no watch left: then it is asked."""
-        node.wd = self._add(b"/proc/self/fd/%d" % fd, _NAMES, owner, node)
+        node.wd = self._add(b"/proc/self/fd/%d" % fd, _NAME_EVENTS, listener, node)
 
-    def add_view(self, path: bytes, owner: Owner, node: Node) -> None:
+    def add_view(self, path: bytes, listener: WatchListener, node: UpperDirectory) -> None:
         """Watch writes in the same directory of the merged view."""
-        node.view = self._add(path, _WRITES, owner, node)
+        node.view_wd = self._add(path, _WRITE_EVENTS, listener, node)
 
-    def remove(self, node: Node) -> None:
-        for wd in (node.wd, node.view):
-            if wd >= 0 and self._owners.pop(wd, None) is not None:
+    def remove(self, node: UpperDirectory) -> None:
+        for wd in (node.wd, node.view_wd):
+            if wd >= 0 and self._listeners.pop(wd, None) is not None:
                 self._libc.inotify_rm_watch(self._fd, wd)
-        node.wd = node.view = -1
+        node.wd = node.view_wd = -1
 
-    def _add(self, place: bytes, mask: int, owner: Owner, node: Node) -> int:
+    def _add(self, place: bytes, mask: int, listener: WatchListener, node: UpperDirectory) -> int:
         if self._fd < 0:
             self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
         if wd >= 0:
-            if wd in self._owners:  # the directory was known under another name
-                self._owners[wd][1].lose_watch(wd)
-            self._owners[wd] = owner, node
+            if wd in self._listeners:  # the directory was known under another name
+                self._listeners[wd][1].clear_watch(wd)
+            self._listeners[wd] = listener, node
         return wd
 
     def drain(self) -> None:
         """Tell the owners what happened until now."""
         # asked first, because an empty queue is the rule and an exception takes longer
         while self._fd >= 0 and ioctl(self._fd, FIONREAD, _NONE) != _NONE:
-            self._tell(os.read(self._fd, _CHUNK))
+            self._dispatch(os.read(self._fd, _CHUNK))
 
-    def _tell(self, data: bytes) -> None:
+    def _dispatch(self, data: bytes) -> None:
         at = 0
         while at < len(data):
             wd, mask, _, size = _EVENT.unpack_from(data, at)
             name = data[at + _EVENT.size : at + _EVENT.size + size]
             at += _EVENT.size + size
             if mask & _OVERFLOW:
-                for owner in {id(owner): owner for owner, _ in self._owners.values()}.values():
-                    owner.stir(None)
-            elif wd in self._owners:
-                owner, node = self._owners[wd]
+                for owner in {id(owner): owner for owner, _ in self._listeners.values()}.values():
+                    owner.mark_changed(None)
+            elif wd in self._listeners:
+                owner, node = self._listeners[wd]
                 if mask & _IGNORED:
-                    del self._owners[wd]
-                    node.lose_watch(wd)
-                if wd == node.view and name:
-                    owner.hear(node, os.fsdecode(name.rstrip(b"\0")))
+                    del self._listeners[wd]
+                    node.clear_watch(wd)
+                if wd == node.view_wd and name:
+                    owner.mark_written(node, os.fsdecode(name.rstrip(b"\0")))
                 else:
-                    owner.stir(node)
+                    owner.mark_changed(node)

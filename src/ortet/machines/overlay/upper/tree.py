@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.history.tree.tree import Trees
 from ortet.ids import Oid
 from ortet.machines.capture.entry import Unreadable
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.capture.stat_index import CALM
-from ortet.machines.overlay.upper.entry import Taker
-from ortet.machines.overlay.upper.fd_cache import Holder, Spare
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.capture.stat_index import NEVER_RACY
+from ortet.machines.overlay.upper.entry import UpperEntryReader
+from ortet.machines.overlay.upper.fd_cache import FdBudget, FdCache
 from ortet.machines.overlay.upper.inotify import UpperWatch
-from ortet.machines.overlay.upper.uppernode import Node, is_gone, stamp, summary
-from ortet.objects.base import Objects
+from ortet.machines.overlay.upper.uppernode import (
+    UpperDirectory,
+    directory_entry,
+    is_whiteout,
+    stamp,
+)
+from ortet.objects.base import ObjectStore
 
-Fresh = dict[str, os.stat_result]
+ChangedFiles = dict[str, os.stat_result]
 """Names that are not as they were, no directories among them."""
 
-_UNSURE = (0, 0, 0, 0)  # no file's stamp: it is looked at again
+_UNKNOWN_STAMP = (0, 0, 0, 0)  # no file's stamp: it is looked at again
 
 
 class UpperTree:
@@ -33,67 +38,79 @@ class UpperTree:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         trees: Trees,
         directory: Path,
         *,
-        below: Entry,
-        root: bool,
-        spare: Spare | None = None,
+        below: TreeEntry,
+        is_root: bool,
+        fd_budget: FdBudget | None = None,
         watch: UpperWatch | None = None,
         view: bytes = b"",
-        taker: Taker | None = None,
+        entry_reader: UpperEntryReader | None = None,
     ) -> None:
-        self.horizon = CALM
-        self.count = 0  # names in it
-        self.linked: dict[bytes, int] = {}  # files with several names -> inode
-        self.root = Node(None, "", b"")
+        self.horizon = NEVER_RACY
+        self.name_count = 0  # names in it
+        self.linked_inodes: dict[bytes, int] = {}  # files with several names -> inode
+        self.root = UpperDirectory(None, "", b"")
         self.root.below, self.root.origin = below, b""
         self._objects = objects
         self._trees = trees
-        self._taker = taker or Taker(objects, trees, below, root=root)
-        self._restated: set[bytes] = set()
-        self._stirred = {self.root}  # something happened to these directories
-        self._touched: dict[Node, Fresh] = {}  # and only to these files in others
-        self._heard: set[int] = set()  # descriptors of files that were written to
-        self._deaf: set[Node] = set()  # directories of which we do not hear
+        self._entry_reader = entry_reader or UpperEntryReader(
+            objects, trees, below, is_root=is_root
+        )
+        self._changed_rules: set[bytes] = set()
+        self._changed_dirs = {self.root}  # something happened to these directories
+        self._changed_files: dict[
+            UpperDirectory, ChangedFiles
+        ] = {}  # and only to these files in others
+        self._written_fds: set[int] = set()  # descriptors of files that were written to
+        self._unwatched_dirs: set[UpperDirectory] = set()  # directories of which we do not hear
         self._view = view
-        self._unsure: set[Node] = set()  # and these have to be asked every time
+        self._uncertain_dirs: set[UpperDirectory] = set()  # and these have to be asked every time
         self._watch = watch or UpperWatch()
-        self._holder = Holder(directory, spare or Spare())
+        self._fd_cache = FdCache(directory, fd_budget or FdBudget())
 
     # taking
 
-    def _take(
-        self, node: Node, name: str, st: os.stat_result, *, fd: int, mapped: bool = False
+    def _read_file(
+        self, node: UpperDirectory, name: str, st: os.stat_result, *, fd: int, mapped: bool = False
     ) -> None:
         """Something that is no directory: what is it now?"""
         raw = os.fsencode(name)
-        path = join(node.path, raw)
-        if name not in node.known:
-            self._drop(node, name)
-        self._taker.too_large.pop(path, None)
-        lost, inode, before = len(self._taker.losses), st.st_ino, node.known.get(name, _UNSURE)
+        path = join_path(node.path, raw)
+        if name not in node.files:
+            self._forget_name(node, name)
+        self._entry_reader.oversize_losses.pop(path, None)
+        lost, inode, before = (
+            len(self._entry_reader.losses),
+            st.st_ino,
+            node.files.get(name, _UNKNOWN_STAMP),
+        )
         try:
-            entry, st = self._taker.entry(node, raw, st, fd=fd, path=path, mapped=mapped)
+            entry, st = self._entry_reader.read_entry(
+                node, raw, st, fd=fd, path=path, mapped=mapped
+            )
         except Unreadable as error:
-            self._taker.losses.append(error.loss)
-            node.known[name] = _UNSURE  # asked, and reported, again next time
+            self._entry_reader.losses.append(error.loss)
+            node.files[name] = _UNKNOWN_STAMP  # asked, and reported, again next time
             return
         if st.st_ino != inode:
-            self._holder.let_go(node, name)
-        if is_gone(st):
-            node.gone.add(name)
-            node.known.pop(name, None)
+            self._fd_cache.release(node, name)
+        if is_whiteout(st):
+            node.whiteouts.add(name)
+            node.files.pop(name, None)
         else:
-            certain = st.st_ctime_ns < self.horizon and len(self._taker.losses) == lost
-            was = node.known[name] = stamp(st) if certain else _UNSURE
-            self._holder.hold(node, name, fd, was)
+            certain = st.st_ctime_ns < self.horizon and len(self._entry_reader.losses) == lost
+            was = node.files[name] = stamp(st) if certain else _UNKNOWN_STAMP
+            self._fd_cache.add(node, name, fd, was)
         if entry is not None and st.st_nlink > 1:
-            self.linked[path] = st.st_ino
+            self.linked_inodes[path] = st.st_ino
         else:
-            self.linked.pop(path, None)
-        moved = before is not _UNSURE and before[1] != st.st_mtime_ns  # so it differs for sure
+            self.linked_inodes.pop(path, None)
+        moved = (
+            before is not _UNKNOWN_STAMP and before[1] != st.st_mtime_ns
+        )  # so it differs for sure
         if moved or node.entry is None or self._trees.lookup(Oid(node.entry.data), raw) != entry:
             node.changes[raw] = entry
         else:
@@ -101,66 +118,70 @@ class UpperTree:
 
     # adding up
 
-    def _fold_all(self, visited: list[Node]) -> None:
+    def _fold_all(self, visited: list[UpperDirectory]) -> None:
         """The deepest first; a directory whose Entry changed is a change of the one above."""
-        levels: dict[int, set[Node]] = {}
+        levels: dict[int, set[UpperDirectory]] = {}
         for node in visited:
             levels.setdefault(node.depth, set()).add(node)
         for depth in range(max(levels), -1, -1):
             for node in levels.get(depth, ()):
-                if not node.dropped and (node.changes or node.fresh or node.entry is None):
+                if not node.dropped and (
+                    node.changes or node.metadata_changed or node.entry is None
+                ):
                     self._fold(node)
                     if node.parent is not None and node.parent.changes:
                         levels.setdefault(depth - 1, set()).add(node.parent)
 
-    def _fold(self, node: Node) -> None:
+    def _fold(self, node: UpperDirectory) -> None:
         """Its Entry; the directory above is told when it changed."""
         entry = self._summary(node)
         if node.parent is not None and entry != node.entry:
             node.parent.changes[entry.name] = entry
-        node.entry, node.changes, node.fresh = entry, {}, False
+        node.entry, node.changes, node.metadata_changed = entry, {}, False
 
-    def _summary(self, node: Node) -> Entry:
-        return summary(self._trees, node, owners=self._taker.root)
+    def _summary(self, node: UpperDirectory) -> TreeEntry:
+        return directory_entry(self._trees, node, keep_owners=self._entry_reader.is_root)
 
     # forgetting
 
-    def _drop(self, node: Node, name: str) -> None:
+    def _forget_name(self, node: UpperDirectory, name: str) -> None:
         """Forget a name with all below it."""
-        self._holder.let_go(node, name)
-        path = join(node.path, os.fsencode(name))
+        self._fd_cache.release(node, name)
+        path = join_path(node.path, os.fsencode(name))
         child = node.dirs.get(name)
         if child is not None:
             self._release(child)
             self._forget_below(path)
-            self._holder.forget(path)
-            self._taker.rules.forget(path)
-        self.linked.pop(path, None)
-        self._taker.too_large.pop(path, None)
+            self._fd_cache.forget_directory(path)
+            self._entry_reader.rules.remove_below(path)
+        self.linked_inodes.pop(path, None)
+        self._entry_reader.oversize_losses.pop(path, None)
         node.drop(name)
 
-    def _forget(self, node: Node) -> None:
+    def _forget_contents(self, node: UpperDirectory) -> None:
         """Know nothing of what is in a directory."""
-        self._holder.let_all_go(node)
+        self._fd_cache.release_all(node)
         for child in node.dirs.values():
             self._release(child)
         self._forget_below(node.path)
         node.clear()
 
-    def _release(self, top: Node) -> None:
+    def _release(self, top: UpperDirectory) -> None:
         """A directory and all below it are no longer part of the tree."""
         for node in top.walk():
-            self._holder.let_all_go(node)
+            self._fd_cache.release_all(node)
             self._watch.remove(node)
-            self._unsure.discard(node)
-            self._deaf.discard(node)
-            self.count -= node.counted
+            self._uncertain_dirs.discard(node)
+            self._unwatched_dirs.discard(node)
+            self.name_count -= node.name_count
             node.dropped = True
 
     def _forget_below(self, path: bytes) -> None:
         """What was remembered by path about things in a directory."""
         below = path + b"/" if path else b""
-        for table in (self.linked, self._taker.too_large):
+        for table in (self.linked_inodes, self._entry_reader.oversize_losses):
             for at in [at for at in table if at.startswith(below)]:
                 del table[at]
-        self._restated = {at for at in self._restated if not at.startswith(below) or at == path}
+        self._changed_rules = {
+            at for at in self._changed_rules if not at.startswith(below) or at == path
+        }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ortet.machines.capture.hardlinks import join
-from ortet.machines.overlay.upper.uppernode import Node
+from ortet.machines.capture.hardlinks import join_path
+from ortet.machines.overlay.upper.uppernode import UpperDirectory
 
 
-def merge_groups(
-    root: Node, linked: Mapping[bytes, int], below: Sequence[Sequence[bytes]]
+def merge_hardlink_groups(
+    root: UpperDirectory, linked: Mapping[bytes, int], below: Sequence[Sequence[bytes]]
 ) -> list[list[bytes]]:
     """`linked`: path -> inode of the files in the upper directory that have several names."""
     found: dict[int, list[bytes]] = {}
@@ -20,12 +20,12 @@ def merge_groups(
     if below:
         moved = [node for node in root.walk() if node.marks is not None and node.marks[1]]
         for names in below:
-            shown = (_shown(path, (root, *moved)) for path in names)
+            shown = (_visible_path(path, (root, *moved)) for path in names)
             groups.append(sorted(path for path in shown if path is not None))
     return sorted(group for group in groups if len(group) > 1)
 
 
-def _shown(path: bytes, starts: Sequence[Node]) -> bytes | None:
+def _visible_path(path: bytes, starts: Sequence[UpperDirectory]) -> bytes | None:
     """Where a file of the layers below is seen; None when something covers it."""
     for start in starts:
         if start.origin is None or not path.startswith(start.origin):
@@ -37,17 +37,17 @@ def _shown(path: bytes, starts: Sequence[Node]) -> bytes | None:
     return None
 
 
-def _descend(node: Node, rest: bytes) -> bytes | None:
+def _descend(node: UpperDirectory, rest: bytes) -> bytes | None:
     """The path of something that lies below a directory and is covered by nothing."""
     while True:
         raw, _, after = rest.partition(b"/")
         name = os.fsdecode(raw)
-        if name in node.known or name in node.gone or name in node.skipped:
+        if name in node.files or name in node.whiteouts or name in node.skipped:
             return None
         child = node.dirs.get(name)
         if child is None:
-            return join(node.path, rest)
+            return join_path(node.path, rest)
         assert node.origin is not None
-        if child.origin != join(node.origin, raw):
+        if child.origin != join_path(node.origin, raw):
             return None
         node, rest = child, after

@@ -9,12 +9,12 @@ import stat
 from msgspec.structs import replace
 
 from ortet.errors import Corrupt
-from ortet.history.records import Entry
+from ortet.history.records import TreeEntry
 from ortet.machines.base import Loss
-from ortet.machines.capture.entry import open_quietly, state_time
-from ortet.machines.capture.ignore_rules import FILE, Rules
+from ortet.machines.capture.entry import clamped_mtime, open_noatime
+from ortet.machines.capture.ignore_rules import IGNORE_FILE, IgnoreRules
 
-_RULES_MOST = 1 << 20
+_MAX_IGNORE_FILE_BYTES = 1 << 20
 
 
 def read_marks(fd: int, prefix: str) -> tuple[bool, bytes, bool]:
@@ -28,14 +28,16 @@ def read_marks(fd: int, prefix: str) -> tuple[bool, bytes, bool]:
     )
 
 
-def metacopy(place: bytes, prefix: str) -> bytes | None:
+def metacopy_redirect(place: bytes, prefix: str) -> bytes | None:
     """Of a file without content of its own: its redirect; None: it has content."""
     if _attribute(place, prefix + "metacopy") is None:
         return None
     return _attribute(place, prefix + "redirect") or b""
 
 
-def with_metadata(below: Entry | None, st: os.stat_result, *, path: bytes, xattrs: bytes) -> Entry:
+def with_metadata(
+    below: TreeEntry | None, st: os.stat_result, *, path: bytes, xattrs: bytes
+) -> TreeEntry:
     """The content of the file below under the name and metadata of the one in the upper layer."""
     if below is None or not below.is_file:
         raise Corrupt(
@@ -46,7 +48,7 @@ def with_metadata(below: Entry | None, st: os.stat_result, *, path: bytes, xattr
         below,
         name=path.rpartition(b"/")[2],
         mode=st.st_mode,
-        mtime=state_time(st),
+        mtime=clamped_mtime(st),
         uid=st.st_uid,
         gid=st.st_gid,
         xattrs=xattrs,
@@ -56,28 +58,28 @@ def with_metadata(below: Entry | None, st: os.stat_result, *, path: bytes, xattr
 def read_rules(fd: int, below: bytes | None) -> bytes | None:
     """The text of a directory's ignore file; `below` is what shows where none lies here."""
     try:
-        mode = os.stat(FILE, dir_fd=fd, follow_symlinks=False).st_mode
+        mode = os.stat(IGNORE_FILE, dir_fd=fd, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
             return None
-        own = open_quietly(FILE, fd)
+        own = open_noatime(IGNORE_FILE, fd)
     except FileNotFoundError:
         return below
     except OSError:
         return None
     try:
-        return os.read(own, _RULES_MOST)
+        return os.read(own, _MAX_IGNORE_FILE_BYTES)
     finally:
         os.close(own)
 
 
-def oversize(rules: Rules, path: bytes, st: os.stat_result) -> Loss | None:
+def oversize_loss(rules: IgnoreRules, path: bytes, st: os.stat_result) -> Loss | None:
     """What to report of a file that a size rule leaves out."""
-    if rules.empty or not stat.S_ISREG(st.st_mode):
+    if rules.is_empty or not stat.S_ISREG(st.st_mode):
         return None
-    limit = rules.limit(path)
+    limit = rules.size_limit(path)
     if limit is None or st.st_size <= limit:
         return None
-    why = f"its {st.st_size} bytes are more than the {limit} that {os.fsdecode(FILE)} allows"
+    why = f"its {st.st_size} bytes are more than the {limit} that {os.fsdecode(IGNORE_FILE)} allows"
     return Loss(os.fsdecode(path), "size", why)
 
 
