@@ -266,7 +266,8 @@ def _plain(path: str) -> str:
 
 
 def _noun(flow: Flow) -> str:
-    return flow.do.__module__.rpartition(".")[2].removeprefix("stream_")
+    module = flow.do.__module__.rpartition(".")[2].removeprefix("stream_")
+    return "files" if module == "commit_files" else module
 
 
 def _says(function: Any, *, whole: bool = False) -> str:
