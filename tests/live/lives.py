@@ -70,7 +70,7 @@ def keepers(store: Path) -> Iterator[int]:
                 command = (place / "cmdline").read_bytes()
             except OSError:
                 continue
-            if parent == own and b"/keeper.py" in command and area in command:
+            if parent == own and b"/live_supervisor.py" in command and area in command:
                 yield int(place.name)
 
 

@@ -43,7 +43,9 @@ def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
         with one.writing():  # what no head and no event leads to
             garbage = one.objects.put(Kind.BLOB, os.urandom(50_000))
             one.objects.flush()
-    one.close()  # whatever waited for the bucket is there now
+    with one.objects.promising("remote"):
+        pass  # waits until the bucket has everything that is queued: close() does not
+    one.close()
     two = host("two")
     with two.session("s") as s:
         assert [m.content for m in s.messages()] == ["the door is green", "the door is red"]

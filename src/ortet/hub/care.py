@@ -117,7 +117,7 @@ def sweep_store(
 ) -> SweepReport:
     gone = load_reflog_expiry(hub)
     if expire_ns is not None:
-        require(COUNT._replace(kind="bad_age", words="an age from 0"), expire_ns=expire_ns)
+        require(COUNT._replace(kind="bad_age", description="an age from 0"), expire_ns=expire_ns)
         since = hub.clock.now_ns() - expire_ns
         gone = ReflogExpiry(max(since, gone.time), hub.catalog.last_op())
         if not dry_run:

@@ -18,7 +18,7 @@ from ortet.objects.base import Kind
 _FIRST_READ = 32 * 1024
 CACHE_BYTES = 48 * 1024 * 1024
 
-ObjectLocation = tuple["Source", int, int, int, int]
+ObjectLocation = tuple["FrameSource", int, int, int, int]
 """Where an object is: source, frame offset, offset in the frame's bytes, length, kind."""
 
 FrameKey = tuple[str, int]

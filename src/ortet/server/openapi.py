@@ -275,7 +275,8 @@ def _strip_converters(path: str) -> str:
 
 
 def _route_tag(route: StreamingRoute) -> str:
-    return route.handler.__module__.rpartition(".")[2].removeprefix("stream_")
+    module = route.handler.__module__.rpartition(".")[2].removeprefix("stream_")
+    return "files" if module == "commit_files" else module
 
 
 def _module_doc(function: Any, *, after_summary: bool = False) -> str:

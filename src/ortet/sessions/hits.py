@@ -9,7 +9,7 @@ from ortet.errors import Invalid
 from ortet.journal.state.records import Fact
 from ortet.memory.records import Scores, Tier
 
-FACT_CONSTRAINT = TEXT._replace(words="its id, a Fact or a Hit")
+FACT_CONSTRAINT = TEXT._replace(description="its id, a Fact or a Hit")
 
 
 class HitSource(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ from ortet.sessions.table import (
     check_session,
 )
 from ortet.sessions.writing.event_writer import EventWriter
-from ortet.sessions.writing.lease_handover import HANDOVER_OWNER_PREFIX, acquire_lease
+from ortet.sessions.writing.lease_handover import HANDOVER_OWNER_PREFIX, acquire_or_request_lease
 from ortet.store.lease import (
     LEASE_TTL_NS,
     HeldLease,
@@ -383,7 +383,7 @@ class SessionManager:
             self.hub.catalog.seize(held)
             self._unreleased_owners.remove(held.owner)
         try:
-            return acquire_lease(self.hub, row.id, self.owner, self._host)
+            return acquire_or_request_lease(self.hub, row.id, self.owner, self._host)
         except Refused as error:
             if error.kind != "lease_held":
                 raise

@@ -51,7 +51,7 @@ class RetainReport(msgspec.Struct, frozen=True):
 
 
 def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy:
-    days = NUMBER._replace(kind="bad_age", words="a number of days from 0, or None for never")
+    days = NUMBER._replace(kind="bad_age", description="a number of days from 0, or None for never")
     optional(days, keep_messages=policy.keep_messages, archive_after=policy.archive_after)
     hub.catalog.put_row(_POLICY_KIND, check_agent(agent), encode(policy))
     return policy

@@ -214,5 +214,6 @@ class OrtetSession(CompactableConversation):
 
 
 _NAME = POSITIVE_COUNT._replace(
-    words="a name, as text", fits=lambda value: isinstance(value, str) and bool(value.strip())
+    description="a name, as text",
+    accepts=lambda value: isinstance(value, str) and bool(value.strip()),
 )

@@ -170,7 +170,7 @@ class SessionState:
 
     def pending_changes(self) -> PendingChanges:
         """What another needs to know the same that has its fold."""
-        tables = [(name, *getattr(self, name).ahead()) for name in sorted(_TABLES)]
+        tables = [(name, *getattr(self, name).pending_changes()) for name in sorted(_TABLES)]
         return PendingChanges(encode(self.core), tables)
 
     def apply_pending_changes(self, pending: PendingChanges) -> bool:
@@ -182,11 +182,11 @@ class SessionState:
             return False
         core = decode(CoreState, pending.core)
         for name, (_, changes) in tables.items():
-            getattr(self, name).go_ahead(changes)
+            getattr(self, name).apply_pending_changes(changes)
         self.core = core
         return True
 
     def mark_committed(self) -> None:
         """The commit that it was stored for is there."""
         for name in _TABLES:
-            getattr(self, name).saved()
+            getattr(self, name).mark_committed()

@@ -26,7 +26,7 @@ from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
 MAX_COPIED_BYTES = 2 << 30
 """Bytes that are copied for a fork; what the file system can share is not copied."""
 
-PutFile = Callable[["Ignored", "Found", bytes], bool]
+PutFile = Callable[["IgnoredFiles", "IgnoredFile", bytes], bool]
 """Puts a file at a new path; False when it did not."""
 
 

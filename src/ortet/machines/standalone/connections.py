@@ -26,7 +26,9 @@ _DISCONNECT_TIMEOUT_SECONDS = (
     2.0  # seconds that peers have to take their last answers before a freeze
 )
 
-RequestHandler = Callable[["Peer", dict[str, Any]], "dict[str, Any] | event_loop.Held"]
+RequestHandler = Callable[
+    ["ControlConnection", dict[str, Any]], "dict[str, Any] | event_loop.PendingReply"
+]
 
 
 class ControlListener:

@@ -39,7 +39,7 @@ _KILL_POLL_SECONDS = 0.001  # seconds between two looks at processes that are be
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-_Handler = Callable[["connections.Peer", Request], "Reply | event_loop.Held"]
+_Handler = Callable[["connections.ControlConnection", Request], "Reply | event_loop.PendingReply"]
 
 
 class RequestHandlers:

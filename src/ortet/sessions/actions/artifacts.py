@@ -44,7 +44,7 @@ class StoredContent(msgspec.Struct, frozen=True):
     size: int
 
     @property
-    def oid_bytes(self) -> bytes:
+    def data(self) -> bytes:
         """The same id as bytes: what `store.blobs` reads by."""
         return bytes.fromhex(self.oid)
 
@@ -119,7 +119,7 @@ def store_open(objects: ObjectStore, fd: int, name: str, label: str) -> StoredCo
 
 
 def load(objects: ObjectStore, content: StoredContent) -> bytes:
-    return get_bytes(objects, content.oid_bytes, content.size)
+    return get_bytes(objects, content.data, content.size)
 
 
 def locate(name: str, root: os.PathLike[str] | None) -> tuple[str, Path]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 T = TypeVar("T")
-Shortfalls = Sequence[tuple["Level", Sequence[str]]]
+Shortfalls = Sequence[tuple["BudgetLevel", Sequence[str]]]
 """On which levels which counters are used up."""
 
 _FAMILY_BUDGET_KEY = "account"  # every other key of the kind is an id: a purse

@@ -126,7 +126,7 @@ def received_topic(session: str) -> str:
     return f"{HANDOVER_TOPIC}:taken:{session}"
 
 
-def acquire_lease(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
+def acquire_or_request_lease(hub: Hub, session: str, owner: Callable[[], str], host: str) -> Lease:
     """The lease on a session; from a lender as soon as it lets go. Refused("lease_held") when it
     does not, or another holds it. Lenders know better how long to wait for one another."""
     name, topic = f"session:{session}", released_topic(session)
