@@ -20,7 +20,7 @@ ALLOWED = {
     "fixtures/waiting.py": "the one place that sleeps between two looks at a condition",
     "live/odds.py": "a program that runs in a machine, where it cannot import the tests",
     "e2e/test_cli_agent.py": "the moment of a kill is random: every moment has to be safe",
-    "server/test_servers_on_postgres.py": "the moment of a takeover is random, around a lease's end",
+    "server/test_servers_on_postgres.py": "the moment of a takeover is random, near a lease's end",
 }
 """File -> why it sleeps."""
 

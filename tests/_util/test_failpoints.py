@@ -14,10 +14,10 @@ from ortet._util.failpoints import failpoint, parse
 from ortet.errors import Invalid
 
 PROGRAM = """
-from ortet._util.failpoints import reach
+from ortet._util.failpoints import failpoint
 for name in ("first", "second", "second"):
     try:
-        reach(name)
+        failpoint(name)
     except OSError as error:
         print(name, error.errno)
     else:

@@ -13,7 +13,7 @@ SOURCE = Path(ortet.__file__).parent
 _THREADS = """
 import os, sys, threading, types
 import msgspec
-from ortet._util.structs import known
+from ortet._util.structs import thread_safe_struct
 
 sys.setswitchinterval(1e-6)
 TEXT = '''
@@ -32,7 +32,7 @@ raw = msgspec.json.encode({"one": part, "many": [part]})
 
 def use(kind, begin):
     begin.wait()
-    assert msgspec.json.decode(raw, type=known(kind)).many[0].a == 1
+    assert msgspec.json.decode(raw, type=thread_safe_struct(kind)).many[0].a == 1
 
 for number in range(400):
     module = sys.modules["fresh"] = types.ModuleType("fresh")
@@ -68,7 +68,7 @@ def test_every_decode_call_uses_known_types() -> None:
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and not _is_safe(call)
     ]
-    assert not found, "write known(TYPE), see ortet._util.structs"
+    assert not found, "write thread_safe_struct(TYPE), see ortet._util.structs"
 
 
 def _is_safe(call: ast.Call) -> bool:
@@ -79,4 +79,7 @@ def _is_safe(call: ast.Call) -> bool:
     types = [word.value for word in call.keywords if word.arg == "type"]
     types += call.args[1:] if name.endswith("convert") else []
     types += call.args[:1] if name.endswith("Decoder") else []
-    return all(ast.unparse(one).startswith(("known(", "dict[str, msgspec.Raw]")) for one in types)
+    return all(
+        ast.unparse(one).startswith(("thread_safe_struct(", "dict[str, msgspec.Raw]"))
+        for one in types
+    )

@@ -104,16 +104,16 @@ def test_remove_completes_an_interrupted_remove(place: Path) -> None:
 def test_an_unprivileged_owner_removes_and_moves_closed_directories(place: Path) -> None:
     code = (
         "import os\n"
-        "from ortet.machines.dirfd import directory, movable, remove\n"
+        "from ortet.machines.dirfd import open_directory, writable_for_rename, remove_tree\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"os.chdir({str(place)!r})\n"
         "os.makedirs('t/a/b/c'); os.makedirs('t/m/n'); os.mkdir('to')\n"
         "for p in ('t/a/b/c', 't/a/b', 't/a', 't/m/n'): os.chmod(p, 0)\n"
         "os.chmod('t/m', 0o555)\n"
-        "with directory('.') as at, directory('t') as t:\n"
-        "    with movable(t, b'm'): os.rename('m', 'to/m', src_dir_fd=t, dst_dir_fd=at)\n"
+        "with open_directory('.') as at, open_directory('t') as t:\n"
+        "    with writable_for_rename(t, b'm'): os.rename('m', 'to/m', src_dir_fd=t, dst_dir_fd=at)\n"
         "    assert os.stat('to/m').st_mode & 0o777 == 0o555\n"
-        "    remove(at, b't'); remove(at, b'to')\n"
+        "    remove_tree(at, b't'); remove_tree(at, b'to')\n"
         "assert os.listdir('.') == [], os.listdir('.')\n"
     )
     forked.run([sys.executable, "-c", code], check=True)

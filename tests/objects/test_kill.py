@@ -120,7 +120,7 @@ def test_the_list_of_fault_points_is_that_of_the_source() -> None:
         name
         for file in Path(ortet.objects.__path__[0]).rglob("*.py")
         if file.name != "sweep_remote.py"  # tests/sessions/test_shared_sweep.py kills that one
-        for name in re.findall(r'^\s+reach\("([a-z.-]+)"\)', file.read_text(), re.MULTILINE)
+        for name in re.findall(r'^\s+failpoint\("([a-z.-]+)"\)', file.read_text(), re.MULTILINE)
     }
     assert sorted(found) == POINTS, f"replace POINTS by:\n{sorted(found)}"
     assert {point.split(".")[0] for point in POINTS} == {"tail", "seal", "recover", "sweep"}

@@ -86,9 +86,9 @@ from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.ids import SystemClock
 from ortet.objects.base import Kind
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 root = Path(sys.argv[1])
-store = LocalObjects(root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock())
+store = LocalObjectStore(root, FileBucket(root / "bucket"), hasher=Hasher(), clock=SystemClock())
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 words = b"some words that compress well and some that do not "
 for number in range(3000):

@@ -117,7 +117,10 @@ def _lines(found: Sequence[ImportResult], *, dry_run: bool) -> Iterator[str]:
             how = "it is" if one.unknown == 1 else "they are"
             yield f"  {render.plural(one.unknown, 'line')} not understood, kept as {how}"
         if one.rest:
-            yield f"  its last line is not whole yet ({render.format_size(one.rest)}): import it again"
+            yield (
+                f"  its last line is not whole yet ({render.format_size(one.rest)}): import it "
+                "again"
+            )
 
 
 def _counted(one: ImportResult) -> str:

@@ -138,7 +138,8 @@ def _check_options(options: dict[str, str]) -> None:
     if not schema or schema.lower().startswith("pg_") or len(schema.encode()) > _MAX_SCHEMA_BYTES:
         raise Invalid(
             "bad_url",
-            f"schema={schema} in the address: give a name of at most {_MAX_SCHEMA_BYTES} bytes that does "
+            f"schema={schema} in the address: give a name of at most {_MAX_SCHEMA_BYTES} bytes "
+            "that does "
             "not begin with pg_, which PostgreSQL keeps for itself",
         )
 

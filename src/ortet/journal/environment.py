@@ -201,7 +201,10 @@ def environment_lines(
     found: list[tuple[str, Any]] = []
     if current.git is not None:
         where = current.git.branch or "detached"
-        line = f"git: {where} at {current.git.head[:12] or 'no commit'}, changed: {_dirty(current.git)}"
+        line = (
+            f"git: {where} at {current.git.head[:12] or 'no commit'}, changed: "
+            f"{_dirty(current.git)}"
+        )
         line += f", {current.git.stashes} stashed" if current.git.stashes else ""
         found.append((line, {"git": msgspec.to_builtins(current.git)}))
     then = initial or current

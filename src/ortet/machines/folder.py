@@ -200,7 +200,8 @@ class FolderMachine(Machine):
             self._reset_index()
             result = self._scan(self._load_index(), None)
         except BaseException:
-            self._reset_index()  # what the watcher told is drained, what was learned may not be stored
+            # what the watcher told is drained, what was learned may not be stored
+            self._reset_index()
             raise
         if self._watch is not None and self._watch.broken_reason:
             self._wants_watch = False  # too few watches on this host: scan from now on

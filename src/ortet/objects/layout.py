@@ -188,6 +188,7 @@ class SpaceGuard:
         if self._used_bytes + self._bytes_since_count + size > quota:
             raise Refused(
                 "quota",
-                f"the store has {self._used_bytes + self._bytes_since_count} of {quota} bytes and needs {size} more: "
+                f"the store has {self._used_bytes + self._bytes_since_count} of {quota} bytes and "
+                f"needs {size} more: "
                 "sweep it, drop branches, or raise the quota",
             )

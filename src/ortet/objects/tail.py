@@ -314,4 +314,5 @@ class Tail(FrameSource):
             elif self._file_size > self.end:
                 self._truncate(self.end)
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)
-        self._locations = {}  # which point back here: only the garbage collector would close the file
+        # which point back here: only the garbage collector would close the file
+        self._locations = {}

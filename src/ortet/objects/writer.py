@@ -132,7 +132,8 @@ class ObjectWriter:
         finally:
             with self._capacity_freed:
                 self._in_flight_bytes -= size
-                self._capacity_freed.notify()  # one: at the end of its job it is the next one's turn
+                # one: at the end of its job it is the next one's turn
+                self._capacity_freed.notify()
 
     def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, compress: bool = False) -> None:
         """Write frames of these objects; what fails is kept for the next flush."""

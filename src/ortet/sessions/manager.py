@@ -412,7 +412,10 @@ class SessionManager:
     def owner(self) -> str:
         if self._process_owner[0] != os.getpid():
             self._process_owner = (os.getpid(), owner_prefix(self._host))
-        return f"{self._process_owner[1]}:{HANDOVER_OWNER_PREFIX if self.hub.allows_lease_handover else ''}{self.new_id()}"
+        return (
+            f"{self._process_owner[1]}:"
+            f"{HANDOVER_OWNER_PREFIX if self.hub.allows_lease_handover else ''}{self.new_id()}"
+        )
 
     def _after_sweep(self) -> None:
         if self._epoch != self.hub.objects.epoch:

@@ -112,4 +112,7 @@ def parse_command_result(outcome: dict[str, Any]) -> Result:
 def clip_middle(text: str) -> str:
     if len(text) <= 2 * _RECORDED_CHARS:
         return text
-    return f"{text[:_RECORDED_CHARS]}\n[{len(text) - 2 * _RECORDED_CHARS} characters are not recorded]\n{text[-_RECORDED_CHARS:]}"
+    return (
+        f"{text[:_RECORDED_CHARS]}\n[{len(text) - 2 * _RECORDED_CHARS} characters are not "
+        f"recorded]\n{text[-_RECORDED_CHARS:]}"
+    )

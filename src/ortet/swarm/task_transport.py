@@ -59,7 +59,10 @@ def pack_task(task: Any, what: str, *, is_remote: bool = False) -> TaskPayload:
 
 
 def _pack_function(function: Callable[..., Any], what: str, *, is_remote: bool) -> TaskPayload:
-    label = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(type(function)))}"
+    label = (
+        f"{getattr(function, '__module__', '')}:"
+        f"{getattr(function, '__qualname__', repr(type(function)))}"
+    )
     if is_remote and (module := _find_uninstalled_module(function)) is not None:
         with _pickle_module_by_value(module):
             return _pack_by_value(function, label, what, None)

@@ -81,7 +81,8 @@ class Keyring:
         if self._file is None:
             raise Invalid(
                 "no_vault_key",
-                f"this user has no home directory for the key of the vault: set {VAULT_KEY_VARIABLE} to 64 "
+                "this user has no home directory for the key of the vault: set "
+                f"{VAULT_KEY_VARIABLE} to 64 "
                 "hexadecimal digits",
             )
         return self._file

@@ -95,7 +95,8 @@ class Vault:
         if is_expired(expires, self._clock.now_ns()):
             raise Refused(
                 "secret_expired",
-                f"secret {name!r} expired at {format_expiry(expires)}: get a new one and set it again with "
+                f"secret {name!r} expired at {format_expiry(expires)}: get a new one and set it "
+                "again with "
                 f"`ortet secret set {name}` or hub.vault.put({name!r}, …, expires=…)",
                 secret=name,
                 expires=expires,

@@ -62,7 +62,7 @@ import os, sys, threading
 from functools import partial
 from pathlib import Path
 from ortet.backends.sqlite.catalog import SqliteCatalog
-from ortet.testing.processes import raise_head
+from ortet.testing.processes import increment_head
 
 class Open:
     'The parent keeps its handle: what it opened is what the children use.'
@@ -71,9 +71,9 @@ class Open:
         return (lambda: None) if name == "close" else getattr(self.catalog, name)
 
 catalog = SqliteCatalog(Path(sys.argv[1]))
-raise_head(lambda clock: Open(catalog), "h", 1)
+increment_head(lambda clock: Open(catalog), "h", 1)
 threads = [
-    threading.Thread(target=raise_head, args=(lambda clock: Open(catalog), "h", 100))
+    threading.Thread(target=increment_head, args=(lambda clock: Open(catalog), "h", 100))
     for _ in range(2)
 ]
 for thread in threads: thread.start()
@@ -81,16 +81,16 @@ children = []
 for _ in range(8):
     pid = os.fork()
     if pid == 0:
-        raise_head(lambda clock: Open(catalog), "h", 25)
+        increment_head(lambda clock: Open(catalog), "h", 25)
         pid = os.fork()
         if pid == 0:
-            raise_head(lambda clock: Open(catalog), "h", 5)
+            increment_head(lambda clock: Open(catalog), "h", 5)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         sys.exit(ended)
     children.append(pid)
 for thread in threads: thread.join()
-raise_head(lambda clock: Open(catalog), "h", 1)
+increment_head(lambda clock: Open(catalog), "h", 1)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 assert codes == [0] * 8, codes
 print(int.from_bytes(catalog.head("h").oid, "big"), catalog.check())

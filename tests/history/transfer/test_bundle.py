@@ -47,9 +47,9 @@ from ortet._util.codec import Hasher
 from ortet.history.transfer import bundle
 from ortet.history.references import references
 from ortet.ids import SystemClock, from_hex
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 verb, store, path, oid = sys.argv[1:]
-objects = LocalObjects(
+objects = LocalObjectStore(
     Path(store), FileBucket(Path(store) / "bucket"), hasher=Hasher(), clock=SystemClock()
 )
 if verb == "export":

@@ -24,9 +24,9 @@ from ortet.sessions.table import check_session
 _OTHER = """
 import sys, ortet
 from ortet.errors import OrtetError
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 hub = ortet.open(sys.argv[1])
-lent = Lent(hub, patience=60)  # however late this host's other processes are
+lent = AdapterSessionPool(hub, lease_timeout=60)  # however late this host's other processes are
 print("ready", flush=True)
 for line in sys.stdin:
     verb, name, *rest = line.split()
@@ -339,9 +339,9 @@ def test_writing_to_a_closed_session_is_refused(lent: AdapterSessionPool, hub: H
 
 _FORKED = """
 import os, sys, ortet
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 hub = ortet.open(sys.argv[1])
-lent = Lent(hub, patience=60, turn=0.0)
+lent = AdapterSessionPool(hub, lease_timeout=60, min_hold=0.0)
 with lent.writing("a") as s:
     s.say("user", "parent")
 pid = os.fork()
@@ -452,14 +452,14 @@ def test_a_lender_collected_during_a_write_does_not_deadlock(store: Path, hub: H
 _DROPPED = """
 import gc, sys, threading
 import ortet
-from ortet.integrations._shared.session_pool import Lent
+from ortet.integrations._shared.session_pool import AdapterSessionPool
 
 failed = []
 threading.excepthook = failed.append
 
 def use():
     hub = ortet.open(sys.argv[1])
-    lent = Lent(hub)
+    lent = AdapterSessionPool(hub)
     with lent.writing("left") as session:
         session.say("user", "here")
         session.commit("sealed")

@@ -216,7 +216,7 @@ sys.path.insert(0, sys.argv[2])
 import ortet
 from ortet.integrations.langgraph import OrtetSaver, head_index
 from test_head_index import OF, talk
-head_index._FEW = 5
+head_index._MIN_INTERVAL_EVENTS = 5
 with ortet.open(sys.argv[1]) as hub, OrtetSaver(hub) as saver:
     said = []
     while True:

@@ -276,7 +276,7 @@ def test_a_killed_import_is_completed_with_each_line_once(tmp_path: Path) -> Non
     program = """
 import sys, os, ortet
 from pathlib import Path
-from ortet.integrations.transcripts.importer import take
+from ortet.integrations.transcripts.importer import import_transcript
 left = int(sys.argv[3])
 def reach(point):
     global left
@@ -284,9 +284,9 @@ def reach(point):
     if not left:
         os._exit(9)
 import ortet.sessions.writing.event_writer as ledger
-ledger.reach = reach
+ledger.failpoint = reach
 with ortet.open(sys.argv[1]) as hub:
-    take(hub, "claude-code", Path(sys.argv[2]))
+    import_transcript(hub, "claude-code", Path(sys.argv[2]))
 """
     store = str(tmp_path / "store")
     for count, point in ((3, "journal.after-append"), (9, "journal.before-append"), (2, "x")):

@@ -258,16 +258,16 @@ from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock, from_hex
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 store, name, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-objects = LocalObjects(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 home = store / "local/machines" / name
-machine = engine.open(Spec(id=name, home=home, path=work, image=from_hex(sys.argv[4])))
+machine = engine.open(MachineSpec(id=name, home=home, path=work, image=from_hex(sys.argv[4])))
 machine.run("echo changed > file; echo new > new; rm -r dir; mkdir dir; sleep 1000 &")
-print(json.dumps({"pid": int(machine.path.parts[2]), "image": machine.freeze().hex()}), flush=True)
+print(json.dumps({"pid": int(machine.path.parts[2]), "image": machine.snapshot().hex()}), flush=True)
 sys.stdin.read()
 import time
 time.sleep(1000)

@@ -26,23 +26,23 @@ from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.history.tree.tree import Trees
 from ortet.ids import SystemClock, from_hex
-from ortet.machines.base import Spec
+from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
-from ortet.objects.store import LocalObjects
+from ortet.objects.store import LocalObjectStore
 store, work, verb = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-objects = LocalObjects(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 
 def spec(name):
     home = store / "local/machines" / name
     home.mkdir(parents=True, exist_ok=True)
-    return Spec(id=name, home=home, path=work, image=from_hex(sys.argv[4]), hide=(store,))
+    return MachineSpec(id=name, home=home, path=work, image=from_hex(sys.argv[4]), hide=(store,))
 
 def commit():
-    image = machine.freeze()
+    image = machine.snapshot()
     objects.flush()
     print(json.dumps(image.hex()), flush=True)
-    machine.settle(image)
+    machine.mark_committed(image)
     return image
 
 machine = engine.open(spec("m"))
@@ -56,7 +56,7 @@ elif verb == "rebase":
     commit()
 else:
     commit()
-    machine.thaw(first)
+    machine.restore(first)
 print(json.dumps("done"), flush=True)
 """
 

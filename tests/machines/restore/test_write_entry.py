@@ -205,10 +205,10 @@ def test_without_privilege_each_failed_attribute_is_reported_as_a_loss(
 import os, stat, subprocess
 from ortet.backends.local.memory import MemoryBucket
 from ortet._util.codec import Hasher, encode
-from ortet.history.records import Entry
-from ortet.machines.restore.write_entry import Writer
-from ortet.objects.base import Kind, Objects
-class Some(Objects):
+from ortet.history.records import TreeEntry
+from ortet.machines.restore.write_entry import EntryWriter
+from ortet.objects.base import Kind, ObjectStore
+class Some(ObjectStore):
     hasher = Hasher()
     def __init__(self): self.held = {{}}
     def put(self, kind, data):
@@ -218,19 +218,19 @@ class Some(Objects):
 objects = Some()
 os.setgroups([555]); os.setgid(65534); os.setuid(65534)
 at = os.open({str(place)!r}, os.O_RDONLY)
-writer = Writer(objects)
+writer = EntryWriter(objects)
 xattrs = objects.put(Kind.META, encode([
     (b"security.capability", bytes.fromhex("0100000200200000000000000000000000000000")),
     (b"user.kept", b"v")]))
 def file(name, **more):
     fields = dict(name=name, mode=stat.S_IFREG | 0o4444, mtime=3, uid=0, gid=0, size=1)
-    entry = Entry(**{{**fields, **more}})
-    writer.file(at, name, entry=entry, data=[b"x"], path=name)
+    entry = TreeEntry(**{{**fields, **more}})
+    writer.write_file(at, name, entry=entry, data=[b"x"], path=name)
 file(b"root-owned", xattrs=xattrs)
 file(b"own", uid=65534, gid=65534, xattrs=b"", mode=stat.S_IFREG | 0o6750)
 file(b"own-group", uid=65534, gid=555)
-node = Entry(b"dev", stat.S_IFCHR | 0o666, 0, rdev=os.makedev(1, 3))
-assert writer.node(at, b"dev", entry=node, path=b"dev") is None
+node = TreeEntry(b"dev", stat.S_IFCHR | 0o666, 0, rdev=os.makedev(1, 3))
+assert writer.write_special(at, b"dev", entry=node, path=b"dev") is None
 for loss in writer.losses: print(loss.path, loss.what, sep="|")
 """
     done = forked.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.valkey]
 _TURNS = 6
 _NOBODY_POLLS = """from ortet.sessions.writing import lease_handover
 
-lease_handover.SOON = lease_handover.AT_FIRST = 3600.0
+lease_handover.RETRY_SECONDS = lease_handover.FIRST_RETRY_SECONDS = 3600.0
 """
 
 

@@ -134,7 +134,8 @@ def _refusal(failure: BucketFailure, address: BucketAddress, act: str) -> OrtetE
     if failure.status in (401, 403):
         return Refused(
             "no_access",
-            f"{name} refused to {act} ({failure.description}): set {CREDENTIAL_VARIABLES[address.scheme]} of someone "
+            f"{name} refused to {act} ({failure.description}): set "
+            f"{CREDENTIAL_VARIABLES[address.scheme]} of someone "
             "who may list it and get, put and delete objects, and check this host's clock",
         )
     if failure.status in (301, 307):
@@ -142,12 +143,14 @@ def _refusal(failure: BucketFailure, address: BucketAddress, act: str) -> OrtetE
     if failure.status == 501:
         return Unsupported(
             "bucket_too_simple",
-            f"{name} cannot {act} ({failure.description}): use a server that can create an object only "
+            f"{name} cannot {act} ({failure.description}): use a server that can create an object "
+            "only "
             "where there is none (If-None-Match)",
         )
     return Invalid(
         "bucket_refused",
-        f"{name} did not take it to {act} ({failure.description}): check the address and the region",
+        f"{name} did not take it to {act} ({failure.description}): check the address and the "
+        "region",
     )
 
 

@@ -240,7 +240,8 @@ class PostgresPool:
             max_idle=_IDLE,
             num_workers=1,
             open=True,
-            reconnect_timeout=_DIAGNOSE_AFTER_SECONDS,  # who still waits has it begin anew, without longer pauses
+            # who still waits has it begin anew, without longer pauses
+            reconnect_timeout=_DIAGNOSE_AFTER_SECONDS,
             configure=self._configure,
         )
 

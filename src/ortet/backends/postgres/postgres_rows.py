@@ -24,7 +24,8 @@ def check_names(*parts: str) -> str:
     if size > MAX_NAME_BYTES:
         raise Invalid(
             "bad_name",
-            f"{parts[-1][:100]!r} is too long for a name in PostgreSQL: give at most {MAX_NAME_BYTES} "
+            f"{parts[-1][:100]!r} is too long for a name in PostgreSQL: give at most "
+            f"{MAX_NAME_BYTES} "
             "bytes",
         )
     return parts[-1]

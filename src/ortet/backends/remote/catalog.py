@@ -75,7 +75,8 @@ class HttpCatalog(Catalog):
         if hello.version > PROTOCOL_VERSION:
             raise Unsupported(
                 "newer_server",
-                f"{self._client.url} speaks version {hello.version}, we {PROTOCOL_VERSION}: upgrade ortet",
+                f"{self._client.url} speaks version {hello.version}, we {PROTOCOL_VERSION}: "
+                "upgrade ortet",
             )
         return hello
 
@@ -290,6 +291,7 @@ class HttpCatalog(Catalog):
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise Unavailable(
                 "bad_answer",
-                f"{self._client.url} answered what cannot be read ({error}): check the address, and "
+                f"{self._client.url} answered what cannot be read ({error}): check the address, "
+                "and "
                 "that both sides have the same release of ortet",
             ) from error

@@ -134,7 +134,10 @@ class RemoteClient:
         is_retry: bool,
     ) -> RemoteResponse:
         size = len(body) if isinstance(body, bytes) else _size(body)
-        head = f"{verb} {self._base}{path} HTTP/1.1\r\n{self._common_headers}Content-Type: {CONTENT_TYPE}\r\n"
+        head = (
+            f"{verb} {self._base}{path} HTTP/1.1\r\n{self._common_headers}Content-Type: "
+            f"{CONTENT_TYPE}\r\n"
+        )
         head += f"Content-Length: {size}\r\n{RETRY_HEADER}: {int(is_retry)}\r\n"
         head += "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection: socket.socket | None = None

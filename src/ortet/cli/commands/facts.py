@@ -117,13 +117,15 @@ def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = Fal
     if not id_:
         raise NotFound(
             "no_fact",
-            f"{view.name} knows no fact {fact_id!r}: `ortet facts ls {view.name} --past` lists them",
+            f"{view.name} knows no fact {fact_id!r}: `ortet facts ls {view.name} --past` lists "
+            "them",
         )
     found = view.fact(id_)
     if must_be_believed and found.ended:
         raise NotFound(
             "no_fact",
-            f"{id_suffix(id_)} was given up on {output.format_time(found.ended)}: `ortet facts history "
+            f"{id_suffix(id_)} was given up on {output.format_time(found.ended)}: `ortet facts "
+            "history "
             f"{id_suffix(id_)} -s {view.name}` shows what became of it",
         )
     return found

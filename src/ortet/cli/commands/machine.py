@@ -314,7 +314,10 @@ def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> 
 
 
 def _ended_line(machine: dict[str, Any]) -> str:
-    return f"{machine['name']} ended, at {output.short_id(machine['oid']) if machine['oid'] else 'no commit'}"
+    return (
+        f"{machine['name']} ended, at "
+        f"{output.short_id(machine['oid']) if machine['oid'] else 'no commit'}"
+    )
 
 
 @verb()

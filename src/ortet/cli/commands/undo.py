@@ -172,7 +172,10 @@ def _lines(call: CliCall, direction: str, undone: UndoResult, *, dry_run: bool) 
     yield from output.change_lines(undone.changes[:_MAX_CHANGES_SHOWN], call.paint)
     if len(undone.changes) > _MAX_CHANGES_SHOWN:
         was, to = output.short_id(undone.was), output.short_id(undone.restored.to)
-        yield f"  and {len(undone.changes) - _MAX_CHANGES_SHOWN} more: `ortet diff {was} {to}` lists them"
+        yield (
+            f"  and {len(undone.changes) - _MAX_CHANGES_SHOWN} more: `ortet diff {was} {to}` "
+            "lists them"
+        )
     if undone.events > 0:
         yield f"the mind goes back by {output.plural(undone.events, 'event')}"
     if undone.kept and undone.steps[0].detail != UNCOMMITTED_MESSAGE:

@@ -139,7 +139,10 @@ def _what(kind: str, data: dict[str, Any]) -> str:
         case "begun":
             key = f" key {data['key']}" if data.get("key") else ""
             command = f": {words}" if (words := command_text(data)) else ""
-            return f"{data.get('name', '')} ({data.get('replay', '')}){key}, {_short_id(data)}{command}"
+            return (
+                f"{data.get('name', '')} ({data.get('replay', '')}){key}, "
+                f"{_short_id(data)}{command}"
+            )
         case "ended":
             return f"{_short_id(data)} {data.get('state', '')} {data.get('error', '')}".strip()
         case "compaction":

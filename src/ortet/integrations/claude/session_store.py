@@ -336,7 +336,8 @@ class OrtetSessionStore(SessionStore):
             files.close()
             raise Conflict(
                 "workspace_taken",
-                f"session {other.name!r} works in {self._workspace_path} already, and its commits hold the "
+                f"session {other.name!r} works in {self._workspace_path} already, and its commits "
+                "hold the "
                 "files: leave workspace= out, or remove that session",
             )
         return files

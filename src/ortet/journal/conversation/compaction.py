@@ -139,7 +139,8 @@ def recover_messages(
     ):
         raise Corrupt(
             "bad_compaction",
-            f"messages {compaction.first} to {compaction.last} are not those that compaction {compaction.seq} left "
+            f"messages {compaction.first} to {compaction.last} are not those that compaction "
+            f"{compaction.seq} left "
             "out: run `ortet verify`",
             seq=compaction.seq,
         )

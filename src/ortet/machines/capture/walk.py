@@ -245,7 +245,8 @@ class ScanWalk:
     def _process_changes(self, frame: DirectoryScan, changes: DirectoryChanges) -> None:
         node = frame.node
         jobs = []
-        changes.changed.sort()  # by name: like files then lie side by side in a pack, and shrink more
+        # by name: like files then lie side by side in a pack, and shrink more
+        changes.changed.sort()
         for name, st in changes.changed:
             was = node.stats.get(name, ())
             raw = os.fsencode(name)

@@ -62,7 +62,8 @@ class InitConnection:
         if len(data) > ipc.MAX_REQUEST_BYTES:
             raise Invalid(
                 "too_large",
-                f"the command and its environment have more than {ipc.MAX_REQUEST_BYTES >> 20} MiB, and no "
+                f"the command and its environment have more than {ipc.MAX_REQUEST_BYTES >> 20} "
+                "MiB, and no "
                 "system takes that: put it into a file, or give it as stdin",
             )
         tries = 0

@@ -105,7 +105,8 @@ def require_same_workspace_path(mounts: Collection[str], workspace_path: str) ->
     if workspace_path not in mounts:
         raise Conflict(
             "other_place",
-            f"the processes of this commit had their workspace in another directory than {workspace_path}: "
+            "the processes of this commit had their workspace in another directory than "
+            f"{workspace_path}: "
             "restore the files alone with only={'files'} (`--only files`), or go on in a machine "
             "of that directory",
         )

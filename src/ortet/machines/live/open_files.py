@@ -130,7 +130,8 @@ class OpenFilesCapture:
         if st.st_size > _MAX_FILE_BYTES:
             raise Conflict(
                 "cannot_freeze",
-                f"a process has {where.relative_to(self._machine_root)} open, {st.st_size} bytes that "
+                f"a process has {where.relative_to(self._machine_root)} open, {st.st_size} bytes "
+                "that "
                 "commits leave out: keep such a file on the host, take it out of .ortetignore, or "
                 "stop the process",
             )

@@ -42,7 +42,10 @@ def add_ignored_layer(
             place, root, context.trees, writer=writer, put_file=Copier(max_bytes=MAX_COPIED_BYTES)
         )
 
-    name = f"{IGNORED_LAYER_PREFIX}{ignored.digest()}-{context.objects.hasher.oid(root.data).hex()[:16]}"
+    name = (
+        f"{IGNORED_LAYER_PREFIX}{ignored.digest()}-"
+        f"{context.objects.hasher.oid(root.data).hex()[:16]}"
+    )
     try:
         nothing = replace(root, data=empty.oid, cid=empty.cid)
         place = context.layer_store.ensure_layer(name, nothing, fill, shared=False)
@@ -79,7 +82,8 @@ def _was_not_copied(
 
 def _not_copied_loss(file: IgnoredFile) -> Loss:
     why = (
-        f"commits leave it out, and with it forks would get more than {MAX_COPIED_BYTES} bytes of such files: "
+        f"commits leave it out, and with it forks would get more than {MAX_COPIED_BYTES} bytes of "
+        "such files: "
         "copy it where it is needed"
     )
     return Loss(os.fsdecode(file.path), "ignored", why)

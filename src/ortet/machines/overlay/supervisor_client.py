@@ -93,7 +93,8 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=environ_without_vault_key(),  # what runs in a machine can read that of its pid 1
+                # what runs in a machine can read that of its pid 1
+                env=environ_without_vault_key(),
                 start_new_session=True,
             )
         self._sock, self._stop = ours, weakref.finalize(self, _stop_zygote, ours, process)

@@ -41,7 +41,8 @@ class StagingDirectory:
         )
         try:
             if not self.is_inside_dest or not _exists(self._name, self._parent_fd):
-                self._check_dest_empty()  # before anything is made; else a leftover hides what is ours
+                # before anything is made; else a leftover hides what is ours
+                self._check_dest_empty()
             self.fd = self._claim()
             self._check_dest_empty()
         except BaseException:

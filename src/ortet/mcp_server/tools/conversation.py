@@ -286,7 +286,8 @@ class ContextToolResult(ToolResult, frozen=True):
 
         return join_lines(
             *(
-                f"[{output.safe(one.role)}] {output.safe(text_of(one.content), keep=_KEPT_WHITESPACE)}"
+                f"[{output.safe(one.role)}] "
+                f"{output.safe(text_of(one.content), keep=_KEPT_WHITESPACE)}"
                 for one in self.messages
             ),
             "" if self.messages else "nothing was said yet",

@@ -130,7 +130,8 @@ def check_size(name: str, size: int) -> None:
     if size > MAX_CONTENT_BYTES:
         raise Refused(
             "too_large",
-            f"{name} has {output.format_size(size)}, and an answer holds {output.format_size(MAX_CONTENT_BYTES)}: read it "
+            f"{name} has {output.format_size(size)}, and an answer holds "
+            f"{output.format_size(MAX_CONTENT_BYTES)}: read it "
             "in the workspace, or with `ortet show` or `ortet artifact get`",
             size=size,
             largest=MAX_CONTENT_BYTES,

@@ -113,6 +113,7 @@ def _check_embedder_object(embedder: Any) -> None:
     if not isinstance(name, str) or not name or not callable(getattr(embedder, "embed", None)):
         raise Invalid(
             "bad_embedder",
-            f"{type(embedder).__name__} is no embedder: give it a name, which is text and says which "
+            f"{type(embedder).__name__} is no embedder: give it a name, which is text and says "
+            "which "
             "model it is, and a method embed(texts)",
         )

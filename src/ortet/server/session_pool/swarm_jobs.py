@@ -61,7 +61,8 @@ class SwarmJobs:
         if full:
             raise Unavailable(
                 "too_many_swarms",
-                f"{MAX_SWARMS} swarms are driven here, or the server stops: try again, or ask another",
+                f"{MAX_SWARMS} swarms are driven here, or the server stops: try again, or ask "
+                "another",
             )
         Thread(target=self._run_job, args=(drive, run), name="ortet-swarm", daemon=True).start()
         drive.is_started.wait()
@@ -77,7 +78,8 @@ class SwarmJobs:
         if target != _RAY:
             raise Invalid(
                 "bad_place",
-                f"on={target[:100]!r}: say 'ray' for the cluster of this server, or nothing for its "
+                f"on={target[:100]!r}: say 'ray' for the cluster of this server, or nothing for "
+                "its "
                 "host; an address is for who starts it to give (--ray)",
             )
         if not self.ray_address:

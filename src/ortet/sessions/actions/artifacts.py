@@ -151,7 +151,8 @@ def check_name(name: str | os.PathLike[str]) -> str:
     why = f"it has {odd!r} in it; give" if odd else f"it has {len(name)} characters; give"
     raise Invalid(
         "bad_name",
-        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_MAX_NAME_LENGTH} that can be printed",
+        f"{name[:100]!r} cannot name an artifact: {why} 1 to {_MAX_NAME_LENGTH} that can be "
+        "printed",
     )
 
 

@@ -108,7 +108,8 @@ def check_collaboration(
     if len(data.get("text", "")) > _MAX_TEXT_LENGTH:
         raise Invalid(
             "payload_too_large",
-            f"a text of more than {_MAX_TEXT_LENGTH} characters: keep it as an artifact and give its "
+            f"a text of more than {_MAX_TEXT_LENGTH} characters: keep it as an artifact and give "
+            "its "
             "name",
         )
     status = data.get("status", DRAFT)

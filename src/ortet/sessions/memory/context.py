@@ -137,7 +137,10 @@ def _recalled_messages(
     found: dict[str, str] = {}
     for hit in view.recall(query, _RECALL_LIMIT // 3, tiers=("working",)):
         if hit.source.seq not in there:
-            line = f"- {_date(hit.time)} {one_line(hit.role, 40)}: {one_line(hit.text, _MAX_LINE_CHARS)}"
+            line = (
+                f"- {_date(hit.time)} {one_line(hit.role, 40)}: "
+                f"{one_line(hit.text, _MAX_LINE_CHARS)}"
+            )
             found.setdefault(hit.text, line)
     return found
 

@@ -83,7 +83,8 @@ def _check(config: Message) -> None:
     if config["version"] != ortet_version():
         raise Invalid(
             "other_version",
-            f"ortet {ortet_version()} is installed there and {config['version']} here: install the same",
+            f"ortet {ortet_version()} is installed there and {config['version']} here: install "
+            "the same",
         )
     if config["host"] and config["host"] != host_id():
         raise store_not_shared(config["root"])

@@ -165,7 +165,8 @@ class RayServer:
         except self._ray.exceptions.GetTimeoutError as error:
             raise Unavailable(
                 "no_node",
-                f"no node of the cluster has loaded the task and opened the store in {_NODE_CHECK_SECONDS:g} s: "
+                "no node of the cluster has loaded the task and opened the store in "
+                f"{_NODE_CHECK_SECONDS:g} s: "
                 "`ray status` tells whether nodes live and are free; see that they reach the store",
             ) from error
         except Exception as error:

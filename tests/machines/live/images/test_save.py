@@ -300,23 +300,23 @@ from ortet.backends.local.bucket import FileBucket
 from ortet._util.codec import Hasher
 from ortet.ids import SystemClock
 from ortet.machines.live.host_compat import this_host
-from ortet.machines.live.images.save import keep
-from ortet.machines.live.images.load import restore_to
-from ortet.objects.store import LocalObjects
+from ortet.machines.live.images.save import save_images
+from ortet.machines.live.images.load import restore_images
+from ortet.objects.store import LocalObjectStore
 
 def peak():
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmHWM:")[1].split()[0])
 
 store, images = map(Path, sys.argv[1:])
-objects = LocalObjects(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
 before = peak()
 kept = None
 for _ in range(2):
     with objects.writing():
-        kept = keep(objects, images, kept, host=this_host(""))
+        kept = save_images(objects, images, kept, host=this_host(""))
         objects.flush()
-restore_to(objects, kept.oid, images.with_name("again"))
+restore_images(objects, kept.oid, images.with_name("again"))
 objects.close()
 print(peak() - before)
 """

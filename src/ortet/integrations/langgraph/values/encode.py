@@ -229,7 +229,8 @@ class ValueEncoder:
 def _not_serialisable_error(subject: str, value: Any, error: Exception, **details: str) -> Invalid:
     return Invalid(
         "not_serialisable",
-        f"{subject} cannot be stored ({type(error).__name__}: {error}): keep data in the state, not "
+        f"{subject} cannot be stored ({type(error).__name__}: {error}): keep data in the state, "
+        "not "
         f"open things, or give OrtetSaver a serde that knows {type(value).__name__}",
         **details,
     )

@@ -55,7 +55,8 @@ def dump_error(error: CriuError) -> OrtetError:
         )
     return Conflict(
         "cannot_freeze",
-        f"CRIU could not freeze this machine ({_summarize(said)}); its processes go on: stop the one "
+        f"CRIU could not freeze this machine ({_summarize(said)}); its processes go on: stop the "
+        "one "
         "that it names, or commit when it has ended",
     )
 
@@ -63,7 +64,8 @@ def dump_error(error: CriuError) -> OrtetError:
 def restore_error(error: CriuError) -> Conflict:
     return Conflict(
         "cannot_restore",
-        f"CRIU could not bring the processes back ({_summarize(log_errors(error.log))}): restore the "
+        f"CRIU could not bring the processes back ({_summarize(log_errors(error.log))}): restore "
+        "the "
         "files alone with only={'files'}, or on the host that made the commit",
     )
 
