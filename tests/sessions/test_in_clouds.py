@@ -43,7 +43,7 @@ def test_sessions_forks_files_and_sweep_work_across_hosts_with_a_cloud_bucket(
         with one.writing():  # what no head and no event leads to
             garbage = one.objects.put(Kind.BLOB, os.urandom(50_000))
             one.objects.flush()
-    with one.objects.promising("remote"):
+    with one.objects.with_durability("remote"):
         pass  # waits until the bucket has everything that is queued: close() does not
     one.close()
     two = host("two")

@@ -262,12 +262,14 @@ from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.objects.store import LocalObjectStore
 store, name, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+bucket = FileBucket(store / "bucket")
+objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 home = store / "local/machines" / name
 machine = engine.open(MachineSpec(id=name, home=home, path=work, image=from_hex(sys.argv[4])))
 machine.run("echo changed > file; echo new > new; rm -r dir; mkdir dir; sleep 1000 &")
-print(json.dumps({"pid": int(machine.path.parts[2]), "image": machine.snapshot().hex()}), flush=True)
+image = machine.snapshot().hex()
+print(json.dumps({"pid": int(machine.path.parts[2]), "image": image}), flush=True)
 sys.stdin.read()
 import time
 time.sleep(1000)

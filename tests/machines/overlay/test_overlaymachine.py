@@ -30,7 +30,8 @@ from ortet.machines.base import MachineSpec
 from ortet.machines.overlay.engine import OverlayEngine
 from ortet.objects.store import LocalObjectStore
 store, work, verb = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+bucket = FileBucket(store / "bucket")
+objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 engine = OverlayEngine(objects, Trees(objects), SystemClock(), root=store)
 
 def spec(name):

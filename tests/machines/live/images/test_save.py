@@ -309,7 +309,8 @@ def peak():
     return int(text.split("VmHWM:")[1].split()[0])
 
 store, images = map(Path, sys.argv[1:])
-objects = LocalObjectStore(store, FileBucket(store / "bucket"), hasher=Hasher(), clock=SystemClock())
+bucket = FileBucket(store / "bucket")
+objects = LocalObjectStore(store, bucket, hasher=Hasher(), clock=SystemClock())
 before = peak()
 kept = None
 for _ in range(2):
