@@ -1,4 +1,4 @@
-"""Modules of machines/standalone run as scripts: they import the standard library and one another."""
+"""Modules of machines/standalone run as scripts: only the standard library is there for them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
             directory=str(place.directory) if place is not None else None,
         )
 
-    return paginate(heads, ask, lambda head: head.name).map_items(told)
+    return paginate(heads, ask, lambda head: head.name).map_items(branch_info)
 
 
 class MakeRef(OperationRequest, frozen=True):
