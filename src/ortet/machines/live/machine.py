@@ -79,7 +79,7 @@ class LiveMachine(LiveKernelLayers):
         processes: bytes = b"",
         hook_kind: str = "",
     ) -> None:
-        super().__init__(context, spec, home, standing=layout, fork=fork)
+        super().__init__(context, spec, home, layout=layout, fork=fork)
         self._dump_to_restore = processes  # what it begins with
         self._hook_kind = hook_kind  # what is run in it then
         self._saved_images: SavedImages | None = None  # what the next dump is compared with
