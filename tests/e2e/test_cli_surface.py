@@ -199,7 +199,7 @@ class TestErrors:
         (broken / "sitecustomize.py").write_text(
             "import ortet.cli.call as call\n"
             "def workspace(self, name=None): raise KeyError('oops')\n"
-            "call.Call.workspace = workspace\n"
+            "call.CliCall.workspace = workspace\n"
         )
         env = {"PYTHONPATH": str(broken)}
         done = ortet("status", cwd=proj, code=1, env=env)

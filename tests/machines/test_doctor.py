@@ -70,7 +70,7 @@ from pathlib import Path
 from ortet.machines.overlay.supervisor_client import Zygote
 from ortet.machines.standalone.syscalls import is_privileged
 from ortet.machines.overlay.probe import probe_overlay
-zygote = Zygote(user=not is_privileged())
+zygote = Zygote(rootless=not is_privileged())
 (found,) = probe_overlay(Path(sys.argv[1]), zygote)
 zygote.close()
 print(found.ok, found.detail, found.fix, sep="\\n")

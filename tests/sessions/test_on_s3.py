@@ -145,7 +145,7 @@ def test_commits_one_after_the_other_are_owed_once(
     monkeypatch.setattr(upload_queue, "_QUIET_SECONDS", WAIT)
     hub, other = host("one"), host("two")
     told: list[str] = []
-    for verb in ("tell", "done"):
+    for verb in ("announce", "clear"):
         real = getattr(PendingUploadTable, verb)
 
         def call(*args: Any, verb: str = verb, real: Any = real) -> None:
@@ -159,10 +159,10 @@ def test_commits_one_after_the_other_are_owed_once(
             s.say("user", str(number))
             s.commit(durable="local")
             eventually(lambda: not hub.objects.queued().objects, _UPLOAD)
-        assert told == ["tell"]
+        assert told == ["announce"]
         assert list_pending_uploads(other.catalog)
     hub.close()
-    assert told == ["tell", "done"]
+    assert told == ["announce", "clear"]
     assert not list_pending_uploads(other.catalog)
 
 

@@ -71,7 +71,7 @@ def test_erased_message_is_not_returned_from_an_unreachable_cache(
         with one.session("s") as session:
             event = session.say("user", "a secret thing")
         assert "secret" in str(two.get("s").working())
-        one.cache._link._again = time.monotonic() + WAIT  # type: ignore[attr-defined]
+        one.cache._client._retry_at = time.monotonic() + WAIT  # type: ignore[attr-defined]
         one.erase("s", seqs=[event.seq])
         for hub in (one, two):
             assert "secret" not in str(hub.get("s").working())

@@ -96,7 +96,7 @@ def test_a_sweep_waits_for_writes_that_began_before(host: OpenAs, schema: str) -
         one.sweep(min_garbage=0.0)
         done.set()
 
-    before = two.catalog.epochs.ask()  # type: ignore[attr-defined]
+    before = two.catalog.epochs.refresh()  # type: ignore[attr-defined]
     options = f"-csearch_path={schema}"
     with (
         psycopg.connect(shared().url(), options=options) as writer,

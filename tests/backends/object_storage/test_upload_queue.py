@@ -173,7 +173,7 @@ import sys, time
 from pathlib import Path
 from ortet.backends.object_storage.bucket import S3Bucket
 from ortet.backends.object_storage.upload_queue import QueuedBucket
-bucket = QueuedBucket(S3Bucket(sys.argv[1], patience=0.2), Path(sys.argv[2]))
+bucket = QueuedBucket(S3Bucket(sys.argv[1], retry_seconds=0.2), Path(sys.argv[2]))
 for number in range(3):
     bucket.put(f"packs/{number}", bytes([number]) * 100_000)
 print("put", flush=True)

@@ -53,9 +53,9 @@ objects = LocalObjectStore(
     Path(store), FileBucket(Path(store) / "bucket"), hasher=Hasher(), clock=SystemClock()
 )
 if verb == "export":
-    bundle.export(objects, {"main": from_hex(oid)}, references, Path(path))
+    bundle.export_bundle(objects, {"main": from_hex(oid)}, references, Path(path))
 else:
-    bundle.import_(objects, Path(path), references)
+    bundle.import_bundle(objects, Path(path), references)
     objects.flush()
 """
 

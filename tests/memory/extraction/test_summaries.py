@@ -151,7 +151,7 @@ def test_a_summary_is_the_same_in_every_process() -> None:
     program = (
         "from ortet.memory.extraction.summaries import *\n"
         "words = ['lexer', 'token', 'grammar', 'parser', 'release', 'deadline', 'host', 'login']\n"
-        "turns = [Turn('u', ' '.join(words[(n * k) % 8] for k in range(1, 7)) + f' {n}.')"
+        "turns = [SpokenTurn('u', ' '.join(words[(n * k) % 8] for k in range(1, 7)) + f' {n}.')"
         " for n in range(300)]\n"
         "print(summarise(turns, 700))"
     )

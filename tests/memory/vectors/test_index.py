@@ -94,7 +94,7 @@ class TestExactly:
         vectors = opened(Hashing())
         near = told.ask(vectors, "text 17", EventSpan("a", 4, 9), limit=100)
         assert sorted(seq for _, seq, _ in near.places) == [5, 6, 7, 8, 9]
-        asked = vectors.over(told.index, told.news)
+        asked = vectors.ranker(told.index, told.news)
         near = asked.rank([told.span("a")], [TIERS[1]], "text 17", 100)
         assert sorted(seq for _, seq, _ in near.places) == list(range(1, 31, 3))
         assert told.ask(vectors, "q", EventSpan("a", 0, 30), limit=0).places == []
@@ -119,7 +119,7 @@ class TestExactly:
     ) -> None:
         told.tell("b", *(f"other {n}" for n in range(50)))
         embedder = Hashing()
-        vectors = opened(embedder, room=100)
+        vectors = opened(embedder, max_bytes=100)
         first = told.ask(vectors, "q", told.span("a"))
         told.ask(vectors, "q", told.span("b"))
         assert told.ask(vectors, "q", told.span("a")) == first
@@ -302,7 +302,7 @@ class TestEmbeddersThatFail:
         def closed(span: EventSpan, after: int) -> Any:
             raise OSError("the session was closed")
 
-        asked = vectors.over(told.index, closed)
+        asked = vectors.ranker(told.index, closed)
         near = asked.rank([told.span("a")], TIERS, "q", 5)
         assert near.status == "failed: OSError: the session was closed"
         clock.advance(SECOND)
@@ -522,8 +522,8 @@ class TestTheFile:
             "import sys; from pathlib import Path; from tests.memory.embedding import *\n"
             "told = Told(Path(sys.argv[1]) / sys.argv[2])\n"
             "told.tell('a', *(f'text {n}' for n in range(1, 1001)))\n"
-            "vectors = LocalSemanticIndex(Path(sys.argv[1]) / 'vectors.db', Hashing(), fill_timeout=WAIT,"
-            " query_timeout=WAIT)\n"
+            "vectors = LocalSemanticIndex(Path(sys.argv[1]) / 'vectors.db', Hashing(),"
+            " fill_timeout=WAIT, query_timeout=WAIT)\n"
             "print(told.ask(vectors, 'q'))\n"
         )
         root = Path(__file__).parents[3]

@@ -56,11 +56,11 @@ def present(store: LocalObjectStore, contents: Sequence[bytes]) -> int:
 def test_a_sweep_removes_only_unreachable_objects(
     open_store: Open, root: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
-    store = open_store(seal_at=40_000)
+    store = open_store(seal_bytes=40_000)
     oids = [commit(store, f"c{n}", noise(n)) for n in range(12)]
     kept = roots(*oids[::3])
     store.close()  # a seal that is still at work has the same bytes twice
-    store = open_store(seal_at=40_000)
+    store = open_store(seal_bytes=40_000)
     before = stored(root)
     report = sweep(store, kept, walk)
     assert report.removed == 8 * 22
@@ -98,7 +98,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(
 def test_a_second_sweep_finds_nothing(
     open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
-    store = open_store(seal_at=40_000)
+    store = open_store(seal_bytes=40_000)
     oids = [commit(store, f"c{n}", noise(n)) for n in range(9)]
     sweep(store, roots(oids[0]), walk)
     again = sweep(store, roots(oids[0]), walk)
@@ -184,7 +184,7 @@ def test_a_full_disk_can_be_swept(
     open_store: Open, small_disk: Path, walk: ReferenceParser, commit: Commit
 ) -> None:
     path = small_disk / "store"
-    store = open_store(path, seal_at=300_000)
+    store = open_store(path, seal_bytes=300_000)
     kept = commit(store, "kept", noise(0))
     store.writer.seal_now()
     for number in range(1, 40):
@@ -318,7 +318,7 @@ def test_a_writer_that_does_not_finish_is_reported(
 def test_readers_go_on_while_packs_are_replaced(
     open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
-    store, reader = open_store(seal_at=40_000), open_store()
+    store, reader = open_store(seal_bytes=40_000), open_store()
     oids = [commit(store, f"c{n}", noise(n)) for n in range(12)]
     store.writer.seal_now()
     reader.pack_set.refresh()
@@ -342,7 +342,7 @@ def test_progress_reaches_its_total(
 def test_threads_of_one_handle_commit_while_it_sweeps(
     open_store: Open, walk: ReferenceParser, commit: Commit
 ) -> None:
-    store = open_store(seal_at=30_000)
+    store = open_store(seal_bytes=30_000)
     heads: dict[int, Oid] = {}
     failures: list[BaseException] = []
 

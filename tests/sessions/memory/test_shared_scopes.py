@@ -417,6 +417,6 @@ class TestBeside:
             b.learn("news", scope="agent")
             b.commit()
             # as if it were killed when it has just moved
-            monkeypatch.setattr(a, "_believe", lambda memory: None)
+            monkeypatch.setattr(a, "_set_shared_memory", lambda memory: None)
             a.adopt(kid)
             assert texts(a) == ["news"]
