@@ -1,9 +1,9 @@
 """Detection of secrets in variables, commands and files before they are stored.
 
-Start with `scanner.SecretScanner`. It knows the secrets of the vault by value. While secrets are
-protected, the object store has a scanner, and code that captures files, links, commands or process
-images calls it before it stores data. `needles.py` searches for a value in all of its encodings.
-`names.py` needs no vault: it guesses from name and value that a variable is a secret.
+Start with `scanner.SecretScanner`. It knows the secrets of the vault by value. Unless the caller
+allows secrets, the object store has a scanner, and code that captures files, links, commands or
+process images calls it before it stores data. `needles.py` searches for a value in all of its
+encodings. `names.py` needs no vault: it guesses from name and value that a variable is a secret.
 
 Invariants:
 

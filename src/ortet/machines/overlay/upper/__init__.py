@@ -1,14 +1,16 @@
-"""Snapshot of the upper layer of an overlay mount.
+"""Snapshot of the upper directory of an overlay mount.
 
-Start with `scanner.py`. The upper layer holds only what changed above the lower layers: new files,
-whiteouts for removed names, and directories. This package translates them into changes of the tree
-of the lower layers. `tree.py` keeps the result, `inotify.py` tells which directories changed since
-the last snapshot, and `fd_cache.py` keeps directories open.
+Start with `scanner.UpperScanner`. The upper directory holds only what changed above the lower
+layers: new files, whiteouts for removed names, and directories. This package applies these changes
+to the tree of the lower layers. `tree.py` keeps what the last scan found, `entry.py` captures one
+name, `inotify.py` tells which directories changed, and `fd_cache.py` keeps files open.
 
 Invariants:
 
   - The result equals a full scan of the merged view.
-  - Only names that may have changed since the last snapshot are read.
+  - Only names that may have changed since the last scan are read. Where changes cannot be watched,
+    the stat of every name is compared.
+  - A failed scan forgets nothing: the same changes are read again by the next one.
 
-This package may import `machines.capture`, `machines.dirfd`, and the layers below `machines`.
+This package may import `machines.capture`, `machines.base`, and the layers below `machines`.
 """
