@@ -40,7 +40,7 @@ def map_in_two_processes(
         first = [work(job) for job in jobs[:cut]]
         rest = _read(ours, len(jobs) - cut)
     finally:
-        os.close(ours)  # a child that still writes gets SIGPIPE
+        os.close(ours)  # a child that still writes gets EPIPE and exits
         os.waitpid(child, 0)
     return first + ([work(job) for job in jobs[cut:]] if rest is None else rest)
 

@@ -203,7 +203,7 @@ def _merge_dirty(before: DirtyPaths | None, after: DirtyPaths | None) -> DirtyPa
 def _has_state_changes(dirty: DirtyPaths, is_ignored: Callable[[bytes, bool], bool]) -> bool:
     """Return True if a path changed that is state.
 
-    A directory itself is not reported; its names are.
+    Every name is checked as a file. A change inside a directory is also reported for its names.
     """
     for path, some in dirty.names.items():
         if not some or not all(is_ignored(join_path(path, name), False) for name in some):

@@ -85,8 +85,8 @@ class StatIndex:
         """Record that `path` (b"" is the root) is now `entry` and has the stat `st` on disk.
 
         Record a directory after its content. Its entry must name exactly the tree that results from
-        the previous tree and all names recorded and forgotten since. Metadata of `entry` that could
-        not be applied to the disk stays part of the state.
+        the previous tree and all names recorded and forgotten since. Names and metadata of that
+        tree that could not be created on disk stay part of the state.
         """
         was = self.stat_with_marks(st, entry)
         node = self._node(path) if entry.is_dir else None

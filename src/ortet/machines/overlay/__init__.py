@@ -8,8 +8,8 @@ the store, `mount_plan.py` computes the mounts, and `upper/` takes a snapshot of
 
 Invariants:
 
-  - A snapshot reads the upper directory only, so its cost depends on the number of changes. Only if
-    ignore rules changed, all files are scanned.
+  - A snapshot reads the upper directory only, so its cost depends on the number of changes. All
+    files are scanned only if ignore rules changed or trees of the layers are not in the store.
   - A complete layer is never changed.
   - A fork shares the layers of its parent. Neither sees later changes of the other.
   - The layout of a machine (`home.LayerLayout`) is replaced as a whole, so a crash leaves the old

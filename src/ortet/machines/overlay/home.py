@@ -141,9 +141,7 @@ class MachineHome:
         self._write_upper(upper, stack, layer_store)
         self.make_empty_dir(work)
         note = self.path / f"{_KERNEL_LAYER}stack-{stack.layers[0]}"
-        if (
-            not note.exists()
-        ):  # one for all kernels on this stack; it stays until the machine closes
+        if not note.exists():  # shared by all kernels on this stack; kept until the machine closes
             note.write_bytes(encode(stack))
         return upper, work
 

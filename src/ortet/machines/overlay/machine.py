@@ -32,9 +32,7 @@ from ortet.objects.base import Kind
 
 _ROOT_LINK = "root"
 _STAGE = "stage"
-_MAX_REWRITTEN_NAMES = (
-    200  # above this many differences, other layers are faster than writing files
-)
+_MAX_REWRITTEN_NAMES = 200  # with more differences, other layers are faster than writing files
 _MAX_PRIVATE_STACK_DEPTH = 60  # for a machine with layers that hold ignored files
 
 
@@ -84,9 +82,7 @@ class OverlayMachineBase(Machine):
         self._was_busy = False  # at the last snapshot
         self._closed = False
         self._snapshotter: OverlaySnapshotter | None = None
-        self._paused_stack: LayerStack | None = (
-            None  # set while unmounted: the layers to continue with
-        )
+        self._paused_stack: LayerStack | None = None  # while unmounted: the layers to mount
         self._process: MachineProcess | None = None
 
     # Start and close.

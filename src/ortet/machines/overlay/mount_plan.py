@@ -25,32 +25,13 @@ MountStep = dict[str, Any]
 EPHEMERAL_DIRS = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
 """Never state: temporary by convention, or without real files."""
 
-# Not for files: a machine sees those of the host, read-only.
-_PSEUDO = frozenset(
-    (
-        "autofs",
-        "binfmt_misc",
-        "bpf",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "debugfs",
-        "devpts",
-        "devtmpfs",
-        "efivarfs",
-        "fusectl",
-        "hugetlbfs",
-        "mqueue",
-        "nsfs",
-        "proc",
-        "pstore",
-        "rpc_pipefs",
-        "securityfs",
-        "selinuxfs",
-        "sysfs",
-        "tracefs",
-    )
-)
+# File systems without real files: a machine sees those of the host, read-only.
+# fmt: off
+_PSEUDO = frozenset((
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
+    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore",
+    "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+))
 # fmt: on
 _VOLATILE = frozenset(("tmpfs", "ramfs"))
 _MACHINE_MOUNTS = ("/dev", "/proc", "/sys")  # created or bound as a whole

@@ -126,10 +126,7 @@ class OverlayMachine(OverlayKernelHost):
         with self._context.layer_store.prevent_prune():
             stack = self._shared_stack(image)
             losses: list[Loss] = []
-            if stack not in (
-                self._layout.stack,
-                self._paused_stack,
-            ):  # then the stack has no ignored files
+            if stack not in (self._layout.stack, self._paused_stack):  # it has no ignored files
                 stack, losses = add_ignored_layer(self._context, stack, self._ignored_files())
             standing = LayerLayout(1, stack, image.system, self._layout.ignoring)
             try:

@@ -19,7 +19,9 @@ from ortet.errors import Invalid, OrtetError, Unavailable, Unsupported
 from ortet.machines.command import environ_without_vault_key
 from ortet.machines.standalone import ipc
 
-_START_TIMEOUT_SECONDS = 30.0  # a start takes milliseconds, longer on a host that swaps
+_START_TIMEOUT_SECONDS = (
+    30.0  # a start takes milliseconds, but it may take much longer on a host that swaps
+)
 
 
 class MachineProcess(Protocol):

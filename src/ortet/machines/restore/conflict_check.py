@@ -214,9 +214,7 @@ class ChangeGuard:
         if self._mark(path) & NOT_APPLIED:
             same = found.content == entry.content and found.size == entry.size
         else:
-            same = (
-                replace(found, holes=entry.holes) == entry
-            )  # holes disappear as blocks are allocated
+            same = replace(found, holes=entry.holes) == entry  # allocating blocks removes holes
         return entry if same else None
 
     def _capture(self, path: bytes, now: os.stat_result) -> TreeEntry | None:

@@ -1,9 +1,10 @@
 """Detection of secrets in variables, commands and files before they are stored.
 
-Start with `scanner.SecretScanner`. It knows the secrets of the vault by value. Unless the caller
-allows secrets, the object store has a scanner, and code that captures files, links, commands or
-process images calls it before it stores data. `needles.py` searches for a value in all of its
-encodings. `names.py` needs no vault: it guesses from name and value that a variable is a secret.
+Start with `scanner.SecretScanner`. It knows the secrets of the vault and of the environment by
+value. While a hub writes, its object store has a scanner, unless the caller allows secrets. Code
+that captures files, links, commands or process images calls it before it stores data. `needles.py`
+searches for a value in all of its encodings. `names.py` does not know values: it guesses from name
+and form that a variable is a secret.
 
 Invariants:
 

@@ -103,11 +103,7 @@ class SecretScanner:
         """
         try:
             data = encode(value)
-        except (
-            OrtetError,
-            TypeError,
-            ValueError,
-        ):  # the code that stores the value reports the error
+        except (OrtetError, TypeError, ValueError):  # the code that stores it reports the error
             return value
         return self._redact_value(value) if self._all_patterns.find(data) else value
 

@@ -7,10 +7,12 @@ name, `inotify.py` tells which directories changed, and `fd_cache.py` keeps file
 
 Invariants:
 
-  - The result equals a full scan of the merged view.
+  - The result equals a full scan of the merged view, unless `has_changed_rules` is True. Then the
+    caller must do a full scan.
   - Only names that may have changed since the last scan are read. Where changes cannot be watched,
     the stat of every name is compared.
   - A failed scan forgets nothing: the same changes are read again by the next one.
 
-This package may import `machines.capture`, `machines.base`, and the layers below `machines`.
+This package may import `machines.capture`, `machines.base`, `machines.dirfd`, and the layers below
+`machines`.
 """

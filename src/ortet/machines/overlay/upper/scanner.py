@@ -107,7 +107,10 @@ class UpperScanner(UpperTree):
         self._changed_dirs, self._changed_files, self._written_fds = set(), {}, set()
 
     def hardlink_groups(self, below: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """Hardlink groups of the merged directory, given those of the layers below."""
+        """Return the hardlink groups of the merged directory.
+
+        `below` are the groups of the lower layers.
+        """
         return merge_hardlink_groups(self.root, self.linked_inodes, below)
 
     # Comparing.
