@@ -29,8 +29,8 @@ Network = Literal["none", "outbound", "host"]
 class Result(msgspec.Struct, frozen=True):
     """The result of a command.
 
-    A timeout has exit code 124 and `timed_out`. A command that signal n killed has exit code 128 +
-    n.
+    A timeout has exit code 124 and `timed_out`. A command that was killed by signal n has exit code
+    128 + n.
     """
 
     exit_code: int

@@ -97,8 +97,6 @@ class MovedDirectories:
         node = above.dirs.pop(name, None) if above is not None else None
         if above is None or node is None:
             return None
-        above.put(
-            name, (*above.stats[name][:9], RACY)
-        )  # so that it is compared again at its old place
+        above.put(name, (*above.stats[name][:9], RACY))  # so that the old place is compared
         self._index.links = None
         return node

@@ -57,9 +57,7 @@ class InotifyWatch:
         self._dirs: dict[bytes, int] = {}
         self._files: dict[bytes, int] = {}
         self._open_for_write: set[bytes] = set()
-        self._undrained: DirtyPaths | None = DirtyPaths(
-            {}
-        )  # kept by wait_for_changes; None: anything may have changed
+        self._undrained: DirtyPaths | None = DirtyPaths({})  # None: anything may have changed
         self.broken_reason = ""
         self._pid = os.getpid()
 

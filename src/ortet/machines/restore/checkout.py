@@ -111,9 +111,7 @@ class StagingDirectory:
         except FileNotFoundError:
             return
         except OSError:
-            remove_tree(
-                self._parent_fd, self._name
-            )  # not a directory, so it is not a leftover of ours
+            remove_tree(self._parent_fd, self._name)  # no directory, so not our leftover
             return
         try:
             if not _lock(fd):

@@ -47,9 +47,7 @@ class RestoreJournal:
 
     def begin(self, begin: RestoreBegin) -> None:
         self._home.mkdir(parents=True, exist_ok=True)
-        (self._home / "done").unlink(
-            missing_ok=True
-        )  # a previous cleanup was killed at its last step
+        (self._home / "done").unlink(missing_ok=True)  # a killed cleanup may leave it
         self._write("begin", begin)
 
     def write_log(self, log: RestoreLog) -> None:
