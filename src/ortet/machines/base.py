@@ -1,4 +1,4 @@
-"""The seam between what is done with a machine and how: Engine opens, Machine freezes and thaws."""
+"""The contract of every engine: `Engine` opens machines, `Machine` snapshots and restores them."""
 
 from __future__ import annotations
 
@@ -18,47 +18,51 @@ if TYPE_CHECKING:
     from ortet.machines.kernels.host import KernelHost
 
 Command = str | Sequence[str]
-"""A str goes to sh -c, a list is executed."""
+"""A command: a str is passed to `sh -c`, a list is executed directly."""
 
 OutputCallback = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 Network = Literal["none", "outbound", "host"]
-"""What a live machine reaches beside itself: nothing, others, or also loopback of the host."""
+"""Which network a live machine reaches: none, outbound only, or also loopback of the host."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a command ended. A time-out is exit code 124 with timed_out; a signal n is 128 + n."""
+    """The result of a command.
+
+    A timeout has exit code 124 and `timed_out`. A command that was killed by signal n has exit code
+    128 + n.
+    """
 
     exit_code: int
     stdout: str
     stderr: str
     duration: float
     timed_out: bool = False
-    oom: bool = False  # the machine's memory limit was reached and a process of it killed
+    oom: bool = False  # the machine reached its memory limit and a process was killed
 
 
 class Loss(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that did not come back, or could not be captured: never silent."""
+    """One piece of state that could not be captured or restored. Losses are always reported."""
 
     path: str
     what: str  # "owner", "xattr", "device", "unreadable", "system", "process", "connection", ...
     why: str
-    pid: int = 0  # of a process that it concerns, inside the machine
+    pid: int = 0  # the process that the loss is about, as numbered inside the machine
     command: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a thaw or land did. Paths are relative to the workspace, surrogate-escaped."""
+    """The result of a restore or land. Paths are relative to the workspace, surrogate-escaped."""
 
     written: int = 0
     removed: int = 0
     unchanged: int = 0
     losses: list[Loss] = []
-    started: list[str] = []  # services and shells that go on, or were started again
+    started: list[str] = []  # services and shells that continue or were restarted
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """One line of `ortet doctor`: can this host do it, why not, and the one thing to change."""
+    """One line of `ortet doctor`: a feature, whether this host has it, and how to enable it."""
 
     name: str
     ok: bool
@@ -67,7 +71,7 @@ class Capability(msgspec.Struct, frozen=True):
 
 
 class ControlSocket(msgspec.Struct, frozen=True):
-    """Who keeps a machine's programs: what `Indoors` is to be given to ask it."""
+    """The address of the process that keeps a machine's programs, for a control client."""
 
     pid: int
     path: str
@@ -75,10 +79,11 @@ class ControlSocket(msgspec.Struct, frozen=True):
 
 
 class MachineSpec(msgspec.Struct, frozen=True):
-    """What to open. `home` is the machine's own directory in the store, made by the caller.
+    """The description of a machine to open.
 
-    `path` is the workspace as its processes see it. With `image` the machine starts from that image
-    (private files); without, the directory at `path` is the state (in place).
+    `home` is the machine's own directory in the store; the caller creates it. `path` is the
+    workspace as its processes see it. With `image` the machine starts from that image and its files
+    are private. Without `image` the directory at `path` is the state (in place).
     """
 
     id: str
@@ -87,51 +92,65 @@ class MachineSpec(msgspec.Struct, frozen=True):
     image: Oid | None = None
     scope: Literal["workspace", "host"] = "workspace"
     hide: tuple[Path, ...] = ()
-    limits: MachineLimits = MachineLimits()  # of an engine that can: see `ortet doctor`
-    network: Network = "none"  # of an engine whose machines have one of their own
+    limits: MachineLimits = MachineLimits()  # only for engines with limits: see `ortet doctor`
+    network: Network = "none"  # only for engines whose machines have their own network
 
 
 class ChangeNotice(msgspec.Struct, frozen=True):
-    """What was heard of a machine's files. `fresh`: directories are new, of which nothing is heard
-    until they were looked at."""
+    """The result of waiting for file changes.
+
+    `fresh` is True if there are new directories. Changes inside them are reported only after the
+    next snapshot has scanned them.
+    """
 
     changed: bool = False
     fresh: bool = False
 
 
 class Machine(ABC):
-    """A live machine. One thread at a time."""
+    """An open machine. Only one thread may use it at a time."""
 
     engine: str
     path: Path
-    """Where the host can read its files while it is open."""
+    """The directory where the host can read the machine's files while it is open."""
 
     @abstractmethod
     def snapshot(self) -> Oid:
-        """Put the present state into the store, not yet flushed; returns the Image's Oid.
+        """Put the present state into the store, without a flush, and return the Oid of the image.
 
-        O(changes). The same state gives the same Oid. What could not be captured is in `losses`.
+        The cost depends on the number of changes. The same state gives the same Oid. State that
+        could not be captured is listed in `losses`.
         """
 
     def snapshot_files(self) -> Oid:
-        """As freeze, but of the files alone: to compare, not to come back to."""
+        """Snapshot only the files. The result can be diffed but not restored."""
         return self.snapshot()
 
     def wait_for_changes(self, timeout: float, wake_fd: int = -1) -> ChangeNotice | None:
-        """Wait until files changed that are state, since the last look or call of this; at most
-        `timeout` seconds (below 0: forever), or until `wake` can be read. None, at once, where
-        nothing can be heard: then look."""
+        """Wait until files that are state have changed since the last snapshot or call.
+
+        Args:
+            timeout: The longest time to wait, in seconds; below 0 means no limit.
+            wake_fd: A descriptor; the call also returns when it becomes readable.
+
+        Returns:
+            None, immediately, if this machine cannot detect changes: take a snapshot instead.
+        """
         return None
 
     @abstractmethod
     def mark_committed(self, image: Oid) -> None:
-        """The caller has durably committed `image`, the last frozen one: caches may rest on it."""
+        """Tell the machine that `image`, its last snapshot, is durably committed.
+
+        From then on caches may rely on the objects of `image`.
+        """
 
     @abstractmethod
     def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
-        """Make the files equal to `image` (only below `paths` if given), touching what differs.
+        """Make the files equal to `image`, and change only files that differ.
 
-        All or nothing: when it fails, also by kill -9, the old files are back at the next open.
+        If `paths` is given, only files at and below these paths are restored. The restore is all or
+        nothing: if it fails, even by kill -9, the next open restores the old files.
         """
 
     @abstractmethod
@@ -145,8 +164,11 @@ class Machine(ABC):
         stdin: bytes | None = None,
         output: OutputCallback | None = None,
     ) -> Result:
-        """Run to its end with the workspace as working directory; at the time-out it and all its
-        descendants are killed. `output` is called with each chunk as it comes."""
+        """Run a command to its end, with the workspace as working directory.
+
+        At the timeout the command and all of its descendants are killed. `output` is called with
+        each chunk as it arrives.
+        """
 
     def run_with_secrets(
         self,
@@ -156,31 +178,43 @@ class Machine(ABC):
         env: Mapping[str, str | None],
         **options: Any,
     ) -> Result:
-        """The same, with variables that only this command has: no image ever holds them."""
+        """Run a command with secret variables that only this command gets.
+
+        The secrets are never part of an image.
+        """
         return self.run(command, env={**env, **secrets}, **options)
 
     def withheld_variables(self) -> dict[str, str | None]:
-        """Variables of this process that its programs do not get: None each."""
+        """Return the variables of this process that the machine's programs do not get.
+
+        Every value is None, as in `env` of `run`.
+        """
         return {}
 
     def announce_forks(self, specs: Sequence[MachineSpec]) -> None:
-        """These forks of what is frozen next will be asked for: they may begin before it is
-        settled. Nothing: they will not be, and what was begun for them goes."""
+        """Announce forks of the next snapshot.
+
+        The engine may start them before that snapshot is committed. An empty list cancels the
+        announcement and stops anything already started.
+        """
         del specs
 
     @abstractmethod
     def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
-        """Open copies of this machine as of the last settled image, one a spec; all or none."""
+        """Open one copy of this machine for each spec, from the last committed image.
+
+        All or none of the copies are opened.
+        """
 
     def kernel_host(self) -> KernelHost:
-        """Where Python kernels of this machine live."""
+        """Return the host of this machine's Python kernels."""
         raise Unsupported(
             "no_kernel",
             f"a machine of engine {self.engine!r} has no Python kernels: use engine='overlay', or "
             "spawn() an interpreter",
         )
 
-    # programs that go on: what an engine without them refuses, in these words
+    # Programs that outlive a call. An engine without them raises the same error everywhere.
 
     def spawn(
         self,
@@ -193,33 +227,43 @@ class Machine(ABC):
         tty: tuple[int, int] | None = None,
         stdin: bool = False,
     ) -> Job:
-        """Start a program that outlives this call, under a name; with `tty`, (rows, columns), at a
-        terminal of its own. Conflict("name_taken") while another of that name runs."""
+        """Start a named program that outlives this call.
+
+        With `tty`, (rows, columns), the program gets its own terminal. Raises
+        Conflict("name_taken") while another program of that name runs.
+        """
         raise self._no_processes_error()
 
     def job(self, name: str) -> Job:
-        """The program of this name, running or ended."""
+        """Return the program of this name, running or ended."""
         raise self._no_processes_error()
 
     def jobs(self) -> list[JobInfo]:
-        """What was spawned and is remembered."""
+        """Return all programs that were spawned and are still remembered."""
         raise self._no_processes_error()
 
     def ps(self) -> list[ProcessInfo]:
-        """Every process of the machine."""
+        """Return every process of the machine."""
         raise self._no_processes_error()
 
     def expose(self, port: int, at: int = 0) -> int:
-        """Let connections to a loopback port of the host, `at` or any free one, into the machine's
-        `port`, until it closes; returns the port of the host."""
+        """Forward a loopback port of the host to `port` of the machine, until the machine closes.
+
+        Args:
+            port: The port inside the machine.
+            at: The port of the host; 0 takes any free one.
+
+        Returns:
+            The port of the host.
+        """
         raise self._no_processes_error()
 
     def exposed_ports(self) -> dict[int, int]:
-        """Ports of the host that were opened so, by those of the machine."""
+        """Return the exposed ports: port of the machine -> port of the host."""
         return {}
 
     def unexpose(self, port: int) -> None:
-        """Close one again; nothing happens where none leads to that port."""
+        """Close the forward to this port. Do nothing if the port is not exposed."""
         del port
 
     def _no_processes_error(self) -> Unsupported:
@@ -232,22 +276,28 @@ class Machine(ABC):
 
     @property
     def control_socket(self) -> ControlSocket:
-        """Where other processes of this host can ask whoever keeps its programs."""
+        """The address where other processes of this host can reach the machine's programs."""
         raise self._no_processes_error()
 
     @property
     def is_consistent(self) -> bool:
-        """Whether no other process has left its files half-way: then it must be opened anew."""
+        """False if another process crashed while changing this machine's files.
+
+        The machine must then be reopened.
+        """
         return True
 
     @property
     @abstractmethod
     def losses(self) -> list[Loss]:
-        """What the last freeze could not capture."""
+        """The state that the last snapshot could not capture."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop its processes and give back mounts. Files of a private machine stay in its home."""
+        """Stop the machine's processes and release its mounts.
+
+        The files of a private machine stay in its home.
+        """
 
 
 class Engine(ABC):
@@ -257,19 +307,26 @@ class Engine(ABC):
 
     @abstractmethod
     def probe(self) -> list[Capability]:
-        """What it needs of the host, checked for real. All ok: it can be used."""
+        """Test what the engine needs of the host. It is usable if every capability is ok."""
 
     @abstractmethod
     def open(self, spec: MachineSpec) -> Machine:
-        """Unsupported, with the reason and the fix, where the host cannot."""
+        """Open a machine.
+
+        Raises:
+            Unsupported: With the reason and the fix, if this host cannot run the machine.
+        """
 
     def prune(self) -> int:
-        """Remove what it keeps to be fast and no machine rests on; returns how many things went."""
+        """Remove cached data that no machine uses, and return the number of removed items."""
         return 0
 
     @abstractmethod
     def remove(self, home: Path) -> None:
-        """Delete a closed machine's home, leftovers of a crash included."""
+        """Delete the home of a closed machine, including leftovers of a crash."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """End what serves all of its machines, which are closed; it may be used again."""
+        """Stop the processes that serve all machines of this engine.
+
+        The machines must be closed already. The engine may be used again afterwards.
+        """

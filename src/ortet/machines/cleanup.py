@@ -1,5 +1,8 @@
-"""What crashes left of a store on this host: homes of no workspace, half layers, sockets, and
-processes and mounts of machines that nobody has open."""
+"""Finds and removes what crashes left of a store on this host.
+
+Leftovers are homes of unknown machines, incomplete layers, dead sockets, and processes, cgroups and
+mounts of machines that no process has open.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from ortet.machines.standalone.syscalls import LinuxSyscalls
 
 _LOCKS = ("lock", "open", "turn")
 _VIEW = "root"
-_KILL_TIMEOUT_MS = 5000  # milliseconds
+_KILL_TIMEOUT_MS = 5000
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """Something nobody uses any more."""
+    """One thing that no process uses any more."""
 
     what: Literal["home", "stage", "socket", "process", "group", "mount"]
     path: str
@@ -37,7 +40,12 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
-    """`machines` are the ids of all machines that the catalog knows; what is locked is in use."""
+    """Return the leftovers of a store.
+
+    Args:
+        store: The directory of the store.
+        machines: The ids of all machines in the catalog. A locked home is in use and not returned.
+    """
     local = store / "local"
     found = [
         *_processes(local / "machines"),
@@ -52,7 +60,7 @@ def find_leftovers(store: Path, machines: Collection[str]) -> list[Leftover]:
 
 
 def remove_leftovers(leftovers: Iterable[Leftover]) -> int:
-    """Remove them; returns how many are gone."""
+    """Remove the leftovers and return how many are gone."""
     done = 0
     for leftover in leftovers:
         path = Path(leftover.path)
@@ -71,7 +79,7 @@ def remove_leftovers(leftovers: Iterable[Leftover]) -> int:
 
 
 def _kill_and_wait(pid: int) -> None:
-    """Kill, and wait until its mounts are released."""
+    """Kill a process and wait until its mounts are released."""
     fd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -83,12 +91,13 @@ def _kill_and_wait(pid: int) -> None:
 
 
 def _processes(place: Path) -> Iterator[Leftover]:
-    """Processes that live among the mounts of a machine that nobody has open.
+    """Yield processes in the mount namespace of a machine that no process has open.
 
-    No way is known by which they come about: all are killed with the process that had it open.
+    No way is known in which this happens: the processes of a machine are killed with the process
+    that had it open.
     """
     begin = b"upperdir=" + os.fsencode(os.path.realpath(place)) + b"/"
-    seen: dict[str, str] = {}  # a mount namespace, and the id of the machine that it is of
+    seen: dict[str, str] = {}  # mount namespace -> id of its machine, or ""
     with suppress(OSError):
         seen[os.readlink("/proc/self/ns/mnt")] = ""
     for pid in filter(str.isdigit, os.listdir("/proc") if place.is_dir() else ()):
@@ -103,7 +112,7 @@ def _processes(place: Path) -> Iterator[Leftover]:
 
 
 def _mounts(place: Path) -> Iterator[Leftover]:
-    """Mounts of this process's namespace inside homes that nobody has open, innermost first."""
+    """Yield mounts of this process's namespace inside unused homes, innermost first."""
     top = os.path.realpath(place)
     with suppress(OSError):
         found = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
@@ -132,7 +141,7 @@ def _reserved(area: Path) -> Iterator[Leftover]:
 
 
 def _in_use(home: Path) -> bool:
-    """Does a process hold one of its locks?"""
+    """Return True if a process holds a lock of this home."""
     for name in _LOCKS:
         with suppress(FileNotFoundError), (home / name).open("rb") as file:
             try:
@@ -143,7 +152,10 @@ def _in_use(home: Path) -> bool:
 
 
 def _supervisor(home: Path) -> int:
-    """The pid of a supervisor that outlived its hub, which no way is known to come about; 0."""
+    """Return the pid of a supervisor that outlived its hub, or 0.
+
+    No way is known in which this happens.
+    """
     try:
         pid = int(os.readlink(home / _VIEW).split("/")[2])
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -153,7 +165,7 @@ def _supervisor(home: Path) -> int:
 
 
 def _stages(local: Path) -> Iterator[Leftover]:
-    """Directories that were being built when their process died."""
+    """Yield directories whose builder died before they were complete."""
     begin = os.fsdecode(STAGE_PREFIX)
     for place in (local, local / "bases", local / "machines"):
         for name in sorted(os.listdir(place)) if place.is_dir() else ():
@@ -175,7 +187,7 @@ def _is_build_locked(place: Path) -> bool:
 
 
 def _sockets(place: Path, kind: int = socket.SOCK_DGRAM) -> Iterator[Leftover]:
-    """Sockets whose listener is dead."""
+    """Yield sockets whose listener is dead."""
     if not place.is_dir():
         return
     at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -189,7 +201,7 @@ def _probe_sockets(place: Path, at: int, kind: int) -> Iterator[Leftover]:
     for path in sorted([*place.glob("*.sock"), *place.glob("sock")]):
         with socket.socket(socket.AF_UNIX, kind) as probe:
             try:
-                probe.connect(f"/proc/self/fd/{at}/{path.name}")  # its own may be too long
+                probe.connect(f"/proc/self/fd/{at}/{path.name}")  # the full path may be too long
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     yield Leftover("socket", str(path))

@@ -1,4 +1,4 @@
-"""Run a command to its end on the host: streams, time-out, kill of all descendants."""
+"""Runs a command to its end on the host: streams, timeout, and kill of all descendants."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from ortet.machines.standalone.process_tree import RUN_MARK_VARIABLE, kill_run
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 OUTPUT_LIMIT_BYTES = 64 * 1024 * 1024
-"""Bytes of each stream that a Result keeps; `output` sees all of them."""
+"""The most bytes of each stream that a Result keeps. `output` gets all of them."""
 
 _CHUNK = 1024 * 1024
-_POLL_SECONDS = 0.02  # where the kernel cannot tell us of an exit (no pidfd), look this often
+_POLL_SECONDS = 0.02  # interval for checking the exit if there is no pidfd
 
 ArgvWrapper = Callable[[list[str]], Sequence[str]]
-"""argv -> the argv that is really executed (a launcher in front)."""
+"""A function from argv to the argv that is really executed, with a launcher in front."""
 
 
 def run_command(
@@ -52,11 +52,24 @@ def run_command(
     limit: int = OUTPUT_LIMIT_BYTES,
     random: Random = os.urandom,
 ) -> Result:
-    """Start it in a session of its own and return when it ends; children it left behind live on.
+    """Start a command in its own session and return when it ends.
 
-    `env` is laid over this process's environment, None unsets. At the time-out, and when `output`
-    raises, the command and all its descendants are killed. A command that cannot be started gives
-    127 or 126, as a shell would; only a bad `cwd`, an empty list or a NUL byte raises.
+    Children that the command leaves behind continue. At the timeout, and when `output` raises, the
+    command and all of its descendants are killed. A command that cannot be started gives exit code
+    127 or 126, as in a shell.
+
+    Args:
+        command: A str for `sh -c`, or a list.
+        cwd: The working directory.
+        env: Changes to this process's environment; None unsets a variable.
+        timeout: In seconds; None means no limit.
+        stdin: The input of the command; None means /dev/null.
+        output: Called with each chunk of output.
+        wrap: Puts a launcher in front of argv.
+        limit: The most bytes of each stream to keep in the result.
+
+    Raises:
+        NotFound, Invalid: For a bad `cwd`, an empty list or a NUL byte.
     """
     argv = argv_of(command)
     check_directory(cwd)
@@ -91,7 +104,7 @@ def run_command(
 
 
 class CommandProcess(Protocol):
-    """A started command, wherever it runs: what `subprocess.Popen` and an overlay machine share."""
+    """A started command: the common part of `subprocess.Popen` and of overlay machines."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -112,7 +125,10 @@ def communicate(
     output: OutputCallback | None,
     limit: int = OUTPUT_LIMIT_BYTES,
 ) -> Result:
-    """Feed a started command and read it until it ends; `kill` ends it with all it started."""
+    """Write stdin to a started command and read its output until it ends.
+
+    `kill` must end the command and all processes that it started.
+    """
     run = _CommandPipes(process, pidfd, output=output, limit=limit)
     try:
         timed_out = run.pump_until(None if timeout is None else started_at + timeout, stdin)
@@ -130,7 +146,7 @@ def communicate(
 
 
 class _CommandPipes:
-    """The pipes of one started command, pumped by one selector."""
+    """The pipes of one started command, served by one selector."""
 
     def __init__(
         self,
@@ -160,7 +176,7 @@ class _CommandPipes:
             self._selector.register(self._pidfd, selectors.EVENT_READ)
 
     def pump_until(self, deadline: float | None, stdin: bytes | None) -> bool:
-        """Pump until the command ends (False) or the deadline passes (True)."""
+        """Pump until the command ends (return False) or the deadline passes (return True)."""
         rest = memoryview(stdin or b"")
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
@@ -184,7 +200,10 @@ class _CommandPipes:
                 return False
 
     def finish(self) -> int:
-        """Take what is still in the pipes, reap, and leave pipes that others hold to a drain."""
+        """Read the rest of the pipes, reap the process, and return its exit code.
+
+        A thread drains the pipes that background children still hold.
+        """
         for stream in list(self._open):
             left = _capacity(stream)
             while left > 0 and (got := self._read(stream, left)):
@@ -215,14 +234,14 @@ class _CommandPipes:
         except BlockingIOError:
             return rest
         except BrokenPipeError:
-            rest = rest[:0]  # the command does not want to read the rest
+            rest = rest[:0]  # the command closed its stdin
         if not rest:
             self._selector.unregister(self._process.stdin)
             self._process.stdin.close()
         return rest
 
     def _read(self, stream: IO[bytes], max_bytes: int = _CHUNK) -> int:
-        """Bytes taken; 0 when nothing is there now or ever."""
+        """Read once and return the number of bytes; 0 if nothing is there or at the end."""
         try:
             data = os.read(stream.fileno(), max_bytes)
         except BlockingIOError:
@@ -239,7 +258,7 @@ class _CommandPipes:
 
 
 class HeadTailBuffer:
-    """The beginning and the end of a stream; what does not fit is cut from the middle."""
+    """Keeps the beginning and the end of a stream, and cuts the middle above a limit."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(limit // 2, 1)
@@ -278,7 +297,11 @@ def check_run(
     output: OutputCallback | None = None,
     secrets: Mapping[str, str] | Sequence[str] | None = None,
 ) -> None:
-    """Invalid for what no machine could run, before it is begun."""
+    """Check the arguments of a run before it begins.
+
+    Raises:
+        Invalid: If no machine could run them.
+    """
     for name, secret in secret_names(secrets).items():
         check_text(**{"a name in secrets": secret})
         if not _VARIABLE.match(name):
@@ -298,13 +321,14 @@ def check_run(
 
 
 def secret_names(secrets: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """Variable -> name in the vault, of secrets for a command; a list means both alike."""
+    """Return variable -> name in the vault. For a list, both are the same."""
     if isinstance(secrets, Mapping):
         return dict(secrets)
     return {name: name for name in check_texts("secrets", secrets or [])}
 
 
 def argv_of(command: Command) -> list[str]:
+    """Return the argv of a command, or raise Invalid("bad_command")."""
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     is_list = isinstance(argv, Sequence) and not isinstance(argv, bytes)
     if not is_list or not argv or not all(isinstance(part, str) for part in argv):
@@ -313,6 +337,7 @@ def argv_of(command: Command) -> list[str]:
 
 
 def check_directory(cwd: str | Path) -> None:
+    """Raise NotFound or Invalid unless `cwd` is a directory that may be entered."""
     if not os.path.exists(cwd):
         raise NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")
     if not os.path.isdir(cwd):
@@ -322,11 +347,15 @@ def check_directory(cwd: str | Path) -> None:
 
 
 def environ_without_vault_key() -> dict[str, str]:
-    """This process's environment, but for the key of the vault: that is the hub's alone."""
+    """Return this process's environment without the key of the vault.
+
+    Only the hub may have that key.
+    """
     return {name: value for name, value in os.environ.items() if name != "ORTET_VAULT_KEY"}
 
 
 def build_environment(changes: Mapping[str, str | None], mark: str) -> dict[str, str]:
+    """Return the environment of a command: that of this process, `changes`, and the run mark."""
     environment = environ_without_vault_key()
     outer = environment.get(RUN_MARK_VARIABLE)
     for name, value in changes.items():
@@ -334,13 +363,13 @@ def build_environment(changes: Mapping[str, str | None], mark: str) -> dict[str,
             environment.pop(name, None)
         else:
             environment[name] = value
-    # a run inside a run keeps the outer mark too, so that the outer time-out reaches it
+    # A nested run also keeps the outer mark, so that the outer timeout kills it too.
     environment[RUN_MARK_VARIABLE] = f"{outer}:{mark}" if outer else mark
     return environment
 
 
 def start_failure_result(program: str, error: OSError, duration: float) -> Result:
-    """What a shell says and returns when it cannot execute something."""
+    """Return the exit code and message of a shell for a program that cannot be executed."""
     missing = isinstance(error, FileNotFoundError | NotADirectoryError)
     why = "command not found" if missing else (error.strerror or str(error))
     return Result(127 if missing else 126, "", f"{program}: {why}\n", duration)
@@ -354,14 +383,17 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _capacity(pipe: IO[bytes]) -> int:
-    """All that an ended command can have left in a pipe; a background child may write for ever."""
+    """Return the most bytes that an ended command can have left in a pipe.
+
+    The limit is needed because a background child may write forever.
+    """
     if hasattr(fcntl, "F_GETPIPE_SZ"):
         return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
     return 64 * 1024
 
 
 def _drain(pipes: list[int]) -> None:
-    """Read and forget until every writer is gone: a closed pipe would kill a background server."""
+    """Read and discard until every writer is gone. A closed pipe would kill a background server."""
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
             selector.register(pipe, selectors.EVENT_READ)

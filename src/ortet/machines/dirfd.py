@@ -1,4 +1,7 @@
-"""Directories below a root by open descriptors: no link is followed, no path is too long."""
+"""Access to directories below a root by open descriptors.
+
+No symlink is followed, and a path can have any length.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from ortet.errors import Corrupt, OrtetError, Refused, Unavailable, Unsupported
 OPEN_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 STAGE_PREFIX = b".ortet.stage."
-"""How the name of every directory we build in begins; such a name is never state."""
+"""The prefix of every directory that Ortet builds in. Such a name is never state."""
 
 
 class DirFdCache:
-    """Descriptors of directories below `root`, opened name by name; the last `keep` used stay open.
+    """Cache of open directories below `root`; the last `max_open` used stay open.
 
-    `fd(path)` is good until `keep` other paths were asked for. One thread at a time.
+    A descriptor from `fd(path)` is valid until `max_open` other paths were asked for. Only one
+    thread may use the cache at a time.
     """
 
     def __init__(self, root: int, *, max_open: int = 64) -> None:
@@ -37,12 +41,12 @@ class DirFdCache:
         return found
 
     def open_parent(self, path: bytes) -> tuple[int, bytes]:
-        """The descriptor of the directory that holds `path`, and the checked last name."""
+        """Return the descriptor of the directory that holds `path`, and the checked last name."""
         above, _, name = path.rpartition(b"/")
         return self.fd(above), check_name(name)
 
     def close_tree(self, path: bytes) -> None:
-        """Close `path` and all below it, which are about to be moved or removed."""
+        """Close `path` and everything below it, before they are moved or removed."""
         below = path + b"/"
         for known in [p for p in self._open if p == path or p.startswith(below)]:
             os.close(self._open.pop(known))
@@ -58,7 +62,7 @@ class DirFdCache:
         self.close()
 
     def _descend(self, path: bytes) -> int:
-        """Open from the nearest directory above that is open, remembering those on the way."""
+        """Open from the nearest open ancestor, and cache the directories on the way."""
         above, rest = path, []
         while above and above not in self._open:
             above, _, name = above.rpartition(b"/")
@@ -81,7 +85,10 @@ class DirFdCache:
 
 
 def check_name(name: bytes) -> bytes:
-    """One plain name, or Corrupt: the last gate before a name from a store meets the filesystem."""
+    """Return a name, or raise Corrupt if it is not one plain name.
+
+    This is the last check before a name from a store is used in the file system.
+    """
     if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
         raise Corrupt(
             "bad_name",
@@ -94,7 +101,7 @@ def check_name(name: bytes) -> bytes:
 def open_directory(
     path: str | bytes | os.PathLike[str], dir_fd: int | None = None
 ) -> Iterator[int]:
-    """An open directory for the length of a block."""
+    """Yield a descriptor of a directory, and close it at the end."""
     fd = os.open(path, OPEN_DIR_FLAGS, dir_fd=dir_fd)
     try:
         yield fd
@@ -103,9 +110,9 @@ def open_directory(
 
 
 def remove_tree(dir_fd: int, name: bytes) -> None:
-    """Delete whatever is there, a directory with all it holds; nothing there is no error.
+    """Delete a file or a directory with everything in it. A missing name is no error.
 
-    What lies deeper is first moved up, so that no depth exhausts descriptors or the stack.
+    Deeper directories are first moved up, so that no depth exhausts descriptors or the stack.
     """
     if not _unlink(dir_fd, name):
         return
@@ -122,7 +129,7 @@ def remove_tree(dir_fd: int, name: bytes) -> None:
                     taken.add(moved)
                     with open_writable_directory(
                         fd, inner
-                    ):  # whose parent changes must be writable
+                    ):  # moving a directory needs write permission on it
                         os.rename(inner, moved, src_dir_fd=fd, dst_dir_fd=top)
                     waiting.append(moved)
             os.rmdir(here, dir_fd=top)
@@ -130,19 +137,19 @@ def remove_tree(dir_fd: int, name: bytes) -> None:
 
 
 def _clear(fd: int) -> list[bytes]:
-    """Remove all but the directories in a directory, whose names are returned."""
+    """Remove everything but directories from a directory, and return the rest of the names."""
     names = [os.fsencode(name) for name in os.listdir(fd)]
     return [name for name in names if _unlink(fd, name)]
 
 
 def _unlink(dir_fd: int, name: bytes) -> bool:
-    """Remove what is no directory; True when it is one."""
+    """Remove a name unless it is a directory. Return True if it is a directory."""
     try:
         os.unlink(name, dir_fd=dir_fd)
     except FileNotFoundError:
         return False
     except OSError:
-        # a read-only file system says so before it looks whether the name is there
+        # A read-only file system reports EROFS before it checks that the name exists.
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                 raise
@@ -152,7 +159,7 @@ def _unlink(dir_fd: int, name: bytes) -> bool:
 
 @contextlib.contextmanager
 def open_writable_directory(dir_fd: int, name: bytes) -> Iterator[int]:
-    """An open directory of ours that we may change, whatever its mode was."""
+    """Yield a descriptor of our own directory, after making it writable whatever its mode was."""
     try:
         fd = os.open(name, OPEN_DIR_FLAGS, dir_fd=dir_fd)
     except PermissionError:
@@ -168,7 +175,10 @@ def open_writable_directory(dir_fd: int, name: bytes) -> Iterator[int]:
 
 @contextlib.contextmanager
 def writable_for_rename(dir_fd: int, name: bytes) -> Iterator[None]:
-    """For the length of a rename: a directory that gets another parent must be writable by us."""
+    """Make a directory writable during a rename.
+
+    A rename to another parent needs write permission on the directory itself.
+    """
     now = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(now.st_mode) or now.st_mode & 0o200 or not os.geteuid():
         yield
@@ -181,7 +191,7 @@ def writable_for_rename(dir_fd: int, name: bytes) -> Iterator[None]:
 
 
 def translate_os_error(error: OSError, operation: str) -> OrtetError:
-    """The error of a file system in words of the user's act, with what to do next."""
+    """Return an Ortet error for an OSError, with the operation and what to do next."""
     why = f"{operation}: {error.strerror or error}"
     code = error.errno
     if code in (errno.ENOSPC, errno.EDQUOT):

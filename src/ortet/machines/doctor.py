@@ -1,4 +1,4 @@
-"""What this host can do, tried for real, and for what it cannot the one thing to change."""
+"""Tests what this host can do, and says for each missing feature what to change."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ MIN_INOTIFY_INSTANCES = 64
 MIN_FREE_BYTES = 1 << 30
 SLOW_FSYNC_SECONDS = 0.02
 MIN_SQLITE_VERSION = (3, 51, 3)
-"""Older libraries can lose a write-ahead log."""
+"""Older versions of SQLite can lose a write-ahead log."""
 
 _INOTIFY = Path("/proc/sys/fs/inotify")
 
 
 def probe_host(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -> list[Capability]:
-    """One line for everything ortet can use; `store` need not be there, and is not made."""
+    """Return one capability for every feature that Ortet can use.
+
+    `store` need not exist, and is not created.
+    """
     engines = list(engines)
     found = [line for engine in engines for line in engine.probe()]
     with tempfile.TemporaryDirectory(
@@ -53,7 +56,10 @@ def probe_host(store: Path, engines: Iterable[Engine] = (), *, criu: str = "") -
 
 
 def _nearest_directory(path: Path) -> Path:
-    """The nearest directory that is there: the store's own, or where it would be made."""
+    """Return the nearest existing ancestor of `path`, else the temporary directory.
+
+    The temporary directory is used if the ancestor is not writable.
+    """
     path = path.absolute()
     while not path.is_dir():
         path = path.parent
@@ -61,7 +67,7 @@ def _nearest_directory(path: Path) -> Path:
 
 
 def _reflink(place: Path) -> Capability:
-    """Copies that share content until one is changed, tried on the store's own filesystem."""
+    """Test copies that share content until one is changed, on the file system of the store."""
     with (place / "one").open("wb+") as one, (place / "two").open("wb") as two:
         one.write(b"x" * 4096)
         one.flush()
@@ -75,7 +81,7 @@ def _reflink(place: Path) -> Capability:
 
 
 def _sync(place: Path) -> Capability:
-    """How long the disk takes to promise something: a commit waits for it."""
+    """Measure the time of an fsync. Every commit waits for one."""
     times = []
     with (place / "sync").open("wb") as file:
         for _ in range(9):

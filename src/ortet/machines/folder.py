@@ -1,4 +1,7 @@
-"""The engine for any OS: a directory in place, or a copy of its own; commands run on the host."""
+"""The engine for any POSIX system: a directory in place or a private copy.
+
+Commands run as processes of the host.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ from ortet.machines.capture.stat_index import NEVER_RACY, StatIndex
 from ortet.machines.dirfd import open_directory, remove_tree, translate_os_error
 from ortet.objects.base import Kind, ObjectStore
 
-# What a commit does not need is imported where it is used: a command is a new process each time.
+# Modules that a commit does not need are imported where they are used: every command line call is a
+# new process.
 if TYPE_CHECKING:
     from ortet.machines.capture.inotify import InotifyWatch
     from ortet.machines.kernels.host import KernelHost
@@ -44,12 +48,16 @@ _TREE = "tree"
 _INDEX = "index"
 _STAGE = "stage"
 _MIN_CHANGES_TO_SAVE = 100
-_BEGIN = "begin"  # of a thaw's journal: there while it is unfinished
+_BEGIN = "begin"  # file of a restore journal: it exists while the restore is unfinished
 
 
 class FolderEngine(Engine):
-    """Machines that are directories. `watch`: follow changes while a machine is open; `alone`: the
-    process is ours, and may fork to look faster."""
+    """Opens machines that are directories.
+
+    Args:
+        watch: Follow changes by inotify while a machine is open.
+        may_fork: The process belongs to Ortet alone, so a scan may use fork(2) to be faster.
+    """
 
     name = "folder"
 
@@ -85,7 +93,10 @@ class FolderEngine(Engine):
     def copy(
         self, spec: MachineSpec, image: Oid, source: tuple[Path, StatIndex] | None = None
     ) -> FolderMachine:
-        """A private machine in the spec's home with the files of `image`."""
+        """Create a private machine in the home of `spec`, with the files of `image`.
+
+        `source` is a directory with its index; equal files are cloned from it.
+        """
         return self._machine(spec, spec.home / _TREE, self._copy(spec, image, source))
 
     def remove(self, home: Path) -> None:
@@ -119,7 +130,10 @@ class FolderEngine(Engine):
     def _copy(
         self, spec: MachineSpec, image: Oid, source: tuple[Path, StatIndex] | None
     ) -> StatIndex:
-        """Nobody else knows the place yet, so what was written is not racy: the index is calm."""
+        """Write the files of `image` into the home and return their index.
+
+        No other process knows the directory yet, so no written file is racy.
+        """
         from ortet.machines.restore.materialise import checkout_image
 
         index = StatIndex(self._trees)
@@ -133,7 +147,7 @@ class FolderEngine(Engine):
 
 
 class FolderMachine(Machine):
-    """A directory whose state is what is in it."""
+    """A machine whose state is the content of one directory."""
 
     engine = "folder"
 
@@ -163,7 +177,7 @@ class FolderMachine(Machine):
         self._last_snapshot: tuple[Oid, Image] | None = None
         self._committed_image = index.image if index is not None else None
         self._base = base
-        self._has_uncommitted = False  # the index rests on objects that no commit holds yet
+        self._has_uncommitted = False  # the index relies on objects of no commit
         self._unsaved = 0
         self._is_index_saved = (home / _INDEX).exists()
 
@@ -194,17 +208,17 @@ class FolderMachine(Machine):
             result = self._scan(index, dirty)
         except NotFound as error:
             if error.kind != "no_object":
-                self._reset_index()  # the directory is gone, and what was heard of it is drained
+                self._reset_index()  # the directory is gone, and its events are drained
                 raise
-            # the index rests on objects that are gone: read everything again
+            # The index relies on objects that no longer exist: read all files again.
             self._reset_index()
             result = self._scan(self._load_index(), None)
         except BaseException:
-            # what the watcher told is drained, what was learned may not be stored
+            # The watcher's events are drained, and new entries of the index may not be stored.
             self._reset_index()
             raise
         if self._watch is not None and self._watch.broken_reason:
-            self._wants_watch = False  # too few watches on this host: scan from now on
+            self._wants_watch = False  # too few watches on this host: use full scans
             self._unwatch()
         return self._store_image(result)
 
@@ -229,7 +243,7 @@ class FolderMachine(Machine):
         self._committed_image = image
         self._has_uncommitted = False
         if not self._is_index_saved:
-            self._save()  # once, so that a process killed later leaves an index; then at close
+            self._save()  # once, so that a killed process leaves an index; then only at close
 
     def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
         from ortet.machines.restore.restore import restore_directory
@@ -299,10 +313,13 @@ class FolderMachine(Machine):
         self._unwatch()
         self._save()
 
-    # what is remembered
+    # The stat index.
 
     def _load_index(self) -> StatIndex:
-        """The index as it is, as saved, or a new one; never one that rests on swept objects."""
+        """Return the index in memory, else the saved one, else a new one.
+
+        A saved index is not used if its image was garbage-collected.
+        """
         if self._index is None:
             loaded = StatIndex.load(self._home / _INDEX, self._trees)
             if loaded is not None and self._objects.has(loaded.image):
@@ -314,7 +331,7 @@ class FolderMachine(Machine):
         return self._index
 
     def _discard_if_swept(self) -> None:
-        """A sweep may have taken what no commit held: forget what rests on such objects."""
+        """Reset the index if a sweep may have deleted uncommitted objects that it relies on."""
         epoch = _read_sweep_epoch(self._objects)
         if epoch != self._sweep_epoch:
             self._sweep_epoch = epoch
@@ -331,10 +348,11 @@ class FolderMachine(Machine):
         self._unwatch()
 
     def _save(self) -> None:
-        """Only what a commit holds: the objects below it will be there when it is loaded.
+        """Save the index if it relies on committed objects only and enough has changed.
 
-        Not for a few files: to read them again next time takes less.
-        A disk too full for it costs the next open a scan, and must fail neither commit nor close.
+        Committed objects still exist when the index is loaded. For a few files it is cheaper to
+        read them again than to save. A full disk only costs the next open a scan: it must fail
+        neither commit nor close.
         """
         worth = self._unsaved >= (_MIN_CHANGES_TO_SAVE if self._is_index_saved else 1)
         if (
@@ -347,14 +365,14 @@ class FolderMachine(Machine):
                 self._index.save(self._home / _INDEX, self._committed_image)
                 self._unsaved, self._is_index_saved = 0, True
 
-    # looking
+    # Scanning.
 
     def _scan(self, index: StatIndex, dirty: DirtyPaths | None) -> ScanResult:
         if self._ctime_margin_ns < 0:
             self._ctime_margin_ns = ctime_granularity_ns(self.path)
         now = self._clock.now_ns()
         index.horizon = now - self._ctime_margin_ns if self._ctime_margin_ns else NEVER_RACY
-        index.foreign_horizon = now - COARSE_NS  # nobody tried how fine their times are
+        index.foreign_horizon = now - COARSE_NS  # the ctime granularity of mounts below is unknown
         self._losses = []
         try:
             return scan(
@@ -372,10 +390,13 @@ class FolderMachine(Machine):
             raise translate_os_error(error, f"cannot read {self.path}") from error
 
     def _drain(self) -> DirtyPaths | None:
-        """None: look at everything. A watcher starts with a first look, which then covers all."""
+        """Return the changed paths, or None for a full scan.
+
+        A new watch starts with a full scan, so that from then on its events cover all changes.
+        """
         dirty = self._watch.drain() if self._watch is not None else None
         if dirty is None:
-            self._unwatch()  # it lost events, perhaps the end of a watch: begin anew
+            self._unwatch()  # it lost events, perhaps the end of a watch: start a new one
             if self._wants_watch:
                 from ortet.machines.capture.inotify import InotifyWatch
 
@@ -389,7 +410,7 @@ class FolderMachine(Machine):
 
 
 def _recover(home: Path) -> None:
-    """Put back what a killed thaw left half-way."""
+    """Undo a restore that a killed process left unfinished."""
     if (home / _STAGE / _BEGIN).exists():
         from ortet.machines.restore.restore import recover_restore
 
@@ -397,7 +418,11 @@ def _recover(home: Path) -> None:
 
 
 def relative_cwd(cwd: str) -> str:
-    """A working directory below the workspace, as a plain relative path."""
+    """Return a working directory below the workspace as a normalised relative path.
+
+    Raises:
+        Invalid: "bad_cwd", if the path is outside of the workspace.
+    """
     plain = os.path.normpath(cwd or ".")
     if plain == ".." or plain.startswith(("/", "../")):
         raise Invalid("bad_cwd", f"cwd {cwd!r} is outside of the workspace: give a path below it")
@@ -405,7 +430,7 @@ def relative_cwd(cwd: str) -> str:
 
 
 def _losses_beyond_files(objects: ObjectStore, image: Image) -> list[Loss]:
-    """What an image holds that a directory cannot."""
+    """Return a loss for each part of an image that a directory cannot hold."""
     losses = []
     if image.system is not None:
         why = "changes outside of the workspace come back in the overlay engine only"

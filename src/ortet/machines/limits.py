@@ -1,4 +1,4 @@
-"""How much of the host a live machine may use."""
+"""Limits of a machine: memory, processors and number of processes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from ortet._util.validation import DICT, NUMBER, POSITIVE_COUNT, require
 from ortet.errors import Invalid
 
 DEFAULT_MAX_PIDS = 4096
-"""Processes and threads of a machine that was given no limit: a fork bomb ends in it."""
+"""The default limit of processes and threads. It stops a fork bomb."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\Z", re.IGNORECASE)
 _MINIMUMS = {"memory": 32 << 20, "cpu": 0.01, "pids": 16}
-"""With less not even pid 1 of a machine can do its work."""
+"""With less, not even pid 1 of a machine can work."""
 
 _MAX_VALUE = 1 << 60
 
 
 class MachineLimits(msgspec.Struct, frozen=True):
-    """`memory` in bytes and `cpu` in processors, 0 for as much as there is."""
+    """The limits of one machine. `memory` is in bytes, `cpu` in processors; 0 means no limit."""
 
     memory: int = 0
     cpu: float = 0.0
     pids: int = DEFAULT_MAX_PIDS
 
     def to_dict(self) -> dict[str, int | float]:
-        """Those there are, as they may be given."""
+        """Return the limits that are set, in the form that `parse_limits` accepts."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
 def parse_limits(options: Mapping[str, Any]) -> MachineLimits:
-    """{"memory": "2G" or bytes, "cpu": 1.5, "pids": 500}; what is left out or None is as usual."""
+    """Parse {"memory": "2G" or bytes, "cpu": 1.5, "pids": 500}.
+
+    Keys that are missing or None get their defaults.
+
+    Raises:
+        Invalid: "bad_limits", for an unknown key or a value out of range.
+    """
     require(DICT._replace(kind="bad_limits"), limits=options)
     found: dict[str, Any] = {}
     for name, value in options.items():

@@ -1,5 +1,8 @@
-"""Whether there is something to read. select(2) cannot ask that of a descriptor above 1023, and a
-server has thousands."""
+"""A poll(2) call with a timeout in seconds.
+
+This is a module of its own because select(2) fails for descriptors above 1023, which a server has,
+and several packages need a replacement.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import select
 from typing import Protocol
 
 MAX_POLL_SECONDS = 1e6
-"""Seconds that can be waited for at once: poll(2) counts milliseconds in 31 bits."""
+"""The longest single wait in seconds: poll(2) counts milliseconds in 31 bits."""
 
 
 class _Source(Protocol):
@@ -15,8 +18,11 @@ class _Source(Protocol):
 
 
 def poll_readable(*sources: int | _Source, seconds: float | None = 0.0) -> list[int]:
-    """The descriptors of those that can be read, or have ended; waits until there is one, at most
-    so many seconds, or LONGEST; None: for ever."""
+    """Return the descriptors that are readable or at end of file.
+
+    Waits until there is at least one, for at most `seconds` (limited to MAX_POLL_SECONDS), or
+    without limit if `seconds` is None.
+    """
     poll = select.poll()
     for one in sources:
         poll.register(one, select.POLLIN)

@@ -1,4 +1,7 @@
-"""What a commit tells of the programs that ran: to start them again where they do not come back."""
+"""Records of the programs that ran at a commit.
+
+With them, programs can be started again where an engine does not restore processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from ortet.objects.base import Kind, ObjectStore
 
 
 class ExternalConnection(StoredRecord, frozen=True):
-    """Of a process, by its number inside; `door`: with a client of a port that was exposed."""
+    """A network connection of a process to the outside of the machine.
+
+    `pid` is the number inside the machine. `door` is True for a client of an exposed port.
+    """
 
     pid: int
     command: str
@@ -29,17 +35,16 @@ class ExternalConnection(StoredRecord, frozen=True):
 
 
 class RunningServices(StoredRecord, frozen=True):
-    """What a restore of processes needs to know: mounts to hand over, what was started, and what
-    they had to do with the outside."""
+    """The data that a restore of processes needs: mounts, jobs, and external connections."""
 
     mounts: list[str] = []
     jobs: list[JobInfo] = []
-    outlet: bool = False  # they had a way out: sockets may need its address
-    outside: list[ExternalConnection] = []  # what they were connected to there
+    outlet: bool = False  # they had an outbound network: sockets may need its address
+    outside: list[ExternalConnection] = []  # open connections to the outside
 
 
 class Service(StoredRecord, frozen=True):
-    """A program that went on in the background; `cwd` is relative to the workspace."""
+    """A background program. `cwd` is relative to the workspace."""
 
     name: str
     argv: list[str]
@@ -47,12 +52,12 @@ class Service(StoredRecord, frozen=True):
 
 
 def make_storable(jobs: Sequence[JobInfo]) -> list[JobInfo]:
-    """With words that are no text written as well as text can: a record holds nothing else."""
+    """Return the jobs with bytes replaced that are not valid UTF-8: a record holds only text."""
     return [replace(job, argv=[_text(one) for one in job.argv], cwd=_text(job.cwd)) for job in jobs]
 
 
 def put_services(objects: ObjectStore, jobs: Sequence[JobInfo], place: str) -> bytes:
-    """Those of the jobs that are services and run, sorted; b"" for none."""
+    """Store the running services among `jobs`, sorted by name; return b"" for none."""
     found = [
         Service(job.name, job.argv, _below(job.cwd, place))
         for job in sorted(make_storable(jobs), key=lambda job: job.name)
@@ -71,7 +76,7 @@ def load_services(objects: ObjectStore, image: Image) -> list[Service]:
 
 
 def running_program_names(objects: ObjectStore, image: Image) -> list[str]:
-    """The names of the programs that a commit holds running, in the order they were started."""
+    """Return the names of the programs that a commit holds as running, in start order."""
     if not image.processes:
         return []
     record = decode(Processes, objects.get(Oid(image.processes)))
@@ -83,8 +88,10 @@ def running_program_names(objects: ObjectStore, image: Image) -> list[str]:
 
 
 def is_restorable(objects: ObjectStore, image: Image, place: str) -> bool:
-    """Whether this host could take its processes, and they had their workspace at `place`, which
-    they know by its path."""
+    """Return True if this host can restore the processes of an image.
+
+    The processes know their workspace by its path, so it must have been at `place`.
+    """
     if not image.processes:
         return False
     record = decode(Processes, objects.get(Oid(image.processes)))
@@ -94,11 +101,14 @@ def is_restorable(objects: ObjectStore, image: Image, place: str) -> bool:
 
 
 def service_losses(objects: ObjectStore, image: Image, engine: str) -> list[Loss]:
-    """Each program that an engine without processes does not bring back, and how to start it."""
+    """Return a loss for each program that an engine without processes does not restore.
+
+    Each loss says how to start the program.
+    """
     again = "start it with" if engine == "folder" else "--restart (restart=True) starts it:"
     try:
         found = load_services(objects, image)
-    except OrtetError as error:  # the files are there, and that is what was asked for
+    except OrtetError as error:  # the files are restored; that is enough to continue
         return [Loss("", "process", f"what ran at this commit cannot be read: {error}")]
     losses = [
         Loss(
@@ -116,13 +126,13 @@ def service_losses(objects: ObjectStore, image: Image, engine: str) -> list[Loss
 
 
 def unsaved_process_losses(jobs: Sequence[JobInfo], engine: str) -> list[Loss]:
-    """Programs that run on, and of which a commit has only the command."""
+    """Return a loss for each running program of which a commit holds only the command."""
     why = f"it goes on, but engine {engine!r} keeps its command only: use engine='criu'"
     return [Loss(job.name, "process", why) for job in jobs if job.name and job.code is None]
 
 
 def closed_connection_losses(connections: Sequence[ExternalConnection]) -> list[Loss]:
-    """What a copy is told of them."""
+    """Return a loss for each external connection, which is closed in a copy."""
     return [
         Loss(one.local if one.door else one.peer, "connection", _why(one), one.pid, one.command)
         for one in connections
@@ -147,6 +157,6 @@ def _text(word: str) -> str:
 
 
 def _below(cwd: str, place: str) -> str:
-    """Relative to the workspace; where it is elsewhere, the workspace itself."""
+    """Return `cwd` relative to the workspace, or "" if it is elsewhere."""
     path = os.path.relpath(cwd, place)
     return "" if path == "." or path.startswith("..") else path

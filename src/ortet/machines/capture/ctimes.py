@@ -1,4 +1,8 @@
-"""How close two changes may lie and still leave one ctime: the margin of the racy-clean rule."""
+"""Measures the granularity of ctime: the margin within which a file counts as racy.
+
+This is a module of its own because it tests the file system, while all other modules only use the
+result.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import os
 from pathlib import Path
 
 TICK_NS = 20_000_000
-"""The coarse clock of a kernel moves every 1 to 10 ms; twice that is safe."""
+"""The coarse clock of a kernel ticks every 1 to 10 ms; twice the longest tick is safe."""
 COARSE_NS = 2_000_000_000
-"""File systems that count in seconds, and those that do not let us try."""
+"""The granularity of file systems with whole seconds, and of those that cannot be tested."""
 
 _TRIES = 8
 
 
 def ctime_granularity_ns(root: Path) -> int:
-    """Nanoseconds; 0 where the kernel gives each change after a stat a ctime of its own.
+    """Return the ctime granularity below `root` in nanoseconds.
 
-    Tried on a file without a name, so that nothing appears in the directory and its times stay.
+    Returns 0 if the kernel gives each change after a stat a new ctime. The test uses a file without
+    a name, so the directory and its times do not change.
     """
     try:
         fd = os.open(root, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

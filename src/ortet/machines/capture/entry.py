@@ -1,4 +1,7 @@
-"""One name in a directory -> Entry: content, xattrs, holes; also while it changes or goes away."""
+"""Capture of one name as a TreeEntry: content, xattrs and holes.
+
+The name may change or disappear during the capture.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from ortet.objects.base import Kind, ObjectStore
 from ortet.objects.blobs import put_file
 
 MAX_READ_ATTEMPTS = 4
-"""How often a file that changes while it is read is read again."""
+"""How often a file is read that changes during the read."""
 
 GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE})
-_NO_FILE = frozenset({errno.ESPIPE, errno.EISDIR})  # read as a file, and it is none by now
+_NO_FILE = frozenset({errno.ESPIPE, errno.EISDIR})  # it was opened as a file and is none any more
 UNREADABLE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY})
 
 _NOATIME = getattr(os, "O_NOATIME", 0)
-# NONBLOCK: should a FIFO take the file's place just now, opening it must not wait for a writer
+# NONBLOCK: if a FIFO has just replaced the file, open must not wait for a writer.
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OVERLAY_XATTR_PREFIXES = ("trusted.overlay.", "user.overlay.")
-_EARLIEST, _LATEST = -(1 << 63), (1 << 64) - 1  # what msgpack has room for
+_EARLIEST, _LATEST = -(1 << 63), (1 << 64) - 1  # the range of a msgpack integer
 _NO_XATTRS = frozenset({errno.ENOTSUP, errno.ENOSYS, errno.ENOENT, errno.EINVAL})
 
 
 class Unreadable(Exception):
-    """The name is there and may not be read: what was known of it before still stands."""
+    """The name exists and cannot be read: the entry from the last scan stays valid."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(loss.why)
@@ -46,7 +49,11 @@ def capture_entry(
     path: bytes,
     losses: list[Loss],
 ) -> TreeEntry | None:
-    """Anything but a directory. None: it is gone, or it cannot be read, which then is a Loss."""
+    """Capture a name that is not a directory.
+
+    Returns:
+        None if the name is gone or unreadable. An unreadable name is added to `losses`.
+    """
     try:
         found = capture_with_stat(objects, dirfd, name, st, path=path, losses=losses)
     except Unreadable as error:
@@ -65,9 +72,16 @@ def capture_with_stat(
     losses: list[Loss],
     mapped: bool = False,
 ) -> tuple[TreeEntry, os.stat_result] | None:
-    """As `capture`, with the stat that belongs to the Entry; None: gone, or a directory by now.
+    """Capture a name that is not a directory, with the stat that belongs to the entry.
 
-    Raises Unreadable where the name is there and cannot be read. `mapped`: see mapped.py.
+    Args:
+        mapped: Flush memory-mapped writes before the read (see `mmap_writers.py`).
+
+    Returns:
+        None if the name is gone or has become a directory.
+
+    Raises:
+        Unreadable: If the name exists and cannot be read.
     """
     try:
         if clamped_mtime(st) != st.st_mtime_ns:
@@ -92,7 +106,7 @@ def _capture_replacement(
     path: bytes,
     losses: list[Loss],
 ) -> tuple[TreeEntry, os.stat_result] | None:
-    """The name did not lead to what `st` said: it is gone, or something else took its place."""
+    """Capture the file of another type that has taken the name since `st`, or return None."""
     try:
         now = os.stat(name, dir_fd=dirfd, follow_symlinks=False)
     except OSError:
@@ -139,17 +153,17 @@ def _file(
 
 
 def open_noatime(name: bytes | str, dirfd: int, flags: int = _OPEN) -> int:
-    """Open for reading without following a link, and without moving atime where we may."""
+    """Open for reading without following a symlink, and without changing atime if permitted."""
     if _NOATIME:
         try:
             return os.open(name, flags | _NOATIME, dir_fd=dirfd)
         except PermissionError:
-            pass  # only a file's owner may ask for it
+            pass  # only the owner of a file may use O_NOATIME
     return os.open(name, flags, dir_fd=dirfd)
 
 
 def find_holes(fd: int, st: os.stat_result) -> list[tuple[int, int]]:
-    """(start, length) of what was never written; looked for only where blocks are missing."""
+    """Return (start, length) of each hole in a file. Files with all blocks allocated have none."""
     holes: list[tuple[int, int]] = []
     at, size = 0, st.st_size
     if st.st_blocks * 512 >= size:
@@ -162,7 +176,7 @@ def find_holes(fd: int, st: os.stat_result) -> list[tuple[int, int]]:
             at = os.lseek(fd, start, os.SEEK_DATA)
         except OSError as error:
             if error.errno != errno.ENXIO:
-                return []  # this filesystem does not tell
+                return []  # the file system does not support SEEK_HOLE
             at = size
         holes.append((start, min(at, size) - start))
     return holes
@@ -195,7 +209,7 @@ def _entry(
 def _other(
     objects: ObjectStore, dirfd: int, name: bytes, st: os.stat_result
 ) -> tuple[TreeEntry, os.stat_result]:
-    """Symlinks, FIFOs, sockets and devices: never opened."""
+    """Capture a symlink, FIFO, socket or device. These are never opened."""
     target, rdev = b"", 0
     if stat.S_ISLNK(st.st_mode):
         target = os.readlink(name, dir_fd=dirfd)
@@ -218,7 +232,7 @@ def _other(
 
 
 def clamped_mtime(st: os.stat_result) -> int:
-    """mtime, or the nearest that a record can hold: from 1677 to 2554."""
+    """Return the mtime, limited to the range that a record can hold: from 1677 to 2554."""
     mtime = st.st_mtime_ns
     if _EARLIEST <= mtime <= _LATEST:
         return mtime
@@ -226,18 +240,24 @@ def clamped_mtime(st: os.stat_result) -> int:
 
 
 def mtime_range_loss(path: bytes) -> Loss:
-    """For an Entry whose mtime is not that of its stat."""
+    """Return the loss for a file whose mtime had to be clamped."""
     return Loss(os.fsdecode(path), "time", "its mtime is not between the years 1677 and 2554")
 
 
 def put_xattrs(objects: ObjectStore, at: int | bytes) -> bytes:
-    """Oid of the extended attributes of a descriptor, or of a path that is not followed."""
+    """Store the extended attributes of a descriptor or path, and return their Oid.
+
+    A path is not followed if it is a symlink. Returns b"" for no attributes.
+    """
     found = read_xattrs(at)
     return objects.put(Kind.META, encode(found)) if found else b""
 
 
 def read_xattrs(at: int | bytes) -> list[tuple[bytes, bytes]]:
-    """Sorted; without those that belong to this host's overlay mounts and SELinux policy."""
+    """Return the extended attributes, sorted.
+
+    Attributes of this host's overlay mounts and SELinux policy are left out.
+    """
     if not hasattr(os, "listxattr"):
         return []
     follow = isinstance(at, int)

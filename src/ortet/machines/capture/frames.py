@@ -1,4 +1,4 @@
-"""The pieces of a scan: what to look at (Dirty, Plan), one directory being looked at (Frame)."""
+"""Data types of a scan: which names to look at, and the directory that is being scanned."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ortet.machines.capture.seen import DirectoryNode
 
 
 class DirtyPaths(msgspec.Struct, frozen=True):
-    """What may have changed since the last scan.
+    """The paths that may have changed since the last scan.
 
-    `names`: directory (relative, b"" the root) -> names in it to look at, None: list it again.
-    `whole`: directories that came new to their place: all below them is looked at.
-    `held`: paths that were written to and are still open for writing.
+    Attributes:
+        names: Directory (relative, b"" is the root) -> names to compare; None: list it again.
+        whole: New directories; everything below them is scanned.
+        held: Paths that were written to and are still open for writing.
     """
 
     names: dict[bytes, set[bytes] | None]
@@ -27,9 +28,9 @@ class DirtyPaths(msgspec.Struct, frozen=True):
 
 
 class ScanPlan:
-    """Which names of a directory to look at (None: all), and the plans of those below it.
+    """The names of a directory to look at (None: all), and the plans of its subdirectories.
 
-    `whole`: everything in it, down to the leaves.
+    `is_recursive`: scan everything below the directory.
     """
 
     __slots__ = ("children", "is_recursive", "names")
@@ -48,7 +49,7 @@ class ScanPlan:
                 plan.names.update(map(os.fsdecode, some))
 
     def subplan(self, path: bytes) -> ScanPlan:
-        """The plan of a directory below."""
+        """Return the plan of the directory at `path`, and create it if it is missing."""
         plan = self
         for name in os.fsdecode(path).split("/") if path else ():
             plan = plan.children.get(name) or plan.children.setdefault(name, ScanPlan())
@@ -56,7 +57,7 @@ class ScanPlan:
 
 
 class PendingDirectory(NamedTuple):
-    """A directory to enter: without a plan all of it, without a stat as one that is unchanged."""
+    """A directory to enter. Without a plan all of it is scanned; without a stat it is unchanged."""
 
     name: str
     st: os.stat_result | None
@@ -64,7 +65,7 @@ class PendingDirectory(NamedTuple):
 
 
 class DirectoryScan:
-    """A directory that is being looked at; with no plan all of it, down to the leaves."""
+    """A directory that is being scanned. Without a plan everything below it is scanned."""
 
     __slots__ = ("changes", "fd", "is_new", "meta", "name", "node", "path", "pending", "plan")
 
@@ -79,7 +80,7 @@ class DirectoryScan:
         self.meta: TreeEntry | None = (
             None  # its own Entry, still without a tree, if its stat changed
         )
-        self.is_new = False  # the directory above does not hold it yet
+        self.is_new = False  # not yet in the parent directory
         self.changes: dict[bytes, TreeEntry | None] = {}
         self.pending: list[PendingDirectory] = []
 
@@ -90,15 +91,15 @@ class DirectoryScan:
 
 
 class DirectoryChanges(NamedTuple):
-    """What a look at a directory found different from its node."""
+    """The differences between a directory and its node."""
 
-    changed: list[tuple[str, os.stat_result]]  # a new name, or a stat that is not as it was
+    changed: list[tuple[str, os.stat_result]]  # a new name, or another stat
     removed: set[str]
-    unreadable: list[tuple[str, OSError]]  # there, but not to be looked at
+    unreadable: list[tuple[str, OSError]]  # it exists, but its stat failed
 
 
 def compare_all(frame: DirectoryScan) -> DirectoryChanges:
-    """Compare every name. The loop all of an unchanged workspace goes through: keep it short."""
+    """Compare every name of a directory. This is the hot loop for an unchanged workspace."""
     known = frame.node.stats
     get = known.get
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Many small jobs done by two processes at once: threads would wait for the interpreter's lock."""
+"""Runs many small jobs in two processes. Threads would wait for the interpreter lock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NameList = list[str]
 def map_in_two_processes(
     work: Callable[[J], NameList], jobs: Sequence[J], *, cut: int
 ) -> list[NameList]:
-    """`[work(job) for job in jobs]`, those from `cut` on in a child of fork(2).
+    """Return `[work(job) for job in jobs]`, with the jobs from `cut` on done in a forked child.
 
-    For a process that is ours alone. The child only calls `work` and exits: it runs no clean-up of
-    ours. With other threads about nothing is forked, and whatever goes wrong with the child, its
-    half is done here.
+    Only for a process that belongs to Ortet alone. The child calls `work` and exits, without any
+    cleanup. If this process has other threads, nothing is forked. If the child fails, its half is
+    done here.
     """
     if not 0 < cut < len(jobs) or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
         return [work(job) for job in jobs]
@@ -33,20 +33,20 @@ def map_in_two_processes(
         os.close(theirs)
         return [work(job) for job in jobs]
     if not child:
-        os.close(ours)  # else it would wait for itself to read
+        os.close(ours)  # otherwise the child would wait for itself
         _run_child(work, jobs[cut:], theirs)
     os.close(theirs)
     try:
         first = [work(job) for job in jobs[:cut]]
         rest = _read(ours, len(jobs) - cut)
     finally:
-        os.close(ours)  # a child that still writes ends
+        os.close(ours)  # a child that still writes gets EPIPE and exits
         os.waitpid(child, 0)
     return first + ([work(job) for job in jobs[cut:]] if rest is None else rest)
 
 
 def _run_child(work: Callable[[J], NameList], jobs: Sequence[J], pipe: int) -> None:
-    """In the child."""
+    """Do the child's half, write the result to the pipe, and exit."""
     code = 1
     with suppress(BaseException):
         with open(pipe, "wb", closefd=False) as file:

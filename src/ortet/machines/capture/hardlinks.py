@@ -1,4 +1,4 @@
-"""Hardlink groups: which names of a workspace lead to one and the same file."""
+"""Hardlink groups: the names of a workspace that are the same file; and moved directories."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ortet.machines.capture.stat_index import StatIndex
 from ortet.objects.base import Kind, ObjectStore
 
 Inode = tuple[int, ...]
-"""ino and dev, as they stand in a Seen."""
+"""ino and dev, as in a StatRecord."""
 
 
 def walk_index(index: StatIndex) -> Iterator[tuple[bytes, DirectoryNode]]:
-    """Every directory that was seen, with its path."""
+    """Yield every directory of the index with its path."""
     stack = [(b"", index.root)]
     while stack:
         path, node = stack.pop()
@@ -29,7 +29,7 @@ def join_path(directory: bytes, name: bytes) -> bytes:
 
 
 def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
-    """Store the groups of two and more; b"" when there are none."""
+    """Store the groups of two and more names; return b"" if there are none."""
     groups: dict[Inode, list[bytes]] = {}
     for path, node in walk_index(index):
         for name in node.linked:
@@ -40,7 +40,7 @@ def put_links(objects: ObjectStore, index: StatIndex) -> bytes:
 
 
 def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[bytes]]:
-    """All names of these files, by directory: a change of one name's file is a change of all."""
+    """Return all names of these files, by directory. A change by one name changes all names."""
     found: dict[bytes, set[bytes]] = {}
     for path, node in walk_index(index):
         for name, was in node.stats.items():
@@ -50,7 +50,7 @@ def names_of_inodes(index: StatIndex, inodes: set[Inode]) -> dict[bytes, set[byt
 
 
 def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
-    """The files in and below a directory that have other names too."""
+    """Return the files in and below a directory that have more than one name."""
     found: set[Inode] = set()
     stack = [top]
     while stack:
@@ -61,9 +61,9 @@ def linked_inodes_below(top: DirectoryNode) -> set[Inode]:
 
 
 class MovedDirectories:
-    """Finds a directory again that was moved while nobody looked, so that its files are not read.
+    """Finds directories that were moved between two scans, so that their files are not read.
 
-    What is known of it is safe to use under its new name: every file in it is compared anyway.
+    The node of a moved directory is safe to use under its new name: every file in it is compared.
     """
 
     def __init__(self, index: StatIndex) -> None:
@@ -74,12 +74,16 @@ class MovedDirectories:
         )
 
     def add_vanished(self, inode: Inode, node: DirectoryNode) -> None:
-        """It is no longer where it was."""
+        """Remember the node of a directory that is no longer at its old place."""
         self._vanished[inode] = node
 
     def pop_moved(self, inode: Inode) -> DirectoryNode | None:
+        """Return the node of the directory with this inode, or None.
+
+        The node is removed from its old place in the index.
+        """
         if self._index.pending:
-            return None  # what was recorded below it is known by its old path only
+            return None  # pending changes below it are known only by the old path
         if inode in self._vanished:
             return self._vanished.pop(inode)
         if self._known_directories is None:
@@ -93,6 +97,6 @@ class MovedDirectories:
         node = above.dirs.pop(name, None) if above is not None else None
         if above is None or node is None:
             return None
-        above.put(name, (*above.stats[name][:9], RACY))  # so that it counts as changed there
+        above.put(name, (*above.stats[name][:9], RACY))  # so that the old place is compared
         self._index.links = None
         return node

@@ -1,8 +1,9 @@
-"""What is not state: `.ortetignore` files, size rules, and our own names.
+"""Rules for what is not state: `.ortetignore` files, size rules, and Ortet's own names.
 
-`.ortetignore` is read as git reads .gitignore (comments, `!`, `dir/`, anchors, `**`; one in any
-directory, the deepest that matches decides). A line `size > 500MB [pattern]` leaves out larger
-files, each reported at every commit. KB, MB, GB, TB are powers of 1000; KiB and so on of 1024.
+`.ortetignore` has the syntax of .gitignore: comments, `!`, `dir/`, anchors, `**`. Any directory may
+have one; the deepest file with a match decides. A line `size > 500MB [pattern]` leaves out larger
+files, which are reported at every commit. KB, MB, GB, TB are powers of 1000; KiB, MiB and so on are
+powers of 1024.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _POWER = {b"": 0, b"k": 1, b"m": 2, b"g": 3, b"t": 4}
 
 
 class IgnorePattern(msgspec.Struct, frozen=True):
-    """One line. With `limit` it is about larger files only, otherwise about all it matches."""
+    """One line of an ignore file. With `limit` it applies only to larger files."""
 
     regex: re.Pattern[bytes]
     keep: bool = False
@@ -38,14 +39,14 @@ class IgnorePattern(msgspec.Struct, frozen=True):
 
 
 class IgnoreRules:
-    """The rules of one workspace, by the directory whose file said them (b"": the root)."""
+    """The rules of one workspace, by the directory of the ignore file (b"" is the root)."""
 
     def __init__(self) -> None:
         self._patterns: dict[bytes, list[IgnorePattern]] = {}
         self._digests: dict[bytes, bytes] = {}
 
     def set_rules(self, directory: bytes, text: bytes | None) -> None:
-        """What the directory's `.ortetignore` says now; None: there is none."""
+        """Set the text of the directory's `.ortetignore`; None means that there is no file."""
         patterns = parse_ignore_file(text, os.fsdecode(directory)) if text else []
         if patterns:
             self._patterns[directory] = patterns
@@ -56,7 +57,7 @@ class IgnoreRules:
 
     @property
     def is_empty(self) -> bool:
-        """No file says anything: only our own names are left out."""
+        """True if no ignore file has a rule, so that only Ortet's own names are left out."""
         return not self._patterns
 
     def clear(self) -> None:
@@ -64,7 +65,7 @@ class IgnoreRules:
         self._digests.clear()
 
     def remove_below(self, directory: bytes) -> None:
-        """The directory is gone, and all below it."""
+        """Remove the rules of a deleted directory and of everything below it."""
         below = directory + b"/"
         for at in [at for at in self._patterns if at == directory or at.startswith(below)]:
             self.set_rules(at, None)
@@ -73,16 +74,22 @@ class IgnoreRules:
         return directory in self._patterns
 
     def digest(self, directory: bytes) -> bytes:
-        """Changes when what applies in this directory may have changed; b"" without any rule."""
+        """Return a value that changes when the rules for this directory may have changed.
+
+        Returns b"" if the workspace has no rules.
+        """
         if not self._digests:
             return b""
         return b"".join(self._digests.get(at, b"") for at in _ancestors(directory))
 
     def is_ignored(self, path: bytes, is_dir: bool) -> bool:
-        """Is it no state? Asked of a path whose directories are not ignored themselves."""
+        """Return True if the path is not state.
+
+        The caller must check the directories above the path first.
+        """
         name = path.rpartition(b"/")[2]
         if name == IGNORE_FILE:
-            return False  # what says what is state is state
+            return False  # the rules themselves are part of the state
         if name.startswith(STAGE_PREFIX) or (path == POINTER_FILE and not is_dir):
             return True
         for pattern in self._matching(path):
@@ -91,14 +98,14 @@ class IgnoreRules:
         return False
 
     def size_limit(self, path: bytes) -> int | None:
-        """The size above which this file is left out."""
+        """Return the size above which this file is left out, or None."""
         for pattern in self._matching(path):
             if pattern.limit is not None:
                 return pattern.limit
         return None
 
     def _matching(self, path: bytes) -> Iterator[IgnorePattern]:
-        """The patterns that match, the one that decides first."""
+        """Yield the patterns that match; the first one decides."""
         if not self._patterns:
             return
         for directory in _ancestors(path.rpartition(b"/")[0]):
@@ -110,7 +117,10 @@ class IgnoreRules:
 
 
 def parse_ignore_file(text: bytes, directory: str = "") -> list[IgnorePattern]:
-    """The patterns of an ignore file; Invalid for a size line that says no size."""
+    """Return the patterns of an ignore file.
+
+    Raises Invalid for a size line without a valid size.
+    """
     patterns = []
     for number, line in enumerate(text.splitlines(), 1):
         trimmed = _trim(line)
@@ -131,7 +141,7 @@ def _ancestors(directory: bytes) -> Iterator[bytes]:
 
 
 def _trim(line: bytes) -> bytes:
-    """Without trailing blanks, unless the last is escaped."""
+    """Remove trailing blanks, unless the last one is escaped."""
     trimmed = line.rstrip(b" \t")
     if trimmed.endswith(b"\\") and len(trimmed) < len(line):
         trimmed += line[len(trimmed) : len(trimmed) + 1]
@@ -165,7 +175,7 @@ def _pattern(line: bytes) -> IgnorePattern | None:
 
 
 def _translate(glob: bytes) -> bytes:
-    """A glob of slash-separated parts as a regular expression over raw bytes."""
+    """Translate a glob of slash-separated parts into a regular expression over raw bytes."""
     out, at = b"", 0
     while at < len(glob):
         if glob.startswith(b"**/", at) and (at == 0 or glob[at - 1 : at] == b"/"):
@@ -184,7 +194,7 @@ def _translate(glob: bytes) -> bytes:
 
 
 def _bracket(glob: bytes, at: int) -> tuple[bytes, int]:
-    """[a-z], [!a-z], []] and so on; an unclosed one matches itself."""
+    """Translate [a-z], [!a-z], []] and so on. An unclosed bracket matches itself."""
     end = glob.find(b"]", at + 3 if glob[at + 1 : at + 2] in (b"!", b"^") else at + 2)
     if end < 0:
         return re.escape(b"["), at + 1
@@ -196,5 +206,5 @@ def _bracket(glob: bytes, at: int) -> tuple[bytes, int]:
     try:
         re.compile(part)
     except re.error:
-        return b"(?!)", end + 1  # such as [z-a]: matches nothing, as in git
+        return b"(?!)", end + 1  # a range such as [z-a] matches nothing, as in git
     return part, end + 1

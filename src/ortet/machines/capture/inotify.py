@@ -1,10 +1,12 @@
-"""inotify: which names changed since the last look. It speeds up scans; the index is the truth.
+"""inotify watches: which names changed since the last scan.
 
-No thread: the kernel queues, we drain. The scan adds a directory before it lists it: what appears
-in a new directory before the watch is found by the listing, and what appears later by an event.
-Not seen, until the next full scan: writes through memory before any other event (mapped.py), and
-writes by a hardlink that was made since the last look and is gone by this one, or is not in the
-workspace or ignored.
+inotify only makes scans faster; the stat index is the truth. There is no thread: the kernel queues
+events, and a scan drains them. A scan adds a directory before it lists it. A name created before
+the watch is found by the listing, a later one by an event.
+
+Two kinds of writes are found only by the next full scan. The first are writes through a memory
+mapping before any other event (see `mmap_writers.py`). The second are writes by a hardlink that was
+created and removed between two scans, or that is ignored or outside of the workspace.
 """
 
 from __future__ import annotations
@@ -39,11 +41,14 @@ _READ = 1 << 16
 _LOCAL_FILESYSTEMS = frozenset(
     b"bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs nilfs2 ntfs3 overlay tmpfs vfat xfs zfs".split()
 )
-"""Where every change passes this kernel, which can therefore tell of it."""
+"""File systems on which this kernel sees every change."""
 
 
 class InotifyWatch:
-    """The watches of one workspace. `broken`: why it does not cover everything (or empty)."""
+    """The watches of one workspace.
+
+    `broken_reason` says why the watches do not cover everything; it is empty if they do.
+    """
 
     def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
         self._fd = fd
@@ -52,13 +57,13 @@ class InotifyWatch:
         self._dirs: dict[bytes, int] = {}
         self._files: dict[bytes, int] = {}
         self._open_for_write: set[bytes] = set()
-        self._undrained: DirtyPaths | None = DirtyPaths({})  # by `listen`; None: anything
+        self._undrained: DirtyPaths | None = DirtyPaths({})  # None: anything may have changed
         self.broken_reason = ""
         self._pid = os.getpid()
 
     @classmethod
     def open(cls, root: Path) -> InotifyWatch | None:
-        """None where changes cannot be told: no inotify, or not a local file system."""
+        """Return a watch, or None without inotify or on a file system that is not local."""
         if not sys.platform.startswith("linux") or not is_local_filesystem(root):
             return None
         libc = ctypes.CDLL(None, use_errno=True)
@@ -71,17 +76,17 @@ class InotifyWatch:
             self._fd = -1
 
     def add(self, fd: int, path: bytes) -> None:
-        """Watch an open directory, and know it by this path."""
+        """Watch an open directory under this path."""
         if path not in self._dirs:
             self._add(b"/proc/self/fd/%d" % fd, _DIRECTORY, path, self._dirs)
 
     def add_file(self, fd: int, path: bytes) -> None:
-        """Watch a file in an open directory for itself, whatever name it is changed by."""
+        """Watch one file in an open directory, so that a write by any of its names is seen."""
         name = path.rpartition(b"/")[2]
         self._add(b"/proc/self/fd/%d/%s" % (fd, name), _FILE, path, self._files)
 
     def remove(self, path: bytes) -> None:
-        """The directory is not there any more, nor anything below it."""
+        """Remove the watches of a deleted directory and of everything below it."""
         below = path + b"/"
         for known in (self._dirs, self._files):
             for at in [at for at in known if at == path or at.startswith(below)]:
@@ -92,14 +97,17 @@ class InotifyWatch:
         self._open_for_write = {at for at in self._open_for_write if not at.startswith(below)}
 
     def drain(self) -> DirtyPaths | None:
-        """What changed since the last call; None: anything may have changed."""
+        """Return the changes since the last call, or None if anything may have changed."""
         heard, self._undrained = self._undrained, DirtyPaths({})
         return _merge_dirty(heard, self._drain())
 
     def wait_for_changes(
         self, timeout: float, wake_fd: int, is_ignored: Callable[[bytes, bool], bool]
     ) -> ChangeNotice:
-        """See Machine.listen. What is heard is not lost: `drain` tells of it."""
+        """Wait for changes, as `Machine.wait_for_changes` does.
+
+        Events read here are not lost: the next `drain` returns them.
+        """
         poll = select.poll()
         for fd in (self._fd, wake_fd):
             if fd >= 0:
@@ -116,7 +124,7 @@ class InotifyWatch:
 
     def _drain(self) -> DirtyPaths | None:
         if os.getpid() != self._pid:
-            return None  # after fork(2) the queue is our parent's
+            return None  # after fork(2) the queue belongs to the parent process
         dirty = DirtyPaths({}, set(), self._open_for_write)
         everything = bool(self.broken_reason)
         while data := self._read():
@@ -135,17 +143,17 @@ class InotifyWatch:
             return b""
 
     def _event(self, wd: int, mask: int, name: bytes, dirty: DirtyPaths) -> bool:
-        """Note it; True when it means that anything may have changed."""
+        """Add an event to `dirty`. Return True if it means that anything may have changed."""
         if mask & (_OVERFLOW | _UNMOUNT):
             return True
         if mask & _IGNORED:
-            gone = self._paths.get(wd) == b""  # the directory itself
+            gone = self._paths.get(wd) == b""  # the root directory
             self._forget(wd)
             return gone
         path = self._paths.get(wd)
         if path is None:
             return False
-        if not name:  # it is about the watched thing itself
+        if not name:  # the event is about the watched file or directory itself
             if not path:
                 dirty.names.setdefault(b"", set())
                 return bool(mask & _MOVE_SELF)
@@ -154,7 +162,8 @@ class InotifyWatch:
         if some is not None:
             some.add(name)
         if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
-            # perhaps with the inode number of one that was there: its number proves nothing
+            # A new directory may reuse the inode number of a removed one, so its inode proves
+            # nothing.
             dirty.whole.add(join_path(path, name))
         elif mask & _MODIFY:
             self._open_for_write.add(join_path(path, name))
@@ -166,7 +175,7 @@ class InotifyWatch:
         wd: int = self._libc.inotify_add_watch(self._fd, place, mask)
         if wd < 0:
             code = ctypes.get_errno()
-            if code != errno.ENOENT or watches is self._dirs:  # a file that is gone had an event
+            if code != errno.ENOENT or watches is self._dirs:  # a missing file already had an event
                 self.broken_reason = os.strerror(code)
             return
         self._paths[wd] = path
@@ -190,7 +199,10 @@ def _merge_dirty(before: DirtyPaths | None, after: DirtyPaths | None) -> DirtyPa
 
 
 def _has_state_changes(dirty: DirtyPaths, is_ignored: Callable[[bytes, bool], bool]) -> bool:
-    """Whether something changed that is state; directories are told of by what is in them."""
+    """Return True if a path changed that is state.
+
+    Every name is checked as a file. A change inside a directory is also reported for its names.
+    """
     for path, some in dirty.names.items():
         if not some or not all(is_ignored(join_path(path, name), False) for name in some):
             return True
@@ -198,7 +210,7 @@ def _has_state_changes(dirty: DirtyPaths, is_ignored: Callable[[bytes, bool], bo
 
 
 def is_local_filesystem(root: Path) -> bool:
-    """Does this kernel see every change below `root`, on all that is mounted there?"""
+    """Return True if this kernel sees every change below `root`, on all mounts there."""
     top = os.path.realpath(os.fsencode(root))
     inside = top.rstrip(b"/") + b"/"
     nearest, types = b"", [b""]

@@ -1,7 +1,8 @@
-"""Files that processes write through memory: such a store raises no event, and may move no time.
+"""Finds files that processes write through a memory mapping, and makes such writes visible.
 
-The first store to a clean page moves the file's times, the next ones do not until the page was
-written back. So a mapped file is synced before it is read: its stat then tells of any later store.
+These writes raise no inotify event. Only the first write to a clean page changes the file's times;
+later writes do not, until the page is written back. So a mapped file is synced before it is read:
+any later write then changes its stat. This is a module of its own because only it reads /proc maps.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import os
 import re
 from contextlib import suppress
 
-# address perms offset dev inode path: writable and shared, with an inode
+# The fields are: address perms offset dev inode path. Matches shared writable mappings of a file.
 _SHARED = re.compile(rb"^\S+ .w.s \S+ \S+ ([1-9]\d*) ", re.MULTILINE)
 _CHUNK = 1 << 16
 
 
 def mapped_inodes() -> set[int]:
-    """Inodes that a process we may look at can write through memory (numbers of any filesystem)."""
+    """Return the inode numbers, of any file system, that a visible process can write by mmap."""
     found: set[int] = set()
     with suppress(OSError):
         for name in os.listdir("/proc"):
@@ -29,7 +30,10 @@ def mapped_inodes() -> set[int]:
 
 
 def tracks_mmap_writes(dev: int) -> bool:
-    """Does a store to a synced page move mtime? Not where nothing is ever written back."""
+    """Return True if a write to a synced page changes mtime.
+
+    It does not on file systems in memory, which never write back.
+    """
     wanted = b"%d:%d" % (os.major(dev), os.minor(dev))
     with suppress(OSError):
         for line in _read("/proc/self/mountinfo").splitlines():
@@ -40,7 +44,7 @@ def tracks_mmap_writes(dev: int) -> bool:
 
 
 def flush_mapped_writes(fd: int) -> None:
-    """Write back what was stored, so that the next store is noticed."""
+    """Write dirty pages back, so that the next write changes the file's times."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 

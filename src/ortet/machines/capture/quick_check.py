@@ -1,8 +1,8 @@
-"""The quick look at a known workspace: stat every name the index holds, and open nothing.
+"""The fast scan of a known workspace: stat every name of the index, without opening anything.
 
-A directory whose own stat is as it was holds the names it held, so it need not be listed; this and
-not opening it save a third of a scan. Nothing here is trusted but equality: a name that leads
-through a link put there meanwhile has another inode, and goes the careful way.
+A directory with an unchanged stat has the same names, so it is not listed. This saves a third of
+the time of a scan. Only equality is trusted: a path through a symlink that was put there in the
+meantime has another inode, and takes the slow path.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from ortet.machines.capture.stat_index import StatIndex
 
 NamesByDirectory = dict[bytes, set[bytes] | None]
 IndexedDirectory = tuple[bytes, DirectoryNode, list[str]]
-"""A directory that was seen: path, node, names in it."""
+"""A directory of the index: path, node, names."""
 
 _IGNORE_FILE_NAME = os.fsdecode(IGNORE_FILE)
-_MIN_NAMES_TO_FORK = 8192  # names, from which on a second process pays
-_MAX_PREFIX_LENGTH = 3000  # with one more name a path could be too long for the kernel
+_MIN_NAMES_TO_FORK = 8192  # from this many names on a second process is faster
+_MAX_PREFIX_LENGTH = 3000  # with one more name the path could exceed the kernel's limit
 
 
 def find_changed_names(
     fd: int, index: StatIndex, ignore_filter: IgnoreFilter, *, may_fork: bool = False
 ) -> NamesByDirectory:
-    """Names below the open root whose stat is not as it was; directories to list again are None.
+    """Return the names below the open root with a changed stat; None for directories to list again.
 
-    `alone`: the process is ours and may fork.
+    Args:
+        may_fork: The process belongs to Ortet alone, so this may use fork(2).
     """
     found: NamesByDirectory = dict.fromkeys(index.losses)
     if not is_unchanged(index.root_stat, os.fstat(fd)):
@@ -59,7 +60,10 @@ def find_changed_names(
 
 
 def _changed_names(fd: int, nodes: list[IndexedDirectory], *, many: int) -> list[list[str]]:
-    """For each directory; from `many` names on (0: never) by two processes."""
+    """Return the changed names of each directory.
+
+    From `many` names on two processes work; 0 means never.
+    """
 
     def changed(known: IndexedDirectory) -> list[str]:
         path, node, names = known
@@ -88,7 +92,7 @@ def _changed(fd: int, prefix: str, node: DirectoryNode, names: list[str]) -> lis
 
 
 def _stats(fd: int, prefix: str, names: list[str]) -> bytes:
-    """As the index packs them. The loop all of an unchanged workspace goes through."""
+    """Return the stats in the packed form of the index. This is the hot loop of a scan."""
     stat, pack = os.stat, STAT.pack
     parts = []
     try:

@@ -1,6 +1,9 @@
-"""Read the files a scan found changed, one after the other. A thread for it does not pay: with warm
-caches most of the work needs the interpreter's lock, and two only fight for it (+25 % of CPU). What
-does not need it, hashing large files and compressing, has threads in the store."""
+"""Reads the files that a scan found changed, one after the other.
+
+This is a module of its own to record why it has no threads. With warm caches most of the work needs
+the interpreter lock, and two threads cost 25 % more CPU time. Hashing of large files and
+compression do not need the lock; the object store has threads for them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,11 @@ class ReadJob(NamedTuple):
 
 
 class ReadOutcome(NamedTuple):
-    """`found` is None for a file that is gone; `unreadable` says why what was known must stand."""
+    """The result of a read.
+
+    `captured` is None for a file that is gone. If `unreadable` is True, the known entry stays
+    valid.
+    """
 
     job: ReadJob
     captured: tuple[TreeEntry, os.stat_result] | None
@@ -33,7 +40,7 @@ class ReadOutcome(NamedTuple):
 
 
 def read_file_entry(objects: ObjectStore, fd: int, job: ReadJob) -> ReadOutcome:
-    """What is at a name in an open directory, with its content stored."""
+    """Capture a name in an open directory and store its content."""
     losses: list[Loss] = []
     try:
         found = capture_with_stat(

@@ -1,6 +1,6 @@
-"""A directory and its index -> its Entry and hardlink groups.
+"""Scan of a directory: compares it with its index and returns its entry and hardlink groups.
 
-Only what differs from the index is read, and only directories with a difference are encoded again.
+Only files that differ from the index are read. Only directories that differ are encoded again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from ortet.objects.base import ObjectStore
 
 
 class ScanResult(msgspec.Struct, frozen=True):
+    """The result of a scan."""
+
     root: TreeEntry
     links: bytes
-    changed: int  # names that came, went or became something else
-    learned: int  # how much the index did not know before: see Walk
+    changed: int  # names that were added, removed or replaced
+    learned: int  # how much the scan added to the index: see ScanWalk
 
 
 def scan(
@@ -48,11 +50,18 @@ def scan(
     watch: ScanWatcher | None = None,
     may_fork: bool = False,
 ) -> ScanResult:
-    """The directory's Entry (name b"") and links, with `index` and `rules` brought up to date.
+    """Scan a directory and bring `index` and `rules` up to date.
 
-    Full when `dirty` is None; otherwise only what it lists is looked at. `alone`: the process is
-    ours and may fork. `losses` gets all that is known to be missing. When it fails the index is
-    empty afterwards, for it would be half true.
+    If the scan fails, the index is emptied, because it would be inconsistent.
+
+    Args:
+        dirty: The paths to look at; None means a full scan.
+        watch: The watcher to register scanned directories with.
+        may_fork: The process belongs to Ortet alone, so the scan may use fork(2).
+        losses: Every known loss of the workspace is appended.
+
+    Returns:
+        The entry of the directory (with name b"") and the hardlink groups.
     """
     work = _Scan(objects, trees, index, rules=rules, watch=watch, may_fork=may_fork)
     try:
@@ -67,7 +76,7 @@ def scan(
 
 
 class _Scan:
-    """The runs that one scan needs: what changed, its other names, what is mapped."""
+    """The passes of one scan: changed names, their other hardlinks, and memory-mapped files."""
 
     def __init__(
         self,
@@ -92,7 +101,7 @@ class _Scan:
             with _opened(root) as fd, _gc_paused(index):
                 walk.run(fd, self._first_plan(fd, dirty))
                 if dirty is not None and walk.changed_hardlinks:
-                    # the other names of a file that changed got no event of their own
+                    # inotify sends no event for the other names of a changed file.
                     walk.run(fd, self._plan(self._other_names(walk.changed_hardlinks)))
                 if self._update_mapped(walk.files_read, dirty):
                     walk.run(fd, self._plan({}))
@@ -109,7 +118,7 @@ class _Scan:
             for path in dirty.whole:
                 plan.subplan(path).is_recursive = True
             return plan
-        # a watcher has to be told of every directory, so then all are opened
+        # A watcher needs every directory, so then all of them are opened.
         if not self._watched and self._index.root.entry is not None:
             return self._plan(
                 find_changed_names(fd, self._index, self._ignore_filter, may_fork=self._may_fork)
@@ -117,11 +126,12 @@ class _Scan:
         return None
 
     def _plan(self, names: Mapping[bytes, set[bytes] | None]) -> ScanPlan:
-        """What to look at, with what has to be looked at every time."""
+        """Return a plan for `names` and for the names that every scan has to look at."""
         plan = ScanPlan()
         plan.add(names)
         for path, changes in self._index.pending.items():
-            # what was forgotten may have had to stay, because it holds what is no state
+            # A name that was forgotten may still be on disk, because its directory holds ignored
+            # files.
             plan.add({path: [name for name, entry in changes.items() if entry is None]})
         for path in self._index.mapped:
             above, _, name = path.rpartition(b"/")
@@ -129,14 +139,21 @@ class _Scan:
         return plan
 
     def _other_names(self, inodes: set[Inode]) -> dict[bytes, set[bytes] | None]:
-        """Other names of these files: those we know, and all that is left out until it changes."""
+        """Return all names that may lead to these files.
+
+        These are the names in the index, and all names with losses, whose inodes the index does not
+        know.
+        """
         found: dict[bytes, set[bytes] | None] = dict(names_of_inodes(self._index, inodes))
         for path, lost in self._index.losses.items():
             found[path] = (found.get(path) or set()) | set(map(os.fsencode, lost))
         return found
 
     def _update_mapped(self, read: dict[int, ReadJob], dirty: DirtyPaths | None) -> bool:
-        """Mark the files just read that are written through memory; True: read some again."""
+        """Mark the files just read that a process has mapped for writing.
+
+        Returns True if some of them must be read again.
+        """
         index = self._index
         if dirty is not None and not any(j.mapped or j.path in dirty.held for j in read.values()):
             return False
@@ -149,8 +166,10 @@ class _Scan:
 
 @contextmanager
 def _gc_paused(index: StatIndex) -> Iterator[None]:
-    """A first look fills an index with what stays: the collector would go through all of it again
-    and again for nothing, a twentieth of the time."""
+    """Disable the garbage collector during the first scan.
+
+    The index only grows then, and collections would cost a twentieth of the time.
+    """
     resting = index.root.entry is None and gc.isenabled()
     if resting:
         gc.disable()
@@ -163,7 +182,7 @@ def _gc_paused(index: StatIndex) -> Iterator[None]:
 
 @contextmanager
 def _opened(root: Path) -> Iterator[int]:
-    """The workspace itself may be reached through a symlink, nothing below it."""
+    """Open the root. The root itself may be reached through a symlink, nothing below it."""
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The stat of one name as it was last seen, and a directory of them."""
+"""Records of the stat index: the last stat of one name, and a directory of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from ortet._util.codec import StoredRecord
 from ortet.history.records import TreeEntry
 
 StatRecord = tuple[int, ...]
-"""mode, ino, dev, nlink, uid, gid, size, mtime, ctime; a tenth item holds marks, and then it equals
-no fresh `seen(st)`: marked names always take the slow way."""
+"""mode, ino, dev, nlink, uid, gid, size, mtime, ctime, and optionally a tenth item with marks.
 
-RACY = 1  # written so shortly before we looked that a later write could have left the same stat
-NOT_APPLIED = 2  # the Entry says more than the disk could be made to say (owner, mode, time)
-MAPPED = 4  # some process stores into it through memory, which moves no time by itself
+A record with marks never equals a fresh `stat_record(st)`, so a marked name always takes the slow
+path.
+"""
+
+RACY = 1  # changed so recently that a later write could leave the same stat
+NOT_APPLIED = 2  # owner, mode or time of the entry could not be applied to the disk
+MAPPED = 4  # a process writes through a memory mapping, which may not change mtime
 
 STAT = Struct("<6Q3q")
-"""How a Seen without marks is saved."""
+"""The saved form of a StatRecord without marks."""
 
 
 def stat_record(st: os.stat_result) -> StatRecord:
-    """The fields by which a change is noticed."""
+    """Return the fields that show a change."""
     return (*st[:7], st.st_mtime_ns, st.st_ctime_ns)
 
 
@@ -34,7 +37,7 @@ def marks_of(was: StatRecord) -> int:
 
 
 def is_unchanged(was: StatRecord, st: os.stat_result | None) -> bool:
-    """The stat is as it was, and was not racy."""
+    """Return True if the stat equals the recorded one, and that one was not racy."""
     return st is not None and was[:9] == stat_record(st) and not marks_of(was) & RACY
 
 
@@ -43,22 +46,22 @@ def is_dir(was: StatRecord) -> bool:
 
 
 def is_linked(was: StatRecord) -> bool:
-    """A file that has other names too."""
+    """Return True for a file with more than one name."""
     return bool(was) and was[3] > 1 and not stat.S_ISDIR(was[0])
 
 
 class PackedStats(StoredRecord, frozen=True):
-    """The names of a directory in the form they are saved in; most stay in it."""
+    """The names of a directory in saved form. Most directories stay in this form in memory."""
 
     names: bytes = b""  # joined by slashes
     stats: bytes = b""
     marks: list[tuple[bytes, int]] = []
-    far: list[tuple[bytes, str]] = []  # mtimes of another millennium, which `stats` cannot hold
+    far: list[tuple[bytes, str]] = []  # mtimes that do not fit into `stats`
     linked: list[bytes] = []
 
 
 class DirectoryNode:
-    """A directory as last seen: its Entry, the stat of every name in it, its directories."""
+    """A directory as last scanned: its entry, the stat of every name, and its subdirectories."""
 
     __slots__ = ("_linked", "_stats", "dirs", "entry", "packed", "rules_digest")
 
@@ -72,7 +75,7 @@ class DirectoryNode:
 
     @property
     def stats(self) -> dict[str, StatRecord]:
-        """Not to be changed but by `put` and `drop`."""
+        """The stat of every name. Change it only by `put` and `drop`."""
         if self._stats is None:
             self._unpack()
         assert self._stats is not None
@@ -80,7 +83,7 @@ class DirectoryNode:
 
     @property
     def linked(self) -> set[str]:
-        """Names of files that have other names too."""
+        """The names of files with more than one name."""
         if self._stats is None and self.packed is not None:
             return set(map(os.fsdecode, self.packed.linked))
         return self._linked
@@ -100,7 +103,7 @@ class DirectoryNode:
         self._linked.discard(name)
 
     def pack(self) -> PackedStats:
-        """Kept, because most directories do not change between two saves."""
+        """Return the saved form. It is cached: most directories do not change between two saves."""
         if self.packed is None:
             known = self.stats
             far: list[tuple[bytes, str]] = []
@@ -144,7 +147,7 @@ def with_mark(was: StatRecord, mark: int) -> StatRecord:
 
 
 def keep_unapplied_metadata(entry: TreeEntry, was: StatRecord, old: TreeEntry | None) -> TreeEntry:
-    """Where a field looks on disk as it did, what could not be applied there is still meant."""
+    """Keep fields of `old` that could not be applied to the disk, where the disk is unchanged."""
     if old is None or stat.S_IFMT(old.mode) != stat.S_IFMT(entry.mode):
         return entry
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Which names of a directory are state, and what is known to be missing from it."""
+"""Applies the ignore rules during a scan, and records the losses of each directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class IgnoreFilter:
         self._rules = rules
 
     def apply(self, frame: DirectoryScan, changes: DirectoryChanges) -> None:
-        """Read this directory's ignore file; where rules changed, ask again for all below it."""
+        """Read the ignore file of a directory.
+
+        If the rules changed, scan everything below it again.
+        """
         node, path = frame.node, frame.path
         if _FILE in node.stats or any(name == _FILE for name, _ in changes.changed):
             self._rules.set_rules(path, _read(frame.fd))
@@ -43,7 +46,10 @@ class IgnoreFilter:
                     changes.removed.add(name)
 
     def is_left_out(self, frame: DirectoryScan, name: str, mode: int, *, size: int) -> bool:
-        """Is it no state? Being too large for a rule is a loss, too."""
+        """Return True if a name is not state.
+
+        A file that is too large is also recorded as a loss.
+        """
         rules = self._rules
         if rules.is_empty and not name.startswith(_OURS):
             return False
@@ -63,7 +69,7 @@ class IgnoreFilter:
     def reload(
         self, fd: int, rule_dirs: list[bytes], governed: list[tuple[bytes, DirectoryNode]]
     ) -> list[bytes]:
-        """Read all the ignore files there are; which of `governed` are under other rules now."""
+        """Read all ignore files again and return the directories whose rules changed."""
         self._rules.clear()
         with DirFdCache(fd) as dirs:
             for path in rule_dirs:
@@ -72,12 +78,12 @@ class IgnoreFilter:
         return [path for path, node in governed if self._rules.digest(path) != node.rules_digest]
 
     def forget_directory(self, path: bytes) -> None:
-        """A directory is gone, with its ignore files."""
+        """Remove the rules of a deleted directory."""
         self._rules.remove_below(path)
 
 
 def _read(fd: int) -> bytes | None:
-    """The text of an ignore file that is a plain file."""
+    """Return the text of the ignore file in a directory, or None if it is no regular file."""
     try:
         own = open_noatime(IGNORE_FILE, fd)
     except OSError:

@@ -1,6 +1,7 @@
-"""The walk of a scan: enter directories, find what differs, read it, encode on the way back.
+"""The walk of a scan: enter directories, compare, read changes, and encode on the way back.
 
-A stack of our own and few descriptors: neither Python nor the kernel limits the depth.
+The walk has its own stack and keeps few descriptors open. So neither Python nor the kernel limits
+the depth of a workspace.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from ortet.machines.capture.stat_index import StatIndex
 from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
 from ortet.objects.base import ObjectStore
 
-_MAX_OPEN_DIRS = 128  # descriptors of directories that still have others below them to be entered
+_MAX_OPEN_DIRS = 128  # open directories that still have subdirectories to enter
 _RULES = os.fsdecode(IGNORE_FILE)
 _LARGE_FILE_BYTES = 64 * 1024
 
 
 class ScanWatcher(Protocol):
-    """What a watcher must be told, so that it covers all that was scanned."""
+    """The calls by which a watcher learns of everything that was scanned."""
 
     def add(self, fd: int, path: bytes) -> None: ...
     def add_file(self, fd: int, path: bytes) -> None: ...
@@ -64,7 +65,7 @@ class ScanWatcher(Protocol):
 
 
 class ScanWalk:
-    """What `linked`, `read`, `changed` and `learned` tell is of all runs together."""
+    """The state of one scan. The public attributes count over all calls of `run`."""
 
     def __init__(
         self,
@@ -81,18 +82,18 @@ class ScanWalk:
         self._ignore_filter = ignore_filter
         self._watch = watch
         self._stack: list[DirectoryScan] = []
-        self.changed_hardlinks: set[Inode] = set()  # changed files that have other names
-        self.files_read: dict[int, ReadJob] = {}  # files that were read, by inode number
+        self.changed_hardlinks: set[Inode] = set()  # changed files with other names
+        self.files_read: dict[int, ReadJob] = {}  # files that were read, by inode
         self._moved_directories = MovedDirectories(index)
-        self.changed_count = 0  # names that came, went or became something else
-        self.learned_count = 0  # what the index did not know: names, a large file counts as many
+        self.changed_count = 0  # names added, removed or replaced
+        self.learned_count = 0  # additions to the index; a large file counts as several
 
     def close(self) -> None:
         for frame in self._stack:
             frame.close()
 
     def run(self, fd: int, plan: ScanPlan | None) -> None:
-        """Look at what is planned below the open root; without a plan at everything."""
+        """Look at the planned names below the open root, or at everything if `plan` is None."""
         with DirFdCache(fd) as dirs:
             self._enter_root(os.dup(fd), plan)
             while self._stack:
@@ -123,7 +124,7 @@ class ScanWalk:
             self._ignore_filter.record_loss(frame, "", mtime_range_loss(b""))
 
     def _enter(self, above: DirectoryScan, sub: PendingDirectory, dirs: DirFdCache) -> None:
-        """Go into a directory below, unless it is gone or closed to us."""
+        """Enter a subdirectory, unless it is gone or not readable."""
         name = sub.name
         path = join_path(above.path, os.fsencode(name))
         try:
@@ -156,7 +157,7 @@ class ScanWalk:
         if error.errno not in GONE_ERRNOS:
             raise error
         self._record_removed(above, name)
-        # something else may have taken its place just now
+        # Another file may have taken this name in the meantime.
         if above.fd >= 0:
             fresh = [
                 item
@@ -166,7 +167,11 @@ class ScanWalk:
             self._process_changes(above, DirectoryChanges(fresh, set(), []))
 
     def _recognise(self, frame: DirectoryScan, above: DirectoryNode, st: os.stat_result) -> None:
-        """Is it the directory we know under this name, and is its own metadata as it was?"""
+        """Check that a directory is the known one of this name, and update its metadata.
+
+        A directory with another inode is new: its node is replaced by that of a moved directory or
+        by an empty one, and everything in it is scanned.
+        """
         was = above.stats.get(frame.name, ())
         if was[1:3] != (st.st_ino, st.st_dev) or frame.name not in above.dirs:
             if frame.name in above.stats:
@@ -184,7 +189,10 @@ class ScanWalk:
         self.learned_count += 1
 
     def _require_listing(self, frame: DirectoryScan) -> None:
-        """Its times moved: names may have come or gone. Without a watcher only a listing tells."""
+        """Plan a full listing, because the times of the directory changed.
+
+        Without a watcher, only a listing shows added and removed names.
+        """
         if frame.plan is not None and self._watch is None:
             frame.plan.names = None
 
@@ -204,14 +212,14 @@ class ScanWalk:
         )
 
     def _compare(self, frame: DirectoryScan) -> None:
-        """Find what differs, start reading it, and queue the directories to enter."""
+        """Compare a directory with its node, read what differs, and queue its subdirectories."""
         index, plan = self._index, frame.plan
         if self._watch is not None:
             self._watch.add(frame.fd, frame.path)
         if frame.path in index.pending:
             frame.changes = index.pending.pop(frame.path)
         if plan is not None and plan.names is not None and _RULES in plan.names:
-            plan = frame.plan = None  # what is state may be decided anew for all below
+            plan = frame.plan = None  # the rules may change for everything below
         if plan is None or plan.names is None:
             index.losses.pop(frame.path, None)
             found = compare_all(frame)
@@ -230,7 +238,7 @@ class ScanWalk:
             frame.close()
 
     def _queue(self, frame: DirectoryScan, queued: set[str]) -> None:
-        """Enter the directories that look unchanged from here: all of them, or those planned."""
+        """Queue the subdirectories with an unchanged stat: all of them, or the planned ones."""
         dirs, subs = frame.node.dirs, frame.pending
         if frame.plan is None:
             subs += [PendingDirectory(name, None, None) for name in dirs if name not in queued]
@@ -245,7 +253,7 @@ class ScanWalk:
     def _process_changes(self, frame: DirectoryScan, changes: DirectoryChanges) -> None:
         node = frame.node
         jobs = []
-        # by name: like files then lie side by side in a pack, and shrink more
+        # Sorted by name, similar files are adjacent in a pack and compress better.
         changes.changed.sort()
         for name, st in changes.changed:
             was = node.stats.get(name, ())
@@ -279,7 +287,10 @@ class ScanWalk:
                 self._record_outcome(frame, read_file_entry(self._objects, frame.fd, job))
 
     def _watch_hardlinks(self, frame: DirectoryScan, names: Iterable[str]) -> None:
-        """Watch files that have other names: a write by one of those tells no directory here."""
+        """Watch files that have other names.
+
+        A write by another name sends no event to this directory.
+        """
         if self._watch is not None:
             for name in names:
                 self._watch.add_file(frame.fd, join_path(frame.path, os.fsencode(name)))
@@ -292,14 +303,14 @@ class ScanWalk:
             self._forget_name(frame.node, name, join_path(frame.path, raw))
 
     def _forget_name(self, node: DirectoryNode, name: str, path: bytes) -> None:
-        """Forget a name, with all that is known below it."""
+        """Remove a name and everything below it from the index."""
         index, was = self._index, node.stats.get(name, ())
         self.learned_count += 1
         if is_linked(was):
             self.changed_hardlinks.add(was[1:3])
             index.links = None
         if is_dir(was):
-            if name in node.dirs:  # else it was found again elsewhere already
+            if name in node.dirs:  # otherwise it was already found at another place
                 self.changed_hardlinks |= linked_inodes_below(node.dirs[name])
                 self._moved_directories.add_vanished(was[1:3], node.dirs[name])
             index.links = None
@@ -310,7 +321,7 @@ class ScanWalk:
         node.drop(name)
 
     def _finish_directory(self, frame: DirectoryScan) -> None:
-        """Everything in it is known: encode it if it differs, and tell the directory above."""
+        """Encode a completely scanned directory if it differs, and report it to its parent."""
         node, changes = frame.node, frame.changes
         if not changes and frame.meta is None:
             return
@@ -338,7 +349,7 @@ class ScanWalk:
         node.entry = entry
 
     def _record_outcome(self, frame: DirectoryScan, outcome: ReadOutcome) -> None:
-        """What became of a name that was read."""
+        """Put the result of reading one name into the index and the changes."""
         job, index, node = outcome.job, self._index, frame.node
         if outcome.losses:
             self._ignore_filter.record_loss(frame, job.name, *outcome.losses)
@@ -363,7 +374,7 @@ class ScanWalk:
             self.changed_count += 1
 
     def _trusted(self, was: StatRecord, st: os.stat_result) -> bool:
-        """A marked name whose stat is as it was: is it unchanged?"""
+        """Return True if a file need not be read: its stat is unchanged and shows every write."""
         return is_unchanged(was, st) and (
             not marks_of(was) & MAPPED or tracks_mmap_writes(st.st_dev)
         )

@@ -1,4 +1,8 @@
-"""Programs that go on in an overlay machine: kept by an init of their own, they end with it."""
+"""Starts the init process that keeps the background programs of an overlay machine.
+
+The programs end with the init process. This is a module of its own because only machines with
+background programs need it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ _INIT = str(Path(__file__).parents[1] / "standalone" / "init.py")
 
 
 def start_init(machine_process: MachineProcess) -> InitClient:
-    """Start an init among the processes of a machine, to be asked like the pid 1 of a live one."""
+    """Start an init process inside a machine, and return a client for it.
+
+    It has the same protocol as pid 1 of a live machine.
+    """
     place = f"/tmp/.ortet-{os.urandom(8).hex()}"
     program = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT, "3", f"{place}/init.sock"]
     argv = ["/bin/sh", "-c", f"mkdir -m 700 {place} && exec 3>&1 && exec {shlex.join(program)}"]
@@ -39,6 +46,6 @@ def start_init(machine_process: MachineProcess) -> InitClient:
 
 
 def _pid(pidfd: int) -> int:
-    """As this process sees it: the machine has numbers of its own."""
+    """Return the pid of a process in this process's namespace: the machine has its own numbers."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))

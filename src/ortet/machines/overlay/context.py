@@ -1,4 +1,4 @@
-"""What all overlay machines of an engine stand on: layers, the zygote, the plan of a start."""
+"""The context that all overlay machines of an engine share: layers, zygote, mount options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HOME = "h"
 
 
 class EngineContext:
-    """Shared by the machines of one engine in one process."""
+    """Services that the machines of one engine share in one process."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class EngineContext:
         return ctime_granularity_ns(self.layer_store.root)
 
     def horizon(self) -> int:
-        """ctimes from here on are racy."""
+        """Return the time from which on a ctime is racy."""
         return self._clock.now_ns() - self._ctime_margin_ns if self._ctime_margin_ns else NEVER_RACY
 
     def workspace_mount_options(self, layout: LayerLayout) -> str:
-        """The workspace's overlay."""
+        """Return the mount options of the workspace's overlay."""
         number = layout.upper
         return self.mount_options(layout.stack, f"upper-{number}", f"work-{number}")
 
     def mount_options(self, stack: LayerStack, upper: str, work: str) -> str:
-        """An overlay of these layers and directories of a home."""
+        """Return the mount options of an overlay of these layers and directories of a home."""
         extra = ["xino=off", "volatile"]
         extra += ["userxattr"] if self.rootless else ["redirect_dir=on", "metacopy=on", "index=off"]
         return overlay_options(
@@ -88,13 +88,13 @@ class EngineContext:
         )
 
     def mount_sources(self, home: MachineHome) -> dict[str, str]:
-        """What the names in `options_of` stand for."""
+        """Return the host directories behind the names in `mount_options`."""
         return {_BASES: str(self.layer_store.root), _HOME: str(home.path)}
 
     def plan(
         self, spec: MachineSpec, home: MachineHome, layout: LayerLayout
     ) -> tuple[dict[str, Any], list[HostOverlay]]:
-        """All a supervisor needs to know, and what it will cover."""
+        """Return the plan for a supervisor, and the host directories that get an overlay."""
         host = parse_mounts(Path("/proc/self/mountinfo").read_bytes())
         covers = []
         for at, state in dirs_to_overlay(spec, host):
@@ -121,7 +121,7 @@ class EngineContext:
         return mount_steps(spec, host, covers, area=self.layer_store.area, rootless=self.rootless)
 
     def system_for(self, spec: MachineSpec, image: Image) -> tuple[System | None, list[Loss]]:
-        """The image's system difference, if it can be laid over this host; a Loss if not."""
+        """Return the image's system difference if it fits this host, otherwise a Loss."""
         system = image.system
         if system is None:
             return None, []
@@ -150,8 +150,10 @@ class EngineContext:
         )
 
     def _system_layers(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
-        """What lies between a directory of the host and an upper directory; `fresh` is that one
-        when it is new."""
+        """Return the layers between a directory of the host and an upper directory.
+
+        `fresh` is the upper directory if it is new.
+        """
         del fresh
         return tuple(
             ensure_system_layer(self.objects, self.trees, self.layer_store, one) for one in layers
@@ -159,12 +161,15 @@ class EngineContext:
 
 
 def _copy_metadata(upper: Path, at: str) -> None:
-    """An overlay's root looks like its upper directory: make that look like what it covers."""
+    """Copy the metadata of `at` to `upper`.
+
+    The root of an overlay shows the metadata of its upper directory.
+    """
     shutil.copystat(at, upper)
     st = os.stat(at)
     try:
         os.chown(upper, st.st_uid, st.st_gid)
         os.chmod(upper, st.st_mode & 0o7777)
-    except PermissionError:  # an ordinary user's machine: it is the user's own
+    except PermissionError:  # in a machine of an ordinary user, that user owns it
         os.chmod(upper, st.st_mode & 0o1777)
     os.utime(upper, ns=(st.st_mtime_ns, st.st_mtime_ns))

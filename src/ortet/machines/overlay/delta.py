@@ -1,4 +1,4 @@
-"""The difference of two images as an overlay layer: what changed, and whiteouts for what went."""
+"""The difference of two images as an overlay layer: changed files, and whiteouts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ortet.objects.base import ObjectStore
 
 
 def whiteout_entry(name: bytes) -> TreeEntry:
-    """What the kernel takes for "gone from the layer below"."""
+    """Return the entry that overlayfs takes for a removed name."""
     return TreeEntry(name, stat.S_IFCHR, 0, os.geteuid(), os.getegid())
 
 
 def count_changes(trees: Trees, below: TreeEntry, above: TreeEntry, *, limit: int) -> int:
-    """How many names a layer between them would hold; counting ends beyond `most`."""
+    """Count the names of a layer between two trees. Counting stops above `limit`."""
     count = 0
     stack = [(below, above)]
     while stack and count <= limit:
@@ -45,7 +45,7 @@ def count_changes(trees: Trees, below: TreeEntry, above: TreeEntry, *, limit: in
 def layer_items(
     trees: Trees, below: ImageFiles, above: ImageFiles
 ) -> tuple[list[TreeItem], list[list[bytes]]]:
-    """What to write, parents first, and the hardlink groups among it."""
+    """Return the items to write, parents first, and their hardlink groups."""
     found: dict[bytes, TreeEntry] = {b"": above.root}
     stack = [(b"", below.root, above.root)]
     while stack:
@@ -68,7 +68,7 @@ def layer_items(
 def _add_relinked(
     trees: Trees, below: ImageFiles, above: ImageFiles, entries: dict[bytes, TreeEntry]
 ) -> list[list[bytes]]:
-    """Add files whose other names change: a group is in one layer whole, or not at all."""
+    """Add files whose hardlink group changes: a group is in one layer completely or not at all."""
     before = {tuple(group) for group in below.groups}
     after = {tuple(group) for group in above.groups}
     for group in before - after:
@@ -84,7 +84,7 @@ def _add_relinked(
 def _add_files(
     trees: Trees, root: TreeEntry, paths: Iterable[bytes], entries: dict[bytes, TreeEntry]
 ) -> None:
-    """These files, as far as they are there, with the directories above them."""
+    """Add the files that exist at these paths, with the directories above them."""
     for path in paths:
         entry = trees.resolve(root, path)
         if entry is None or path in entries:
@@ -99,10 +99,10 @@ def _add_files(
 
 
 def hardlinked_items(trees: Trees, side: ImageFiles) -> tuple[list[TreeItem], list[list[bytes]]]:
-    """The hardlinked files of a side, for a fresh upper directory.
+    """Return the hardlinked files of an image, for a new upper directory.
 
-    The kernel copies one name of a file up, and the others stay behind: a write through one would
-    no longer be seen through the others. Files that are up with all their names stay one file.
+    Overlayfs copies up only one name of a file, and the other names keep the old content. Files
+    that are in the upper directory with all their names stay one file.
     """
     found: dict[bytes, TreeEntry] = {b"": side.root}
     for group in side.groups:
@@ -113,7 +113,7 @@ def hardlinked_items(trees: Trees, side: ImageFiles) -> tuple[list[TreeItem], li
 def write_layer(
     objects: ObjectStore, place: Path, items: Sequence[TreeItem], groups: Sequence[Sequence[bytes]]
 ) -> list[Loss]:
-    """Write a layer into an empty directory; what could not be written as it is comes back."""
+    """Write a layer into an empty directory, and return the losses."""
     writer = EntryWriter(objects)
     with open_directory(place) as fd:
         if len(items) == 1:

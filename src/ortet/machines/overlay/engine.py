@@ -1,6 +1,6 @@
 """The overlay engine: private machines on Linux, as root or as an ordinary user.
 
-A machine is an upper directory of its own over layers that many machines share.
+A machine has its own upper directory over layers that many machines share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from ortet.objects.base import ObjectStore
 
 
 class OverlayEngine(Engine):
-    """`root` is the store's directory; layers are kept in its local part."""
+    """Opens overlay machines.
+
+    `root` is the store's directory; layers are kept in its local part.
+    """
 
     name = "overlay"
 
@@ -45,7 +48,7 @@ class OverlayEngine(Engine):
         self._probed: list[Capability] | None = None
 
     def use_zygote(self, zygote: Zygote) -> None:
-        """Start machines through a helper that a process lends which has tried it."""
+        """Start machines through the zygote of another process, which has already tested it."""
         self._context.zygote = zygote
         self._probed = [Capability("overlay", True, "lent")]
 
@@ -76,7 +79,16 @@ class OverlayEngine(Engine):
         while_starting: Callable[[], None],
         processes: bytes = b"",
     ) -> list[Machine]:
-        """New machines that stand alike, all or none; called within `Bases.using`."""
+        """Open new machines with this layout; all or none.
+
+        Call it within `LayerStore.prevent_prune`.
+
+        Args:
+            specs: One spec for each new machine.
+            layout: The layout that all of them start with.
+            while_starting: Called while the machines start.
+            processes: The Oid of stored processes, for engines that restore them.
+        """
         coming = self.start_forks(specs, layout, processes)
         try:
             while_starting()
@@ -88,7 +100,7 @@ class OverlayEngine(Engine):
     def start_forks(
         self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
     ) -> PendingMachines:
-        """The same, but they are not waited for."""
+        """Start new machines with this layout, and return without waiting for them."""
         made: list[tuple[OverlayMachine, list[Loss]]] = []
         with ExitStack() as undo:
             for spec in map(self._normal, specs):
@@ -123,10 +135,10 @@ class OverlayEngine(Engine):
             raise translate_os_error(error, f"cannot remove {home}") from error
 
     def prune(self) -> int:
-        """Remove layers that no machine of this store rests on; returns how many went."""
+        """Remove layers that no machine of this store uses, and return how many."""
         return self._context.layer_store.prune(self._layers_in_use)
 
-    # inside
+    # Internals.
 
     def _make_context(
         self, objects: ObjectStore, trees: Trees, clock: Clock, layer_store: LayerStore
@@ -136,10 +148,13 @@ class OverlayEngine(Engine):
         )
 
     def _wait_started(self, machines: Sequence[OverlayMachine]) -> None:
-        """Begin what can be done for several at once, before each is waited for."""
+        """Start work for several machines at once, before each is waited for.
+
+        This engine has no such work; it is a hook for engines that build on it.
+        """
 
     def _service_losses(self, image: Image) -> list[Loss]:
-        """Programs that do not come back in a machine of this engine."""
+        """Return a loss for each program that is not restored by this engine."""
         return service_losses(self._context.objects, image, self.name)
 
     def _machine(
@@ -166,7 +181,7 @@ class OverlayEngine(Engine):
     def _create_layout(
         self, spec: MachineSpec, home: MachineHome
     ) -> tuple[LayerLayout, bytes, list[Loss]]:
-        """The first time: find or make the layers."""
+        """Find or build the layers at the first open."""
         ground = self._context
         if spec.image is None:
             raise Invalid("image_needed", "an overlay machine begins from a commit: give its image")
@@ -185,7 +200,7 @@ class OverlayEngine(Engine):
     def _recover_layout(
         self, spec: MachineSpec, home: MachineHome, layout: LayerLayout
     ) -> LayerLayout:
-        """Go on where it was closed, or killed."""
+        """Return the layout of a machine that was closed or killed."""
         bases = self._context.layer_store
         layout = home.recover_layout(layout, bases, spec.id)
         if not bases.is_complete(layout.stack):
@@ -214,7 +229,7 @@ class OverlayEngine(Engine):
                 remove_tree(at, os.fsencode(name))
 
     def _layers_in_use(self) -> set[str]:
-        """The layers that machines rest on, open or closed."""
+        """Return the layers that open or closed machines use."""
         names: set[str] = set()
         for home in (
             home for parent in self._homes if parent.is_dir() for home in parent.iterdir()

@@ -1,4 +1,4 @@
-"""A private machine's own directory: which layers it rests on, its upper directories, its lock."""
+"""The home of a private machine: its layout, its upper directories, and its lock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from ortet.objects.base import ObjectStore
 
 MAX_CARRIED_FILES = 2000
 MAX_CARRIED_BYTES = 64 << 20
-"""Hardlinked files that every fresh upper directory gets a copy of; see `delta.carried`."""
+"""Limits of the hardlinked files that are copied to every new upper directory.
+
+See `delta.hardlinked_items`.
+"""
 
 _INNER = ("upper", "work")
 _OUTER = ("host", "hostwork")
@@ -34,13 +37,16 @@ _LOCK = "lock"
 
 
 class LayerLayout(StoredRecord, frozen=True):
-    """What a machine is made of; replaced as a whole, so that it is always one or the other."""
+    """The layers and upper directories of a machine.
+
+    The record is replaced as a whole, so a crash leaves the old or the new one.
+    """
 
     upper: int  # number of the upper directory in use
-    stack: LayerStack  # what lies below it
-    system: System | None = None  # what lies between the host and its system
-    ignoring: bool = False  # it may hold files that are no state, above or below
-    outer: int = 0  # number of the upper directories over the host's own
+    stack: LayerStack  # the layers below it
+    system: System | None = None  # the difference between the host and the machine's system
+    ignoring: bool = False  # the upper directory or a layer may hold ignored files
+    outer: int = 0  # number of the upper directories over host directories
 
 
 class MachineHome:
@@ -53,7 +59,7 @@ class MachineHome:
         self._lock = -1
 
     def lock(self) -> None:
-        """Conflict while another process, or another handle of this one, has it open."""
+        """Lock the home. Raises Conflict("machine_open") while another handle has it open."""
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +78,7 @@ class MachineHome:
             self._lock = -1
 
     def read_layout(self) -> LayerLayout | None:
-        """None when the machine was never opened."""
+        """Return the layout, or None if the machine was never opened."""
         try:
             return decode(LayerLayout, (self.path / _RECORD).read_bytes())
         except FileNotFoundError:
@@ -90,7 +96,10 @@ class MachineHome:
         return self.make_empty_dir(f"work-{number}")
 
     def make_empty_dir(self, name: str) -> Path:
-        """An empty directory: with what a mount left in its work directory the next is refused."""
+        """Create an empty directory, or empty the existing one.
+
+        The kernel refuses a mount whose work directory has content of an earlier mount.
+        """
         place = self.path / name
         try:
             place.mkdir()
@@ -100,12 +109,12 @@ class MachineHome:
         return place
 
     def remove_dir(self, name: str) -> None:
-        """Remove one of its directories, if it is there."""
+        """Remove a directory of the home, if it exists."""
         with suppress(FileNotFoundError):
             self._remove(name)
 
     def make_upper(self, number: int, stack: LayerStack, layer_store: LayerStore) -> list[Loss]:
-        """A new upper directory for this stack; what it could not be given."""
+        """Create an upper directory for this stack, and return what could not be written."""
         return self._write_upper(self.upper(number).name, stack, layer_store)
 
     def _write_upper(self, name: str, stack: LayerStack, layer_store: LayerStore) -> list[Loss]:
@@ -122,17 +131,17 @@ class MachineHome:
         place = self.make_empty_dir(name)
         return losses + write_layer(self._objects, place, items, groups)
 
-    # branches: the files of kernels that forked, as long as they live
+    # Kernel layers: the files of forked kernels, as long as they run.
 
     def make_kernel_layer(
         self, number: int, stack: LayerStack, layer_store: LayerStore
     ) -> tuple[str, str]:
-        """An upper and a work directory for a fork of a kernel; their names."""
+        """Create an upper and a work directory for a forked kernel, and return their names."""
         upper, work = self.kernel_upper_dir(number).name, f"{_KERNEL_LAYER}work-{number}"
         self._write_upper(upper, stack, layer_store)
         self.make_empty_dir(work)
         note = self.path / f"{_KERNEL_LAYER}stack-{stack.layers[0]}"
-        if not note.exists():  # one for all who rest on it; it stays until the machine is closed
+        if not note.exists():  # shared by all kernels on this stack; kept until the machine closes
             note.write_bytes(encode(stack))
         return upper, work
 
@@ -140,12 +149,12 @@ class MachineHome:
         return self.path / f"{_KERNEL_LAYER}-{number}"
 
     def adopt_kernel_layer(self, number: int, upper: int) -> None:
-        """Make its upper directory one of the machine's."""
+        """Make the upper directory of a kernel that of the machine."""
         self._remove(self.upper(upper).name)
         self.kernel_upper_dir(number).rename(self.upper(upper))
 
     def remove_kernel_layers(self, number: int | None = None) -> None:
-        """One, or all that a killed process left."""
+        """Remove the directories of one kernel layer, or all that a killed process left."""
         for name in os.listdir(self.path):
             kind, _, which = name.partition("-")
             if kind in _KERNEL_LAYER_DIRS and (number is None or which == str(number)):
@@ -153,7 +162,7 @@ class MachineHome:
                     self._remove(name)
 
     def layers_in_use(self) -> set[str]:
-        """All layers that this machine and its branches rest on."""
+        """Return all layers that this machine and its kernels use."""
         found: set[str] = set()
         standing = self.read_layout()
         if standing is not None:
@@ -168,11 +177,11 @@ class MachineHome:
     def recover_layout(
         self, layout: LayerLayout, layer_store: LayerStore, machine: str
     ) -> LayerLayout:
-        """The standing after a process was killed while it changed it."""
+        """Return the layout after a process was killed, also during a change of it."""
         name = layer_name(machine, layout.upper)
         if not self.upper(layout.upper).is_dir():
             stack = layer_store.load_stack(name)
-            if stack is not None:  # it had become a layer, on which forks may rest
+            if stack is not None:  # it had become a layer, and forks may use it
                 layout = replace(layout, upper=layout.upper + 1, stack=stack)
                 self.make_upper(layout.upper, stack, layer_store)
                 self.write_layout(layout)
@@ -189,7 +198,7 @@ class MachineHome:
         return layout
 
     def host_upper_name(self, layout: LayerLayout, at: str) -> str:
-        """The name of the upper directory over a directory of the host."""
+        """Return the name of the upper directory over a directory of the host."""
         return f"host-{layout.outer}-{quote(at, safe='')}"
 
     def remove_unused_dirs(self, layout: LayerLayout) -> None:
@@ -207,5 +216,5 @@ class MachineHome:
 
 
 def layer_name(machine: str, number: int) -> str:
-    """The name under which a machine's upper directory becomes a layer."""
+    """Return the name under which a machine's upper directory becomes a layer."""
     return f"{machine}-{number}"

@@ -1,5 +1,8 @@
-"""Files of a machine that are no state (ignored, or too large): found, and laid where another
-machine, or the same one with other processes, has them too. The store has nothing of them."""
+"""Finds the ignored files of a machine, and writes them where another machine needs them.
+
+Ignored files (by rule, or too large) are not in the store. The other machine is a fork, or the same
+machine after a restore of its processes.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from ortet.machines.restore.clone import FICLONE
 from ortet.machines.restore.write_entry import EntryWriter, MetadataTarget
 
 MAX_COPIED_BYTES = 2 << 30
-"""Bytes that are copied for a fork; what the file system can share is not copied."""
+"""The most bytes to copy for a fork. Data that the file system can share does not count."""
 
 PutFile = Callable[["IgnoredFiles", "IgnoredFile", bytes], bool]
-"""Puts a file at a new path; False when it did not."""
+"""A function that creates a file at a new path. It returns False if it did not."""
 
 
 class IgnoredFile(NamedTuple):
@@ -40,8 +43,10 @@ class IgnoredFile(NamedTuple):
 
 
 class IgnoredFiles:
-    """What of the merged directory `view` is no state; it lies in `places`, topmost first: nothing
-    below them has such files."""
+    """The ignored files of the merged directory `view`.
+
+    Only `layer_dirs`, topmost first, contain ignored files; the layers below them do not.
+    """
 
     def __init__(
         self, view: Path, layer_dirs: Sequence[Path], rules: IgnoreRules, *, is_root: bool = True
@@ -53,7 +58,7 @@ class IgnoredFiles:
         self.files = list(self._find(b"", False))
 
     def digest(self) -> str:
-        """Another when any of it changed."""
+        """Return a digest that changes with any of the files."""
         told = hashlib.blake2b(digest_size=16)
         for path, st in self.files:
             told.update(b"%b\0%d %d %d %d\n" % (path, st.st_ino, *_version(st)))
@@ -83,7 +88,7 @@ class IgnoredFiles:
         return any(os.path.isdir(join_path(place, path)) for place in self._layer_dirs)
 
     def _is_moved(self, path: bytes) -> bool:
-        """A directory that was renamed shows what lies below at another name."""
+        """Return True for a renamed directory, which shows lower files under another name."""
         for place in self._layer_dirs:
             with suppress(OSError), open_directory(Path(os.fsdecode(join_path(place, path)))) as fd:
                 if read_marks(fd, self._prefix)[1]:
@@ -93,14 +98,17 @@ class IgnoredFiles:
     def write_to(
         self, target: Path, root: TreeEntry, trees: Trees, *, writer: EntryWriter, put_file: PutFile
     ) -> None:
-        """Write it into the upper directory, or layer, `to`, where it is over the files of `root`:
-        what those have, and what is there, stays. `how` is `link` or a `Copier`."""
+        """Write the files into the upper directory or layer `target`, above the files of `root`.
+
+        Files of `root` and files that exist in `target` are kept. `put_file` is `link_file` or a
+        `Copier`.
+        """
         _IgnoredFilesWriter(
             self, os.fsencode(target), root, trees=trees, writer=writer, put_file=put_file
         ).write()
 
     def source_path(self, file: IgnoredFile) -> bytes | None:
-        """Where a file itself lies; None when only the merged directory can tell."""
+        """Return the path of a file in its layer, or None if only the merged view has it."""
         for place in self._layer_dirs:
             path = join_path(place, file.path)
             with suppress(OSError):
@@ -133,13 +141,13 @@ class _IgnoredFilesWriter:
         self._writer = writer
         self._put_file = put_file
         self._lower_entries: dict[bytes, TreeEntry | None] = {b"": root}
-        self._dir_mtimes: dict[bytes, int] = {}  # of directories that are written to
+        self._dir_mtimes: dict[bytes, int] = {}  # mtimes to set after all files are written
         self._linked: dict[int, bytes] = {}
 
     def write(self) -> None:
         self._ensure_directory(b"")
         for found in self._ignored.files:
-            with suppress(FileNotFoundError):  # it is gone
+            with suppress(FileNotFoundError):  # the file is gone
                 self._write_file(found)
         for path, mtime in reversed(self._dir_mtimes.items()):
             os.utime(join_path(self._target, path), ns=(mtime, mtime))
@@ -159,7 +167,7 @@ class _IgnoredFilesWriter:
             self._linked[file.st.st_ino] = to
 
     def _lower_entry(self, path: bytes) -> TreeEntry | None:
-        """What the files below have there."""
+        """Return the entry of a path in the layers below."""
         if path not in self._lower_entries:
             above, _, name = path.rpartition(b"/")
             parent = self._lower_entry(above)
@@ -169,7 +177,7 @@ class _IgnoredFilesWriter:
         return self._lower_entries[path]
 
     def _ensure_directory(self, path: bytes) -> bool:
-        """Have a directory to write to; False when something else has its name."""
+        """Create a directory if needed. Return False if another file has its name."""
         if path in self._dir_mtimes:
             return True
         entry = self._lower_entry(path)
@@ -192,7 +200,7 @@ class _IgnoredFilesWriter:
         if entry is None:
             shown = self._ignored.merged_path(path)
             st = os.lstat(shown)
-            with suppress(PermissionError):  # without root all is its maker's
+            with suppress(PermissionError):  # without root, all files belong to the user
                 os.chown(place, st.st_uid, st.st_gid)
             shutil.copystat(shown, place)
             self._dir_mtimes[path] = st.st_mtime_ns
@@ -202,11 +210,11 @@ class _IgnoredFilesWriter:
             self._dir_mtimes[path] = entry.mtime
 
 
-# how a file gets there
+# Functions that create one file.
 
 
 def link_file(ignored: IgnoredFiles, file: IgnoredFile, target: bytes) -> bool:
-    """For who has no use for it in its old place."""
+    """Create a hardlink to the file, or a copy. For a machine that no longer needs the original."""
     source = ignored.source_path(file)
     if source is not None:
         try:
@@ -219,7 +227,7 @@ def link_file(ignored: IgnoredFiles, file: IgnoredFile, target: bytes) -> bool:
 
 
 class Copier:
-    """At most so many bytes, but for what can be shared."""
+    """Clones files, or copies up to `max_bytes` bytes."""
 
     def __init__(self, *, max_bytes: int | None) -> None:
         self._bytes_left = max_bytes
@@ -239,7 +247,7 @@ class Copier:
             Path(os.fsdecode(to)).symlink_to(os.fsdecode(target))
         elif stat.S_ISFIFO(st.st_mode):
             os.mkfifo(to)
-        else:  # sockets and devices are made by programs
+        else:  # programs create sockets and devices themselves
             return False
         with suppress(PermissionError):
             os.chown(to, st.st_uid, st.st_gid, follow_symlinks=False)
@@ -261,7 +269,7 @@ class Copier:
 def _names(view: bytes, at: bytes) -> Iterator[IgnoredFile]:
     try:
         names = sorted(os.listdir(join_path(view, at)))
-    except (FileNotFoundError, NotADirectoryError):  # just gone
+    except (FileNotFoundError, NotADirectoryError):  # removed in the meantime
         return
     for name in names:
         path = join_path(at, name)

@@ -1,4 +1,4 @@
-"""Files that are no state go along with forks of a live machine, and stay when it is restored."""
+"""Gives ignored files to the forks of a machine, and keeps them when a machine is restored."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ _MAX_REPORTED_LOSSES = 20
 def add_ignored_layer(
     context: EngineContext, stack: LayerStack, ignored: IgnoredFiles | None
 ) -> tuple[LayerStack, list[Loss]]:
-    """Layers for forks, with a copy of these files on top: as forks of an idle overlay machine,
-    whose upper directory becomes a layer, have them. While they do not change it is made once."""
+    """Return a stack for forks, with a layer of copies of the ignored files on top.
+
+    The layer is built once, as long as the files do not change. Forks of an idle overlay machine
+    need no copies, because its upper directory becomes a layer.
+    """
     if ignored is None or not ignored.files:
         return stack, []
     root, empty = stack.root, context.trees.empty()
@@ -49,7 +52,7 @@ def add_ignored_layer(
     try:
         nothing = replace(root, data=empty.oid, cid=empty.cid)
         place = context.layer_store.ensure_layer(name, nothing, fill, shared=False)
-    except OSError as error:  # a fork without them is better than none
+    except OSError as error:  # a fork without these files is better than none
         why = f"files that commits leave out did not come along: {error.strerror}"
         return stack, [Loss("", "ignored", why)]
     losses = [
@@ -63,8 +66,10 @@ def add_ignored_layer(
 def link_ignored_files(
     context: EngineContext, ignored: IgnoredFiles, upper: Path, root: TreeEntry
 ) -> None:
-    """Into the upper directory over the files of `root`, of the machine that takes over: the very
-    files, as who had them ends."""
+    """Link the ignored files into the upper directory of the machine that replaces the old one.
+
+    The old machine ends, so the files themselves can be used.
+    """
     ignored.write_to(
         upper, root, context.trees, writer=EntryWriter(context.objects), put_file=link_file
     )

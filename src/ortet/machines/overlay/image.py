@@ -1,4 +1,4 @@
-"""What an overlay machine is now, as an Image: by its upper directories, or by all its files."""
+"""Takes snapshots of an overlay machine: by its upper directories, or by all of its files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ortet.machines.restore.materialise import hardlink_groups
 from ortet.objects.base import Kind
 
 CROWDED_NAMES = 1000
-"""Names in an upper directory from which on it should become a layer: a scan looks at each."""
+"""Above this many names an upper directory should become a layer: a scan compares each name."""
 
 
 class OverlaySnapshotter:
-    """Looks at one standing of a machine; another standing needs another lens.
+    """Takes snapshots of one layout of a machine. Another layout needs another snapshotter.
 
-    `upper` is the workspace's upper directory, `view` where the merged files are.
+    `upper` is the workspace's upper directory, `view` the path of the merged files.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OverlaySnapshotter:
         self._groups = hardlink_groups(context.objects, layout.stack.image)
         self._index = StatIndex(context.trees)
         self._rules = IgnoreRules()
-        self._needs_full_scan = False  # the upper directory cannot tell
+        self._needs_full_scan = False  # the upper directory is not sufficient
         self._upper = UpperScanner(
             context.objects,
             context.trees,
@@ -70,21 +70,24 @@ class OverlaySnapshotter:
 
     @property
     def is_crowded(self) -> bool:
-        """Would a fresh upper directory make the next look faster?"""
+        """True if a new upper directory would make the next snapshot faster."""
         return self._upper.name_count > CROWDED_NAMES or self._needs_full_scan
 
     @property
     def rules(self) -> IgnoreRules:
-        """What is no state, as the last look found them."""
+        """The ignore rules as of the last snapshot."""
         return self._rules if self._needs_full_scan else self._upper.rules
 
     @property
     def has_ignored_files(self) -> bool:
-        """Has it seen files that are no state?"""
+        """True if a snapshot has found ignored files."""
         return self._upper.has_ignored_files or self._needs_full_scan
 
     def snapshot(self, mapped: MappedFiles | None, *, quiet: bool) -> Image:
-        """See Upper.scan."""
+        """Scan the machine and return its image.
+
+        `mapped` and `quiet` are as in `UpperScanner.scan`.
+        """
         root, links = self._scan_workspace(mapped, quiet)
         return Image(root=root, links=links, system=self._scan_system())
 
@@ -97,7 +100,7 @@ class OverlaySnapshotter:
         except (NotFound, Unavailable) as error:
             if error.kind not in ("no_object", "not_uploaded_yet"):
                 raise
-            self._needs_full_scan = True  # the layers' own trees are gone from the store
+            self._needs_full_scan = True  # the trees of the layers are not in the store
         if self._needs_full_scan:
             return self._scan_merged()
         self.losses = upper.losses
@@ -120,7 +123,7 @@ class OverlaySnapshotter:
         return found.root, found.links
 
     def _scan_system(self) -> System | None:
-        """What differs from the host; None when nothing does."""
+        """Return the differences from the host, or None."""
         layers = []
         for upper in self._systems:
             upper.horizon = self._context.horizon()

@@ -1,10 +1,10 @@
-"""Shared read-only layers in the store's cache: whole workspaces, and differences stacked on them.
+"""Cache of shared read-only layers: whole workspaces, and differences stacked on them.
 
-    bases/ID/        a layer: a workspace written whole, or an overlay layer to lie on others
-    bases/ID.layer   what it and those below it add up to; without this file ID is a leftover
+    bases/ID/        a layer: a whole workspace, or an overlay layer on top of others
+    bases/ID.layer   the record of a layer and those below it; without it, ID is a leftover
 
-All of it can be made again from the store. A layer from before the last start of the host may have
-lost what was not written to disk yet: it is compared once before it is used.
+All layers can be built again from the store. A layer from before the last boot of the host may have
+lost data that was not written to disk. So it is checked once before it is used.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ortet.machines.restore.plan import ImageFiles
 from ortet.objects.base import ObjectStore
 
 MAX_STACK_DEPTH = 8
-"""Layers in a stack: lookups get slower with each."""
+"""The most layers in a stack. Each layer makes lookups slower."""
 
 MAX_DELTA_NAMES = 4000
-"""Names in a difference: beyond it a workspace is written whole."""
+"""The most names in a difference. Above it, the workspace is written as a whole."""
 
 IGNORED_LAYER_PREFIX = "ignored-"
-"""What names of layers begin with that add nothing to what others add up to."""
+"""Prefix of layers with ignored files only. They do not change the image of a stack."""
 
-_MAX_COMPARED_STACKS = 6  # stacks compared when none is known to be near
+_MAX_COMPARED_STACKS = 6  # stacks to compare if there is no hint
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = "lock"
 _BUILD = "build.lock"
@@ -47,7 +47,7 @@ AREA = "area"
 
 
 class LayerStack(StoredRecord, frozen=True):
-    """Layers, topmost first, and the workspace they add up to."""
+    """Layers, topmost first, and the workspace that they form together."""
 
     layers: list[str]
     root: TreeEntry
@@ -60,8 +60,8 @@ class LayerStack(StoredRecord, frozen=True):
 
 class _LayerRecord(StoredRecord, frozen=True):
     stack: LayerStack
-    boot: str  # of the host when it was made, or last compared
-    shared: bool = True  # False: it holds what no image does, and is for those who are told of it
+    boot: str  # boot id of the host when it was built or last checked
+    shared: bool = True  # False: it has ignored files, and other machines do not find it
 
 
 class LayerStore:
@@ -73,16 +73,17 @@ class LayerStore:
         self.boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
         self._objects = objects
         self._trees = trees
-        self._stacks: dict[bytes, LayerStack] = {}  # by what they add up to
+        self._stacks: dict[bytes, LayerStack] = {}  # by key of their image
         self._root_mtime_ns = 0  # mtime of the directory when it was last read
         root.mkdir(parents=True, exist_ok=True)
 
     def ensure_stack(
         self, image: Image, hint: LayerStack | None = None
     ) -> tuple[LayerStack, list[Loss]]:
-        """Layers for the workspace of an image, made where there are none; `near` is a guess.
+        """Return layers for the workspace of an image, and build them if there are none.
 
-        Call it within `using`, and stay there until the machine's record names the layers.
+        `hint` is a stack that is probably similar. Call this within `prevent_prune`, and stay in it
+        until the machine's record names the layers.
         """
         found = self._find(image)
         if found is not None:
@@ -100,9 +101,10 @@ class LayerStore:
     def adopt(
         self, upper: Path, name: str, *, below: LayerStack, image: Image, shared: bool
     ) -> LayerStack:
-        """Make a machine's upper directory, which nobody writes to any more, a layer.
+        """Turn a machine's upper directory, which is no longer written to, into a layer.
 
-        Not `shared`: it also holds what is no state, so it is not for other machines to find.
+        If `shared` is False the directory also holds ignored files, so other machines do not find
+        it.
         """
         upper.rename(self.root / name)
         failpoint("bases.adopted")
@@ -111,7 +113,7 @@ class LayerStore:
         return stack
 
     def undo_adopt(self, name: str, upper: Path) -> None:
-        """Undo `adopt`, as far as it went."""
+        """Undo `adopt`, also if it was interrupted."""
         (self.root / f"{name}.layer").unlink(missing_ok=True)
         if not upper.exists() and (self.root / name).exists():
             (self.root / name).rename(upper)
@@ -119,7 +121,10 @@ class LayerStore:
     def ensure_layer(
         self, name: str, root: TreeEntry, fill: Callable[[Path], object], *, shared: bool = True
     ) -> Path:
-        """A layer outside of any workspace, filled unless it is there; see `adopt`."""
+        """Return a layer outside of any workspace; `fill` builds it if it is missing.
+
+        `shared` is as in `adopt`.
+        """
         if self.load_stack(name) is None:
             with self._locked(_BUILD, fcntl.LOCK_EX):
                 if self.load_stack(name) is None:
@@ -128,21 +133,24 @@ class LayerStore:
         return self.root / name
 
     def load_stack(self, name: str) -> LayerStack | None:
-        """The stack whose top this layer is; None when the layer is not as it was made."""
+        """Return the stack with this layer on top, or None if the layer is missing or damaged."""
         layer = self._load(name)
         return None if layer is None else layer.stack
 
     def private_layers(self, stack: LayerStack) -> list[Path]:
-        """Those of its layers that hold what is no state, topmost first."""
+        """Return the layers of a stack with ignored files, topmost first."""
         layers = [(name, self._load(name)) for name in stack.layers]
         return [self.root / name for name, layer in layers if layer and not layer.shared]
 
     def is_complete(self, stack: LayerStack) -> bool:
-        """Are all its layers there, as they were made?"""
+        """Return True if all layers of the stack exist and are intact."""
         return all(self.load_stack(name) is not None for name in reversed(stack.layers))
 
     def prune(self, in_use: Callable[[], Collection[str]]) -> int:
-        """Remove all layers but those `in_use` names, asked when no machine can be opened."""
+        """Remove all layers except those that `in_use` returns.
+
+        `in_use` is called while no machine can be opened.
+        """
         removed = 0
         with self._locked(_LOCK, fcntl.LOCK_EX), open_directory(self.root) as at:
             needed = {_LOCK, _BUILD, AREA, *in_use()}
@@ -155,11 +163,11 @@ class LayerStore:
 
     @contextmanager
     def prevent_prune(self) -> Iterator[None]:
-        """While layers are chosen and not yet named by a machine's record: no prune."""
+        """Prevent `prune` while layers are chosen but not yet named by a machine's record."""
         with self._locked(_LOCK, fcntl.LOCK_SH):
             yield
 
-    # finding
+    # Find.
 
     def _find(self, image: Image) -> LayerStack | None:
         moved = self.root.stat().st_mtime_ns
@@ -193,7 +201,7 @@ class LayerStore:
         return layer
 
     def _nearest(self, image: Image, hint: LayerStack | None) -> LayerStack | None:
-        """The stack from which it is least far to this image, if it is not too far."""
+        """Return the most similar stack, or None if all differ too much."""
         hint = None if hint is None else self._shared_part(hint)
         guesses = [stack for stack in (hint, *self._stacks.values()) if stack is not None]
         best, least = None, MAX_DELTA_NAMES
@@ -208,8 +216,10 @@ class LayerStore:
         return best
 
     def _count_changes(self, below: LayerStack, image: Image, limit: int) -> int:
-        """As far as can be when what is below is not in the store: a kernel was forked there and
-        nobody has committed it, or it was swept."""
+        """Return the number of changes, or the maximum if the stack's image is not in the store.
+
+        That image is missing if a kernel was forked there without a commit, or after a sweep.
+        """
         try:
             self.image_files(below.image)
             return count_changes(self._trees, below.root, image.root, limit=limit)
@@ -217,7 +227,7 @@ class LayerStore:
             return MAX_DELTA_NAMES
 
     def _shared_part(self, stack: LayerStack) -> LayerStack | None:
-        """The part of it that has no layer with what is no state: others will rest on it too."""
+        """Return the lower part of a stack that has no ignored files, so that others may use it."""
         layers = [self._load(name) for name in stack.layers]
         own = [at for at, layer in enumerate(layers) if layer is None or not layer.shared]
         if not own:
@@ -228,7 +238,7 @@ class LayerStore:
     def _key(self, image: Image) -> bytes:
         return self._objects.hasher.oid(encode([image.root, image.links]))
 
-    # making
+    # Build.
 
     def _base(self, image: Image) -> tuple[LayerStack, list[Loss]]:
         name = self._key(image).hex()
@@ -246,7 +256,7 @@ class LayerStore:
         return self._finish(stack), losses
 
     def _make_build_dir(self, name: str) -> Path:
-        """An empty directory to build in, without what anyone left there before."""
+        """Create an empty directory to build a layer in, and remove leftovers."""
         place = self.root / f"{name}.new"
         with open_directory(self.root) as at:
             for leftover in (f"{name}.layer", name, place.name):

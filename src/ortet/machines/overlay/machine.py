@@ -1,4 +1,4 @@
-"""What an overlay machine is made of: mounts and processes, the look at them, and its layers."""
+"""The base of overlay machines: mounts and processes, snapshots, and changes of layers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from ortet.objects.base import Kind
 
 _ROOT_LINK = "root"
 _STAGE = "stage"
-_MAX_REWRITTEN_NAMES = 200  # differences from which on other layers are faster than writing files
-_MAX_PRIVATE_STACK_DEPTH = 60  # for a machine whose layers hold what no image does
+_MAX_REWRITTEN_NAMES = 200  # with more differences, other layers are faster than writing files
+_MAX_PRIVATE_STACK_DEPTH = 60  # for a machine with layers that hold ignored files
 
 
 class ForkCallback(Protocol):
-    """Starts machines that stand so, calls back, and waits until they are ready; all or none."""
+    """Starts machines with a layout, calls back, and waits until they are ready; all or none."""
 
     def __call__(
         self,
@@ -49,7 +49,7 @@ class ForkCallback(Protocol):
 
 
 def add_losses(forks: list[Machine], losses: Sequence[Loss]) -> list[Machine]:
-    """What all of them could not be given."""
+    """Append the same losses to every fork."""
     for fork in forks:
         if isinstance(fork, OverlayMachineBase):
             fork._losses = [*fork._losses, *losses]
@@ -57,7 +57,7 @@ def add_losses(forks: list[Machine], losses: Sequence[Loss]) -> list[Machine]:
 
 
 class OverlayMachineBase(Machine):
-    """From `start` to `close` a supervisor holds its mounts and processes."""
+    """A machine whose mounts and processes a supervisor holds, from `start` to `close`."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class OverlayMachineBase(Machine):
         self._losses: list[Loss] = []
         self._committed_image: Oid | None = None
         self._last_snapshot: tuple[Oid, Image] | None = None
-        self._has_uncommitted = False  # the lens rests on objects that no commit holds yet
+        self._has_uncommitted = False  # the snapshotter relies on objects of no commit
         self._sweep_epoch = self._read_sweep_epoch()
         self._busy = False  # processes may be running
-        self._was_busy = False  # at the last freeze
+        self._was_busy = False  # at the last snapshot
         self._closed = False
         self._snapshotter: OverlaySnapshotter | None = None
-        self._paused_stack: LayerStack | None = None  # unmounted, to go on upon these layers
+        self._paused_stack: LayerStack | None = None  # while unmounted: the layers to mount
         self._process: MachineProcess | None = None
 
-    # beginning and end
+    # Start and close.
 
     def start(self) -> None:
-        """Ask for the mounts; `ready` waits for them."""
+        """Request the mounts. `finish_start` waits for them."""
         plan, self._host_overlays = self._context.plan(self._spec, self._home, self._layout)
         self._process = self._start_process(plan)
 
@@ -96,6 +96,7 @@ class OverlayMachineBase(Machine):
         return self._context.zygote.start(plan)
 
     def finish_start(self, losses: Sequence[Loss] = ()) -> None:
+        """Wait for the mounts, and undo an interrupted restore."""
         self._supervisor.ready()
         self._losses = list(losses)
         link, place = self._home.path / _ROOT_LINK, str(self._spec.path)
@@ -103,7 +104,7 @@ class OverlayMachineBase(Machine):
             link.unlink()
         link.symlink_to(f"/proc/{self._supervisor.pid}/root")
         self.path = MachinePath(f"/proc/{self._supervisor.pid}/root{place}")
-        # the same at every open, as the journal of a thaw needs it
+        # The journal of a restore needs a path that is the same at every open.
         self._stable_view = MachinePath(f"{link}{place}")
         recover_restore(self._home.path / _STAGE)
 
@@ -121,7 +122,7 @@ class OverlayMachineBase(Machine):
             (self._home.path / _ROOT_LINK).unlink()
         self._home.close()
 
-    # looking
+    # Snapshots.
 
     def _snapshot(self) -> tuple[Oid, Image]:
         self._ensure_snapshotter()
@@ -132,9 +133,12 @@ class OverlayMachineBase(Machine):
         return self._last_snapshot
 
     def _ensure_snapshotter(self) -> None:
-        """Have a lens for this standing, one that rests on what is in the store."""
+        """Create a snapshotter for the present layout, unless there is a valid one.
+
+        After a sweep, a snapshotter that relies on uncommitted objects is not valid.
+        """
         if self._sweep_epoch != self._read_sweep_epoch():
-            # a sweep may have taken what no commit held
+            # A sweep may have deleted objects of no commit.
             self._sweep_epoch = self._read_sweep_epoch()
             if self._has_uncommitted:
                 self._reset_snapshotter()
@@ -149,7 +153,7 @@ class OverlayMachineBase(Machine):
             )
 
     def _lower_layout(self) -> LayerLayout:
-        """What lies below the upper directories."""
+        """Return the layout below the upper directories."""
         return self._layout
 
     def _scan_image(self) -> Image:
@@ -163,7 +167,7 @@ class OverlayMachineBase(Machine):
         try:
             image = self._snapshotter.snapshot(mapped, quiet=quiet)
         except BaseException:
-            self._reset_snapshotter()  # what was learned may not be stored
+            self._reset_snapshotter()  # new entries may not be stored
             raise
         self._losses = self._snapshotter.losses
         if self._snapshotter.has_ignored_files and not self._layout.ignoring:
@@ -171,11 +175,14 @@ class OverlayMachineBase(Machine):
         return image
 
     def _has_upper_files(self) -> bool:
-        """Has any file changed? What is mapped to be written has come to the upper directory."""
+        """Return True if the upper directory has files.
+
+        A file that is mapped for writing has been copied up, so without files nothing is mapped.
+        """
         return bool(os.listdir(self._home.upper(self._layout.upper)))
 
     def _mapped(self) -> MappedFiles:
-        """Files that running processes write through memory, by directory."""
+        """Return the files that processes have mapped for writing, by directory."""
         reply, _ = self._supervisor.ask({"do": "state"})
         self._busy = reply["busy"]
         found: dict[bytes, set[str]] = {}
@@ -197,10 +204,10 @@ class OverlayMachineBase(Machine):
         assert self._process is not None
         return self._process
 
-    # layers
+    # Layers.
 
     def _ignored_files(self) -> IgnoredFiles | None:
-        """Files of it that are no state."""
+        """Return the ignored files of the machine, or None if it has none."""
         if not self._layout.ignoring:
             return None
         self._ensure_snapshotter()
@@ -212,9 +219,9 @@ class OverlayMachineBase(Machine):
         )
 
     def _shared_stack(self, image: Image) -> LayerStack:
-        """Layers that add up to the settled image, which this machine may have left since.
+        """Return layers for the committed image, which this machine may have changed since.
 
-        What was mounted may be gone now, until `_resume`.
+        The workspace may be unmounted afterwards, until `_resume`.
         """
         stack, upper = self._layout.stack, self._home.upper(self._layout.upper)
         same = (stack.root, stack.links) == (image.root, image.links)
@@ -226,9 +233,10 @@ class OverlayMachineBase(Machine):
         return self._context.layer_store.ensure_stack(image, stack)[0]
 
     def _pause(self, image: Image) -> bool:
-        """Make the upper directory, which adds up to `image`, a layer, to go on upon with another.
+        """Turn the upper directory, whose merged state is `image`, into a layer.
 
-        False, and nothing changed, while anything has a file of the workspace open.
+        `_resume` continues with a new upper directory. Returns False, without any change, while a
+        process has a file of the workspace open.
         """
         old, bases = self._layout, self._context.layer_store
         deep = len(old.stack.layers) >= (
@@ -254,7 +262,7 @@ class OverlayMachineBase(Machine):
         return True
 
     def _resume(self) -> None:
-        """Go on after `_pause`, if there was one."""
+        """Continue after `_pause`, if the machine is paused."""
         stack, self._paused_stack = self._paused_stack, None
         if stack is None:
             return
@@ -269,7 +277,7 @@ class OverlayMachineBase(Machine):
             raise
 
     def _undo_pause(self) -> None:
-        """To where the machine stood before `_pause`."""
+        """Return to the layout before `_pause`."""
         old = self._layout
         name = layer_name(self._spec.id, old.upper)
         self._context.layer_store.undo_adopt(name, self._home.upper(old.upper))
@@ -278,9 +286,9 @@ class OverlayMachineBase(Machine):
     def _switch(
         self, current: Image, target: Image, system: System | None, *, outer: bool
     ) -> Report | None:
-        """Go to the layers of another image, `outer`: with this system.
+        """Switch to the layers of another image; with `outer` also to this system difference.
 
-        None, and nothing changed, while files are open.
+        Returns None, without any change, while files are open.
         """
         old, home, bases = self._layout, self._home, self._context.layer_store
         with bases.prevent_prune():
@@ -305,7 +313,7 @@ class OverlayMachineBase(Machine):
     def _restore_files(
         self, current: Image, target: Image, paths: Sequence[bytes] | None
     ) -> Report:
-        """Write what differs through the merged view, where processes may be at work."""
+        """Write the differences through the merged view, while processes may be running."""
         ground = self._context
         self._has_uncommitted = True
         return restore_through_overlay(
@@ -326,14 +334,17 @@ class OverlayMachineBase(Machine):
         return apart > _MAX_REWRITTEN_NAMES
 
     def _changes_ignore_rules(self, current: Image, target: Image) -> bool:
-        """Whether other ignore files come: files may stay then that the target's layers lack."""
+        """Return True if ignore files change.
+
+        Then files may stay that the layers of the target do not have.
+        """
         bases = self._context.layer_store
         return make_plan(
             self._context.trees, bases.image_files(current), bases.image_files(target)
         ).has_new_rules
 
     def _restart(self, new: LayerLayout) -> None:
-        """New mounts all over: what lies below a root directory cannot be changed in place."""
+        """Start again with new mounts: layers below a root directory cannot be changed in place."""
         old = self._layout
         self._supervisor.close()
         try:
@@ -350,7 +361,7 @@ class OverlayMachineBase(Machine):
         self._set_layout(new)
 
     def _set_layout(self, new: LayerLayout) -> None:
-        """From here on, also after a crash, this is what the machine is made of."""
+        """Store the new layout. From now on it is valid, also after a crash."""
         moved = (new.upper, new.outer) != (self._layout.upper, self._layout.outer)
         self._home.write_layout(new)
         self._layout = new
@@ -363,7 +374,7 @@ class OverlayMachineBase(Machine):
         return not self._busy
 
     def _unmount(self) -> bool:
-        """False while a process, of the machine or of the host, has something of it open."""
+        """Unmount the workspace. Return False while a process of machine or host has it open."""
         return self._is_idle() and bool(self._supervisor.ask({"do": "unmount"})[0]["done"])
 
     def _mount(self, layout: LayerLayout, fallback: LayerLayout | None = None) -> None:

@@ -1,7 +1,8 @@
-"""What a machine sees: the mounts that make its view, step by step, for its supervisor.
+"""Computes the mounts of a machine as a list of steps for its supervisor.
 
-A view is built below an empty directory and then becomes the machine's root. What is private, what
-is read-only and why: docs/decisions/0005-what-an-overlay-machine-sees.md.
+The view is built below an empty directory, which then becomes the root of the machine.
+docs/decisions/0005-what-an-overlay-machine-sees.md says what is private, what is read-only, and
+why.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ortet.machines.standalone.syscalls import overlay_options
 MountStep = dict[str, Any]
 
 EPHEMERAL_DIRS = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
-"""Never state: temporary by convention, or no files at all."""
+"""Never state: temporary by convention, or without real files."""
 
-# No places for files: in a machine they are what the host has, read-only.
+# File systems without real files: a machine sees those of the host, read-only.
 # fmt: off
 _PSEUDO = frozenset((
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
@@ -33,7 +34,7 @@ _PSEUDO = frozenset((
 ))
 # fmt: on
 _VOLATILE = frozenset(("tmpfs", "ramfs"))
-_MACHINE_MOUNTS = ("/dev", "/proc", "/sys")  # made or bound as a whole
+_MACHINE_MOUNTS = ("/dev", "/proc", "/sys")  # created or bound as a whole
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -46,10 +47,10 @@ class HostMount(msgspec.Struct, frozen=True):
 
 
 class HostOverlay(msgspec.Struct, frozen=True):
-    """A host directory that shows through an overlay: what is written there stays in `upper`."""
+    """A host directory under an overlay: writes go to `upper`."""
 
     at: str
-    state: bool  # and is part of the image
+    state: bool  # the changes are part of the image
     upper: Path
     work: Path
     layers: tuple[Path, ...] = ()  # system differences between the host and `upper`
@@ -58,7 +59,8 @@ class HostOverlay(msgspec.Struct, frozen=True):
 class MachinePath(PosixPath):
     """A path into a machine's mounts.
 
-    It leads through a link whose text is "/": resolved, it would name the host's own files.
+    The path goes through a link with the text "/". If it were resolved, it would name a file of the
+    host.
     """
 
     def resolve(self, strict: bool = False) -> MachinePath:  # noqa: ARG002 - as Path has it
@@ -66,7 +68,7 @@ class MachinePath(PosixPath):
 
 
 def parse_mounts(text: bytes) -> list[HostMount]:
-    """/proc/self/mountinfo in order; of several at one place the last, which hides the others."""
+    """Parse /proc/self/mountinfo. If there are several mounts at one place, the last one counts."""
     found: dict[str, HostMount] = {}
     for line in text.splitlines():
         fields = line.split(b" ")
@@ -78,7 +80,7 @@ def parse_mounts(text: bytes) -> list[HostMount]:
 
 
 def dirs_to_overlay(spec: MachineSpec, host: Sequence[HostMount]) -> list[tuple[str, bool]]:
-    """(directory, is it state) for each overlay but the workspace's own, parents first."""
+    """Return (directory, is it state) for each overlay except the workspace, parents first."""
     if spec.scope == "host":
         return [
             (
@@ -104,7 +106,10 @@ def mount_steps(
     area: Path,
     rootless: bool,
 ) -> list[MountStep]:
-    """Everything up to the workspace itself. `area` is a place for mounts that show nowhere."""
+    """Return the steps of all mounts before the workspace itself.
+
+    `area` is a directory for mounts that the machine does not see.
+    """
     place = str(spec.path)
     _check_workspace_path(place, host_overlays)
     made: list[MountStep] = []
@@ -141,8 +146,10 @@ def live_mount_steps(
     *,
     area: Path,
 ) -> list[MountStep]:
-    """The same for a machine whose processes are kept: every mount is one that CRIU makes itself,
-    or one that can be made again outside and handed to it."""
+    """Return the steps for a machine whose processes are captured by CRIU.
+
+    CRIU must create every mount itself, or get it from outside at a restore.
+    """
     place = str(spec.path)
     _check_workspace_path(place, host_overlays)
     made: list[MountStep] = [{"do": "hold", "at": str(area / "hold"), "host": True}]
@@ -161,15 +168,15 @@ def live_mount_steps(
 
 
 def is_within(path: str, places: Iterable[str]) -> bool:
-    """Is it one of these, or below one?"""
+    """Return True if the path is one of these places or below one."""
     return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)
 
 
 def _overlay_steps(overlay: HostOverlay, under: Path, *, rootless: bool) -> Iterator[MountStep]:
     lowers = [overlay.at]
     if overlay.layers:
-        # a layer that lies below the directory it is stacked on is refused, so that directory
-        # becomes an overlay of its own first: with nothing in it but itself
+        # Overlayfs refuses a layer that is inside the directory it is stacked on. So that directory
+        # first becomes its own overlay, with an empty layer.
         yield {"do": "tmpfs", "at": str(under), "options": "mode=700", "host": True}
         for name in ("empty", "view"):
             yield {"do": "mkdir", "at": str(under / name), "host": True}
@@ -181,22 +188,22 @@ def _overlay_steps(overlay: HostOverlay, under: Path, *, rootless: bool) -> Iter
     options = overlay_options(lowers, str(overlay.upper), str(overlay.work), extra=extra)
     step: MountStep = {"do": "overlay", "at": overlay.at, "options": options}
     if overlay.state and overlay.at != "/":
-        # a filesystem that cannot lie below an overlay
+        # For a file system that cannot be a lower layer.
         step["instead"] = {"source": overlay.at, "sealed": True}
     elif not overlay.state:
-        # to a user namespace the kernel refuses what holds mounts of the host
+        # In a user namespace, the kernel refuses a directory that contains mounts of the host.
         scratch = is_within(overlay.at, EPHEMERAL_DIRS)
         step["instead"] = {"source": str(overlay.upper)} if scratch else {}
     yield step
 
 
 def _read_only_bind(at: str) -> MountStep:
-    """A mount of the host as it is, but read-only; it may be gone by now."""
+    """Return the step for a read-only mount of the host, which may be gone by now."""
     return {"do": "bind", "at": at, "source": at, "sealed": True, "optional": True}
 
 
 def _hides(spec: MachineSpec) -> Iterator[MountStep]:
-    """Hidden places; not one that holds the workspace, nor one inside it, which was given away."""
+    """Yield steps for hidden places, except those that contain the workspace or are inside it."""
     place = str(spec.path)
     for path in map(os.path.realpath, spec.hide):
         if os.path.exists(path) and not is_within(place, (path,)) and not is_within(path, (place,)):
@@ -204,7 +211,7 @@ def _hides(spec: MachineSpec) -> Iterator[MountStep]:
 
 
 def _check_workspace_path(place: str, host_overlays: Sequence[HostOverlay]) -> None:
-    """The workspace's directory is there, or can be made where no host directory is touched."""
+    """Raise Unsupported unless the workspace's directory exists or can be created in an overlay."""
     if os.path.isdir(place) or is_within(place, [cover.at for cover in host_overlays]):
         return
     raise Unsupported(
@@ -222,5 +229,5 @@ def _takes_files(mounted: HostMount) -> bool:
 def _home_directory() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:  # a uid without a name, as containers have
+    except KeyError:  # a uid without a name, as in containers
         return "/"

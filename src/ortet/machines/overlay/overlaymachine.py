@@ -1,4 +1,4 @@
-"""A live overlay machine: runs commands, freezes, and changes its layers while it is idle."""
+"""The overlay machine: runs commands, takes snapshots, and switches layers while it is idle."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from ortet.machines.overlay.machine import add_losses
 from ortet.machines.overlay.supervisor_client import spawn_in_machine
 from ortet.machines.services import put_services, service_losses, unsaved_process_losses
 
-CONTROL_LOCK_FILE = "door"  # a file that is locked while connections from outside are not welcome
+CONTROL_LOCK_FILE = "door"  # locked while connections from outside are refused
 
 
 class OverlayMachine(OverlayKernelHost):
-    """A machine whose workspace is a stack of shared layers below a directory of its own."""
+    """A machine whose workspace is a stack of shared layers below its own upper directory."""
 
     engine = "overlay"
     _init_client: InitClient | None = None
@@ -59,7 +59,7 @@ class OverlayMachine(OverlayKernelHost):
         super()._restart(new)
 
     def _stop_init(self) -> None:
-        """What goes on in it ends with its mounts."""
+        """Stop the background programs: they end with the mounts."""
         if self._init_client is not None:
             self._init_client.close()
             self._init_client = None
@@ -116,7 +116,7 @@ class OverlayMachine(OverlayKernelHost):
         return replace(report, losses=report.losses + losses + self._service_losses(target))
 
     def _service_losses(self, target: Image) -> list[Loss]:
-        """Programs of an image that do not come back in a machine of this engine."""
+        """Return a loss for each program of an image that this engine does not restore."""
         return service_losses(self._context.objects, target, self.engine)
 
     def fork(self, specs: Sequence[MachineSpec]) -> list[Machine]:
@@ -126,7 +126,7 @@ class OverlayMachine(OverlayKernelHost):
         with self._context.layer_store.prevent_prune():
             stack = self._shared_stack(image)
             losses: list[Loss] = []
-            if stack not in (self._layout.stack, self._paused_stack):  # then it has state only
+            if stack not in (self._layout.stack, self._paused_stack):  # it has no ignored files
                 stack, losses = add_ignored_layer(self._context, stack, self._ignored_files())
             standing = LayerLayout(1, stack, image.system, self._layout.ignoring)
             try:
@@ -218,7 +218,7 @@ class OverlayMachine(OverlayKernelHost):
 
     @property
     def init_client(self) -> InitClient:
-        """Who keeps its programs, started at first use."""
+        """The client of the init process, which is started at first use."""
         if self._init_client is None:
             self._busy = True
             self._init_client = start_init(self._supervisor)
@@ -230,28 +230,28 @@ class OverlayMachine(OverlayKernelHost):
         return ControlSocket(inside.pid, inside.path, str(self._home.path / CONTROL_LOCK_FILE))
 
     def _current_jobs(self) -> list[JobInfo]:
-        """What goes on in it, if anything ever did."""
+        """Return the background programs; empty if none was ever started."""
         if self._init_client is None:
             return []
         try:
             return self._init_client.jobs()
-        except Unavailable:  # killed, or closed with the machine's mounts
+        except Unavailable:  # killed, or closed with the mounts
             self._init_client = None
             return []
 
     def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
-        """What a command has: this process's own, and these."""
+        """Return the environment of a command."""
         return build_environment(env, mark)
 
     def _current_image(self) -> Image:
-        """What is there now, to be compared."""
+        """Take a snapshot and return its image, for comparison."""
         return self._snapshot()[1]
 
     def _check_directory(self, where: str) -> None:
         try:
             check_directory(self.path / where)
         except OrtetError:
-            self._mapped()  # which says so when it is the machine that is gone
+            self._mapped()  # raises if the whole machine is gone
             raise
 
     def _busy_error(self) -> Conflict:

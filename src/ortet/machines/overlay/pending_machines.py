@@ -1,4 +1,7 @@
-"""Machines on their way: begun, and not waited for yet."""
+"""Machines that are started but not yet waited for.
+
+This is a module of its own because the engine and the preforks of a live machine both use it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ StartedMachine = tuple[OverlayMachine, list[Loss]]
 
 
 class PendingMachines:
-    """All or none. `undo` ends them and removes what was made for them; `wake` waits for what takes
-    long, and `remember` is told when all are ready."""
+    """Machines that start together, all or none.
+
+    Args:
+        undo: Stops the machines and removes everything that was created for them.
+        wait_started: Does the slow part of the start.
+        on_ready: Called when all machines are ready.
+    """
 
     def __init__(
         self,
@@ -29,11 +37,11 @@ class PendingMachines:
         self._on_ready = on_ready
 
     def wait_started(self) -> None:
-        """The part of `finish` that takes long; one thread may do it while another does its own."""
+        """Do the slow part of `finish`. It may run in another thread."""
         self._wait_started(self._machines)
 
     def finish(self) -> list[Machine]:
-        """Wait for them; when one cannot begin, none is left."""
+        """Wait for the machines. If one cannot start, all are stopped."""
         with self._undo:
             self.wait_started()
             for machine, losses in self._started:

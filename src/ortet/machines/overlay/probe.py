@@ -1,4 +1,4 @@
-"""Can this host run overlay machines? Tried, not guessed; and if not, the one thing to change."""
+"""Tests whether this host can run overlay machines, and says what to change if not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SWITCHES = (
 
 
 def probe_overlay(place: Path, zygote: Zygote) -> list[Capability]:
-    """Start a machine with an overlay at `place`, look, and end it."""
+    """Start a machine with an overlay at `place`, and close it."""
     if sys.platform != "linux":
         return [Capability("overlay", False, "overlay mounts exist on Linux only", "use Linux")]
     how = "as root" if is_privileged() else "in a user namespace"
@@ -82,7 +82,7 @@ def _fix(place: Path) -> str:
 
 
 def _make_removable(place: Path) -> None:
-    """What the kernel closed to everyone, so that it can be removed."""
+    """Make a directory removable that the kernel has created without permissions."""
     inner = place / "work" / "work"
     if inner.is_dir():
         os.chmod(inner, 0o700)

@@ -1,4 +1,4 @@
-"""A thaw through a machine's merged view: the index and rules it needs, made from trees alone."""
+"""Restores files through the merged view of a machine, with an index and rules made from trees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def restore_through_overlay(
     stage: Path,
     paths: Sequence[bytes] | None,
 ) -> Report:
-    """Bring `view`, which was frozen as `current` just now, to `target`; see thaw.py."""
+    """Make `view` equal to `target`, as `restore_directory` does.
+
+    The caller has just taken the snapshot `current` of `view`.
+    """
     before, after = layer_store.image_files(current), layer_store.image_files(target)
     if paths is not None:
         after = select_paths(trees, before, after, paths)
@@ -52,7 +55,7 @@ def restore_through_overlay(
 
 
 def count_written_and_removed(trees: Trees, before: TreeEntry, after: TreeEntry) -> tuple[int, int]:
-    """How many names are written and how many go from one tree to another."""
+    """Return how many names are written and how many are removed between two trees."""
     written = removed = 0
     stack = [(before, after)]
     while stack:
@@ -69,11 +72,14 @@ def count_written_and_removed(trees: Trees, before: TreeEntry, after: TreeEntry)
 
 
 def _index(trees: Trees, view: Path, plan: RestorePlan) -> StatIndex:
-    """How each file that will be replaced looks: frozen just now, it is not read again."""
+    """Return an index of the files to be replaced.
+
+    They were captured just now, so only their stat is read.
+    """
     index = StatIndex(trees)
     with open_directory(view) as top, DirFdCache(top) as dirs:
         for path, entry in _replaced_files(trees, plan):
-            with suppress(OSError):  # gone since: the thaw will say so
+            with suppress(OSError):  # gone since: the restore reports it
                 at, name = dirs.open_parent(path)
                 index.record(path, os.stat(name, dir_fd=at, follow_symlinks=False), entry)
     return index
@@ -90,7 +96,7 @@ def _replaced_files(trees: Trees, plan: RestorePlan) -> Iterator[tuple[bytes, Tr
 
 
 def _rules(objects: ObjectStore, trees: Trees, root: TreeEntry, plan: RestorePlan) -> IgnoreRules:
-    """What the ignore files say in every directory that the plan concerns, and above."""
+    """Return the ignore rules of every directory in the plan, and above."""
     rules = IgnoreRules()
     concerned = {b""}
     for change in plan.dirs:

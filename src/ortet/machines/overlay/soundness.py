@@ -1,4 +1,7 @@
-"""Is a layer on disk still what it was made to be? Asked once after each start of the host."""
+"""Checks that a layer on disk is still complete, once after each boot of the host.
+
+This is a module of its own because it is the only code of layers that reads their content.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ortet.objects.base import ObjectStore
 
 
 class LowerLayers(Protocol):
-    """What lies under a layer."""
+    """The layers below a layer."""
 
     @property
     def root(self) -> TreeEntry: ...
@@ -26,7 +29,11 @@ class LowerLayers(Protocol):
 def is_layer_intact(
     objects: ObjectStore, trees: Trees, place: Path, root: TreeEntry, below: LowerLayers | None
 ) -> bool:
-    """A crash loses the ends of files: sizes and times tell. A layer on others is read whole."""
+    """Return True if a layer is as it was built.
+
+    A crash of the host loses the ends of files, which sizes and times show. A layer on top of
+    others is scanned completely.
+    """
     try:
         if below is None:
             return _matches_tree(trees, place, root)

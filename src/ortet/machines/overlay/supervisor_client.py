@@ -1,4 +1,4 @@
-"""The hub's end: starts the zygote at first need, asks supervisors, knows when they are gone."""
+"""The client of zygote and supervisors: starts machines, sends requests, and notices their end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ortet.machines.command import environ_without_vault_key
 from ortet.machines.standalone import ipc
 
 _START_TIMEOUT_SECONDS = (
-    30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
+    30.0  # a start takes milliseconds, but it may take much longer on a host that swaps
 )
 
 
 class MachineProcess(Protocol):
-    """A machine's pid 1, seen from outside; closing it ends all its processes and mounts."""
+    """Pid 1 of a machine, seen from outside. Closing it ends all of its processes and mounts."""
 
     pid: int
 
@@ -39,7 +39,7 @@ class MachineProcess(Protocol):
 
 
 class Zygote:
-    """One helper process, started at first need; it ends with this object, or this process."""
+    """One helper process that starts machines. It ends with this object or this process."""
 
     def __init__(self, *, rootless: bool) -> None:
         self._rootless = rootless
@@ -48,7 +48,7 @@ class Zygote:
         self._stop: Callable[[], object] = lambda: None
 
     def start(self, plan: dict[str, Any]) -> OverlayMachineProcess:
-        """Begin a machine with these mounts; `Supervised.ready` says how it went."""
+        """Start a machine with these mounts. `OverlayMachineProcess.ready` reports the result."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -62,14 +62,17 @@ class Zygote:
         return OverlayMachineProcess(ours)
 
     def share_with_child(self) -> Zygote:
-        """The same helper, started, for a child of this process: it does not end with the child."""
+        """Start the helper and return a handle for a child process.
+
+        The helper outlives the child.
+        """
         self._connect()
         lent = Zygote(rootless=self._rootless)
         lent._sock = self._sock
         return lent
 
     def detach(self) -> None:
-        """In a child of this process, which has no use for it: the helper goes on."""
+        """Close the connection in a child process that does not need it. The helper continues."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -93,7 +96,7 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                # what runs in a machine can read that of its pid 1
+                # programs of a machine can read the environment of its pid 1
                 env=environ_without_vault_key(),
                 start_new_session=True,
             )
@@ -119,13 +122,13 @@ class Zygote:
 
 
 def _stop_zygote(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Hang up; the zygote exits at once, and is reaped."""
+    """Close the connection, so that the zygote exits, and reap it."""
     sock.close()
     process.wait()
 
 
 class OverlayMachineProcess:
-    """The Guard of an overlay machine."""
+    """The MachineProcess of an overlay machine: the connection to its supervisor."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.pid = 0
@@ -133,10 +136,13 @@ class OverlayMachineProcess:
         self._pidfd = -1
         self._ready = False
         self._was_awaited = False
-        self._request_lock = threading.Lock()  # interpreters are used by several threads
+        self._request_lock = threading.Lock()  # kernels are used by several threads
 
     def ready(self) -> None:
-        """Wait until the machine stands; Unsupported with the kernel's reason when it cannot."""
+        """Wait until the machine is mounted.
+
+        Raises Unsupported with the kernel's reason if it fails.
+        """
         self._was_awaited = True
         self._sock.settimeout(_START_TIMEOUT_SECONDS)
         try:
@@ -155,7 +161,7 @@ class OverlayMachineProcess:
     def ask(
         self, message: dict[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
-        """One request, one reply."""
+        """Send one request and return its reply."""
         try:
             with self._request_lock:
                 ipc.send(self._sock, message, fds)
@@ -164,8 +170,8 @@ class OverlayMachineProcess:
             raise _gone_error() from error
 
     def close(self) -> None:
-        """Hang up and wait until its mounts are released."""
-        if not self._was_awaited:  # it still makes its mounts, and directories for them in its home
+        """Close the connection and wait until the mounts are released."""
+        if not self._was_awaited:  # it is still mounting, and creates directories in its home
             with suppress(OrtetError):
                 self.ready()
         self._sock.close()
@@ -176,7 +182,7 @@ class OverlayMachineProcess:
 
 
 class RemoteProcess:
-    """A command inside a machine, with the face of a Popen."""
+    """A command inside a machine, with the interface of a Popen."""
 
     def __init__(
         self, machine: MachineProcess, *, pid: int, stdin: int, stdout: int, stderr: int
@@ -199,7 +205,7 @@ class RemoteProcess:
         return self._code
 
     def kill(self, mark: str) -> None:
-        """With all it started; a machine that is gone has nothing left to kill."""
+        """Kill the command and everything it started. Do nothing if the machine is gone."""
         with suppress(Unavailable):
             self._machine.ask({"do": "kill", "pid": self.pid, "mark": mark})
 
@@ -207,7 +213,7 @@ class RemoteProcess:
 def spawn_in_machine(
     machine: MachineProcess, argv: Sequence[str], *, env: dict[str, str], cwd: str, stdin: bool
 ) -> tuple[RemoteProcess, int]:
-    """Start a command; returns it with its pidfd. OSError when it cannot be executed."""
+    """Start a command and return it with its pidfd. Raises OSError if it cannot be executed."""
     ours: list[int] = []
     theirs: list[int] = []
     try:
@@ -232,7 +238,10 @@ def spawn_in_machine(
 
 
 def _pipes(stdin: bool) -> tuple[list[int], list[int]]:
-    """Our ends and the command's; ours begin with a stdin only when one is asked for."""
+    """Return our ends of the pipes and those of the command.
+
+    Ours begin with stdin only if `stdin` is True.
+    """
     ours: list[int] = []
     theirs: list[int] = []
     try:
@@ -258,7 +267,7 @@ def _close(fds: Sequence[int]) -> None:
 
 
 def wait_readable(fd: int, timeout: int | None) -> bool:
-    """Wait for it, at most so many milliseconds; of a pidfd: until the process has ended."""
+    """Wait for at most `timeout` milliseconds. A pidfd is readable when its process has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout))

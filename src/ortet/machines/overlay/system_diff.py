@@ -1,4 +1,4 @@
-"""What a machine changed outside of its workspace: a difference against this very host."""
+"""The changes of a machine outside of its workspace, as a difference from this host."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ortet.machines.restore.write_tree import TreeItem
 from ortet.objects.base import Kind, ObjectStore
 
 _PACKAGES = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed")
-_CACHES = ("/var/cache",)  # by the standard that defines them: can be made again at any time
-_HOST_IDENTITY_FILES = ("/etc/machine-id",)  # every copy has another
+_CACHES = ("/var/cache",)  # caches: they can be created again at any time
+_HOST_IDENTITY_FILES = ("/etc/machine-id",)  # every copy has its own
 
 
 def host_fingerprint() -> str:
-    """Names the host a difference is against: its release, its packages, its processor."""
+    """Return an id of the host that a difference applies to: release, packages, processor."""
     parts = [platform.machine().encode()]
     for path in ("/etc/os-release", *_PACKAGES):
         try:
@@ -46,7 +46,7 @@ def host_fingerprint() -> str:
 
 
 class SystemEntryReader(UpperEntryReader):
-    """Compares each name with the host's: what is as there is no difference."""
+    """Compares each name with the host: an equal file is no difference."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SystemEntryReader(UpperEntryReader):
         )
 
     def host_path(self, path: bytes) -> bytes:
-        """Where the host has it."""
+        """Return the path of a name on the host."""
         return os.path.join(self._mount_point, path)
 
     def is_skipped(self, path: bytes, is_dir: bool) -> bool:
@@ -75,7 +75,7 @@ class SystemEntryReader(UpperEntryReader):
         return where in self._skipped_paths
 
     def removed_entry(self, path: bytes) -> TreeEntry | None:
-        """A mark where the host has the name; nothing where only a layer between had it."""
+        """Return a whiteout if the host has the name; None if only a layer had it."""
         if not os.path.lexists(self.host_path(path)):
             return None
         return replace(
@@ -98,7 +98,7 @@ class SystemEntryReader(UpperEntryReader):
         return entry, st
 
     def _is_same_as_host(self, fd: int, raw: bytes, st: os.stat_result, path: bytes) -> bool:
-        """Is it the host's own file, copied up and put back, or one that we gave the machine?"""
+        """Return True if a file equals that of the host, or was put there by Ortet."""
         host = self.host_path(path)
         here = b"/proc/self/fd/%d/%s" % (fd, raw)
         if host == resolver.RESOLV_CONF.encode() and resolver.is_ours(here):
@@ -117,11 +117,15 @@ class SystemEntryReader(UpperEntryReader):
 
 
 class SystemUpperScanner(UpperScanner):
-    """The upper directory over one host directory; adds up to a difference, not to a whole tree.
+    """Scans the upper directory over one host directory. The result is a difference, not a tree.
 
-    In it a taken-away name is an Entry with WHITEOUT, a directory that hides the host's has OPAQUE.
-    What is as on the host is left out, as are directories of which only the time differs.
-    `below` is the difference between the host and this directory; `own` are the machine's places.
+    In a difference, a removed name is an entry with WHITEOUT, and a directory that hides that of
+    the host has OPAQUE. Files that are equal on the host are left out, and so are directories with
+    only another mtime.
+
+    Args:
+        below: The difference between the host and this directory.
+        machine_dirs: The machine's own places, which are never part of a difference.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class SystemUpperScanner(UpperScanner):
         self._groups = [] if below is None else layer_hardlink_groups(objects, below)
 
     def difference(self) -> Layer | None:
-        """None when nothing differs from the host."""
+        """Return the difference as a layer, or None if nothing differs from the host."""
         root = self.scan()
         if self._last is None or self._last[0] is not root:
             self._last = root, self._layer(root)
@@ -169,7 +173,7 @@ class SystemUpperScanner(UpperScanner):
         return False
 
     def _fold(self, node: UpperDirectory) -> None:
-        """As for any upper directory, but one without a difference is no change."""
+        """Compute a directory's entry. A directory without a difference is not a change."""
         parent, raw = node.parent, os.fsencode(node.name)
         super()._fold(node)
         if parent is None or raw not in parent.changes:
@@ -192,13 +196,13 @@ class SystemUpperScanner(UpperScanner):
         return entry
 
     def _has_own_changes(self, node: UpperDirectory, entry: TreeEntry) -> bool:
-        """Does a directory without changed names say anything by itself?"""
+        """Return True if a directory differs from the host, apart from its names."""
         where = self._host_path(node.path)
         if entry.flags:
             return True
         try:
             its = os.lstat(where)
-        except OSError:  # new: but a mere mount point for one of our own places says nothing
+        except OSError:  # a new directory, but a mount point for our own places does not count
             return not any(is_within(own, (os.fsdecode(where),)) for own in self._machine_dirs)
         same = (its.st_mode, its.st_uid, its.st_gid) == (entry.mode, entry.uid, entry.gid)
         return not same or self._xattrs_differ(where, entry)
@@ -216,7 +220,7 @@ def _comparable_stat(st: os.stat_result) -> tuple[int, ...]:
 def _home() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir.rstrip("/")
-    except KeyError:  # a uid without a name, as containers have
+    except KeyError:  # a uid without a name, as in containers
         return ""
 
 
@@ -225,14 +229,14 @@ def layer_hardlink_groups(objects: ObjectStore, layer: Layer) -> list[list[bytes
 
 
 def layer_directory_name(layer: Layer) -> str:
-    """The name of the layer directory that holds a difference."""
+    """Return the name of the layer directory for a difference."""
     return f"system-{checksum(encode(layer)).hex()}"
 
 
 def ensure_system_layer(
     objects: ObjectStore, trees: Trees, layer_store: LayerStore, layer: Layer
 ) -> Path:
-    """The difference as a layer over the host, written once."""
+    """Return the difference as a layer over the host. It is written once."""
     return layer_store.ensure_layer(
         layer_directory_name(layer),
         layer.root,
@@ -241,7 +245,7 @@ def ensure_system_layer(
 
 
 def write_system_layer(objects: ObjectStore, trees: Trees, layer: Layer, place: Path) -> list[Loss]:
-    """Write a difference into an empty directory, with the marks that the kernel knows."""
+    """Write a difference into an empty directory, with whiteouts and opaque marks of overlayfs."""
     items = [TreeItem(b"", replace(layer.root, flags=0), b"")]
     opaque = []
     for path, entry in trees.walk(layer.root):

@@ -1,4 +1,4 @@
-"""Where a new directory is built, and how it then appears at its place at once."""
+"""The staging directory of a checkout, and how it becomes the target directory at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _OPEN_PARENT_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_
 
 
 class StagingDirectory:
-    """A directory to build `dest` in, open as `fd` while this is entered; gone afterwards.
+    """A context manager: a directory in which `dest` is built, open as `fd`.
 
-    It lies beside `dest` and becomes it by one rename. Where that cannot be (`dest` is a mount, or
-    its parent is not writable), it lies inside, and what it holds moves up name by name.
-    A leftover of a killed process is removed first; another live process there is a Conflict.
+    The staging directory is beside `dest` and replaces it by one rename. That is impossible if
+    `dest` is a mount or its parent is not writable. Then it is inside of `dest`, and its content is
+    moved up name by name. A leftover of a killed process is removed first. Raises
+    Conflict("restore_running") if another process uses the same staging directory.
     """
 
     def __init__(self, dest: Path) -> None:
@@ -41,7 +42,8 @@ class StagingDirectory:
         )
         try:
             if not self.is_inside_dest or not _exists(self._name, self._parent_fd):
-                # before anything is made; else a leftover hides what is ours
+                # Check before anything is created. With a leftover, its moved names are removed
+                # first.
                 self._check_dest_empty()
             self.fd = self._claim()
             self._check_dest_empty()
@@ -60,7 +62,11 @@ class StagingDirectory:
             os.close(self._parent_fd)
 
     def finish(self) -> None:
-        """Make it `dest`."""
+        """Move the content to `dest`.
+
+        Raises:
+            Invalid: "not_empty", if `dest` is not an empty directory.
+        """
         if self.is_inside_dest:
             self._move_up()
             return
@@ -82,7 +88,7 @@ class StagingDirectory:
         return mount_key(dest) != mount_key(parent) or not os.access(parent, os.W_OK | os.X_OK)
 
     def _claim(self) -> int:
-        """Make the directory, or take over what a dead process left, emptied; lock it."""
+        """Create and lock the directory; a leftover of a dead process is removed first."""
         for _ in range(_CLAIM_ATTEMPTS):
             try:
                 os.mkdir(self._name, 0o700, dir_fd=self._parent_fd)
@@ -91,12 +97,12 @@ class StagingDirectory:
                 continue
             try:
                 fd = os.open(self._name, OPEN_DIR_FLAGS, dir_fd=self._parent_fd)
-            except FileNotFoundError:  # another process took it for a leftover, and is done already
+            except FileNotFoundError:  # another process removed it as a leftover
                 continue
             if _lock(fd) and self._is_named(fd):
                 clear_acls(fd)
                 return fd
-            os.close(fd)  # the same, between our two calls
+            os.close(fd)  # another process took it between the two calls
         raise self._busy_error()
 
     def _remove_leftover(self) -> None:
@@ -105,7 +111,7 @@ class StagingDirectory:
         except FileNotFoundError:
             return
         except OSError:
-            remove_tree(self._parent_fd, self._name)  # no directory: nothing that we made
+            remove_tree(self._parent_fd, self._name)  # no directory, so not our leftover
             return
         try:
             if not _lock(fd):
@@ -133,7 +139,7 @@ class StagingDirectory:
             raise self._not_empty_error()
 
     def _discard(self) -> None:
-        """Undo a move that was not finished, and remove the directory, if it still has its name."""
+        """Undo an unfinished move, and remove the staging directory."""
         if self.is_inside_dest:
             for name in self._read_names():
                 if not _exists(self._name + b"/" + name, self._parent_fd):
@@ -148,7 +154,7 @@ class StagingDirectory:
             return []
         with open(fd, "rb") as file, contextlib.suppress(OrtetError):
             return decode(list[bytes], file.read())
-        return []  # cut short: it was never acted on
+        return []  # incomplete: no name was moved yet
 
     def _move_up(self) -> None:
         self._check_dest_empty()
@@ -179,7 +185,7 @@ class StagingDirectory:
 
 @contextlib.contextmanager
 def make_parents(dest: Path) -> Iterator[None]:
-    """Make the directories above `dest` that are missing; take them away again after an error."""
+    """Create the missing directories above `dest`, and remove them again after an error."""
     missing = []
     above = dest.parent
     while not above.exists():
@@ -199,7 +205,7 @@ def make_parents(dest: Path) -> Iterator[None]:
 
 
 def mount_key(place: Path) -> int:
-    """What tells two mounts apart, also two of one file system."""
+    """Return an id that differs between mounts, also between two mounts of one file system."""
     fd = os.open(place, _OPEN_PARENT_FLAGS)
     try:
         found = _mount_id(fd)
@@ -209,7 +215,10 @@ def mount_key(place: Path) -> int:
 
 
 def is_overlay(fd: int) -> bool:
-    """Or may be: overlays refuse to rename directories that come from a lower layer."""
+    """Return True if the directory is, or may be, on an overlay mount.
+
+    An overlay refuses to rename directories of a lower layer.
+    """
     wanted = _mount_id(fd)
     if wanted is None:
         return False
@@ -217,7 +226,7 @@ def is_overlay(fd: int) -> bool:
         fields = line.split()
         if int(fields[0]) == wanted:
             return fields[fields.index("-", 6) + 1] == "overlay"
-    return True  # a mount of another namespace, seen through /proc: most likely a machine's
+    return True  # a mount of another namespace, seen through /proc: probably of a machine
 
 
 def _mount_id(fd: int) -> int | None:
@@ -237,7 +246,7 @@ def _lock(fd: int) -> bool:
 
 
 def clear_acls(fd: int) -> None:
-    """Without a default ACL and set-group-id, which what we make in it would inherit."""
+    """Remove the ACLs and the set-group-id bit, which new files would inherit."""
     for name in _ACLS:
         with contextlib.suppress(OSError, AttributeError):
             os.removexattr(fd, name)

@@ -1,4 +1,4 @@
-"""Share the content of unchanged files with a live directory, where the file system can."""
+"""Shares the content of unchanged files with a live directory by reflinks, where possible."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UNSUPPORTED_ERRNOS = frozenset(
 
 
 class ReflinkCloner:
-    """Clones from the directory `source`, whose files `index` knows.
+    """Clones files from the directory `source`, whose stat index is `index`.
 
-    `usable` turns False when the kernel says that it cannot be done between these two places.
+    `usable` becomes False when the kernel reports that reflinks do not work between the two places.
     """
 
     def __init__(self, source: Path, index: StatIndex) -> None:
@@ -40,7 +40,7 @@ class ReflinkCloner:
         os.close(self._top)
 
     def clone_into(self, item: TreeItem, fd: int) -> bool:
-        """Fill the new file `fd` from the source, if that still has the item's content."""
+        """Fill the new file `fd` from the source, if the source still has the item's content."""
         if not self.usable:
             return False
         try:
@@ -73,5 +73,5 @@ class ReflinkCloner:
             return False
         if stat_record(os.fstat(source)) == stat_record(before):
             return True
-        os.ftruncate(fd, 0)  # it was written to while we cloned
+        os.ftruncate(fd, 0)  # the source was written to during the clone
         return False

@@ -1,4 +1,7 @@
-"""Is what is about to be replaced still what was frozen? Nobody's fresh save may be lost."""
+"""Checks, right before a restore replaces a file, that it has not changed since the snapshot.
+
+So a concurrent edit is never overwritten.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ from ortet.objects.scratch import DryRunObjectStore
 
 
 class SwapCheck(NamedTuple):
-    """What a planned swap really is on this disk."""
+    """The result of checking a planned swap on this disk."""
 
-    moves: list[PathChange]  # what to do; `old` None: nothing is there
-    kept_dirs: list[bytes]  # directories that have to stay, because they hold what is no state
-    blocked: bool  # the new entry can not come, because something that is no state is in its place
-    spared: bool = False  # it is no state any more, and stays
+    moves: list[PathChange]  # the changes to apply; `old` is None if nothing is there
+    kept_dirs: list[bytes]  # directories that stay, because they hold ignored files
+    blocked: bool  # an ignored file is in the place of the new entry
+    spared: bool = False  # it becomes an ignored file, and stays
 
 
 class ChangeGuard:
-    """Looks at paths of a live workspace, and remembers how they looked for `again`.
+    """Checks paths of a live workspace, and remembers their stat for `recheck`.
 
-    `piecemeal`: directories cannot be renamed here, so all that goes is named, deepest first.
+    `piecemeal`: directories cannot be renamed here, so every removed path is listed, deepest first.
     """
 
     def __init__(
@@ -55,16 +58,16 @@ class ChangeGuard:
     ) -> None:
         self.piecemeal = piecemeal
         self.observed_stats: dict[bytes, os.stat_result | None] = {}
-        self.removed_count = 0  # entries that go, with all below directories
+        self.removed_count = 0  # removed entries, including those below directories
         self._dirs = dirs
         self._trees = trees
         self._index = index
         self._rules = rules
-        self._target_rules = target_rules  # what the ignore files will say afterwards
+        self._target_rules = target_rules  # the ignore rules after the restore
         self._dry_run_objects = DryRunObjectStore(trees.objects)
 
     def check_swap(self, change: PathChange) -> SwapCheck:
-        """Check one planned swap; Conflict when its old side is not what is there."""
+        """Check one planned swap. Raises Conflict if the disk does not have its old side."""
         path, old, new = change
         now = self._lstat(path)
         if old is None:
@@ -84,7 +87,7 @@ class ChangeGuard:
         return self._check_removal(change, old)
 
     def _check_removal(self, change: PathChange, old: TreeEntry) -> SwapCheck:
-        """A directory goes: as a whole, or, when it holds what is no state, all but that."""
+        """Check a directory that is removed: all of it, or all but its ignored files."""
         below, kept = self._walk_removed(change.path, old)
         moves = [PathChange(at, entry, None) for at, entry in reversed(below) if at not in kept]
         self.removed_count += len(moves) + (not kept)
@@ -95,7 +98,7 @@ class ChangeGuard:
         return SwapCheck(moves, sorted(kept), bool(kept) and change.new is not None)
 
     def check_directory(self, path: bytes) -> None:
-        """Conflict unless it is still a directory, reached through directories."""
+        """Raise Conflict unless `path` is still a directory that is reached through directories."""
         try:
             self._dirs.fd(path)
         except OSError as error:
@@ -104,13 +107,16 @@ class ChangeGuard:
             raise changed_error(path) from error
 
     def is_present(self, path: bytes) -> bool:
-        """Or is it one of the things that this disk could never be given?"""
+        """Return False for a path that could never be created on this disk.
+
+        A path in the index counts as present, so that its removal by another process is a conflict.
+        """
         return self._lstat(path) is not None or self._is_indexed(path)
 
     def check_unchanged(
         self, path: bytes, entry: TreeEntry, now: os.stat_result | None = None
     ) -> None:
-        """Conflict unless the file at `path` is the one that became `entry`."""
+        """Raise Conflict unless the file at `path` is the one that was captured as `entry`."""
         now = now or self._lstat(path)
         if now is None:
             raise changed_error(path)
@@ -121,8 +127,11 @@ class ChangeGuard:
             raise changed_error(path)
 
     def recheck(self) -> None:
-        """Conflict unless all still looks as it did: asked last, before anything is touched."""
-        self._dirs.close()  # a directory may have been moved: find every one anew
+        """Raise Conflict unless every checked path has the same stat.
+
+        This is the last check before anything is changed.
+        """
+        self._dirs.close()  # a directory may have been moved: open all of them again
         for path, was in self.observed_stats.items():
             now = self._stat(path)
             if (now and stat_record(now)) != (was and stat_record(was)):
@@ -131,7 +140,7 @@ class ChangeGuard:
     def _walk_removed(
         self, top: bytes, entry: TreeEntry
     ) -> tuple[list[tuple[bytes, TreeEntry]], set[bytes]]:
-        """All below a directory that goes, and the directories that hold what is no state."""
+        """Return everything below a removed directory, and the directories with ignored files."""
         below: list[tuple[bytes, TreeEntry]] = []
         kept: set[bytes] = set()
         stack = [(top, entry)]
@@ -159,14 +168,17 @@ class ChangeGuard:
         return below, kept
 
     def _keep_untracked(self, path: bytes, top: bytes, kept_dirs: set[bytes]) -> None:
-        """A name the image does not know: it stays, and with it all directories above."""
+        """Keep a name that the image does not have, and all directories above it.
+
+        Raises Conflict if the name is not an ignored file.
+        """
         now = self._lstat(path)
         if now is None or not self._is_untracked(path, now):
             raise changed_error(path)
         _keep_parents(path, top, kept_dirs)
 
     def _will_be_ignored(self, path: bytes, entry: TreeEntry) -> bool:
-        """Will the ignore files that come say that it is no state?"""
+        """Return True if the ignore files of the target ignore this path."""
         if self._target_rules.is_empty:
             return False
         if _is_ignored(self._target_rules, path, is_dir=entry.is_dir):
@@ -175,7 +187,7 @@ class ChangeGuard:
         return limit is not None and entry.size > limit
 
     def _is_untracked(self, path: bytes, now: os.stat_result) -> bool:
-        """Is it no state: ignored, too large, or not readable by us?"""
+        """Return True if the path is not state: ignored, too large, or not readable."""
         if _is_ignored(self._rules, path, is_dir=stat.S_ISDIR(now.st_mode)):
             return True
         if not stat.S_ISREG(now.st_mode):
@@ -190,7 +202,7 @@ class ChangeGuard:
         return False
 
     def _reread(self, path: bytes, now: os.stat_result, entry: TreeEntry) -> TreeEntry | None:
-        """Where the index cannot vouch for it: `entry` itself, if reading comes to the same."""
+        """Read a file that the index cannot confirm. Return `entry` if the content is the same."""
         try:
             found = self._capture(path, now)
         except Unreadable as error:
@@ -202,7 +214,7 @@ class ChangeGuard:
         if self._mark(path) & NOT_APPLIED:
             same = found.content == entry.content and found.size == entry.size
         else:
-            same = replace(found, holes=entry.holes) == entry  # holes close as blocks are allocated
+            same = replace(found, holes=entry.holes) == entry  # allocating blocks removes holes
         return entry if same else None
 
     def _capture(self, path: bytes, now: os.stat_result) -> TreeEntry | None:
@@ -241,14 +253,14 @@ class ChangeGuard:
 
 
 def _is_ignored(rules: IgnoreRules, path: bytes, *, is_dir: bool) -> bool:
-    """By its own name, or by that of a directory above."""
+    """Return True if the path or a directory above it is ignored."""
     parts = path.split(b"/")
     above = (b"/".join(parts[:depth]) for depth in range(1, len(parts)))
     return any(rules.is_ignored(at, True) for at in above) or rules.is_ignored(path, is_dir)
 
 
 def _keep_parents(path: bytes, top: bytes, kept_dirs: set[bytes]) -> None:
-    """What stays keeps the directories above it."""
+    """Add all directories above a path that stays, up to `top`."""
     while path != top:
         path = path.rpartition(b"/")[0]
         kept_dirs.add(path)

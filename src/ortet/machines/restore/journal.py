@@ -1,4 +1,4 @@
-"""The journal of a thaw: written whole before the first step, so that every step can be undone."""
+"""The journal of a restore. It is complete before the first step, so every step can be undone."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ T = TypeVar("T")
 
 
 class RestoreBegin(StoredRecord, frozen=True):
-    """Where a thaw works; written before the area is made, so that it is found after a crash."""
+    """The paths of a restore.
+
+    Written before the staging area is created, to find it after a crash.
+    """
 
     root: bytes
     area: bytes
-    mtime: int | None = None  # of the root, when the area lies in it and so moves it
+    mtime: int | None = None  # mtime of the root, if the staging area inside it changes it
 
 
 class RestoreLog(StoredRecord, frozen=True):
+    """The steps of a restore."""
+
     steps: list[RestoreStep]
-    mtime: int | None = None  # of the root after success, where Begin has one
+    mtime: int | None = None  # mtime of the root after success, if RestoreBegin has one
 
 
 class RestoreJournal:
-    """The files `begin`, `journal` and `done` in a directory of the machine's own.
+    """The files `begin`, `journal` and `done` in a directory of the machine.
 
-    `begin` alone: nothing was touched. `journal`: undo it. `done`: it is complete, only clean up.
+    `begin` alone: no file was changed. `journal`: the steps must be undone. `done`: the restore is
+    complete and only the cleanup is missing.
     """
 
     def __init__(self, home: Path) -> None:
@@ -41,7 +47,7 @@ class RestoreJournal:
 
     def begin(self, begin: RestoreBegin) -> None:
         self._home.mkdir(parents=True, exist_ok=True)
-        (self._home / "done").unlink(missing_ok=True)  # cleaning up was killed at its last step
+        (self._home / "done").unlink(missing_ok=True)  # a killed cleanup may leave it
         self._write("begin", begin)
 
     def write_log(self, log: RestoreLog) -> None:
@@ -53,7 +59,7 @@ class RestoreJournal:
         (self._home / "journal").rename(self._home / "done")
 
     def recover(self) -> bool:
-        """Undo what was begun, or clean up after what was done; False: there was nothing."""
+        """Undo an unfinished restore, or clean up after a complete one. False if there is none."""
         begin = self._read("begin", RestoreBegin)
         if begin is None:
             return False
@@ -81,7 +87,7 @@ class RestoreJournal:
         if os.path.isdir(begin.area):
             with open_directory(begin.root) as root, open_directory(begin.area) as area:
                 undo_steps(root, area, log.steps)
-        # before the area goes: half an area must not be taken for half a thaw
+        # Before the area is removed: half an area must not look like half a restore.
         (self._home / "journal").unlink()
 
     def _clean(self, begin: RestoreBegin, mtime: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Write a whole image into a new directory, which appears complete or not at all."""
+"""Writes a whole image into a new directory, which appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -34,11 +34,16 @@ def checkout_image(
     source: tuple[Path, StatIndex] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Write the workspace of `image` to `dest`, which is not there yet or is an empty directory.
+    """Write the workspace of `image` to `dest`.
 
-    A failure leaves nothing; kill -9 leaves at most a `.ortet.stage.*` that the next call for the
-    same place removes. `index`, a new one, learns what was written. From `source`, a live directory
-    with the index that knows it, unchanged files are cloned where the file system can.
+    A failure leaves nothing. After kill -9 at most a `.ortet.stage.*` is left, which the next call
+    for the same place removes.
+
+    Args:
+        dest: A path that does not exist, or an empty directory.
+        index: A new index; all written files are recorded in it.
+        source: A live directory with its index. Unchanged files are cloned from it if possible.
+        progress: Called with the number of written entries.
     """
     dest = Path(os.path.realpath(dest))
     writer = EntryWriter(objects)
@@ -64,7 +69,7 @@ def checkout_image(
 
 
 def walk_image(trees: Trees, image: Image) -> Iterator[tuple[bytes, TreeEntry]]:
-    """The root as b"" and everything below it, each directory before what it holds."""
+    """Yield the root as b"" and everything below it; each directory comes before its content."""
     if not image.root.is_dir:
         raise Corrupt("bad_image", "the image's root is no directory: run `ortet verify`")
     yield b"", image.root
@@ -72,16 +77,19 @@ def walk_image(trees: Trees, image: Image) -> Iterator[tuple[bytes, TreeEntry]]:
 
 
 def hardlink_groups(objects: ObjectStore, image: Image) -> list[list[bytes]]:
-    """The hardlink groups of an image."""
+    """Return the hardlink groups of an image."""
     return decode(list[list[bytes]], objects.get(Oid(image.links))) if image.links else []
 
 
 def _restat_moved(
     dest: Path, written: list[WrittenItem], *, inside: bool, writer: EntryWriter
 ) -> list[WrittenItem]:
-    """What was made, with the stat of what the last step moved; the root comes last."""
+    """Return the written items, with a new stat for those that the last step moved.
+
+    The root comes last.
+    """
     *rest, (root, _) = written
-    if inside:  # it was there before us, and what moved up has touched it
+    if inside:  # it existed before, and the moves changed its mtime
         with open_directory(dest) as fd:
             rest = [_restat(fd, one) if b"/" not in one.item.path else one for one in rest]
             writer.apply_metadata(MetadataTarget(fd), root.entry, path=b"")

@@ -1,4 +1,4 @@
-"""What has to change on disk to come from one image to another. Looks at trees only."""
+"""Computes the changes on disk between two images. It reads trees only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortet.machines.capture.ignore_rules import IGNORE_FILE
 from ortet.machines.dirfd import check_name
 
 HardlinkGroups = list[list[bytes]]
-"""Hardlinks: the paths of one file, for each file with several."""
+"""For each file with several names, the list of its paths."""
 
 
 class ImageFiles(NamedTuple):
@@ -27,7 +27,7 @@ class ImageFiles(NamedTuple):
 
 
 class PathChange(NamedTuple):
-    """A path with its entry before and after; None: nothing is there."""
+    """A path with its entry before and after. None means that the path does not exist."""
 
     path: bytes
     old: TreeEntry | None
@@ -35,16 +35,16 @@ class PathChange(NamedTuple):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """Changes by kind. Of a directory that comes or goes only the topmost is named."""
+    """The changes by kind. For a directory that is added or removed, only the topmost is listed."""
 
-    swaps: list[PathChange]  # comes, goes, or is replaced by another file
-    altered: list[PathChange]  # the same file, no directory, with other metadata
-    dirs: list[PathChange]  # directories before and after that differ in anything, parents first
-    touched: set[bytes]  # those of them in which a name comes, goes or is replaced
+    swaps: list[PathChange]  # added, removed, or replaced by another file
+    altered: list[PathChange]  # the same file (no directory) with other metadata
+    dirs: list[PathChange]  # directories that exist on both sides and differ, parents first
+    touched: set[bytes]  # the paths of `dirs` in which a name is added, removed or replaced
 
     @property
     def has_new_rules(self) -> bool:
-        """Whether an ignore file comes or changes, so that what was state may be none any more."""
+        """True if an ignore file is added or changes, so that some state may become ignored."""
         return any(
             change.new is not None and change.path.rpartition(b"/")[2] == IGNORE_FILE
             for change in self.swaps
@@ -52,7 +52,7 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(trees: Trees, current: ImageFiles, target: ImageFiles) -> RestorePlan:
-    """Compare two sides; equal subtrees are not read."""
+    """Compare two images. Equal subtrees are not read."""
     swaps: dict[bytes, PathChange] = {}
     altered: dict[bytes, PathChange] = {}
     dirs: dict[bytes, PathChange] = {}
@@ -86,9 +86,13 @@ def make_plan(trees: Trees, current: ImageFiles, target: ImageFiles) -> RestoreP
 def select_paths(
     trees: Trees, current: ImageFiles, target: ImageFiles, paths: Sequence[bytes]
 ) -> ImageFiles:
-    """`current` with only what is at and below `paths` as in `target`.
+    """Return `current` with everything at and below `paths` taken from `target`.
 
-    Directories above keep their metadata; those that are missing come as they are in `target`.
+    Directories above keep their metadata. Missing ones are taken from `target`.
+
+    Raises:
+        NotFound: "no_path", if a path is in neither image.
+        Invalid: "bad_path", if a path leads outside of the workspace.
     """
     wanted = {_normalize_path(path) for path in paths}
     if b"" in wanted:
@@ -120,7 +124,7 @@ def _same_file(old: TreeEntry, new: TreeEntry) -> bool:
 
 
 def _relinked(trees: Trees, current: ImageFiles, target: ImageFiles) -> Iterator[PathChange]:
-    """Files on both sides that are linked with other names than before: they need another inode."""
+    """Yield files on both sides whose hardlink group changed: they need another inode."""
     before = {path: group for group in current.groups for path in group}
     after = {path: group for group in target.groups for path in group}
     for path in sorted(before.keys() | after.keys()):
@@ -142,7 +146,7 @@ def _normalize_path(path: bytes) -> bytes:
 
 
 def _above(path: bytes) -> Iterator[bytes]:
-    """The directories above, nearest first, without the root."""
+    """Yield the directories above a path, nearest first, without the root."""
     while path := path.rpartition(b"/")[0]:
         yield path
 
@@ -150,7 +154,7 @@ def _above(path: bytes) -> Iterator[bytes]:
 def _missing(
     trees: Trees, current: TreeEntry, target: TreeEntry, path: bytes
 ) -> dict[bytes, TreeEntry]:
-    """Directories above a path that are there only in `target`, emptied."""
+    """Return the directories above a path that exist only in `target`, without their content."""
     found: dict[bytes, TreeEntry] = {}
     for above in _above(path):
         now = trees.resolve(current, above)
@@ -165,7 +169,10 @@ def _missing(
 def _select_groups(
     trees: Trees, current: ImageFiles, target: ImageFiles, wanted: set[bytes]
 ) -> HardlinkGroups:
-    """Hardlinks when only the wanted paths come from `target`: none across, unless all stay."""
+    """Return the hardlink groups if only the wanted paths come from `target`.
+
+    No group crosses between the two sides, unless it and its file are the same on both.
+    """
 
     def is_wanted(path: bytes) -> bool:
         return path in wanted or any(above in wanted for above in _above(path))

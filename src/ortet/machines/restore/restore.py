@@ -1,4 +1,4 @@
-"""Make a live directory equal to an image: staged, journaled, undoable, only what differs."""
+"""Restores an image into an existing directory: staged, journaled, undoable, only what differs."""
 
 from __future__ import annotations
 
@@ -65,20 +65,27 @@ def restore_directory(
     rules: IgnoreRules | None = None,
     paths: Sequence[bytes] | None = None,
 ) -> Report:
-    """Bring `root`, which the caller has just frozen as `current`, to `target`.
+    """Make `root` equal to `target`.
 
-    All or nothing: an error puts everything back, and after kill -9 `recover(stage)` does. With
-    `paths` only what is at and below them. What is no state by `rules`, or will be none by the
-    ignore files of `target`, is never touched.
-    Conflict("changed_meanwhile") when something that would be replaced is not what `current` says.
-    `index` knows `root` and learns of every change; `stage` is the machine's own directory for
-    the journal.
+    The restore is all or nothing: an error undoes it, and after kill -9 `recover_restore(stage)`
+    does. Files that `rules` ignore, or that the ignore files of `target` will ignore, are never
+    touched.
+
+    Args:
+        root: The directory. The caller has just taken the snapshot `current` of it.
+        index: The stat index of `root`; it is updated with every change.
+        stage: The machine's own directory for the restore journal.
+        rules: The ignore rules at present.
+        paths: Restore only at and below these paths.
+
+    Raises:
+        Conflict: "changed_meanwhile", if a file to be replaced is not as in `current`.
     """
     recover_restore(stage)
     plan, after = _compare(objects, trees, current, target, paths)
     if not plan.dirs:
         return Report()
-    if root.is_symlink():  # only then: /proc/PID/root, resolved, would lead out of a machine
+    if root.is_symlink():  # only then: resolving /proc/PID/root would leave the machine
         root = Path(os.path.realpath(root))
     try:
         with open_directory(root) as top, DirFdCache(top) as dirs:
@@ -100,19 +107,22 @@ def restore_directory(
 def is_restore_noop(
     objects: ObjectStore, trees: Trees, current: Image, target: Image, paths: Sequence[bytes]
 ) -> bool:
-    """Whether a thaw of these paths would change nothing."""
+    """Return True if a restore of these paths would change nothing."""
     return not _compare(objects, trees, current, target, paths)[0].dirs
 
 
 def _target_rules(
     objects: ObjectStore, trees: Trees, root: TreeEntry, plan: RestorePlan
 ) -> IgnoreRules:
-    """What the ignore files will say where the plan goes, when that is not what they say now."""
+    """Return the ignore rules after the restore for the planned directories.
+
+    The rules are empty if no ignore file changes.
+    """
     rules = IgnoreRules()
     for change in plan.dirs if plan.has_new_rules else ():
         entry = trees.resolve(root, join_path(change.path, IGNORE_FILE))
         if entry is not None and entry.is_file:
-            with contextlib.suppress(Invalid):  # the next commit will say that it is none
+            with contextlib.suppress(Invalid):  # the next commit reports the invalid rule
                 rules.set_rules(change.path, get_bytes(objects, entry.data, entry.size))
     return rules
 
@@ -132,12 +142,16 @@ def _compare(
 
 
 def recover_restore(stage: Path) -> bool:
-    """Undo a thaw that was killed, or finish its cleaning up; False when there was none."""
+    """Undo an interrupted restore, or finish its cleanup. Return False if there was none."""
     return RestoreJournal(stage).recover()
 
 
 class _RestoreRun:
-    """One run. Its order is its safety: look, stage, look again, journal, act, mark done, clean."""
+    """One restore.
+
+    The order of its phases makes it safe: check, stage, check again, write the journal, apply, mark
+    as done, clean up.
+    """
 
     def __init__(
         self,
@@ -163,9 +177,9 @@ class _RestoreRun:
         )
         self._begin_record = _make_begin_record(root, stage)
         self._moves: list[PathChange] = []
-        self._kept_paths: list[bytes] = []  # what goes from the state and stays on disk
-        self._touched_dirs: set[bytes] = set()  # directories in which names come or go
-        self._inexact_dirs: set[bytes] = set()  # directories that will not be as the image says
+        self._kept_paths: list[bytes] = []  # removed from the state, but kept on disk
+        self._touched_dirs: set[bytes] = set()  # directories with added or removed names
+        self._inexact_dirs: set[bytes] = set()  # directories that will differ from the image
 
     def run(self, plan: RestorePlan, after: ImageFiles) -> Report:
         self._check_plan(plan)
@@ -190,7 +204,7 @@ class _RestoreRun:
             self._reindex_after_undo(plan)
             raise
         failpoint("thaw.done")
-        with contextlib.suppress(OrtetError):  # it is complete; the next call cleans up again
+        with contextlib.suppress(OrtetError):  # the restore is complete; the next call cleans up
             self._journal.recover()
         self._update_index(plan, made)
         return Report(
@@ -200,7 +214,7 @@ class _RestoreRun:
         )
 
     def _check_plan(self, plan: RestorePlan) -> None:
-        """Check the plan against the disk, and find out what can be done of it."""
+        """Compare the plan with the disk, and find out which part of it can be done."""
         self._touched_dirs |= plan.touched
         if self._begin_record.mtime is not None:
             self._touched_dirs.add(b"")
@@ -225,13 +239,13 @@ class _RestoreRun:
                 self._inexact_dirs.add(change.path.rpartition(b"/")[0])
 
     def _write_staged(self, area: int, groups: HardlinkGroups) -> dict[bytes, WrittenItem]:
-        """Write everything new into the area; returns it by path."""
+        """Write all new files into the staging area and return them by path."""
         items: list[TreeItem] = []
         for slot, (path, _, new) in enumerate(self._moves):
             if new is None:
                 continue
             top = b"new.%d" % slot
-            # a directory that is to be moved must be writable; it gets its own mode afterwards
+            # A directory must be writable to be moved. Its own mode is set afterwards.
             first = replace(new, mode=new.mode | 0o700) if new.is_dir else new
             items.append(TreeItem(top, first, path))
             for place, entry in self._trees.walk(new, top):
@@ -243,11 +257,14 @@ class _RestoreRun:
         return {one.item.path: one for one in made}
 
     def _steps(self, plan: RestorePlan, written: dict[bytes, WrittenItem]) -> Iterator[RestoreStep]:
-        """Metadata first: undone last, it also restores the times that moving names changes."""
+        """Yield the steps, with metadata first.
+
+        Metadata is undone last. So the undo also restores the times that moving names has changed.
+        """
         dirs = {
             change.path for change in plan.dirs if self._needs_metadata(change)
         } | self._touched_dirs
-        if self._change_guard.piecemeal or os.geteuid():  # else they move as they are
+        if self._change_guard.piecemeal or os.geteuid():  # otherwise they are renamed unchanged
             dirs |= {path for path, old, _ in self._moves if old is not None and old.is_dir}
         for path in sorted(dirs):
             yield metadata_step(self._dirs, path, stat.S_IFDIR)
@@ -259,7 +276,7 @@ class _RestoreRun:
                 yield DropStep(path)
             elif old is not None:
                 link = not old.is_dir and new is not None and not new.is_dir and path in written
-                # without root, an overlay shows every name of a file with its own inode number
+                # Without root, an overlay shows each hardlink of a file with another inode number.
                 link = link and not (self._change_guard.piecemeal and os.geteuid())
                 yield KeepStep(path, slot, link)
             if path in written:
@@ -273,7 +290,7 @@ class _RestoreRun:
         return replace(old, data=new.data, cid=new.cid) != new
 
     def _apply_metadata(self, plan: RestorePlan) -> None:
-        """Metadata of files that stay, then of directories, the deepest first."""
+        """Set the metadata of files that stay, then of directories, the deepest first."""
         for path, _, new in plan.altered:
             if new is not None and self._change_guard.is_present(path):
                 target = open_target(self._dirs, path, new.mode)
@@ -289,7 +306,7 @@ class _RestoreRun:
                 self._writer.apply_metadata(target, change.new, path=change.path, fresh=False)
 
     def _update_index(self, plan: RestorePlan, written: dict[bytes, WrittenItem]) -> None:
-        """Tell the index, directories after what they hold, and only those that came out right."""
+        """Record all changes in the index: directories after their content, and only exact ones."""
         for path in self._kept_paths:
             self._index.forget(path)
         for path, old, _ in self._moves:
@@ -297,7 +314,7 @@ class _RestoreRun:
                 self._index.forget(path)
         moved = {move.path: move.new for move in self._moves}
         for path, (item, was) in written.items():
-            # the last rename, of it or of another of its names, has moved its ctime
+            # A rename or a link of any of its names has changed its ctime.
             again = path in moved or was.st_nlink > 1
             self._index_path(path, moved.get(path) or item.entry, None if again else was)
         for change in plan.altered:
@@ -308,7 +325,7 @@ class _RestoreRun:
                 self._index_path(change.path, change.new)
 
     def _reindex_after_undo(self, plan: RestorePlan) -> None:
-        """After going back: the old files are the same, but renames have moved their ctime."""
+        """Record the old files after an undo. Their content is the same, but not their ctime."""
         for path, old, _ in [*self._moves, *plan.altered]:
             was = self._change_guard.observed_stats.get(path)
             if old is not None and not old.is_dir and was is not None:
@@ -318,13 +335,13 @@ class _RestoreRun:
                         self._index.record(path, now, old)
 
     def _index_path(self, path: bytes, entry: TreeEntry, now: os.stat_result | None = None) -> None:
-        with contextlib.suppress(OSError):  # whoever changed it already: the next scan will see
+        with contextlib.suppress(OSError):  # changed in the meantime: the next scan will find it
             now = now or open_target(self._dirs, path, entry.mode).stat()
             self._index.record(path, now, entry)
 
 
 def _make_begin_record(root: Path, stage: Path) -> RestoreBegin:
-    """The area lies beside the root where it can; else in it."""
+    """Choose the staging area: beside the root if possible, otherwise inside of it."""
     name = STAGE_PREFIX + checksum(os.fsencode(stage)).hex().encode()
     above = root.parent
     beside = root != above and os.access(above, os.W_OK | os.X_OK)
@@ -338,7 +355,7 @@ def _make_begin_record(root: Path, stage: Path) -> RestoreBegin:
 def _staging_area(begin: RestoreBegin) -> Iterator[int]:
     above, _, name = begin.area.rpartition(b"/")
     with open_directory(above or b"/") as at:
-        remove_tree(at, name)  # its name is ours alone
+        remove_tree(at, name)  # only this machine uses this name
         os.mkdir(name, 0o700, dir_fd=at)
         with open_directory(name, at) as area:
             clear_acls(area)

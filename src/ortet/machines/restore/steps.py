@@ -1,7 +1,8 @@
-"""What a thaw does to a live directory, step by step, each with its undoing.
+"""The steps of a restore in a live directory, and how each is undone.
 
-New things wait in the area as new.N, old ones go there as old.N. Whether a step was done is seen
-from where things are, never remembered: so undoing may be interrupted and repeated.
+New files wait in the staging area as new.N, old ones are moved there as old.N. The state on disk
+shows whether a step was applied; nothing else records it. So an undo can be interrupted and
+repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ StatsByPath = Mapping[bytes, os.stat_result | None]
 
 
 class KeepStep(StoredRecord, frozen=True, tag="keep"):
-    """What is at `path` goes to old.N: by a link if a file takes its name, else by a rename."""
+    """Keep the file at `path` as old.N: by a link if a file takes its name, else by a rename."""
 
     path: bytes
     slot: int
@@ -31,7 +32,11 @@ class KeepStep(StoredRecord, frozen=True, tag="keep"):
 
 
 class PlaceStep(StoredRecord, frozen=True, tag="place"):
-    """new.N goes to `path`. Of a directory only the inode tells whether it is still ours."""
+    """Move new.N to `path`.
+
+    The inode, size and mtime show at an undo that the file is still ours; for a directory only the
+    inode does.
+    """
 
     path: bytes
     slot: int
@@ -41,13 +46,13 @@ class PlaceStep(StoredRecord, frozen=True, tag="place"):
 
 
 class DropStep(StoredRecord, frozen=True, tag="drop"):
-    """The directory at `path`, empty by now, is removed; a Meta before it knows how it was."""
+    """Remove the empty directory at `path`. A MetadataStep before it records its metadata."""
 
     path: bytes
 
 
 class MetadataStep(StoredRecord, frozen=True, tag="meta"):
-    """How the metadata at `path` is before anything of it is changed."""
+    """The metadata of `path` before the restore changes it."""
 
     path: bytes
     mode: int
@@ -61,7 +66,10 @@ RestoreStep = KeepStep | PlaceStep | DropStep | MetadataStep
 
 
 def open_target(dirs: DirFdCache, path: bytes, mode: int) -> MetadataTarget:
-    """A live path whose metadata is read or set; files are not opened: they may be closed to us."""
+    """Return a live path whose metadata is read or set.
+
+    Files are not opened: we may not have permission to.
+    """
     return (
         MetadataTarget(dirs.fd(path))
         if stat.S_ISDIR(mode)
@@ -77,6 +85,7 @@ def metadata_step(dirs: DirFdCache, path: bytes, mode: int) -> MetadataStep:
 
 
 def lstat_or_none(dir_fd: int, name: bytes) -> os.stat_result | None:
+    """Return the stat of a name without following a link, or None if it does not exist."""
     try:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -92,13 +101,13 @@ def changed_error(path: bytes) -> Conflict:
     )
 
 
-# doing
+# Apply.
 
 
 def apply_steps(
     dirs: DirFdCache, area: int, steps: Sequence[RestoreStep], stats: StatsByPath
 ) -> None:
-    """Do all steps; Conflict when a path does not look any more as it did in `stats`."""
+    """Apply all steps. Raises Conflict if a path no longer looks as in `stats`."""
     for step in steps:
         if isinstance(step, MetadataStep):
             if stat.S_ISDIR(step.mode):
@@ -120,7 +129,7 @@ def apply_steps(
 
 
 def _make_writable(dirs: DirFdCache, meta: MetadataStep) -> None:
-    """Let an ordinary user change names in a directory of its own, whatever its mode says."""
+    """Let an ordinary user change names in their own directory, whatever its mode is."""
     if os.geteuid() and meta.mode & 0o700 != 0o700:
         target = (
             NamedTarget(*dirs.open_parent(meta.path)) if meta.path else MetadataTarget(dirs.fd(b""))
@@ -131,7 +140,7 @@ def _make_writable(dirs: DirFdCache, meta: MetadataStep) -> None:
 def _keep_old(dirs: DirFdCache, area: int, step: KeepStep) -> None:
     slot = b"old.%d" % step.slot
     at, name = dirs.open_parent(step.path)
-    if step.link:  # so that the name never misses, for whoever reads it now
+    if step.link:  # so that a concurrent reader always finds the name
         with contextlib.suppress(OSError):
             os.link(name, slot, src_dir_fd=at, dst_dir_fd=area, follow_symlinks=False)
             return
@@ -151,9 +160,9 @@ def _place_new(dirs: DirFdCache, area: int, step: PlaceStep) -> None:
 
 
 def _check_kept(area: int, step: KeepStep, stats: StatsByPath) -> None:
-    """What we took away is what we had looked at: nobody wrote to it between the two.
+    """Raise Conflict if a file that was moved away is not the one that was checked before.
 
-    The inode is not asked: an overlay may give another one to a file that is linked or moved.
+    The inode is not compared: an overlay may give another one to a file that is linked or moved.
     """
     kept, was = lstat_or_none(area, b"old.%d" % step.slot), stats.get(step.path)
     if kept is None or was is None or stat.S_ISDIR(was.st_mode):
@@ -166,11 +175,11 @@ def _check_kept(area: int, step: KeepStep, stats: StatsByPath) -> None:
         raise changed_error(step.path)
 
 
-# undoing
+# Undo.
 
 
 def undo_steps(root: int, area: int, steps: Sequence[RestoreStep]) -> None:
-    """Bring back what was there. What somebody put or changed at a path meanwhile is left alone."""
+    """Restore the old files. Paths that another process has changed in the meantime are kept."""
     metas = [step for step in steps if isinstance(step, MetadataStep)]
     with DirFdCache(root) as dirs:
         for meta in metas:
@@ -229,7 +238,7 @@ def _unmeta(dirs: DirFdCache, meta: MetadataStep) -> None:
 
 @contextlib.contextmanager
 def _ignore_missing() -> Iterator[None]:
-    """Go on without what somebody else has taken away."""
+    """Continue if another process has removed the path."""
     try:
         yield
     except OSError as error:

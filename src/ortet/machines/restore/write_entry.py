@@ -1,4 +1,4 @@
-"""Entry -> one name in a directory; what could not be applied becomes a Loss, never an abort."""
+"""Writes one entry to a directory. Metadata that cannot be applied becomes a Loss, not an error."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ortet.objects.blobs import read_range
 
 Xattrs = list[tuple[bytes, bytes]]
 ReportLoss = Callable[[str, str], None]
-"""Called with what was lost and why."""
+"""A function that is called with the kind of a loss and the reason."""
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class MetadataTarget:
-    """An open file or directory whose metadata is set."""
+    """An open file or directory whose metadata is read or set."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.xattr_target: int | bytes = fd  # what the xattr calls take; a path is not followed
+        self.xattr_target: int | bytes = fd  # for the xattr calls; a path is not followed
 
     def stat(self) -> os.stat_result:
         return os.fstat(self.fd)
@@ -46,7 +46,7 @@ class MetadataTarget:
 
 
 class NamedTarget(MetadataTarget):
-    """A symlink, FIFO, socket or device, which cannot be opened without side effects."""
+    """A file that is reached by name, because opening it may fail or have side effects."""
 
     def __init__(self, dir_fd: int, name: bytes) -> None:
         super().__init__(dir_fd)
@@ -60,7 +60,7 @@ class NamedTarget(MetadataTarget):
         os.chown(self.name, uid, gid, dir_fd=self.fd, follow_symlinks=False)
 
     def chmod(self, mode: int) -> None:
-        # Linux has no chmod that follows no link, but one on a descriptor that only names the inode
+        # Linux has no chmod that does not follow links. An O_PATH descriptor names only the inode.
         fd = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             os.chmod(f"/proc/self/fd/{fd}", mode)
@@ -72,9 +72,9 @@ class NamedTarget(MetadataTarget):
 
 
 class EntryWriter:
-    """Writes entries and collects in `losses` what did not come back. Safe in several threads.
+    """Writes entries and collects losses. It may be used by several threads.
 
-    Things are written at (directory descriptor, name); `path` is only what a report calls them.
+    A file is written at (directory descriptor, name). `path` is only for reports.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -94,9 +94,13 @@ class EntryWriter:
         path: bytes,
         fill: Callable[[int], bool] | None = None,
     ) -> os.stat_result:
-        """A regular file with this content, which must have the entry's size.
+        """Write a regular file with the content `data`, which must have the size of the entry.
 
-        `fill`, if it returns True, has given the open file its content without `data`.
+        Args:
+            fill: Called with the open file. If it returns True, it has written the content.
+
+        Raises:
+            Corrupt: "bad_entry", if the content has another size.
         """
         fd = os.open(check_name(name), _CREATE, entry.mode & 0o777, dir_fd=dir_fd)
         try:
@@ -113,9 +117,7 @@ class EntryWriter:
             if not entry.xattrs:
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
                 now = os.fstat(fd)
-                if _matches_entry(
-                    now, entry
-                ):  # nearly always, and this is the hot path of a restore
+                if _matches_entry(now, entry):  # nearly always; this is the hot path of a restore
                     return now
             return self.apply_metadata(MetadataTarget(fd), entry, path=path)
         finally:
@@ -124,7 +126,7 @@ class EntryWriter:
     def write_special(
         self, dir_fd: int, name: bytes, *, entry: TreeEntry, path: bytes
     ) -> os.stat_result | None:
-        """A symlink, FIFO, socket or device; None, with a Loss, where it may not be made."""
+        """Create a symlink, FIFO, socket or device. Return None, with a Loss, if not permitted."""
         check_name(name)
         kind = stat.S_IFMT(entry.mode)
         if kind == stat.S_IFLNK:
@@ -145,9 +147,9 @@ class EntryWriter:
     def apply_metadata(
         self, target: MetadataTarget, entry: TreeEntry, *, path: bytes, fresh: bool = True
     ) -> os.stat_result:
-        """Give it owner, xattrs, mode and mtime, in an order in which none undoes another.
+        """Set owner, xattrs, mode and mtime, in an order in which none undoes another.
 
-        `fresh`: we have just made it, so it has no xattrs to take away.
+        `fresh`: the file is new, so it has no xattrs to remove.
         """
         xattrs = self.xattrs(entry) if entry.xattrs or not fresh else None
         return set_metadata(target, entry, xattrs=xattrs, report_loss=partial(self.add_loss, path))
@@ -156,7 +158,10 @@ class EntryWriter:
         return decode(Xattrs, self._objects.get(Oid(entry.xattrs))) if entry.xattrs else []
 
     def holes(self, entry: TreeEntry, path: bytes) -> list[tuple[int, int]]:
-        """Checked: ascending, apart from one another, inside the file."""
+        """Return the holes of a file.
+
+        Raises Corrupt unless they are ascending and inside the file.
+        """
         holes = decode(list[tuple[int, int]], self._objects.get(Oid(entry.holes)))
         end = -1
         for start, length in holes:
@@ -166,7 +171,7 @@ class EntryWriter:
         return holes
 
     def _sparse(self, fd: int, entry: TreeEntry, path: bytes) -> int:
-        """Write only what lies between holes, so that they stay unallocated."""
+        """Write only the data between holes, so that the holes stay unallocated."""
         holes = self.holes(entry, path)
         os.ftruncate(fd, entry.size)
         at = 0
@@ -180,7 +185,7 @@ class EntryWriter:
 
 
 def write_all(fd: int, data: bytes | memoryview, *, offset: int | None = None) -> int:
-    """Write every byte, at an offset or where the file stands."""
+    """Write every byte, at `offset` or at the current position."""
     size = len(data)
     done = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
     while done < size:
@@ -192,13 +197,13 @@ def write_all(fd: int, data: bytes | memoryview, *, offset: int | None = None) -
 def set_metadata(
     target: MetadataTarget, entry: TreeEntry, *, xattrs: Xattrs | None, report_loss: ReportLoss
 ) -> os.stat_result:
-    """Bring the metadata of something to that of `entry`, its xattrs to `xattrs` unless None."""
+    """Set the metadata to that of `entry`, and the xattrs to `xattrs` unless None."""
     now = target.stat()
     if now.st_uid != entry.uid or now.st_gid != entry.gid:
         now = _chown(target, entry)
     if xattrs is not None:
         if entry.is_file and not now.st_mode & 0o200 and os.geteuid():
-            with contextlib.suppress(OSError):  # user xattrs can only be set on a writable file
+            with contextlib.suppress(OSError):  # user xattrs need a writable file
                 target.chmod(0o600)
         _set_xattrs(target, xattrs, report_loss)
         now = target.stat()
@@ -223,7 +228,7 @@ def set_metadata(
 
 
 def _chown(target: MetadataTarget, entry: TreeEntry) -> os.stat_result:
-    """Owner and group, or at least the group: a user may give a file to its own groups."""
+    """Set owner and group, or at least the group: a user may give a file to their own groups."""
     try:
         target.chown(entry.uid, entry.gid)
     except OSError:
@@ -242,7 +247,7 @@ def _matches_entry(now: os.stat_result, entry: TreeEntry) -> bool:
 
 
 def _mode(entry: TreeEntry, now: os.stat_result) -> int:
-    """The entry's mode, but no set-id bit for an owner it was not made for."""
+    """Return the entry's mode, without set-id bits if the owner or group could not be set."""
     mode = stat.S_IMODE(entry.mode)
     if entry.is_file and now.st_uid != entry.uid:
         mode &= ~stat.S_ISUID

@@ -1,4 +1,4 @@
-"""Write many entries below an open directory: directories, contents in pack order, links."""
+"""Writes many entries below an open directory: directories, contents in pack order, hardlinks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ortet.objects.base import ObjectStore
 from ortet.objects.blobs import read_file
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) entries."""
+"""A function that is called with (done, total) entries."""
 
 THREADS = 2
 _BATCH_ITEMS = 64
 _BATCH_BYTES = 1 << 20
 _MIN_ITEMS_FOR_THREADS = 16
-_MAX_QUEUED_BATCHES = 6  # batches that are read and not yet written: it bounds memory
+_MAX_QUEUED_BATCHES = 6  # batches that are read and not yet written; this bounds memory
 
 
 class TreeItem(NamedTuple):
-    """An entry, where it is written below the open directory, and its path in the workspace."""
+    """An entry, its path below the open directory, and its path in the workspace."""
 
     target_path: bytes
     entry: TreeEntry
@@ -39,24 +39,26 @@ class TreeItem(NamedTuple):
 
 
 class WrittenItem(NamedTuple):
-    """An item on disk, as it looks there."""
+    """An item with its stat on disk."""
 
     item: TreeItem
     stat: os.stat_result
 
 
 class Cloner(Protocol):
-    """A way to give files their content without copying. Called from several threads."""
+    """A way to fill files without copying data. It is called from several threads."""
 
     usable: bool
-    """False: it will not work for any file, do not ask again."""
+    """False if it works for no file at all."""
 
     def clone_into(self, item: TreeItem, fd: int) -> bool:
-        """Fill the new, empty file; False, and the file still empty, when that cannot be."""
+        """Fill the new, empty file. Return False, and leave the file empty, if that fails."""
         ...
 
 
 class WriteJob(NamedTuple):
+    """One file to write, with its content."""
+
     item: TreeItem
     data: Iterable[bytes]
     cloner: Cloner | None = None
@@ -72,10 +74,17 @@ def write_tree(
     cloner: Cloner | None = None,
     progress: Progress | None = None,
 ) -> list[WrittenItem]:
-    """Write `items` below the open directory `top`, where nobody else writes.
+    """Write `items` below the open directory `top`. No other process may write there.
 
-    `items` name each directory before what it holds; `groups` are hardlinked paths. The result
-    names directories after what they hold, and leaves out what could not be made (writer.losses).
+    Args:
+        items: Each directory must come before its content.
+        groups: The hardlink groups, by workspace path.
+        writer: Collects the losses.
+        cloner: Fills files without copying data, where it can.
+
+    Returns:
+        The written items; directories come after their content. Items that could not be created are
+        missing, and are in `writer.losses`.
     """
     folders, files = _split_directories(items)
     leaders = _leaders(files, groups)
@@ -106,7 +115,7 @@ def write_tree(
 
 
 class _WritePool:
-    """Threads that write batches. An error of one surfaces at the next `put` or at the end."""
+    """Threads that write batches. An error is raised by the next `put` or at the end."""
 
     def __init__(
         self, top: int, writer: EntryWriter, progress: Progress | None, total: int
@@ -163,7 +172,7 @@ class _WritePool:
 
 
 def _write_item(writer: EntryWriter, at: int, name: bytes, job: WriteJob) -> os.stat_result | None:
-    """One file or other thing that is no directory; None where it may not be made."""
+    """Write one entry that is not a directory. Return None if it may not be created."""
     item, data, cloner = job
     if not item.entry.is_file:
         return writer.write_special(at, name, entry=item.entry, path=item.path)
@@ -174,7 +183,10 @@ def _write_item(writer: EntryWriter, at: int, name: bytes, job: WriteJob) -> os.
 def _jobs(
     objects: ObjectStore, files: Sequence[TreeItem], cloner: Cloner | None
 ) -> Iterator[WriteJob]:
-    """What can be cloned, then large files (read by the thread that writes them), then the rest."""
+    """Yield jobs: clonable and large files first, then small files in pack order.
+
+    The content of a large file is read by the thread that writes it.
+    """
     small: dict[Oid, list[TreeItem]] = {}
     for item in files:
         entry = item.entry
@@ -205,7 +217,7 @@ def _batches(jobs: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
 
 
 def _split_directories(items: Sequence[TreeItem]) -> tuple[list[TreeItem], list[TreeItem]]:
-    """Directories and the rest; also the last gate before names of a store meet the file system."""
+    """Separate directories from other entries, and check all names from the store."""
     folders: list[TreeItem] = []
     files: list[TreeItem] = []
     for item in items:
@@ -218,7 +230,10 @@ def _split_directories(items: Sequence[TreeItem]) -> tuple[list[TreeItem], list[
 
 
 def _leaders(files: Sequence[TreeItem], groups: Sequence[Sequence[bytes]]) -> dict[bytes, TreeItem]:
-    """Path of every hardlink that is made from another -> that other; groups must fit the items."""
+    """Map each further name of a hardlink group to the item of its first name.
+
+    Raises Corrupt if the groups do not fit the items.
+    """
     paths = [path for group in groups for path in group]
     known = dict.fromkeys(paths)
     found = {item.path: item for item in files if item.path in known} if known else {}
@@ -248,7 +263,7 @@ def _link(
     leaders: Mapping[bytes, TreeItem],
     writer: EntryWriter,
 ) -> list[WrittenItem]:
-    """Make the other names of files, or copies where the file system has no (more) links."""
+    """Create the other names of files, or copies where the file system allows no more links."""
     there = {one.item.path: one for one in written}
     linked: dict[bytes, TreeItem] = {}
     for item in followers:
@@ -266,7 +281,7 @@ def _link(
             _write_item(writer, at, name, WriteJob(item, data))
         linked[item.path] = item
         linked[leader.path] = leader
-    for path, item in linked.items():  # only now: each link has moved the ctime of all the others
+    for path, item in linked.items():  # only now: each link changes the ctime of all names
         at, name = dirs.open_parent(item.target_path)
         there[path] = WrittenItem(item, os.stat(name, dir_fd=at, follow_symlinks=False))
     return list(there.values())

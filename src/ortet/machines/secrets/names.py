@@ -1,4 +1,4 @@
-"""What looks like a secret, by its name or by itself: it is never stored, only named."""
+"""Guesses from name and value that a variable is a secret. Only its name is stored then."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ _VALUES = re.compile(
 )
 _WORD = re.compile(r"[-_+=A-Za-z0-9]{20,}")
 _MIN_ENTROPY_BITS = 3.5
-"""Bits a character: words of a language have fewer, keys in base64 or hex as many or more."""
+"""Bits per character. Natural language has fewer; keys in base64 have as many or more."""
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a value must not be stored. In doubt it is one: a name in its place does no harm."""
+    """Return True if a value may be a secret and must not be stored.
+
+    In doubt the answer is True: storing only the name does no harm.
+    """
     if name.upper() in _HARMLESS:
         return False
     return bool(_NAMES.search(name) or _VALUES.search(value)) or any(
@@ -45,7 +48,7 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether it surely is one: by its name and by itself."""
+    """Return True if a value is certainly a secret, by its name and by its form."""
     if name.upper() in _HARMLESS or not _NAMES.search(name):
         return False
     return bool(_VALUES.search(value)) or any(_is_random(word) for word in _WORD.findall(value))

@@ -1,4 +1,4 @@
-"""How a secret may be written, and whether bytes hold one: as it is, or encoded."""
+"""Finds known secret values in bytes, also in encoded form."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from functools import cache
 from urllib.parse import quote, quote_plus
 
 MIN_SECRET_BYTES = 8
-"""Bytes: what is shorter is found everywhere, and proves nothing."""
+"""The shortest value that is searched for. A shorter one occurs by chance."""
 
-_MIN_MEMMEM_BYTES = 1024  # bytes, in which bytes.find is faster than a call of C is
+_MIN_MEMMEM_BYTES = 1024  # below this size bytes.find is faster than a call of C
 
 Find = Callable[[bytes, int, bytes, int], int | None]
 
 
 def encoded_forms(value: str) -> list[bytes]:
-    """A value as files and messages have it: itself first, then in base64 (wherever it lies in what
-    was encoded), as hexadecimal digits, in a URL, in JSON."""
+    """Return the forms of a value in files and messages. The value itself comes first.
+
+    The other forms are base64 (at any position in the encoded data), hexadecimal, URL and JSON.
+    """
     try:
         data = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -45,10 +47,12 @@ def _encoded(value: str, data: bytes) -> Iterator[bytes]:
 
 
 def _base64(data: bytes, shift: int) -> bytes:
-    """The letters that are the same whatever stands before (`shift` bytes of it in the first group)
-    and behind."""
+    """Return the base64 characters that depend on `data` alone, whatever is before and after it.
+
+    `shift` is the number of other bytes in the first group.
+    """
     coded = base64.b64encode(bytes(shift) + data).rstrip(b"=")
-    own = (shift + len(data)) * 8 // 6  # whose six bits are all of ours
+    own = (shift + len(data)) * 8 // 6  # characters whose six bits all come from `data`
     return coded[-(-shift * 8 // 6) : own]
 
 
@@ -60,7 +64,7 @@ def _lowered(text: str) -> Iterator[str]:
 
 
 class SecretPatterns:
-    """Values by name, to be looked for in bytes."""
+    """Named values to search for in bytes."""
 
     def __init__(self, named: Sequence[tuple[str, bytes]]) -> None:
         self._named = [*named]
@@ -70,7 +74,7 @@ class SecretPatterns:
         return len(self._named)
 
     def find(self, data: bytes) -> str:
-        """The name of the first that is there, "" for none."""
+        """Return the name of the first value found in `data`, or ""."""
         find, size = _memmem(), len(data)
         if find is None or size < _MIN_MEMMEM_BYTES:
             return next((name for name, one in self._named if data.find(one) >= 0), "")
@@ -79,7 +83,7 @@ class SecretPatterns:
 
 @cache
 def _memmem() -> Find | None:
-    """The C library's own search, which is many times as fast as bytes.find."""
+    """Return memmem(3) of the C library, which is many times as fast as bytes.find, or None."""
     try:
         function = ctypes.CDLL(None).memmem
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Search for known secrets in what is about to be stored."""
+"""Searches for known secrets in data that is about to be stored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _OUT_OF_FILES = "take it out of there (a file may be named in .ortetignore, a pr
 
 
 class SecretScanner:
-    """Secrets by name. What is found is told by its name and its place, never by its value.
+    """Searches for secrets by value. It reports name and place of a secret, never its value.
 
-    In files, artifacts, events and variables they are found encoded too (see needles); in the
-    memory of processes, which may be gigabytes, only as they are.
+    In files, artifacts, events and variables, secrets are also found in encoded form (see
+    `needles.py`). The memory of processes, which may be gigabytes, is searched for plain values
+    only.
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -45,11 +46,13 @@ class SecretScanner:
     def __repr__(self) -> str:
         return f"<Known {len(self._plain_patterns)}>"
 
-    # refusing
+    # Refuse.
 
     def file(self, fd: int, size: int, path: bytes) -> None:
-        """Refused("secret_found") if the first `size` bytes of an open file hold one, or its path
-        does."""
+        """Raise Refused("secret_found") if a file or its path holds a secret.
+
+        Only the first `size` bytes of the file are searched.
+        """
         where = f"file {os.fsdecode(path)}"
         if not size:
             self.data(path, where)
@@ -57,17 +60,29 @@ class SecretScanner:
             self.data(data if number else b"%b\0%b" % (path, data), where)
 
     def data(self, data: bytes, where: str | Callable[[], str], remedy: str = "") -> None:
-        """The same of bytes; `remedy` is what can be done about it."""
+        """Raise Refused("secret_found") if `data` holds a secret.
+
+        Args:
+            where: The place for the message, or a function that returns it.
+            remedy: What the user can do about it.
+        """
         name = self._all_patterns.find(data)
         if name:
             place: str = self._redact_value(where if isinstance(where, str) else where())
             raise secret_found_error(name, place, remedy)
 
     def text(self, text: str, where: str, remedy: str = "") -> None:
+        """Raise Refused("secret_found") if `text` holds a secret."""
         self.data(os.fsencode(text), where, remedy)
 
     def images(self, directory: Path, page: int, tell: Callable[[int], str]) -> None:
-        """The same of what CRIU wrote about processes; `tell` says which one has a pid."""
+        """Raise Refused("secret_found") if the images that CRIU wrote of processes hold a secret.
+
+        Args:
+            directory: The directory of the images.
+            page: The page size.
+            tell: Returns the description of the process with this pid.
+        """
         seen: dict[str, list[str]] = {}
         for image, size in sorted(list_images(directory).items()):
             with (directory / image).open("rb") as file:
@@ -79,17 +94,21 @@ class SecretScanner:
             places = _owners(directory, images, page, tell)
             raise secret_found_error(name, ", ".join(places[:_MAX_REPORTED_OWNERS]))
 
-    # hiding
+    # Redact.
 
     def redact(self, value: Any) -> Any:
-        """Plain data in which names stand for secrets; what holds none is given back as it is."""
+        """Return plain data with every secret replaced by its name.
+
+        Data without a secret is returned as it is.
+        """
         try:
             data = encode(value)
-        except (OrtetError, TypeError, ValueError):  # whoever stores it says what is wrong with it
+        except (OrtetError, TypeError, ValueError):  # the code that stores it reports the error
             return value
         return self._redact_value(value) if self._all_patterns.find(data) else value
 
     def redact_bytes(self, data: bytes) -> bytes:
+        """Return `data` with every secret replaced by its name."""
         if self._all_patterns.find(data):
             for name, form in self._by_length():
                 data = data.replace(form, f"[{name}]".encode())
@@ -123,7 +142,7 @@ def secret_found_error(name: str, where: str, remedy: str = "") -> Refused:
 
 
 def without_secret_name(error: OrtetError) -> OrtetError:
-    """The same for somebody who may not know which secrets there are."""
+    """Return the error without the name of the secret, for a user who may not know it."""
     if error.kind != "secret_found":
         return error
     name = error.details["secret"]
@@ -135,8 +154,10 @@ def without_secret_name(error: OrtetError) -> OrtetError:
 def _owners(
     directory: Path, images: list[str], page: int, describe_process: Callable[[int], str]
 ) -> list[str]:
-    """Whose images they are: those of a process are called KIND-PID.img, its pages as its pagemap
-    says."""
+    """Return the processes to which these images belong.
+
+    An image of a process is named KIND-PID.img. A pagemap names the pages of its process.
+    """
     sizes = list_images(directory)
     laid = read_page_layouts(lambda name: (directory / name).read_bytes(), sizes, page)
     named = (laid[image].key if image in laid else image for image in images)
@@ -151,7 +172,7 @@ def _owners(
 
 
 def _windows(fd: int, size: int, overlap: int) -> Iterator[bytes]:
-    """A file in pieces that overlap, so that nothing lies across an edge."""
+    """Yield a file in overlapping pieces, so that no secret is cut at an edge."""
     at = 0
     while at < size:
         data = os.pread(fd, min(_WINDOW + overlap, size - at), at)

@@ -1,4 +1,4 @@
-"""One name of an upper directory -> its Entry in the merged one."""
+"""Captures one name of an upper directory as its entry in the merged directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortet.objects.base import ObjectStore
 
 
 class UpperEntryReader:
-    """Knows the layers below and the rules; collects what could not be taken."""
+    """Captures names, with the lower layers and the ignore rules. It collects the losses."""
 
     def __init__(
         self, objects: ObjectStore, trees: Trees, below: TreeEntry, *, is_root: bool
@@ -30,22 +30,22 @@ class UpperEntryReader:
         self.rules = IgnoreRules()
         self.losses: list[Loss] = []
         self.oversize_losses: dict[bytes, Loss] = {}
-        self.has_ignored_files = False  # something was no state
+        self.has_ignored_files = False  # an ignored file was found
         self._objects = objects
         self._trees = trees
         self._below = below
 
     def merge_losses(self) -> None:
-        """After a scan: what is known to be too large is missing each time."""
+        """Add all files that are too large to the losses: every scan must report them."""
         if self.losses or self.oversize_losses:
             self.losses = list(dict.fromkeys((*self.losses, *self.oversize_losses.values())))
 
     def lower_entry(self, node: UpperDirectory, raw: bytes) -> TreeEntry | None:
-        """What lies below this name."""
+        """Return the entry of this name in the lower layers."""
         return None if node.below is None else self._trees.lookup(Oid(node.below.data), raw)
 
     def lower_entry_at(self, path: bytes) -> TreeEntry | None:
-        """What lies at a path of the layers below."""
+        """Return the entry of a path in the lower layers."""
         return self._trees.resolve(self._below, path)
 
     def read_entry(
@@ -58,7 +58,7 @@ class UpperEntryReader:
         path: bytes,
         mapped: bool,
     ) -> tuple[TreeEntry | None, os.stat_result]:
-        """The Entry of a name and the stat it belongs to; None where it is no state."""
+        """Return the entry of a name and its stat. The entry is None if the name is not state."""
         if is_whiteout(st):
             return self.removed_entry(path), st
         if self.is_skipped(path, False) or self._is_oversize(path, st):
@@ -68,11 +68,11 @@ class UpperEntryReader:
             found = self._metacopy(node, raw, st, fd=fd)
             if found is not None:
                 return found, st
-            node.content_inodes[raw] = st.st_ino  # content that is here does not go away again
+            node.content_inodes[raw] = st.st_ino  # content in the upper directory stays there
         seen = capture_with_stat(
             self._objects, fd, raw, st, path=path, losses=self.losses, mapped=mapped
         )
-        if seen is None:  # gone between two looks
+        if seen is None:  # removed in the meantime
             node.listed = False
             return self.lower_entry(node, raw), st
         return self._with_lower_owner(node, seen[0]), seen[1]
@@ -80,7 +80,10 @@ class UpperEntryReader:
     def _metacopy(
         self, node: UpperDirectory, raw: bytes, st: os.stat_result, *, fd: int
     ) -> TreeEntry | None:
-        """A file of which only the metadata was copied up: its content is that of the one below."""
+        """Return the entry of a file with only its metadata copied up, or None.
+
+        Its content is that of the file in the lower layers.
+        """
         place = b"/proc/self/fd/%d/%s" % (fd, raw)
         redirect = metacopy_redirect(place, self.prefix)
         if redirect is None:
@@ -93,7 +96,7 @@ class UpperEntryReader:
         return with_metadata(below, st, path=join_path(node.path, raw), xattrs=xattrs)
 
     def _with_lower_owner(self, node: UpperDirectory, entry: TreeEntry) -> TreeEntry:
-        """Without root no owner can be given or changed: the one below stands."""
+        """Keep the lower owner without root, because an ordinary user cannot change owners."""
         if self.is_root:
             return entry
         below = self.lower_entry(node, entry.name)
@@ -106,9 +109,9 @@ class UpperEntryReader:
         return loss is not None
 
     def is_skipped(self, path: bytes, is_dir: bool) -> bool:
-        """Is it no state?"""
+        """Return True if the path is not state."""
         return self.rules.is_ignored(path, is_dir)
 
     def removed_entry(self, path: bytes) -> TreeEntry | None:  # noqa: ARG002 - for differences
-        """What a name that was taken away leaves in the tree."""
+        """Return the entry of a removed name. Only differences from the host have one."""
         return None

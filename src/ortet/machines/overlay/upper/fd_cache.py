@@ -1,4 +1,4 @@
-"""Files kept open from scan to scan: a stat by descriptor takes a third of one by name."""
+"""Keeps files open between scans: a stat by descriptor takes a third of the time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from ortet.machines.dirfd import OPEN_DIR_FLAGS, DirFdCache
 from ortet.machines.overlay.upper.uppernode import Stamp, UpperDirectory
 
-_MAX_OPEN_DIRS = 128  # directories kept open
+_MAX_OPEN_DIRS = 128
 _PATH = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FdBudget:
-    """How many more descriptors may be kept; shared by all that keep some."""
+    """The number of descriptors that may still be kept, shared by all caches of an engine."""
 
     def __init__(self, limit: int = 256) -> None:
         self._available = limit
@@ -31,9 +31,9 @@ class FdBudget:
 
 
 class FdCache:
-    """Opens the directories of one upper directory, and keeps the files there is room for.
+    """Opens the directories of one upper directory, and keeps files open within the budget.
 
-    `held` is every kept descriptor with the ctime its file had, its directory and its name there.
+    `open_files` maps a descriptor to the ctime of its file, its directory, and its name.
     """
 
     def __init__(self, directory: Path, budget: FdBudget) -> None:
@@ -47,24 +47,24 @@ class FdCache:
         os.close(self._top)
 
     def open(self, node: UpperDirectory) -> int:
-        """A directory's descriptor, good until others are opened."""
+        """Return the descriptor of a directory. It is valid until others are opened."""
         return self._dirs.fd(node.path)
 
     def changed_files(
         self, fds: Iterable[int] | None = None
     ) -> list[tuple[UpperDirectory, str, os.stat_result]]:
-        """Kept files that are not as they were, of all or of some. Keep it short."""
+        """Return the open files with a changed ctime, of all or of `fds`. This is a hot loop."""
         held, fstat, found = self.open_files, os.fstat, []
         for fd in held if fds is None else fds:
             if fd in held:
                 ctime, node, name = held[fd]
                 st = fstat(fd)
-                if st.st_ctime_ns != ctime:  # which every change moves
+                if st.st_ctime_ns != ctime:  # every change changes the ctime
                     found.append((node, name, st))
         return found
 
     def add(self, node: UpperDirectory, name: str, fd: int, stamp: Stamp) -> None:
-        """Keep a file, so that the next look need not find it by name."""
+        """Keep a file open, so that the next scan need not find it by name."""
         own = node.open_fds.get(name)
         if own is None and self._budget.acquire():
             with suppress(OSError):
@@ -86,5 +86,5 @@ class FdCache:
             self.release(node, name)
 
     def forget_directory(self, path: bytes) -> None:
-        """Another directory may be found at this path from now on."""
+        """Close the directories at and below this path, which may be replaced by others."""
         self._dirs.close_tree(path)

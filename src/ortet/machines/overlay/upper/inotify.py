@@ -1,8 +1,8 @@
-"""What happened to upper directories: the kernel tells, so that what is calm is not asked.
+"""inotify watches on upper directories, so that unchanged ones are not scanned.
 
-What an overlay does to names and metadata in its upper directory goes through the same functions
-as any change there, and those notify. Writes into files notify in the merged view alone, when they
-are made and when the file is closed: so that is watched, too. Stores through memory do not notify.
+Changes of names and metadata through an overlay send events in its upper directory. Writes to file
+content send events only in the merged view, at the write and at the close. So the merged view is
+watched too. Writes through a memory mapping send no event.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _NONE = bytes(4)
 
 
 class WatchListener(Protocol):
-    """Who is told."""
+    """The receiver of events."""
 
     def mark_changed(self, node: UpperDirectory | None) -> None:
-        """This directory was touched; None: anything may have been."""
+        """Handle a change of this directory; None means that any may have changed."""
         ...
 
     def mark_written(self, node: UpperDirectory, name: str) -> None:
-        """This file in it was written to."""
+        """Handle a write to this file of the directory."""
         ...
 
 
 class UpperWatch:
-    """One inotify instance for all upper directories of an engine: a user has few of them."""
+    """One inotify instance for all upper directories of an engine: a user has few instances."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -53,11 +53,14 @@ class UpperWatch:
             os.close(self._fd)
 
     def add(self, fd: int, listener: WatchListener, node: UpperDirectory) -> None:
-        """Watch an open directory; its `wd` is -1 when there is no watch left: then it is asked."""
+        """Watch an open directory.
+
+        Its `wd` is -1 if no watch is left; then every scan checks it.
+        """
         node.wd = self._add(b"/proc/self/fd/%d" % fd, _NAME_EVENTS, listener, node)
 
     def add_view(self, path: bytes, listener: WatchListener, node: UpperDirectory) -> None:
-        """Watch writes in the same directory of the merged view."""
+        """Watch writes in the corresponding directory of the merged view."""
         node.view_wd = self._add(path, _WRITE_EVENTS, listener, node)
 
     def remove(self, node: UpperDirectory) -> None:
@@ -77,8 +80,8 @@ class UpperWatch:
         return wd
 
     def drain(self) -> None:
-        """Tell the owners what happened until now."""
-        # asked first, because an empty queue is the rule and an exception takes longer
+        """Deliver all queued events to their listeners."""
+        # The queue is usually empty, and this check is faster than an exception.
         while self._fd >= 0 and ioctl(self._fd, FIONREAD, _NONE) != _NONE:
             self._dispatch(os.read(self._fd, _CHUNK))
 

@@ -1,9 +1,12 @@
-"""An overlay's upper directory -> the tree of the layers below, patched. Looks at nothing else.
+"""Scans an overlay's upper directory and applies it to the tree of the lower layers.
 
-What the kernel writes there: changed names as they are now; a character device 0:0 for a name that
-is gone (whiteout); `opaque` on a directory that hides the one below; `redirect` on a directory
-that was renamed and still shows what lies below its old name; `metacopy` on a file whose content is
-still the one below.
+Overlayfs writes to an upper directory:
+
+  - changed names, as they are now
+  - a character device 0:0 for a removed name (whiteout)
+  - `opaque` on a directory that hides the lower one
+  - `redirect` on a renamed directory that shows the lower directory of its old name
+  - `metacopy` on a file whose content is still in the lower layers
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from ortet.machines.overlay.upper.uppernode import UpperDirectory, is_whiteout, 
 from ortet.objects.blobs import get_bytes
 
 MappedFiles = Mapping[bytes, set[str]]
-"""Directory -> names of files in it that some process writes through memory."""
+"""Directory -> names of files that a process has mapped for writing."""
 
 _IGNORE_FILE_NAME = os.fsdecode(IGNORE_FILE)
 
 
 class UpperScanner(UpperTree):
-    """Looks at an upper directory: at what was stirred, or at everything."""
+    """Scans an upper directory: the names with events, or everything."""
 
     def close(self) -> None:
         self._release(self.root)
@@ -46,7 +49,7 @@ class UpperScanner(UpperTree):
 
     @property
     def losses(self) -> list[Loss]:
-        """What the last scan could not take in."""
+        """The losses of the last scan."""
         return self._entry_reader.losses
 
     @property
@@ -55,28 +58,30 @@ class UpperScanner(UpperTree):
 
     @property
     def has_ignored_files(self) -> bool:
-        """Has it seen files that are no state?"""
+        """True if a scan has found ignored files."""
         return self._entry_reader.has_ignored_files
 
     @property
     def has_changed_rules(self) -> bool:
-        """An ignore file changed what is state below: only a full scan can tell."""
+        """True if a changed ignore file affects lower files: only a full scan can find them."""
         return bool(self._changed_rules)
 
     def mark_changed(self, node: UpperDirectory | None) -> None:
-        """Something happened to this directory, or, None, to any."""
+        """Scan this directory again at the next scan; None means all directories."""
         self._changed_dirs.update(self.root.walk() if node is None else (node,))
 
     def mark_written(self, node: UpperDirectory, name: str) -> None:
-        """This file was written to."""
+        """Compare this file at the next scan."""
         if name in node.open_fds:
             self._written_fds.add(node.open_fds[name])
 
     def scan(self, mapped: MappedFiles | None = None, *, quiet: bool = False) -> TreeEntry:
-        """The merged directory as it is now.
+        """Return the root entry of the merged directory as it is now.
 
-        `quiet`: no process of the machine lives, nor did at the last scan, so whoever wrote has
-        closed what it wrote, and was heard. Otherwise all files are asked.
+        Args:
+            mapped: Files that a process has mapped for writing; they are always read.
+            quiet: No process of the machine runs, or ran at the last scan. So every written file
+                was closed, which sent an event. Otherwise all open files are compared.
         """
         self._entry_reader.losses = []
         self._watch.drain()
@@ -85,30 +90,33 @@ class UpperScanner(UpperTree):
             self._changed_dirs |= {node for node in self.root.walk() if node.path in mapped}
         quiet = quiet and not self.linked_inodes and not self._unwatched_dirs
         self._scan_changed(self._written_fds if quiet else None, mapped)
-        if quiet and self.linked_inodes:  # a file has got another name: the one it had told nothing
+        if quiet and self.linked_inodes:  # a new hardlink: its old name got no event
             self._scan_changed(None, mapped)
         self._entry_reader.merge_losses()
         assert self.root.entry is not None
         return self.root.entry
 
     def _scan_changed(self, fds: set[int] | None, mapped: MappedFiles | None) -> None:
-        """At what was stirred, and at all kept files or at some."""
+        """Scan the directories with events, and compare the open files: all, or those in `fds`."""
         for node, name, st in self._fd_cache.changed_files(fds):
             if node not in self._changed_dirs:
                 self._changed_files.setdefault(node, {})[name] = st
         if self._changed_dirs or self._changed_files:
             self._fold_all(self._visit_all(mapped))
-        # only now: after a failure they are looked at again
+        # Only now, so that after a failure they are scanned again.
         self._changed_dirs, self._changed_files, self._written_fds = set(), {}, set()
 
     def hardlink_groups(self, below: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
-        """Hardlink groups of the merged directory, given those of the layers below."""
+        """Return the hardlink groups of the merged directory.
+
+        `below` are the groups of the lower layers.
+        """
         return merge_hardlink_groups(self.root, self.linked_inodes, below)
 
-    # looking
+    # Comparing.
 
     def _visit_all(self, mapped: MappedFiles | None) -> list[UpperDirectory]:
-        """What was stirred, parents before what they hold, and directories that turn up."""
+        """Visit the changed directories, parents first, and new directories in them."""
         visited = [
             node for node, files in self._changed_files.items() if self._reread_files(node, files)
         ]
@@ -131,7 +139,7 @@ class UpperScanner(UpperTree):
         return visited
 
     def _watch_writes(self, node: UpperDirectory) -> None:
-        """Hear of writes in it, if we may."""
+        """Watch writes in a directory, if possible."""
         if self._view:
             self._watch.add_view(join_path(self._view, node.path), self, node)
         if node.view_wd < 0:
@@ -140,7 +148,7 @@ class UpperScanner(UpperTree):
             self._unwatched_dirs.discard(node)
 
     def _reread_files(self, node: UpperDirectory, files: ChangedFiles) -> bool:
-        """Only files in it changed, in place; False: it has to be visited."""
+        """Read changed files of an otherwise unchanged directory. False if it must be visited."""
         lost = len(self._entry_reader.losses)
         try:
             if _IGNORE_FILE_NAME not in files and node not in self._changed_dirs:
@@ -150,15 +158,15 @@ class UpperScanner(UpperTree):
                 if node.listed and len(self._entry_reader.losses) == lost:
                     return True
         except OSError:
-            pass  # it has just gone, perhaps; the visit will tell
+            pass  # it may just have been removed; the visit decides
         self._changed_dirs.add(node)
         return False
 
     def _visit(self, node: UpperDirectory, mapped: MappedFiles | None) -> None:
-        self._uncertain_dirs.add(node)  # until we are through
+        self._uncertain_dirs.add(node)  # until the visit is complete
         lost = len(self._entry_reader.losses)
         fd = self._fd_cache.open(node)
-        if node.wd < 0:  # before we look, so that nothing comes between
+        if node.wd < 0:  # before the comparison, so that no change is missed
             self._watch.add(fd, self, node)
         if node.view_wd < 0:
             self._watch_writes(node)
@@ -183,7 +191,7 @@ class UpperScanner(UpperTree):
         self.name_count += node.recount()
 
     def _compare_known(self, node: UpperDirectory, fd: int) -> ChangedFiles:
-        """Its names are as they were: look at what can change in place."""
+        """Compare the known names of a directory whose names have not changed."""
         held, fresh, missed = node.open_fds, {}, []
         for name, was in node.files.items():
             own = held.get(name)
@@ -202,7 +210,7 @@ class UpperScanner(UpperTree):
         return fresh
 
     def _list_names(self, node: UpperDirectory, fd: int) -> ChangedFiles:
-        """List it and look at every name, for some came or went."""
+        """List a directory and compare every name, because some were added or removed."""
         if node.metadata_changed:
             self._read_attributes(node, fd)
         names = os.listdir(fd)
@@ -223,12 +231,12 @@ class UpperScanner(UpperTree):
             elif node.files.get(name) != stamp(st) and not (
                 name in node.whiteouts and is_whiteout(st)
             ):
-                self._fd_cache.release(node, name)  # another file may have its name now
+                self._fd_cache.release(node, name)  # another file may have this name now
                 fresh[name] = st
         return fresh
 
     def _add_directory(self, above: UpperDirectory, name: str, st: os.stat_result) -> None:
-        """A directory: the one we know, or another of its name."""
+        """Add a directory, unless it is the known one of this name."""
         child = above.dirs.get(name)
         if name in above.skipped or (child is not None and child.ino == st.st_ino):
             return
@@ -244,7 +252,7 @@ class UpperScanner(UpperTree):
             above.dirs[name].ino = st.st_ino
 
     def _handle_stat_error(self, node: UpperDirectory, name: str, error: OSError) -> None:
-        """A listed name that cannot be looked at: it has just gone, or we may not."""
+        """Handle a listed name whose stat failed: it was removed, or is not accessible."""
         node.listed = False
         if error.errno in UNREADABLE_ERRNOS:
             self._entry_reader.losses.append(
@@ -256,7 +264,7 @@ class UpperScanner(UpperTree):
             raise error
 
     def _handle_open_error(self, node: UpperDirectory, error: OSError) -> None:
-        """It may not be looked into, or has just gone: what was known of it stands."""
+        """Handle a directory that cannot be opened: its last known entry stays valid."""
         if error.errno not in UNREADABLE_ERRNOS and error.errno not in GONE_ERRNOS:
             raise error
         node.listed = False
@@ -265,20 +273,20 @@ class UpperScanner(UpperTree):
             self._set_lower_directory(node, (False, b""))
 
     def _reveal_lower(self, node: UpperDirectory, name: str) -> None:
-        """The name is gone from the upper directory: what lies below shows again, if anything."""
+        """Forget a name that was removed from the upper directory, so that the lower one shows."""
         self._forget_name(node, name)
         raw = os.fsencode(name)
         node.changes[raw] = self._entry_reader.lower_entry(node, raw)
 
     def _read_attributes(self, node: UpperDirectory, fd: int) -> None:
-        """Read a directory's own attributes; the kernel's say what lies below it."""
+        """Read the xattrs of a directory. The marks of overlayfs say what is below it."""
         opaque, redirect, some = read_marks(fd, self._entry_reader.prefix)
         if node.parent is not None and node.marks != (opaque, redirect):
             self._set_lower_directory(node, (opaque, redirect))
         node.xattrs = put_xattrs(self._objects, fd) if some else b""
 
     def _set_lower_directory(self, node: UpperDirectory, marks: tuple[bool, bytes]) -> None:
-        """Find the directory that shows through this one."""
+        """Find the lower directory that shows through this one."""
         above, (opaque, redirect) = node.parent, marks
         assert above is not None
         self._forget_contents(node)
@@ -299,7 +307,10 @@ class UpperScanner(UpperTree):
             node.below, node.origin = found, origin
 
     def _update_rules(self, node: UpperDirectory, fd: int) -> bool:
-        """Take in its ignore file; True when that changed, and every name is to be asked again."""
+        """Read the ignore file of a directory.
+
+        True if it changed, so that every name is read again.
+        """
         below = self._entry_reader.lower_entry(node, IGNORE_FILE)
         said = None
         if below is not None and below.is_file:

@@ -1,4 +1,4 @@
-"""What was seen of an upper directory: taken in name by name, added up, and forgotten."""
+"""The result of scans of an upper directory: files read, directories encoded, names forgotten."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from ortet.machines.overlay.upper.uppernode import (
 from ortet.objects.base import ObjectStore
 
 ChangedFiles = dict[str, os.stat_result]
-"""Names that are not as they were, no directories among them."""
+"""Changed names that are not directories, with their stat."""
 
-_UNKNOWN_STAMP = (0, 0, 0, 0)  # no file's stamp: it is looked at again
+_UNKNOWN_STAMP = (0, 0, 0, 0)  # no file has this stamp, so it is read again
 
 
 class UpperTree:
-    """One upper directory and what was seen in it. One thread at a time.
+    """One upper directory and what scans found in it. Only one thread may use it at a time.
 
-    `below` is the merged layers under it. `root`: mounted by the host's root, whose marks are other
-    xattrs than an ordinary user's. What has a ctime at or after `horizon` is looked at again.
-    `view` is the path of the merged directory, if it can be watched.
+    Args:
+        below: The root entry of the merged lower layers.
+        is_root: The overlay is mounted by root, whose marks are other xattrs than those of a user.
+        view: The path of the merged directory, if it can be watched.
+
+    A file with a ctime at or after `horizon` is racy and compared again.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class UpperTree:
         entry_reader: UpperEntryReader | None = None,
     ) -> None:
         self.horizon = NEVER_RACY
-        self.name_count = 0  # names in it
+        self.name_count = 0  # names in the upper directory
         self.linked_inodes: dict[bytes, int] = {}  # files with several names -> inode
         self.root = UpperDirectory(None, "", b"")
         self.root.below, self.root.origin = below, b""
@@ -60,23 +63,23 @@ class UpperTree:
             objects, trees, below, is_root=is_root
         )
         self._changed_rules: set[bytes] = set()
-        self._changed_dirs = {self.root}  # something happened to these directories
+        self._changed_dirs = {self.root}  # directories with an event
         self._changed_files: dict[
             UpperDirectory, ChangedFiles
-        ] = {}  # and only to these files in others
-        self._written_fds: set[int] = set()  # descriptors of files that were written to
-        self._unwatched_dirs: set[UpperDirectory] = set()  # directories of which we do not hear
+        ] = {}  # changed files in other directories
+        self._written_fds: set[int] = set()  # descriptors of written files
+        self._unwatched_dirs: set[UpperDirectory] = set()  # directories without a watch for writes
         self._view = view
-        self._uncertain_dirs: set[UpperDirectory] = set()  # and these have to be asked every time
+        self._uncertain_dirs: set[UpperDirectory] = set()  # directories to compare at every scan
         self._watch = watch or UpperWatch()
         self._fd_cache = FdCache(directory, fd_budget or FdBudget())
 
-    # taking
+    # Reading.
 
     def _read_file(
         self, node: UpperDirectory, name: str, st: os.stat_result, *, fd: int, mapped: bool = False
     ) -> None:
-        """Something that is no directory: what is it now?"""
+        """Read a name that is not a directory, and record the change."""
         raw = os.fsencode(name)
         path = join_path(node.path, raw)
         if name not in node.files:
@@ -93,7 +96,7 @@ class UpperTree:
             )
         except Unreadable as error:
             self._entry_reader.losses.append(error.loss)
-            node.files[name] = _UNKNOWN_STAMP  # asked, and reported, again next time
+            node.files[name] = _UNKNOWN_STAMP  # read and reported again by the next scan
             return
         if st.st_ino != inode:
             self._fd_cache.release(node, name)
@@ -110,16 +113,16 @@ class UpperTree:
             self.linked_inodes.pop(path, None)
         moved = (
             before is not _UNKNOWN_STAMP and before[1] != st.st_mtime_ns
-        )  # so it differs for sure
+        )  # so the entry surely differs
         if moved or node.entry is None or self._trees.lookup(Oid(node.entry.data), raw) != entry:
             node.changes[raw] = entry
         else:
             node.changes.pop(raw, None)
 
-    # adding up
+    # Encoding.
 
     def _fold_all(self, visited: list[UpperDirectory]) -> None:
-        """The deepest first; a directory whose Entry changed is a change of the one above."""
+        """Encode changed directories, the deepest first, and report each to its parent."""
         levels: dict[int, set[UpperDirectory]] = {}
         for node in visited:
             levels.setdefault(node.depth, set()).add(node)
@@ -133,7 +136,7 @@ class UpperTree:
                         levels.setdefault(depth - 1, set()).add(node.parent)
 
     def _fold(self, node: UpperDirectory) -> None:
-        """Its Entry; the directory above is told when it changed."""
+        """Compute a directory's entry, and report it to the parent if it changed."""
         entry = self._summary(node)
         if node.parent is not None and entry != node.entry:
             node.parent.changes[entry.name] = entry
@@ -142,10 +145,10 @@ class UpperTree:
     def _summary(self, node: UpperDirectory) -> TreeEntry:
         return directory_entry(self._trees, node, keep_owners=self._entry_reader.is_root)
 
-    # forgetting
+    # Forgetting.
 
     def _forget_name(self, node: UpperDirectory, name: str) -> None:
-        """Forget a name with all below it."""
+        """Forget a name and everything below it."""
         self._fd_cache.release(node, name)
         path = join_path(node.path, os.fsencode(name))
         child = node.dirs.get(name)
@@ -159,7 +162,7 @@ class UpperTree:
         node.drop(name)
 
     def _forget_contents(self, node: UpperDirectory) -> None:
-        """Know nothing of what is in a directory."""
+        """Forget everything in a directory."""
         self._fd_cache.release_all(node)
         for child in node.dirs.values():
             self._release(child)
@@ -167,7 +170,7 @@ class UpperTree:
         node.clear()
 
     def _release(self, top: UpperDirectory) -> None:
-        """A directory and all below it are no longer part of the tree."""
+        """Release the resources of a directory that is no longer part of the tree, and below it."""
         for node in top.walk():
             self._fd_cache.release_all(node)
             self._watch.remove(node)
@@ -177,7 +180,7 @@ class UpperTree:
             node.dropped = True
 
     def _forget_below(self, path: bytes) -> None:
-        """What was remembered by path about things in a directory."""
+        """Remove everything that is stored by path for names in a directory."""
         below = path + b"/" if path else b""
         for table in (self.linked_inodes, self._entry_reader.oversize_losses):
             for at in [at for at in table if at.startswith(below)]:

@@ -1,4 +1,8 @@
-"""Hardlink groups of a merged directory, from those in its upper directory and those below."""
+"""Merges the hardlink groups of an upper directory with those of the lower layers.
+
+This is a module of its own because redirects of renamed directories make it an algorithm of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from ortet.machines.overlay.upper.uppernode import UpperDirectory
 def merge_hardlink_groups(
     root: UpperDirectory, linked: Mapping[bytes, int], below: Sequence[Sequence[bytes]]
 ) -> list[list[bytes]]:
-    """`linked`: path -> inode of the files in the upper directory that have several names."""
+    """Return the hardlink groups of the merged directory.
+
+    `linked` maps the files of the upper directory with several names from path to inode.
+    """
     found: dict[int, list[bytes]] = {}
     for path, inode in linked.items():
         found.setdefault(inode, []).append(path)
@@ -26,7 +33,7 @@ def merge_hardlink_groups(
 
 
 def _visible_path(path: bytes, starts: Sequence[UpperDirectory]) -> bytes | None:
-    """Where a file of the layers below is seen; None when something covers it."""
+    """Return the merged path of a file of the lower layers, or None if it is covered."""
     for start in starts:
         if start.origin is None or not path.startswith(start.origin):
             continue
@@ -38,7 +45,7 @@ def _visible_path(path: bytes, starts: Sequence[UpperDirectory]) -> bytes | None
 
 
 def _descend(node: UpperDirectory, rest: bytes) -> bytes | None:
-    """The path of something that lies below a directory and is covered by nothing."""
+    """Return the merged path of a file below a directory, or None if it is covered."""
     while True:
         raw, _, after = rest.partition(b"/")
         name = os.fsdecode(raw)

@@ -1,4 +1,4 @@
-"""What the kernel notes on files of an upper directory, and the ignore file a user keeps there."""
+"""Reads the marks of overlayfs on files of an upper directory, and its ignore files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_IGNORE_FILE_BYTES = 1 << 20
 
 
 def read_marks(fd: int, prefix: str) -> tuple[bool, bytes, bool]:
-    """Of a directory: is it opaque, its redirect, and has it any xattrs at all."""
+    """Return, for a directory: is it opaque, its redirect, and has it any xattrs."""
     names = os.listxattr(fd)
     opaque, redirect = prefix + "opaque", prefix + "redirect"
     return (
@@ -29,7 +29,7 @@ def read_marks(fd: int, prefix: str) -> tuple[bool, bytes, bool]:
 
 
 def metacopy_redirect(place: bytes, prefix: str) -> bytes | None:
-    """Of a file without content of its own: its redirect; None: it has content."""
+    """Return the redirect of a file without its own content, or None if it has content."""
     if _attribute(place, prefix + "metacopy") is None:
         return None
     return _attribute(place, prefix + "redirect") or b""
@@ -38,7 +38,7 @@ def metacopy_redirect(place: bytes, prefix: str) -> bytes | None:
 def with_metadata(
     below: TreeEntry | None, st: os.stat_result, *, path: bytes, xattrs: bytes
 ) -> TreeEntry:
-    """The content of the file below under the name and metadata of the one in the upper layer."""
+    """Return the entry of a lower file with the name and metadata of the upper one."""
     if below is None or not below.is_file:
         raise Corrupt(
             "bad_layer",
@@ -56,7 +56,10 @@ def with_metadata(
 
 
 def read_rules(fd: int, below: bytes | None) -> bytes | None:
-    """The text of a directory's ignore file; `below` is what shows where none lies here."""
+    """Return the text of a directory's ignore file.
+
+    `below` is the text of the lower file, which counts if the upper directory has none.
+    """
     try:
         mode = os.stat(IGNORE_FILE, dir_fd=fd, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
@@ -73,7 +76,7 @@ def read_rules(fd: int, below: bytes | None) -> bytes | None:
 
 
 def oversize_loss(rules: IgnoreRules, path: bytes, st: os.stat_result) -> Loss | None:
-    """What to report of a file that a size rule leaves out."""
+    """Return the loss for a file that a size rule leaves out, or None."""
     if rules.is_empty or not stat.S_ISREG(st.st_mode):
         return None
     limit = rules.size_limit(path)

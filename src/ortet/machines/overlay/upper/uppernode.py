@@ -1,4 +1,4 @@
-"""What was seen in one directory of an overlay's upper layer."""
+"""One directory of an upper directory, as the last scan found it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ortet.ids import Oid
 from ortet.machines.capture.entry import clamped_mtime
 
 Stamp = tuple[int, int, int, int]
-"""ctime, mtime, size, inode: a file whose stamp is as it was is not read again."""
+"""ctime, mtime, size, inode. A file with an unchanged stamp is not read again."""
 
 Marks = tuple[bool, bytes]
-"""Opaque, and the redirect: what the kernel noted on a directory."""
+"""The marks of overlayfs on a directory: opaque, and the redirect."""
 
 
 def stamp(st: os.stat_result) -> Stamp:
@@ -23,11 +23,12 @@ def stamp(st: os.stat_result) -> Stamp:
 
 
 class UpperDirectory:
-    """A directory: its stat, what lies below it, its names, and the Entry they add up to.
+    """A directory: its stat, its names, the lower directory below it, and its merged entry.
 
-    `below` is the directory that shows through, at `origin` in the layers below; None: none does.
-    `changes` are what `entry` does not hold yet; they outlive a scan that failed. `held` are open
-    descriptors of its files.
+    Attributes:
+        below: The lower directory that shows through, at the path `origin`; None if there is none.
+        changes: Changes that `entry` does not have yet. They are kept if a scan fails.
+        open_fds: Open descriptors of its files.
     """
 
     __slots__ = (
@@ -75,23 +76,23 @@ class UpperDirectory:
         self.origin: bytes | None = None
         self.xattrs = b""
         self.entry: TreeEntry | None = None
-        self.metadata_changed = True  # its own metadata is newer than `entry`
-        self.rules_text: bytes | None = None  # the ignore rules said here
+        self.metadata_changed = True  # its metadata is newer than `entry`
+        self.rules_text: bytes | None = None  # the text of its ignore file
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.name_count = 0  # names when it was last visited
-        self.dropped = False  # it is no longer part of the tree
-        self.wd = self.view_wd = -1  # watches on it and on what it is merged into
+        self.name_count = 0  # number of names at the last visit
+        self.dropped = False  # no longer part of the tree
+        self.wd = self.view_wd = -1  # watches on it and on its merged directory
         self.open_fds: dict[str, int] = {}
-        self.content_inodes: dict[bytes, int] = {}  # inodes of files that have content of their own
+        self.content_inodes: dict[bytes, int] = {}  # files with content of their own
         self.clear()
 
     def clear(self) -> None:
-        """Know nothing of its names; descriptors are the caller's to close first."""
-        self.listed = False  # all its names are below
-        self.files: dict[str, Stamp] = {}  # files and the like
-        self.whiteouts: set[str] = set()  # whiteouts
+        """Forget all names. The caller must close the descriptors first."""
+        self.listed = False  # all of its names are known
+        self.files: dict[str, Stamp] = {}  # everything but directories and whiteouts
+        self.whiteouts: set[str] = set()
         self.dirs: dict[str, UpperDirectory] = {}
-        self.skipped: set[str] = set()  # directories that are no state
+        self.skipped: set[str] = set()  # ignored directories
         self.changes: dict[bytes, TreeEntry | None] = {}
         self.entry = None
 
@@ -99,7 +100,7 @@ class UpperDirectory:
         return self.files.keys() | self.whiteouts | self.dirs.keys() | self.skipped
 
     def recount(self) -> int:
-        """How many names there are more than at the last visit; directories are not counted."""
+        """Return how many more names there are than at the last visit, without directories."""
         before, self.name_count = self.name_count, len(self.files) + len(self.whiteouts)
         return self.name_count - before
 
@@ -115,7 +116,7 @@ class UpperDirectory:
         self.view_wd = -1 if self.view_wd == wd else self.view_wd
 
     def update_stat(self, st: os.stat_result) -> bool:
-        """Take in its stat; True when it is not as it was."""
+        """Record the stat. Return True if it changed."""
         if st.st_ctime_ns == self.ctime and st.st_ino == self.ino and st.st_mtime_ns == self.mtime:
             return False
         self.ino, self.ctime, self.mtime = st.st_ino, st.st_ctime_ns, st.st_mtime_ns
@@ -126,7 +127,7 @@ class UpperDirectory:
         return True
 
     def walk(self) -> Iterator[UpperDirectory]:
-        """This directory and all below it, parents first."""
+        """Yield this directory and all below it, parents first."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -135,7 +136,10 @@ class UpperDirectory:
 
 
 def directory_entry(trees: Trees, node: UpperDirectory, *, keep_owners: bool) -> TreeEntry:
-    """What its names add up to; without `owners` that of the directory below stands."""
+    """Return the merged entry of a directory.
+
+    Without `keep_owners` the owner is that of the lower directory.
+    """
     base, below = node.entry or node.below, node.below
     tree = trees.empty() if base is None else TreeRef(Oid(base.data), base.cid)
     if node.changes:
@@ -150,5 +154,5 @@ def directory_entry(trees: Trees, node: UpperDirectory, *, keep_owners: bool) ->
 
 
 def is_whiteout(st: os.stat_result) -> bool:
-    """A whiteout."""
+    """Return True for a whiteout of overlayfs."""
     return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
