@@ -154,8 +154,8 @@ class LiveMachine(LiveKernelLayers):
         outlet = prepare_network(
             ground.supervisor, self._host_overlays, network, needs_address=counted_on
         )
-        # Mounts of the host at dump time may no longer exist. An empty stand-in replaces each of
-        # them.
+        # Mounts of the host at dump time may no longer exist. Where one is missing, the stand-in
+        # step binds the plain directory onto itself, so that CRIU finds a mount.
         stand_ins = [at for at in mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
         self._saved_images = dump.kept
