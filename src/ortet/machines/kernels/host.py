@@ -101,7 +101,10 @@ class KernelHost(ABC):
         return None
 
     def startup_output(self, name: str) -> str:
-        """What one that did not start said, where it cannot be read at its streams."""
+        """Return the output of an interpreter that failed to start.
+
+        Only needed where its streams cannot be read directly.
+        """
         del name
         return ""
 

@@ -61,7 +61,7 @@ class KernelReply(NamedTuple):
 class KernelLink:
     """Connection to one kernel process.
 
-    One thread at a time may send requests; `interrupt`, `signal` and `close` may be called by any.
+    One thread at a time may send requests; any thread may call `interrupt` and `signal`.
     """
 
     is_disconnected = False  # during a snapshot
