@@ -8,7 +8,8 @@ The programs, each a process of its own:
 - `zygote.py`: forks a supervisor for every overlay machine.
 - `overlay_supervisor.py`: pid 1 of an overlay machine.
 - `live_supervisor.py`: parent of all live machines of a hub; starts CRIU.
-- `init.py`: pid 1 of a live machine; `requests.py` has its requests.
+- `init.py`: pid 1 of a live machine, and parent of shells and services in an overlay machine.
+  `requests.py` has the requests that it accepts.
 - `kernel_guest.py`: a Python kernel. Its text is sent to the interpreter, so it also runs on old
   versions (3.8 and newer), together with `kernel_cell`, `kernel_variables` and `ipc`.
 

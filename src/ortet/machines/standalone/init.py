@@ -3,7 +3,8 @@
 Run inside the machine as `python -I -S init.py [READY_FD [SOCKET]]`, so it may import only the
 standard library and its neighbours here. It writes one byte to READY_FD once it listens. It has no
 descriptor that leads out of the machine, and its state is plain memory. So a restored copy of the
-process tree continues where the original was.
+process tree continues where the original was. In an overlay machine the same program runs as an
+ordinary process, and is the parent of shells and services.
 """
 
 from __future__ import annotations
