@@ -186,8 +186,8 @@ def test_push_and_pull_work_through_a_server(
 _KILLED = """
 import sys
 from ortet.config.environment import open_hub
-from ortet.history import transfer
-transfer.PART = 1
+from ortet.history.transfer import copy_missing
+copy_missing.FLUSH_EVERY_BYTES = 1
 with open_hub(sys.argv[1]) as hub, open_hub(sys.argv[2]) as other:
     hub.pull(other)
 """

@@ -163,7 +163,7 @@ def test_a_cancelled_langgraph_checkpoint_and_its_writes_are_stored_once(
         latest = await saver.aget_tuple(thread)
         assert latest is not None
         lock = saver._threads.pool.hub()
-        monkeypatch.setattr(saver._threads.pending_writes, "ataken", withdrawn)
+        monkeypatch.setattr(saver._threads.pending_writes, "await_until_added", withdrawn)
         await cancelled(lock, lambda: saver.aput_writes(latest.config, [("n", 1)], "task"))
         found = await saver.aget_tuple(thread)
         await saver.aput(latest.config, {**empty_checkpoint(), "id": "third"}, {}, {})

@@ -17,7 +17,7 @@ Open = Callable[..., LocalObjectStore]
 
 
 def filled(open_store: Open) -> list[bytes]:
-    store = open_store(seal_at=600_000)
+    store = open_store(seal_bytes=600_000)
     dice = random.Random(4)
     contents = [dice.randbytes(dice.randrange(1, 20_000)) for _ in range(300)]
     for number, data in enumerate(contents):

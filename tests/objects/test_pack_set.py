@@ -99,7 +99,7 @@ def test_a_tail_that_can_not_be_read_says_which(open_store: Open, root: Path) ->
 
 
 def test_a_seal_in_the_background_changes_nothing_for_readers(open_store: Open) -> None:
-    store = open_store(seal_at=20_000)
+    store = open_store(seal_bytes=20_000)
     oids = []
     for turn in range(200):
         oids.append(store.put(Kind.BLOB, b"%05d" % turn * 200))

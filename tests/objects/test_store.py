@@ -61,7 +61,7 @@ def stored(root: Path) -> int:
 
 
 def test_an_object_is_readable_before_flush_after_flush_and_after_sealing(open_store: Open) -> None:
-    store = open_store(seal_at=50_000)
+    store = open_store(seal_bytes=50_000)
     contents = noise(200)
     for data in contents:
         oid = store.put(Kind.BLOB, data)
@@ -171,7 +171,7 @@ def test_the_empty_object_is_stored_and_read_back(store: LocalObjectStore) -> No
 
 
 def test_threads_put_and_read_together(open_store: Open) -> None:
-    store = open_store(seal_at=300_000)
+    store = open_store(seal_bytes=300_000)
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -195,7 +195,7 @@ def test_threads_put_and_read_together(open_store: Open) -> None:
 
 
 def test_get_many_gives_each_object_once(open_store: Open) -> None:
-    store = open_store(seal_at=100_000)
+    store = open_store(seal_bytes=100_000)
     contents = noise(300)
     oids = [store.put(Kind.BLOB, data) for data in contents]
     store.flush()
@@ -371,7 +371,7 @@ def test_an_object_of_another_writer_is_synced_with_ours(
 
 
 def test_a_put_beyond_the_quota_is_refused(open_store: Open, root: Path) -> None:
-    store = open_store(quota=300_000, seal_at=60_000)
+    store = open_store(quota=300_000, seal_bytes=60_000)
     put = 0
     with pytest.raises(Refused) as caught:
         for data in noise(1000, size=9000):
@@ -440,7 +440,7 @@ def test_the_reserve_is_left_on_the_disk(open_store: Open, small_disk: Path) -> 
 
 @pytest.mark.parametrize("batch", [1, 200])
 def test_a_full_disk_loses_nothing(open_store: Open, small_disk: Path, batch: int) -> None:
-    store = open_store(small_disk / "store", seal_at=800_000)
+    store = open_store(small_disk / "store", seal_bytes=800_000)
     contents = noise(4000, size=9000)
     flushed = 0
     with pytest.raises(Unavailable) as caught:

@@ -200,7 +200,7 @@ class TestClock:
 SLEEPER = """
 import sys, time
 import ortet.store.lease as leases, ortet.sessions.manager as sessions
-leases.TTL_NS = sessions.TTL_NS = 10**9
+leases.LEASE_TTL_NS = sessions.LEASE_TTL_NS = 10**9
 from ortet.errors import Refused
 from ortet.config.environment import open_hub
 hub = open_hub(sys.argv[1])

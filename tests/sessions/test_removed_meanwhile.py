@@ -48,7 +48,7 @@ def test_recall_skips_a_session_removed_during_the_call(hub: Hub, gone: Gone) ->
 
 def test_reading_a_session_removed_during_the_call_is_not_found(hub: Hub, gone: Gone) -> None:
     view = hub.get("b")
-    gone(EventLog, "path", 1)
+    gone(EventLog, "timeline_spans", 1)
     with pytest.raises(NotFound) as caught:
         view.messages()
     assert caught.value.kind == "no_timeline"

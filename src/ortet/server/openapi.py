@@ -45,7 +45,7 @@ _TAGS = {
 
 
 class OpenApiDocument:
-    """Made when somebody first asks for it."""
+    """CreatedId when somebody first asks for it."""
 
     @cached_property
     def data(self) -> Json:

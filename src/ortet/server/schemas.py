@@ -82,7 +82,7 @@ class ChangeInfo(msgspec.Struct, frozen=True):
     patch: str | None = None
 
 
-class Made(msgspec.Struct, frozen=True):
+class CreatedId(msgspec.Struct, frozen=True):
     """What was made, by its id."""
 
     id: str

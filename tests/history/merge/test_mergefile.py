@@ -27,7 +27,10 @@ def no_text(base: TreeEntry, ours: TreeEntry, theirs: TreeEntry) -> TextMerge | 
 
 def merge(base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, **options: Any) -> EntryMerge:
     return merge_file(
-        base, ours, theirs, **{"text": no_text, "put": lambda data: b"merged" + data, **options}
+        base,
+        ours,
+        theirs,
+        **{"merge_content": no_text, "put_content": lambda data: b"merged" + data, **options},
     )
 
 
@@ -75,7 +78,7 @@ def test_merged_text_has_its_own_size_and_no_holes() -> None:
 
     ours = changed(data=b"2" * 32, holes=b"h" * 32, mtime=11)
     theirs = changed(data=b"3" * 32, mtime=12)
-    verdict = merge(BASE, ours, theirs, text=text)
+    verdict = merge(BASE, ours, theirs, merge_content=text)
     assert verdict.conflict is None
     expected = changed(data=b"mergedboth", size=4, mtime=12)
     assert verdict.entry == expected

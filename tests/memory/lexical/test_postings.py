@@ -23,11 +23,11 @@ WORDS = [f"term{letter}" for letter in "abcdefghijklmnop"]
 EVERY = 60
 """Events of each timeline."""
 WAYS = {
-    "asked one by one": {"FEW": 10**6},
-    "picked": {"FEW": 0, "AROUND": 10**6},
-    "read": {"FEW": 0, "AROUND": 0, "SMALL": 10**6},
-    "asked": {"FEW": 0, "AROUND": 0, "SMALL": 0},
-    "read and asked": {"FEW": 0, "AROUND": 0, "SMALL": 35},
+    "asked one by one": {"MAX_RANGES_QUERIED": 10**6},
+    "picked": {"MAX_RANGES_QUERIED": 0, "MAX_IDS_FILTERED": 10**6},
+    "read": {"MAX_RANGES_QUERIED": 0, "MAX_IDS_FILTERED": 0, "MAX_RANGE_READ": 10**6},
+    "asked": {"MAX_RANGES_QUERIED": 0, "MAX_IDS_FILTERED": 0, "MAX_RANGE_READ": 0},
+    "read and asked": {"MAX_RANGES_QUERIED": 0, "MAX_IDS_FILTERED": 0, "MAX_RANGE_READ": 35},
 }
 
 
@@ -130,10 +130,15 @@ def test_postings_without_visible_documents_are_empty(index: SqliteWordIndex) ->
 
 DATABASE_WAYS = {
     "looked at": {},
-    "looked at in parts": {"SMALL": 0, "SAMPLE": 7},
-    "looked at in many parts": {"SMALL": 0, "SAMPLE": 7, "SPARE": 0},
-    "by the index of terms": {"SMALL": 0, "SAMPLE": 1},
-    "too many": {"SMALL": 0, "SAMPLE": 1, "MOST": 5, "AROUND": 0},
+    "looked at in parts": {"SCAN_ALL_LIMIT": 0, "SAMPLE_SIZE": 7},
+    "looked at in many parts": {"SCAN_ALL_LIMIT": 0, "SAMPLE_SIZE": 7, "SAMPLE_MARGIN": 0},
+    "by the index of terms": {"SCAN_ALL_LIMIT": 0, "SAMPLE_SIZE": 1},
+    "too many": {
+        "SCAN_ALL_LIMIT": 0,
+        "SAMPLE_SIZE": 1,
+        "MAX_INDEX_IDS": 5,
+        "INDEX_IDS_PER_VISIBLE": 0,
+    },
 }
 
 

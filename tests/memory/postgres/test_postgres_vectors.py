@@ -82,7 +82,7 @@ class World:
 
     def meanings(self, embedder: Hashing) -> SemanticIndex:
         store = PostgresVectorStore(self.catalog.client, embedder.name)
-        options: dict[str, Any] = {"allowance": WAIT, "patience": WAIT}
+        options: dict[str, Any] = {"fill_timeout": WAIT, "query_timeout": WAIT}
         if store.has_pgvector:
             return PostgresSemanticIndex(store, embedder, SystemClock(), **options)
         return LocalSemanticIndex(store, embedder, **options)

@@ -40,7 +40,7 @@ def opened(told: Told) -> Iterator[Any]:
     made: list[LocalSemanticIndex] = []
 
     def make(embedder: Embedder, **options: Any) -> LocalSemanticIndex:
-        options = {"allowance": WAIT, "patience": WAIT} | options
+        options = {"fill_timeout": WAIT, "query_timeout": WAIT} | options
         made.append(LocalSemanticIndex(told.directory / "vectors.db", embedder, **options))
         return made[-1]
 
@@ -168,7 +168,7 @@ class TestEmbeddersThatAreSlow:
         self, told: Told, opened: Any
     ) -> None:
         embedder = Gated()
-        vectors = opened(embedder, patience=0.01, allowance=0)
+        vectors = opened(embedder, query_timeout=0.01, fill_timeout=0)
         near = told.ask(vectors, "text 3")
         assert (near.places, near.status) == ([], "late")
         near = told.ask(vectors, "text 4")  # while it hangs
@@ -186,7 +186,7 @@ class TestEmbeddersThatAreSlow:
         embedder.open.clear()
         embedder.reached.clear()
         told.tell("a", "news")
-        slow = opened(embedder, allowance=0, patience=0)
+        slow = opened(embedder, fill_timeout=0, query_timeout=0)
         assert told.ask(slow, "q2").status == "late"
         embedder.open.set()
         assert slow.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
@@ -198,7 +198,7 @@ class TestEmbeddersThatAreSlow:
     ) -> None:
         embedder = Gated()
         embedder.open.set()
-        vectors = opened(embedder, allowance=0.0)
+        vectors = opened(embedder, fill_timeout=0.0)
         vectors.fill(told.index, told.news, [told.span("a")], TIERS, WAIT)
         told.ask(vectors, "text 3")
         embedder.open.clear()
@@ -212,7 +212,7 @@ class TestEmbeddersThatAreSlow:
 
     def test_closing_does_not_wait_for_one_that_hangs(self, told: Told, opened: Any) -> None:
         embedder = Gated()
-        vectors = opened(embedder, patience=0, allowance=0)
+        vectors = opened(embedder, query_timeout=0, fill_timeout=0)
         told.ask(vectors, "q")
         assert embedder.reached.wait(WAIT)
         vectors.close()
@@ -438,7 +438,7 @@ class TestErased:
         self, told: Told, opened: Any
     ) -> None:
         embedder = Gated()
-        vectors = opened(embedder, allowance=0, patience=0)
+        vectors = opened(embedder, fill_timeout=0, query_timeout=0)
         vectors.fill(told.index, told.news, [told.span("a")], TIERS, 0)
         assert embedder.reached.wait(WAIT)  # the texts were read
         told.docs["a"][11] = _without_text(told.docs["a"][11])
@@ -522,8 +522,8 @@ class TestTheFile:
             "import sys; from pathlib import Path; from tests.memory.embedding import *\n"
             "told = Told(Path(sys.argv[1]) / sys.argv[2])\n"
             "told.tell('a', *(f'text {n}' for n in range(1, 1001)))\n"
-            "vectors = Vectors(Path(sys.argv[1]) / 'vectors.db', Hashing(), allowance=WAIT,"
-            " patience=WAIT)\n"
+            "vectors = LocalSemanticIndex(Path(sys.argv[1]) / 'vectors.db', Hashing(), fill_timeout=WAIT,"
+            " query_timeout=WAIT)\n"
             "print(told.ask(vectors, 'q'))\n"
         )
         root = Path(__file__).parents[3]

@@ -94,7 +94,7 @@ def test_damage_in_the_cache_is_fetched_again(hosts: Hosts, tmp_path: Path) -> N
 def test_the_cache_keeps_to_its_limit(hosts: Hosts, tmp_path: Path) -> None:
     contents = [os.urandom(120_000) for _ in range(40)]
     oids = _put(hosts.open("one"), *contents)
-    reader = hosts.open("two", keep=1_000_000)
+    reader = hosts.open("two", cache_bytes=1_000_000)
     for _ in range(2):
         assert [reader.get(oid) for oid in oids] == contents
         reader.cache.clear()

@@ -99,14 +99,14 @@ class TestRooms:
     """In one process, where it is seen who was told what."""
 
     def test_idle_session_is_handed_over_before_its_turn_ends(self, make: Make) -> None:
-        one = make(linger=3600.0, turn=3600.0)
+        one = make(linger=3600.0, min_hold=3600.0)
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
         say(two, id_, "two")  # nobody is at work in it
         assert not one.open_slots()
 
     def test_session_is_not_handed_over_while_a_request_is_inside(self, make: Make) -> None:
-        one = make(linger=3600.0, turn=3600.0)
+        one = make(linger=3600.0, min_hold=3600.0)
         two = make(linger=3600.0, patience=60.0)
         id_ = begin(one)
         with ThreadPoolExecutor(1) as pool:
@@ -125,7 +125,7 @@ class TestRooms:
     ) -> None:
         """Also where it asks for it again at once, and the other is slow to hear."""
         monkeypatch.setattr(handover, "_TAKE_TIMEOUT_SECONDS", WAIT)
-        one = make(linger=3600.0, turn=0.0)
+        one = make(linger=3600.0, min_hold=0.0)
         id_ = begin(one)
         token = one.signal.token(released_topic(id_))
         with one.open_session(one.row(id_)):
@@ -142,7 +142,7 @@ class TestRooms:
             assert [message.content for message in view.messages()] == ["first", "again"]
 
     def test_server_retakes_a_released_session_if_nobody_takes_it(self, make: Make) -> None:
-        one = make(linger=3600.0, turn=0.0)
+        one = make(linger=3600.0, min_hold=0.0)
         id_ = begin(one)
         with one.open_session(one.row(id_)):
             _asked(one, id_)

@@ -216,7 +216,7 @@ class TestLeaving:
         assert said(two, id_) == ["two", "one"]
 
     def test_two_busy_servers_take_turns_with_one_session(self, make: Make) -> None:
-        servers = [make(linger=3600.0, turn=0.01, patience=30.0) for _ in range(2)]
+        servers = [make(linger=3600.0, min_hold=0.01, patience=30.0) for _ in range(2)]
         id_ = begin(servers[0])
 
         def work(at: int) -> None:
@@ -228,7 +228,7 @@ class TestLeaving:
         assert len(set(said(servers[0], id_))) == 40
 
     def test_least_recently_used_session_is_released_first(self, make: Make) -> None:
-        rooms = make(most=2)
+        rooms = make(max_sessions=2)
         first, second = begin(rooms, "a"), begin(rooms, "b")
         say(rooms, first, "again")
         begin(rooms, "c")
@@ -237,7 +237,7 @@ class TestLeaving:
         assert not is_held(rooms, second)
 
     def test_full_pool_refuses_new_sessions_while_all_are_busy(self, make: Make) -> None:
-        rooms = make(most=1)
+        rooms = make(max_sessions=1)
         first, second = begin(rooms, "a"), begin(rooms, "b")
         with (
             rooms.open_session(rooms.row(first)),
@@ -250,7 +250,7 @@ class TestLeaving:
     def test_session_with_a_running_program_is_not_released(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        rooms = make(most=1, linger=0.01)
+        rooms = make(max_sessions=1, linger=0.01)
         monkeypatch.setattr(Session, "is_running", lambda self: self.name == "one")
         id_ = begin(rooms)
         with pytest.raises(Unavailable, match="busy here"):

@@ -119,14 +119,14 @@ class OrtetCheckpointStorage:
         with self._pool.writing(self._name, **self._options) as session:
             hub = session.hub
 
-            def made() -> list[Draft]:
+            def checkpoint_events() -> list[Draft]:
                 parts = ChunkedValues(hub)
                 known = {key: plain[key] for key in _INDEXED_FIELDS}
                 data = {**known, "content": parts.split(plain)}
                 hub.objects.flush()
                 return [Draft(SAVED, data, hub.author, parts.refs)]
 
-            append_stored_events(session, made)
+            append_stored_events(session, checkpoint_events)
         return checkpoint.checkpoint_id
 
     def _delete(self, checkpoint_id: str) -> bool:

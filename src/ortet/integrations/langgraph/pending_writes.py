@@ -115,11 +115,11 @@ class PendingWriteQueue:
             if not gate.done():
                 gate.set_result(None)
 
-        def told() -> None:
+        def notify_stored() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(open_)
 
-        pending.on_added = told
+        pending.on_added = notify_stored
         self._add(tid, pending)
         try:
             last, until = (

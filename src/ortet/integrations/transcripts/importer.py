@@ -58,8 +58,13 @@ class TranscriptTool(msgspec.Struct, frozen=True):
 
 TOOLS: Mapping[str, TranscriptTool] = MappingProxyType(
     {
-        one.TOOL: TranscriptTool(one.TOOL, one.CONTEXT, one.index, one.Reader)
-        for one in (claude_code, codex)
+        claude_code.TOOL: TranscriptTool(
+            claude_code.TOOL,
+            claude_code.CONTEXT,
+            claude_code.index,
+            claude_code.ClaudeCodeReader,
+        ),
+        codex.TOOL: TranscriptTool(codex.TOOL, codex.CONTEXT, codex.index, codex.CodexReader),
     }
 )
 

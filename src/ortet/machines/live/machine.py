@@ -83,7 +83,7 @@ class LiveMachine(LiveKernelLayers):
         processes: bytes = b"",
         hook_kind: str = "",
     ) -> None:
-        super().__init__(context, spec, home, standing=layout, fork=fork)
+        super().__init__(context, spec, home, layout=layout, fork=fork)
         self._dump_to_restore = processes  # id of the dump to start from, or empty
         self._hook_kind = hook_kind  # which hooks run after the start
         # the next dump is stored as a difference to these

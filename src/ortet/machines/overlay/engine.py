@@ -146,7 +146,7 @@ class OverlayEngine(Engine):
         self, spec: MachineSpec, home: MachineHome, layout: LayerLayout, processes: bytes
     ) -> OverlayMachine:
         del processes
-        return OverlayMachine(self._context, spec, home, standing=layout, fork=self.fork)
+        return OverlayMachine(self._context, spec, home, layout=layout, fork=self.fork)
 
     def _normal(self, spec: MachineSpec) -> MachineSpec:
         if spec.scope == "host" and self._context.rootless:

@@ -15,8 +15,8 @@ from ortet.server.operations.memory import Id
 from ortet.server.operations.registry import operation
 from ortet.server.paging import Page, Paged, paginate
 from ortet.server.schemas import (
+    CreatedId,
     EventInfo,
-    Made,
     NonEmptyText,
     OperationRequest,
     recorded_event_info,
@@ -160,9 +160,9 @@ class RequestApproval(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/approvals", status=201)
-def request_approval(session: Session, ask: RequestApproval) -> Made:
+def request_approval(session: Session, ask: RequestApproval) -> CreatedId:
     """Ask a human to allow something."""
-    return Made(session.request_approval(ask.what, why=ask.why))
+    return CreatedId(session.request_approval(ask.what, why=ask.why))
 
 
 class AnswerApproval(OperationRequest, frozen=True):

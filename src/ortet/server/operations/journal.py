@@ -14,8 +14,8 @@ from ortet.journal.state.records import Message, Question
 from ortet.server.operations.registry import operation
 from ortet.server.paging import Page, Paged, cursor_number, decode_cursor, encode_cursor, paginate
 from ortet.server.schemas import (
+    CreatedId,
     EventInfo,
-    Made,
     NonEmptyText,
     Number,
     OperationRequest,
@@ -190,9 +190,9 @@ def questions(view: SessionReader, ask: Paged) -> Page[Question]:
 
 
 @operation("POST", "/sessions/{session}/questions", status=201)
-def ask_question(session: Session, ask: Text) -> Made:
+def ask_question(session: Session, ask: Text) -> CreatedId:
     """A question that stays open until it is answered."""
-    return Made(session.ask(ask.text))
+    return CreatedId(session.ask(ask.text))
 
 
 class Answer(OperationRequest, frozen=True):

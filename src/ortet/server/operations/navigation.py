@@ -48,7 +48,7 @@ def commit(session: Session, ask: CommitRequest) -> CommitInfo:
     return session.commit(ask.message, allow_secrets=ask.allow_secrets, durable=ask.durable)
 
 
-class ForkRequest(OperationRequest, frozen=True):
+class ForkSessionRequest(OperationRequest, frozen=True):
     """`n` of them, or one for each of `names`, which follow the session's own: NAME/name. `at`:
     from that commit, not from here; `event`: from right behind that event, with the files of the
     last commit before it. `machine`: with files and processes, where it has some."""
@@ -67,7 +67,7 @@ class SessionForks(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/forks", status=201, moves_head=True)
-def fork(session: Session, ask: ForkRequest, caller: Caller) -> SessionForks:
+def fork(session: Session, ask: ForkSessionRequest, caller: Caller) -> SessionForks:
     """Make sessions that go on from here, or from a commit; all or none."""
     if ask.names and ask.n not in (1, len(ask.names)):
         raise Invalid("bad_count", f"{ask.n} forks, {len(ask.names)} names: leave one of them out")

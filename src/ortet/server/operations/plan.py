@@ -12,7 +12,7 @@ from ortet.journal.state.records import Decision
 from ortet.memory.working import WorkingMemory
 from ortet.server.operations.registry import operation
 from ortet.server.paging import Page, Paged, paginate
-from ortet.server.schemas import Made, NonEmptyText, Number, OperationRequest
+from ortet.server.schemas import CreatedId, NonEmptyText, Number, OperationRequest
 from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
@@ -74,9 +74,9 @@ class Decide(OperationRequest, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/decisions", status=201)
-def decide(session: Session, ask: Decide) -> Made:
+def decide(session: Session, ask: Decide) -> CreatedId:
     """Record a decision."""
-    return Made(session.decide(ask.text, why=ask.why, instead_of=ask.instead_of))
+    return CreatedId(session.decide(ask.text, why=ask.why, instead_of=ask.instead_of))
 
 
 class Brief(OperationRequest, frozen=True):

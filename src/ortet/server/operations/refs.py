@@ -56,7 +56,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
         if head.name.startswith(ask.prefix) and (not caller.agents or head.name in rows)
     ]
 
-    def told(head: Head) -> BranchInfo:
+    def branch_info(head: Head) -> BranchInfo:
         place, row = hub.workspace_table.get(head.name), rows.get(head.name)
         return BranchInfo(
             **msgspec.structs.asdict(_ref(hub, head)),
@@ -66,7 +66,7 @@ def list_branches(hub: Hub, ask: ListRefs, caller: Caller) -> Page[BranchInfo]:
             directory=str(place.directory) if place is not None else None,
         )
 
-    return paginate(heads, ask, lambda head: head.name).map_items(told)
+    return paginate(heads, ask, lambda head: head.name).map_items(branch_info)
 
 
 class MakeRef(OperationRequest, frozen=True):

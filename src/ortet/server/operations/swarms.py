@@ -219,7 +219,7 @@ class KeepAttempts(OperationRequest, frozen=True):
     attempts: list[Number] = []
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptAttempts(msgspec.Struct, frozen=True):
     """Names of the sessions that stay, and of those that went."""
 
     kept: list[str]
@@ -227,7 +227,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 @operation("POST", "/sessions/{session}/swarms/{name}/keep", filtered=True, needs_host=True)
-def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> Kept:
+def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> KeptAttempts:
     """Keep the forks of these attempts as sessions, and take those of all others out of the store.
     Their commits stay until the reflog lets go. One that somebody has open stays."""
     row = rooms.row(ask.session, caller.sees)
@@ -242,7 +242,7 @@ def keep_attempts(rooms: SessionPool, ask: KeepAttempts, caller: Caller) -> Kept
             if one.i not in ask.attempts:
                 drop_fork(hub, one.id, before[one.id].branch)
         left = {one.id for one in hub.sessions()}
-    return Kept(
+    return KeptAttempts(
         [one.session for one in forks if one.id in left],
         [one.session for one in forks if one.id not in left],
     )
