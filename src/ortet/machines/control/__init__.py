@@ -5,7 +5,7 @@ same program beside its own pid 1. It listens on a Unix socket inside the machin
 JSON request at a time on each connection.
 
 Start with `client.py` (`InitClient`, all requests). `connection.py` (`InitConnection`) is the
-transport, `jobs.py` has the records and `Job`, a handle for a shell or service, and `attending.py`
+transport. `jobs.py` has the records, and `Job`, a handle for a shell or service. `attending.py`
 follows one run to its end.
 
 Invariants:

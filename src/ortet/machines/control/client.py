@@ -118,6 +118,7 @@ class InitClient(InitConnection):
         raise reply_error({"error": "no_job"}, name)
 
     def jobs(self) -> list[JobInfo]:
+        """Return the jobs of the machine, including ended ones whose output is kept."""
         told = self.ask({"do": "ps", "processes": False})["jobs"]
         return msgspec.convert(
             [{**one, "code": shell_exit_code(one["code"])} for one in told],

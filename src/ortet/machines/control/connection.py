@@ -250,6 +250,7 @@ def freeze_lock(lock_path: str, mode: int = fcntl.LOCK_SH) -> Iterator[None]:
 
 
 def machine_gone() -> Unavailable:
+    """Return the error for a machine whose pid 1 has ended."""
     return Unavailable(
         "machine_gone",
         "the machine's processes ended unexpectedly; its files are safe: open the workspace again",

@@ -145,6 +145,7 @@ class Job:
                 )
 
     def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the job's terminal."""
         self._request({"do": "resize", "id": self.id, "rows": rows, "columns": columns})
 
     def signal(self, number: int, *, group: bool = True) -> bool:
@@ -193,6 +194,7 @@ class Job:
 
 
 def check_port(number: int) -> None:
+    """Raise Invalid("bad_port") unless `number` is a port number."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 16:
         raise Invalid("bad_port", f"{number!r} is no port: give a number from 1 to 65535")
 

@@ -1,7 +1,7 @@
 """Python kernels: persistent interpreters inside a machine that fork in milliseconds.
 
-A kernel runs code cells in one namespace. A fork of a kernel shares its memory copy-on-write, and
-gets a private layer of files, so that forks do not see each other's changes.
+A kernel runs code cells in one namespace. A fork of a kernel shares its memory copy-on-write. Each
+fork has a private layer of files, so that forks do not see each other's changes.
 
 Start with `kernel.py` (`Kernel`, the public object) and `manager.py` (`KernelManager`, all kernels
 of one machine). `link.py` is the connection to one kernel process; `standalone/kernel_guest.py` is

@@ -77,7 +77,7 @@ class KernelProcess(NamedTuple):
 
 
 class KernelHost(ABC):
-    """What a machine must provide for kernels.
+    """Services that a machine must provide for kernels.
 
     Only one thread may call it at a time, except for `kill_kernel`. `workspace_path` is the path of
     the workspace inside the machine; `host_path` is a path under which this process can read it.
@@ -207,6 +207,7 @@ def launch_interpreter(
 
 
 def fork_unsupported(engine: str) -> Unsupported:
+    """Return the error for an engine that has no layers for kernel forks."""
     return Unsupported(
         "no_kernel_fork",
         f"engine {engine!r} cannot give the fork of a kernel files of its own: use a private "
@@ -268,6 +269,7 @@ class LocalKernelHost(KernelHost):
 
 
 def open_channel() -> KernelChannel:
+    """Create the socket and the output pipes of a kernel."""
     ours, theirs = socket.socketpair()
     made: list[int] = []
     try:

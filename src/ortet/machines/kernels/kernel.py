@@ -79,6 +79,7 @@ class Kernel:
 
     @property
     def alive(self) -> bool:
+        """True if the kernel is not closed and its process runs."""
         return not self._closed_reason and self.link.alive
 
     def run(
@@ -200,6 +201,7 @@ class Kernel:
     # for KernelManager
 
     def end(self, why: str) -> None:
+        """Close the kernel; later calls fail with `why`."""
         if self._closed_reason:
             return
         self._closed_reason = why
@@ -273,6 +275,7 @@ class Kernel:
             raise self._mark_gone(gone.why) from gone
 
     def receive(self, timeout: float | None = None) -> KernelReply:
+        """Wait for the reply to `send`; the caller closes its descriptors."""
         return self._request(None, timeout=timeout)
 
     # internals

@@ -120,6 +120,7 @@ class KernelLink:
 
     @property
     def alive(self) -> bool:
+        """True while the process runs and its pidfd is open."""
         with self._lock:
             return self.pidfd >= 0 and not readable(self.pidfd)
 

@@ -72,6 +72,7 @@ class LiveKernelHost(KernelHost):
         self._snapshot_hooks.append((check, disconnect, reconnect))
 
     def check_snapshot(self) -> None:
+        """Raise Conflict if a kernel prevents a snapshot."""
         for check, _, _ in self._snapshot_hooks:
             check()
 

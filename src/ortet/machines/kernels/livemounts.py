@@ -33,6 +33,7 @@ def mount_id_at(path: str) -> int:
 
 
 def mount_id_of(fd: int) -> int:
+    """Return the id of the mount that an open descriptor is on."""
     return _read_mount_id(f"/proc/self/fdinfo/{fd}")
 
 

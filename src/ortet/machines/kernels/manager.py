@@ -122,6 +122,7 @@ class KernelManager:
         return [kernel for kernel in self._kernels.values() if kernel.alive]
 
     def close(self, why: str = "the workspace was closed: open it again") -> None:
+        """Close all kernels and forks of the machine."""
         for kernel in [*self._kernels.values(), *self._forks.values()]:
             kernel.end(f"kernel {kernel.name!r} is closed: {why}")
 
@@ -157,6 +158,7 @@ class KernelManager:
             self._disconnected = stack.pop_all()
 
     def reconnect(self) -> None:
+        """Connect to the kernels again, after a snapshot."""
         away, self._disconnected = self._disconnected, None
         if away is not None:
             away.close()
@@ -260,6 +262,7 @@ class KernelManager:
                 self._host.drop_layer(old)
 
     def adopt_fork(self, kernel: Kernel, fork: Kernel) -> None:
+        """Replace a kernel by its fork; the caller holds both exclusively."""
         assert fork.layer is not None
         name = kernel.name
         with self._lock, ExitStack() as stack:

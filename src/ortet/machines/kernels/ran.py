@@ -56,6 +56,7 @@ class KernelVariable(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> bool:
+        """True if the variable can be saved."""
         return not self.why
 
 

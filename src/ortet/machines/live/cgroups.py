@@ -107,6 +107,7 @@ class MachineCgroup:
         return sorted({str(path) for path, _ in self._by_controller.values()})
 
     def add(self, controller: str, parent: CgroupParent | None, name: str) -> None:
+        """Create the group for a controller. If that fails, the limit becomes a loss."""
         if parent is None:
             self._drop_controller(controller, "this host has no such control group for us")
             return
@@ -126,6 +127,7 @@ class MachineCgroup:
         self._by_controller[controller] = path, version
 
     def write_limits(self, limits: MachineLimits) -> None:
+        """Write the limits of all controllers. A limit that cannot be written becomes a loss."""
         for controller, (path, version) in list(self._by_controller.items()):
             try:
                 for name, value in _limit_files(controller, limits, version):

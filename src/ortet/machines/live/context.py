@@ -34,8 +34,8 @@ IMAGES_PREFIX = "images"
 class Dump(msgspec.Struct, frozen=True):
     """A CRIU dump on disk.
 
-    `carried` is what a machine restored from the dump must know, `covers` are the captured layers
-    of host directories, and `kept` is the stored form, once the dump is stored.
+    `carried` is what a machine restored from the dump must know. `covers` are the captured layers
+    of host directories. `kept` is the stored form, or None until the dump is stored.
     """
 
     images: Path

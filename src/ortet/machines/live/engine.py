@@ -71,6 +71,7 @@ class CriuEngine(OverlayEngine):
     def start_forks(
         self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
     ) -> PendingMachines:
+        """Start forks of a machine; each of them runs its "on-fork" hooks."""
         self._hook_kind = ON_FORK
         try:
             return super().start_forks(specs, layout, processes)
@@ -85,6 +86,7 @@ class CriuEngine(OverlayEngine):
         super().remove(home)
 
     def close(self) -> None:
+        """Stop the supervisor, and with it all machines of this engine."""
         assert isinstance(self._context, LiveEngineContext)
         self._context.supervisor.close()
 

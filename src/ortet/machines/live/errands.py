@@ -16,6 +16,7 @@ class BackgroundTask:
         self._thread: Thread | None = None
 
     def start(self, task: Callable[[], object]) -> None:
+        """Wait for the task before it, then run this one in a thread."""
         self.wait()
         self._thread = Thread(target=task, name="ortet-errand", daemon=True)
         self._thread.start()

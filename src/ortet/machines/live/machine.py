@@ -267,6 +267,7 @@ class LiveMachine(LiveKernelLayers):
         return LayerLayout(1, stack, image.system, self._layout.ignoring), losses
 
     def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        """Restore an image in place if only files change, else restart the machine from it."""
         target = decode(Image, self._context.objects.get(image))
         idle = self._is_idle()
         # A merge result has the processes that run here already: only the files change.

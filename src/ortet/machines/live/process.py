@@ -61,6 +61,7 @@ class LiveMachineProcess:
         self._init_client: InitClient | None = None
 
     def ready(self) -> None:
+        """Wait until the machine runs and its pid 1 answers."""
         if self._init_client is not None:
             return
         self._is_started = True
@@ -91,6 +92,7 @@ class LiveMachineProcess:
     def ask(
         self, message: dict[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
+        """Send a request of the overlay supervisor's protocol to pid 1."""
         del fds
         if message["do"] == "unmount":  # pid 1 of a live machine may not change mounts
             return {"done": False}, []

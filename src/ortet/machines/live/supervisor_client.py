@@ -197,6 +197,7 @@ class SupervisorClient:
             return root, namespace
 
     def close(self) -> None:
+        """Stop the supervisor and with it all machines; a later request starts a new one."""
         self._spares.close()
         self._sock = None
         self._finalizer()
@@ -340,6 +341,7 @@ def _open_network_namespace(pid: int) -> Iterator[int]:
 
 
 def machine_refused(reason: str) -> Unsupported:
+    """Return the error for a machine that this host did not let start."""
     return Unsupported(
         "machine_refused",
         f"this host did not let the machine start ({reason}): run `ortet doctor`, or use "

@@ -1,7 +1,7 @@
 """Programs that run inside or beside a machine, as plain scripts with `python -I -S`.
 
-They are not imported as part of the package where they run, so they may use only the standard
-library and each other, by bare name. `from ortet... import` is allowed below `TYPE_CHECKING` only.
+Where they run, the package `ortet` cannot be imported. They may use only the standard library, and
+each other by bare name. `from ortet... import` is allowed below `TYPE_CHECKING` only.
 
 The programs, each a process of its own:
 

@@ -137,6 +137,7 @@ class ControlConnection:
         return self.is_closing or event_loop.now() >= deadline
 
     def advance(self) -> None:
+        """Send, resume the pending reply, and handle the next request, until something blocks."""
         while self._fd >= 0:
             if self._unsent and not self._send():
                 break

@@ -33,6 +33,8 @@ def deadline_after(seconds: Any) -> float:
 
 
 class EventLoop:
+    """A poll loop with one callback for each descriptor."""
+
     def __init__(self) -> None:
         self._poll = select.poll()
         self._callbacks: dict[int, Callable[[int], None]] = {}

@@ -175,6 +175,7 @@ class JobProcess:
             self.outputs[stream].update_watch()
 
     def set_reader(self, reader: object) -> None:
+        """Set the connection that follows the job, if the job was started with a reader."""
         if self.reader is not None:
             self.reader, self.reader_deadline = reader, math.inf
 

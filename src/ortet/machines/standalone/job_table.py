@@ -37,6 +37,8 @@ class UnknownJob(Exception):
 
 
 class JobTable:
+    """The jobs of a machine by id, and the running ones by pid."""
+
     def __init__(self, loop: event_loop.EventLoop) -> None:
         self._loop = loop
         self._jobs: dict[int, initjobs.JobProcess] = {}
@@ -91,6 +93,7 @@ class JobTable:
         return job
 
     def forget(self, job: initjobs.JobProcess) -> None:
+        """Remove a job from the table and discard its output."""
         job.discard_output()
         self._jobs.pop(job.id, None)
 

@@ -89,7 +89,8 @@ class KernelServer:
     def _wait_for_hub(self) -> None:
         """Wait for the next connection, or exit if there is no listener.
 
-        No descriptor that leads out of the machine is open meanwhile, so the machine can be dumped.
+        No descriptor that leads out of the machine is open while it waits, so the machine can be
+        dumped.
         """
         if self._listener is None:
             os._exit(0)

@@ -172,6 +172,7 @@ class LiveSupervisor:
                 return
 
     def handle(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Carry out one request, and return its reply."""
         what = request["do"]
         self._cgroups = {group for group in self._cgroups if os.path.isdir(group)}
         self._cgroups.update(request.get("groups", ()))

@@ -58,6 +58,7 @@ class OverlaySupervisor:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
+        """Receive the mount plan, build it, then answer requests until the hub disconnects."""
         plan, _ = ipc.receive(self._sock)
         self._mounter = mounter.Mounter(self._kernel, plan)
         self._mounter.build()

@@ -22,6 +22,8 @@ ProcessIdentity = tuple[int, bytes]
 
 
 class ProcessStat(NamedTuple):
+    """One process, as /proc/PID/stat describes it."""
+
     pid: int
     name: str
     state: str
@@ -34,6 +36,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def identity(self) -> ProcessIdentity:
+        """Pid and start time, which identify a process even if its pid is reused."""
         return self.pid, self.ticks
 
 

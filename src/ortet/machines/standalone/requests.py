@@ -43,6 +43,8 @@ _Handler = Callable[["connections.ControlConnection", Request], "Reply | event_l
 
 
 class RequestHandlers:
+    """The request handlers of pid 1, by request name, over its job table and listener."""
+
     def __init__(self, loop: event_loop.EventLoop, path: str) -> None:
         self.table = job_table.JobTable(loop)
         self.listener = connections.ControlListener(loop, path, self.handle, self._on_disconnect)

@@ -31,6 +31,7 @@ class RingBuffer:
 
     @property
     def is_full(self) -> bool:
+        """True if the writer must stop until the reader has read."""
         return self.keep_unread and len(self._data) >= self._size
 
     def add(self, data: bytes) -> None:

@@ -80,6 +80,7 @@ class JobOutput:
         return len(data)
 
     def on_hangup(self) -> None:
+        """Handle the end of the stream."""
         self.close()
 
 
@@ -114,6 +115,7 @@ class JobInput:
         self.flush()
 
     def flush(self) -> None:
+        """Write buffered input as far as possible, and close the input if that was requested."""
         while self._pending and not self.closed:
             try:
                 del self._pending[: os.write(self.fd, self._pending[:CHUNK_BYTES])]

@@ -18,7 +18,7 @@ _IN_FLIGHT_MESSAGE = "n-flight "
 _SUMMARY_MESSAGES = ("Dumping FAILED", "Restoring FAILED")
 _MAX_MESSAGES = 4  # the last messages: the cause comes before its consequences
 _DUMP_TRIES = 20  # each takes as long as a dump that fails early
-_RETRY_PAUSE_SECONDS = 0.002  # a server may accept a connection meanwhile
+_RETRY_PAUSE_SECONDS = 0.002  # time for a server to accept a connection
 _PID = re.compile(r"\(pid: (\d+)\)")
 
 
@@ -40,6 +40,7 @@ def is_transient(error: CriuError) -> bool:
 
 
 def dump_error(error: CriuError) -> OrtetError:
+    """Return the error for a dump that CRIU refused, from its log."""
     said = log_errors(error.log)
     if any(os.strerror(errno.ENOSPC) in one for one in said):
         return Unavailable(
@@ -64,6 +65,7 @@ def dump_error(error: CriuError) -> OrtetError:
 
 
 def restore_error(error: CriuError) -> Conflict:
+    """Return the error for a restore that CRIU refused, from its log."""
     return Conflict(
         "cannot_restore",
         f"CRIU could not bring the processes back ({_summarize(log_errors(error.log))}): restore "

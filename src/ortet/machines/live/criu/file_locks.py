@@ -49,6 +49,7 @@ class LockRestorer:
 
     @property
     def is_needed(self) -> bool:
+        """True if the dump has any fcntl(2) locks."""
         return bool(self._dumped_locks)
 
     def stop_processes(self, init_pid: int) -> None:

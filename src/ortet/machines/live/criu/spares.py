@@ -62,6 +62,7 @@ class SpareCriuPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def acquire(self) -> SpareCriu | None:
+        """Return a usable spare, or None; spares that are not usable are closed."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -72,6 +73,7 @@ class SpareCriuPool:
             spare.close()
 
     def fill(self, start_spare: Callable[[], SpareCriu]) -> None:
+        """Start spares until the pool is full."""
         while len(self._idle) < _MAX_SPARES:
             spare = start_spare()
             with self._lock:

@@ -87,6 +87,7 @@ def leftover_records(area: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def remove_leftover_groups(area: Path) -> None:
+    """Remove the reserved groups of processes that have ended."""
     for record, groups in leftover_records(area):
         if all(map(remove_group, groups)):
             record.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ files are stored as blobs. Memory is stored as page maps, which refer to pages i
 128 KiB.
 
 Start with `save.py` (`save_images`) and `load.py` (`restore_images`). `pagemap.py` parses CRIU's
-page maps and cuts memory into blocks, `page_store.py` stores blocks or their changed pages, and
+page maps and cuts memory into blocks. `page_store.py` stores blocks, or only their changed pages.
 `extents.py` reads and writes the page maps of the store.
 
 Invariants:

@@ -128,4 +128,5 @@ def _map_extents(record: PageMap, root: bytes) -> Iterator[Extent]:
 
 
 def corrupt_pages(oid: bytes, why: str) -> Corrupt:
+    """Return the error for an invalid page map or blob."""
     return Corrupt("bad_pages", f"object {oid.hex()} {why}: run `ortet verify`", oid=oid.hex())

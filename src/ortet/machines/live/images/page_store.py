@@ -33,7 +33,7 @@ _ZERO_BLOCK: Final = bytes(BLOCK_BYTES)
 
 
 class DeltaBaseline(msgspec.Struct, frozen=True):
-    """What is known to be stored already.
+    """The pages that are known to be stored already.
 
     `whole` are ids of whole blocks. `pieced` maps the content hash of a block to its extents.
     `held` and `places` are the stored pages and addresses of the previous version of the file.

@@ -46,6 +46,7 @@ _FIX = f"install {PROGRAM} (Debian and Fedora: the package {PROGRAM}), or leave 
 
 
 def parse_network(value: Any) -> Network:
+    """Return a valid network value. Raises Invalid("bad_network") for anything else."""
     for one in NETWORKS:
         if value == one:
             return one
@@ -148,6 +149,7 @@ class OutboundNetwork:
 
     @property
     def is_open(self) -> bool:
+        """True while slirp4netns was started for this machine and not closed."""
         return self._pidfd >= 0
 
     @property
