@@ -147,10 +147,7 @@ class InitConnection:
             self._pidfd = -1
 
     def _acquire_connection(self) -> tuple[socket.socket, bool]:
-        """Return a connection that no thread uses, and True if it is new.
-
-        Wait while a dump runs.
-        """
+        """Return an unused connection, and True if it is new. Wait while a dump runs."""
         with self._condition:
             if self._freezing_thread == threading.get_ident():
                 raise Unavailable("machine_frozen", "the machine is being frozen: ask it later")

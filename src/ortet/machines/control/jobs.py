@@ -161,7 +161,7 @@ class Job:
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the exit code, 128 + n after signal n.
 
-        None if the job still runs at the time-out.
+        Returns None if the job still runs at the time-out.
         """
         optional(NUMBER, timeout=timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -178,7 +178,7 @@ class Job:
     def logs(self, last: int | None = None) -> bytes:
         """Return the last output, stdout and stderr in order of arrival.
 
-        All kept bytes, or `last` bytes.
+        Returns at most `last` bytes, or everything that is kept.
         """
         return a2b_base64(self._request({"do": "logs", "id": self.id, "last": last})["data"])
 

@@ -234,7 +234,7 @@ class KernelLink:
     ) -> int:
         """Return the number of bytes read.
 
-        0 at the end of the stream, -1 if nothing is available.
+        Returns 0 at the end of the stream, and -1 if nothing is available.
         """
         try:
             data = os.read(fd, _CHUNK_BYTES)

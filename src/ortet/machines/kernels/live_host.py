@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ortet.machines.kernels.livebranches import LiveKernelLayers
 
 _START_TIMEOUT_SECONDS = 30.0  # until a new interpreter listens
-_POLL_SECONDS = 0.005  # -
+_POLL_SECONDS = 0.005
 _REAP_TIMEOUT_SECONDS = 5.0  # until pid 1 has reaped a killed kernel
 _NO_MARK = "-"  # matches no run
 _CREDENTIALS = struct.Struct("3i")
@@ -131,9 +131,9 @@ class LiveKernelHost(KernelHost):
             return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
     def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
-        """Kill a kernel from outside.
+        """Kill a kernel from outside the machine.
 
-        Pid 1 would also kill its forks, as processes that it started.
+        Pid 1 would also kill its forks, as processes that the kernel started.
         """
         kill_run(mark or _NO_MARK, pid, exclude)
         name = self._names_by_pid.pop(pid, None)

@@ -48,7 +48,7 @@ class LayerOrigin(msgspec.Struct, frozen=True):
 class OverlayKernelHost(OverlayMachineBase, KernelHost):
     """An overlay machine as kernel host.
 
-    A fork gets a fresh upper layer over the machine's files.
+    A kernel fork gets a fresh upper layer over the machine's files.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -212,7 +212,7 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
     def _unused_layer_name(self, number: int) -> str:
         """Return a layer name that no earlier process used.
 
-        Each process numbers its layers from 1.
+        A search is needed because each process numbers its layers from 1.
         """
         again = 0
         while (
@@ -265,7 +265,7 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
     def _change_layout(self, layout: Any) -> None:
         """Switch the machine to other layers while kernels run.
 
-        See KernelServer for how they follow.
+        `KernelServer._do_follow` moves a kernel to the new layers.
         """
         self._home.make_work_dir(layout.upper)
         self._swap_mount(self._context.workspace_mount_options(layout))

@@ -29,7 +29,7 @@ GROUPS_FILE = "groups"
 GROUP_PREFIX = "ortet-"
 """Name prefix of the groups that Ortet may remove."""
 
-_CPU_PERIOD_MICROSECONDS = 100_000  # -
+_CPU_PERIOD_MICROSECONDS = 100_000
 _CRIU_HEADROOM = MachineLimits(
     memory=64 << 20, pids=16
 )  # resources that CRIU itself needs during a restore

@@ -381,10 +381,9 @@ class LiveMachine(LiveKernelLayers):
         return worker or self._context.supervisor.start_dump_worker(self._live_process.pid)
 
     def _capture_temp_dirs(self, files: Image, images: Path) -> list[Layer]:
-        """Capture the files outside the workspace that the processes depend on.
+        """Capture files that are not in the image, but that the processes depend on.
 
-        These files, in /tmp for example, are no part of the image, but restored processes need
-        them.
+        Examples are files in /tmp, and ignored files that a process has open.
         """
         ground, covers = self._context, self._host_overlays
         if self._temp_dirs is None:

@@ -73,7 +73,7 @@ def _serve(loop: event_loop.EventLoop, handlers: requests.RequestHandlers) -> No
 def _reset_signals() -> None:
     """Restore default signal handling.
 
-    Jobs inherit what the starting process blocked or ignored.
+    Otherwise jobs would inherit the signals that the starting process blocked or ignored.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:

@@ -49,7 +49,7 @@ class JobProcess:
         self.ran_alone = True
         """True if no other job ran at the same time.
 
-        An unclaimed orphan then belongs to this job.
+        An orphan that belongs to no other job is then a process of this job.
         """
         self.reader: object = None
         """The connection that follows the job to its end.

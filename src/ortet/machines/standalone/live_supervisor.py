@@ -129,7 +129,7 @@ class LiveSupervisor:
     def _mount_private_run(self) -> None:
         """Mount a private tmpfs on /run that holds the cache.
 
-        CRIU keeps it there, and only on a tmpfs.
+        CRIU reads and writes its cache there, and only if /run is a tmpfs.
         """
         self._wait_for_cache()
         self._kernel.make_mounts_private()
@@ -155,7 +155,7 @@ class LiveSupervisor:
     def wait_request(self) -> None:
         """Wait for the next request.
 
-        Meanwhile kill processes that must end with a machine that ended.
+        While waiting, kill the processes that are tied to a machine that has ended.
         """
         while True:
             poll = select.poll()
@@ -358,7 +358,7 @@ def join_cgroups(groups: list[str], pid: int = 0) -> None:
 def _refuse_host_network(net: int) -> None:
     """Raise OSError if `net` is the host's network.
 
-    It must not be changed, even after a mistake.
+    This protects the host's network against a mistake elsewhere.
     """
     if os.path.samestat(os.fstat(net), os.stat("/proc/self/ns/net")):
         raise OSError(errno.EINVAL, "this is the host's own network")

@@ -202,7 +202,7 @@ class Mounter:
 def _make_devices(directory: str) -> None:
     """Create the device nodes that programs expect, in an ordinary directory.
 
-    Keep existing ones.
+    Existing nodes are kept.
     """
     for name, major, minor in (*_DEVICES, ("tty", 5, 0)):
         with contextlib.suppress(FileExistsError):

@@ -33,7 +33,7 @@ class ForwardedConnection:
     def events(self, fd: int) -> int:
         """Return the events to wait for.
 
-        Input while the other buffer has room, output if there is some.
+        These are input while the other buffer has room, and output while bytes wait to be sent.
         """
         hears = self.open[fd] and len(self.buffers[self.other(fd).fileno()]) < _MAX_BUFFER_BYTES
         return (select.POLLIN if hears else 0) | (select.POLLOUT if self.buffers[fd] else 0)

@@ -113,9 +113,9 @@ class RequestHandlers:
         return self._exit_reply(job)
 
     def _exit_reply(self, job: initjobs.JobProcess) -> Reply:
-        """Return the reply for an ended job.
+        """Return the exit code of a job, and forget an ended run.
 
-        A run is forgotten, because its exit code is read once.
+        The exit code of a run is read only once.
         """
         if job.kind == "run" and not job.alive:
             self.table.forget(job)

@@ -62,7 +62,7 @@ def spawn(argv: list[str], env: dict[str, str], actions: Sequence[SpawnAction]) 
 def _candidates(program: str, env: dict[str, str]) -> list[str]:
     """Return the existing files that may be the program.
 
-    A failed start costs as much as a good one.
+    The check saves time: a failed start costs as much as a successful one.
     """
     if "\0" in program:
         raise ValueError("embedded null byte")  # no path contains one, so it would be "not found"

@@ -132,9 +132,9 @@ class LinuxSyscalls:
         self.mount("none", "/", "", MS_REC | MS_PRIVATE)
 
     def make_read_only(self, target: str, *, recursive: bool = False, undo: bool = False) -> None:
-        """Make a mount read-only, with all mounts below it if `recursive` (Linux 5.12).
+        """Make a mount read-only, or writable again with `undo`.
 
-        `undo` reverts it.
+        With `recursive`, all mounts below it change too. This needs Linux 5.12.
         """
         bits = (0, _MOUNT_ATTR_RDONLY) if undo else (_MOUNT_ATTR_RDONLY, 0)
         attributes = struct.pack("QQQQ", *bits, 0, 0)
@@ -202,7 +202,7 @@ def overlay_options(
 ) -> str:
     """Return the mount options of an overlay, topmost lower first.
 
-    Without `upper` it is read-only.
+    Without `upper` the overlay is read-only.
     """
     parts = ["lowerdir=" + ":".join(escape_option(path) for path in lowers)]
     if upper:

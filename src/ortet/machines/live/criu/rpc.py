@@ -156,7 +156,7 @@ class CriuWorker:
     def alive(self) -> bool:
         """True while CRIU runs.
 
-        It sends nothing before a request, so readable input means its end.
+        CRIU sends nothing before a request, so readable input means that it has ended.
         """
         return not poll_readable(self._sock)
 

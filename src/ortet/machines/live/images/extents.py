@@ -23,7 +23,7 @@ _MAP_FANOUT = 1024
 class StoredPages(msgspec.Struct, frozen=True):
     """A memory file in the store.
 
-    Its address runs, its extents, and the first page of each extent.
+    `runs` are its addresses, and `starts` has the first page of each of its `extents`.
     """
 
     runs: list[PageRun]

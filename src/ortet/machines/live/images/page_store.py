@@ -144,7 +144,7 @@ class LeafWriter:
     ) -> list[tuple[bytes | None, int, int]]:
         """Return each page as a stored extent, or None where it is new.
 
-        Adjacent ones are joined.
+        Adjacent extents are joined.
         """
         found: list[tuple[bytes | None, int, int]] = []
         start, page, zeros = 0, self._page_size, _ZERO_BLOCK[: self._page_size]
@@ -180,7 +180,7 @@ class LeafWriter:
     ) -> Iterator[Extent]:
         """Yield the stored extents at the addresses of these pages.
 
-        Zeros where nothing was stored.
+        An address with nothing stored yields an extent of zeros.
         """
         for address, length in self._addresses.addresses(first_page, count):
             for old, part in addresses.find_pages(address, length):

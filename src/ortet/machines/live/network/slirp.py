@@ -31,7 +31,7 @@ PROGRAM = "slirp4netns"
 _TUN_DEVICE = "/dev/net/tun"
 _READY_BYTE = b"1"
 _LOG_BYTES = 4096  # of its messages that are kept
-_POLL_SECONDS = 0.0002  # -
+_POLL_SECONDS = 0.0002
 _TIMEOUT_SECONDS = 30.0
 _ARGUMENTS = (
     "--configure",
@@ -160,7 +160,7 @@ class OutboundNetwork:
     def runtime_losses(self) -> list[Loss]:
         """Return a loss if slirp4netns has ended.
 
-        Its connections are broken and no new ones work.
+        Its connections are then broken, and no new ones can be made.
         """
         if not self.is_open or not poll_readable(self._pidfd):
             return []
