@@ -227,9 +227,9 @@ class ControlConnection:
 
 
 def _is_from_host(sock: socket.socket) -> bool:
-    """Return True if the peer is outside this pid namespace: pid 1 serves only the hub.
+    """Return True if a connection may be accepted: pid 1 serves only peers outside its namespace.
 
-    The kernel reports pid 0 for a process outside.
+    The kernel reports pid 0 for such a peer. A process that is not pid 1 accepts every peer.
     """
     size = struct.calcsize("3i")
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
