@@ -1,4 +1,4 @@
-"""Attend a run inside a live machine to its end, as `command.attend` does one on the host."""
+"""Follows a run inside a machine to its end, as `command` does for a run on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortet.machines.control.jobs import Ask, encode_base64, reply_error, shell_e
 from ortet.machines.standalone.process_tree import KILL_TIMEOUT_SECONDS
 
 _INPUT_CHUNK_BYTES = 1 << 19  # bytes of input in one request
-_REQUEST_WAIT_SECONDS = 20.0  # seconds that one request waits; longer waits are repeated
+_REQUEST_WAIT_SECONDS = 20.0  # longest wait of one request; longer waits are repeated
 _StreamName = Literal["stdout", "stderr"]
 _STREAMS: tuple[_StreamName, _StreamName] = ("stdout", "stderr")
 
@@ -30,9 +30,10 @@ def run_in_machine(
     output: OutputCallback | None,
     limit: int,
 ) -> tuple[Result, bool]:
-    """Start a run, feed it and read it until it ends; returns also whether anything still lives.
+    """Start a run, write its input and read its output until it ends.
 
-    At the time-out, and when `output` raises, it is killed with all it started.
+    At the time-out, and if `output` raises, the run is killed with all processes it started.
+    Returns the result, and True if any process of the machine is still alive.
     """
     began = time.monotonic()
     try:
@@ -50,7 +51,7 @@ def run_in_machine(
             run.kill()
             ask(
                 {"do": "wait", "id": number, "wait": KILL_TIMEOUT_SECONDS}, KILL_TIMEOUT_SECONDS
-            )  # and so forget it
+            )  # waiting also makes pid 1 forget it
         raise
     duration = time.monotonic() - began
     code = 124 if timed_out else run.code
@@ -79,7 +80,7 @@ class _MachineRun:
         self._cursors = [0, 0]
 
     def read_until(self, deadline: float | None) -> bool:
-        """Read until it has ended (True) or the deadline passes (False)."""
+        """Read until the run has ended (True) or the deadline passes (False)."""
         while True:
             left = (
                 _REQUEST_WAIT_SECONDS
@@ -111,7 +112,8 @@ class _MachineRun:
         return {**request, "data": encode_base64(part), "at": self._accepted_bytes, "eof": last}
 
     def _add_output(self, stream: _StreamName, data: bytes, missed: int) -> None:
-        if missed:  # only when the connection broke by itself: output then does not wait for us
+        # Bytes are lost only if the connection broke: the run then does not wait for its reader.
+        if missed:
             data = f"\n[... {missed} bytes lost ...]\n".encode() + data
         if data:
             self.captured[stream].add(data)

@@ -1,4 +1,4 @@
-"""What a hub does with the pid 1 of a live machine: runs, shells, services, listings."""
+"""Requests to pid 1 of a machine: runs, shells, services, listings."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ortet.machines.control.jobs import (
 
 
 class InitClient(InitConnection):
-    """Any number of threads may use it at once."""
+    """Client of pid 1 of one machine; any number of threads may use it at once."""
 
     def __init__(
         self, pid: int, *, path: str | os.PathLike[str] | None = None, lock_path: str = ""
     ) -> None:
         super().__init__(pid, path=path, lock_path=lock_path)
         self.busy = False
-        """Was any process but pid 1 alive after the last run or spawn, or at the last `state`?"""
+        """True if a process besides pid 1 was alive after the last run, spawn or `read_state`."""
 
     def run(
         self,
@@ -49,8 +49,11 @@ class InitClient(InitConnection):
         mark: str = "",
         limit: int = OUTPUT_LIMIT_BYTES,
     ) -> Result:
-        """Run to its end, as `command.run_command` does on the host. `env` is complete and carries
-        `mark`, by which descendants are found when the time is up."""
+        """Run a command to its end, as `command.run_command` does on the host.
+
+        `env` is the complete environment and contains `mark`, which identifies the descendants of
+        the command that must be killed at the time-out.
+        """
 
         def start() -> int:
             request = _start_request("run", argv, env=env, cwd=cwd, mark=mark)
@@ -82,9 +85,17 @@ class InitClient(InitConnection):
         mark: str = "",
         declared: bool = False,
     ) -> Job:
-        """Start what outlives this call and every connection; with `tty` at a terminal of its own.
+        """Start a job that outlives this call and every connection; `tty` gives it a terminal.
 
-        Conflict while another of this name runs; one that ended gives way, with its output.
+        Args:
+            tty: rows and columns of the terminal, or None to use pipes.
+            stdin: keep a pipe open for `Job.write`.
+            mark: identifies the processes of the job by their environment.
+            declared: a declared service is started again where its process cannot be restored.
+
+        Raises:
+            Conflict: "name_taken", if a job of this name runs. An ended job is replaced.
+            NotFound: "no_program", if there is no such program.
         """
         request = _start_request(kind, argv, env=env, cwd=cwd, mark=mark)
         request |= {"name": name, "tty": tty, "stdin": stdin, "declared": declared}
@@ -100,13 +111,14 @@ class InitClient(InitConnection):
         return Job(self.ask, id=reply["id"], name=name, pid=reply["pid"])
 
     def job(self, name: str) -> Job:
-        """The running shell or service of this name, or the last one that ended."""
+        """Return the running shell or service of this name, or the last one that ended."""
         for one in reversed(self.jobs()):
             if one.name == name:
                 return Job(self.ask, id=one.id, name=name, pid=one.pid)
         raise reply_error({"error": "no_job"}, name)
 
     def jobs(self) -> list[JobInfo]:
+        """Return the jobs of the machine, including ended ones whose output is kept."""
         told = self.ask({"do": "ps", "processes": False})["jobs"]
         return msgspec.convert(
             [{**one, "code": shell_exit_code(one["code"])} for one in told],
@@ -114,7 +126,7 @@ class InitClient(InitConnection):
         )
 
     def ps(self) -> list[ProcessInfo]:
-        """Every process of the machine but its pid 1."""
+        """Return every process of the machine except its pid 1."""
         return msgspec.convert(
             self.ask({"do": "ps"})["processes"], thread_safe_struct(list[ProcessInfo])
         )
@@ -122,8 +134,10 @@ class InitClient(InitConnection):
     # the machine
 
     def read_state(self, workspace_path: str) -> list[str]:
-        """Sets `busy`; returns the files below `place` that processes may write through memory,
-        relative to it."""
+        """Update `busy`, and return the files that processes may write through memory mappings.
+
+        The paths are below `workspace_path` and relative to it.
+        """
         reply = self.ask({"do": "state", "place": workspace_path})
         self.busy = reply["busy"]
         mapped: list[str] = reply["mapped"]
@@ -140,8 +154,11 @@ class InitClient(InitConnection):
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
     ) -> list[HookResult]:
-        """Make a copy a machine of its own, and run its "on-fork" or "on-restore" hooks, each for
-        `timeout` seconds at most. Runs of the original that were under way have no reader here."""
+        """Give a copied machine its own identity, then run its "on-fork" or "on-restore" hooks.
+
+        Each hook may take `timeout` seconds. Runs that were in progress in the original machine
+        continue in the copy without a reader.
+        """
         request = {
             "do": "renew",
             "hooks": hook_kind,
@@ -158,7 +175,7 @@ class InitClient(InitConnection):
         return msgspec.convert(reply["hooks"], thread_safe_struct(list[HookResult]))
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """OSError when it cannot be executed."""
+        """Send a start request. Raises OSError if the program cannot be executed."""
         reply = self.ask(request)
         if reply.get("directory"):
             raise _directory_error(request["cwd"], reply["errno"], reply["error"])
@@ -180,7 +197,7 @@ def _start_request(
 
 
 def _directory_error(cwd: str, number: int, why: str) -> OrtetError:
-    """In the words of `command.check_directory`."""
+    """Build the error that `command.check_directory` raises on the host for the same problem."""
     if number == errno.ENOENT:
         return NotFound("no_directory", f"no directory {cwd}: make it, or give another cwd")
     if number == errno.ENOTDIR:

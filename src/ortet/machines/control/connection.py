@@ -1,4 +1,4 @@
-"""Connections to the pid 1 of a live machine: one request, one reply, across freezes."""
+"""Connections to pid 1 of a machine: one request, one reply; requests wait during a dump."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from ortet.machines.standalone import ipc
 
 _SOCKET_PATH = "run/ortet/init.sock"
 _REPLY_TIMEOUT_SECONDS = (
-    30.0  # seconds; an answer takes well under a millisecond, on a host that swaps longer
+    30.0  # a reply takes well under a millisecond, but longer on a host that swaps
 )
-_EXIT_WAIT_MILLISECONDS = (
-    10_000  # milliseconds in which a process that lost its socket is seen to have ended
-)
-_SOCKET_POLL_MILLISECONDS = 50  # milliseconds between two looks for its socket
+_EXIT_WAIT_MILLISECONDS = 10_000  # time for a process that lost its socket to end
+_SOCKET_POLL_MILLISECONDS = 50  # between two attempts to find the socket
 _MAX_TRIES = 5
 
 
 class InitConnection:
-    """Any number of threads may ask at once, each on a connection of its own.
+    """Connections to pid 1 of one machine. Each thread uses a connection of its own.
 
-    Who is no part of the hub that has the machine gives its `lock`, which that hub holds while it
-    freezes it: a connection on its way would be frozen too.
+    A process that does not own the machine passes `lock_path`. The owner holds this file lock while
+    it dumps the machine, because a connection in progress would become part of the dump.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class InitConnection:
         self._lock_path = lock_path
         self._idle: list[socket.socket] = []
         self._condition = threading.Condition()
-        self._freezing_thread: int | None = None  # the thread that sent us away
+        self._freezing_thread: int | None = None  # the thread that called disconnect()
         self._freeze_count = 0
         self._connecting_count = 0
         self._pidfd = -1
@@ -53,10 +51,17 @@ class InitConnection:
             raise machine_gone() from error
 
     def ask(self, message: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
-        """One request, one reply. `wait`: seconds that the answer may take by itself.
+        """Send a request and return its reply.
 
-        Every request that was carried out is answered before a freeze closes the connection; so
-        one without an answer is made again.
+        Pid 1 answers every request that it carried out before a dump closes the connection. So a
+        request without a reply was not carried out, and is sent again.
+
+        Args:
+            message: the request; "do" names it.
+            wait: seconds that the machine itself may take for the reply.
+
+        Raises:
+            Unavailable: "machine_gone" if pid 1 has ended, "machine_silent" if it does not answer.
         """
         data = ipc.pack(message)
         if len(data) > ipc.MAX_REQUEST_BYTES:
@@ -76,11 +81,12 @@ class InitConnection:
                 reply, _ = ipc.receive(sock)
             except (ipc.ConnectionClosed, BrokenPipeError, ConnectionResetError):
                 sock.close()
-                # an old one was closed by somebody's freeze, a new one perhaps by ours
+                # A reused connection may have been closed by any dump, a new one only by a dump of
+                # this process.
                 tries += new and freezes == self._freeze_count
                 continue
             except BaseException as error:
-                sock.close()  # its answer may come when nobody expects it any more
+                sock.close()  # its reply could arrive when nothing expects it
                 if isinstance(error, TimeoutError):
                     break
                 raise
@@ -92,18 +98,20 @@ class InitConnection:
         )
 
     def disconnect(self) -> None:
-        """Have every connection to the machine closed, other programs' too; for a freeze.
+        """Close all connections to the machine, also those of other programs, before a dump.
 
-        Requests of other threads wait until `welcome`; this thread must not make any.
+        Requests of other threads wait until `reconnect`. The calling thread must not send any.
         """
         with self._condition:
             if self._freezing_thread is not None:
                 return
-        sock = self._connect_with_retry()  # an old one may have been closed by another's freeze
+        # a reused connection may have been closed by another process's dump
+        sock = self._connect_with_retry()
         with self._condition:
             self._freezing_thread = threading.get_ident()
             self._freeze_count += 1
-            while self._connecting_count:  # one that came later would be dumped half made
+            # a connection made later would be dumped in an incomplete state
+            while self._connecting_count:
                 self._condition.wait()
         try:
             sock.settimeout(_REPLY_TIMEOUT_SECONDS)
@@ -120,15 +128,18 @@ class InitConnection:
             self._close_idle()
 
     def reconnect(self) -> None:
-        """After a freeze, or in a restored machine: it lets us in again."""
-        self._close_idle()  # what was put back since is closed at the other end
+        """Make pid 1 listen again, and let requests continue.
+
+        Called after a dump, and in a restored machine.
+        """
+        self._close_idle()  # connections returned since then are closed at the other end
         self._signal_listen()
         with self._condition:
             self._freezing_thread = None
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Hang up; the machine goes on."""
+        """Close all connections. The machine keeps running."""
         self._close_idle()
         with self._condition:
             if self._pidfd >= 0:
@@ -136,7 +147,7 @@ class InitConnection:
             self._pidfd = -1
 
     def _acquire_connection(self) -> tuple[socket.socket, bool]:
-        """One that nobody uses, and whether it is new; waits while the machine is being frozen."""
+        """Return an unused connection, and True if it is new. Wait while a dump runs."""
         with self._condition:
             if self._freezing_thread == threading.get_ident():
                 raise Unavailable("machine_frozen", "the machine is being frozen: ask it later")
@@ -162,7 +173,7 @@ class InitConnection:
                 if time.monotonic() > until:
                     break
                 if not self._lock_path:
-                    self._signal_listen()  # it makes its socket anew where somebody removed it
+                    self._signal_listen()  # pid 1 creates its socket again if it was removed
                 self._check_alive(_SOCKET_POLL_MILLISECONDS)
         raise Unavailable(
             "machine_silent",
@@ -174,7 +185,7 @@ class InitConnection:
             signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
 
     def _connect(self) -> socket.socket:
-        # through the directory: the path itself may be too long for a socket address
+        # Connect through the open directory: the path itself may be too long for a socket address.
         directory, name = os.path.split(self.path)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sock = socket.socket(socket.AF_UNIX)
@@ -197,7 +208,7 @@ class InitConnection:
 
     def _return_connection(self, sock: socket.socket) -> None:
         with self._condition:
-            if self._pidfd >= 0:  # while it is frozen too: the machine is to hang up, not we
+            if self._pidfd >= 0:  # during a dump too: pid 1 must be the one to close it
                 self._idle.append(sock)
                 return
         sock.close()
@@ -209,7 +220,7 @@ class InitConnection:
             sock.close()
 
     def _check_alive(self, milliseconds: int) -> None:
-        """Unavailable when pid 1 ends within so many milliseconds."""
+        """Raise Unavailable("machine_gone") if pid 1 ends within so many milliseconds."""
         poll = select.poll()
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
@@ -220,7 +231,10 @@ class InitConnection:
 
 @contextmanager
 def freeze_lock(lock_path: str, mode: int = fcntl.LOCK_SH) -> Iterator[None]:
-    """Not during a freeze, or with LOCK_EX for one; `lock` is a file, or nothing."""
+    """Hold the lock that excludes dumps; with LOCK_EX, the lock for a dump itself.
+
+    `lock_path` is a file. If it is empty, nothing is locked.
+    """
     if not lock_path:
         yield
         return
@@ -233,6 +247,7 @@ def freeze_lock(lock_path: str, mode: int = fcntl.LOCK_SH) -> Iterator[None]:
 
 
 def machine_gone() -> Unavailable:
+    """Return the error for a machine whose pid 1 has ended."""
     return Unavailable(
         "machine_gone",
         "the machine's processes ended unexpectedly; its files are safe: open the workspace again",

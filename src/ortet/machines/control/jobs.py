@@ -1,4 +1,4 @@
-"""Long-lived programs of a machine, seen from outside: shells, services, and all its processes."""
+"""Long-running programs of a machine, as a client sees them: shells, services, process lists."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 
 JobKind = Literal["run", "service", "shell"]
 Stream = Literal["stdout", "stderr", "output"]
-"""`output` is both streams of a service in the order they came; a terminal has only stdout."""
+"""`output` is both streams of a service in order of arrival; a terminal has only stdout."""
 
 Ask = Callable[[dict[str, Any], float], dict[str, Any]]
-"""A request and how long its answer may take beyond the usual."""
+"""Sends a request; the float is the time that its reply may take beyond the usual timeout."""
 
 _INPUT_CHUNK_BYTES = 1 << 19
-_REQUEST_WAIT_SECONDS = 20.0  # seconds that one request waits; longer waits are repeated
+_REQUEST_WAIT_SECONDS = 20.0  # longest wait of one request; longer waits are repeated
 
 
 class ProcessInfo(msgspec.Struct, frozen=True):
-    """One process of a machine; pids are the machine's own."""
+    """One process of a machine. Pids are those inside the machine."""
 
     pid: int
     ppid: int
@@ -38,7 +38,7 @@ class ProcessInfo(msgspec.Struct, frozen=True):
 
 
 class JobInfo(msgspec.Struct, frozen=True):
-    """A program that was started from outside. `code` is its exit code, None while it runs."""
+    """A program that a client started. `code` is its exit code, or None while it runs."""
 
     id: int
     name: str
@@ -47,23 +47,26 @@ class JobInfo(msgspec.Struct, frozen=True):
     argv: list[str]
     cwd: str
     tty: tuple[int, int] | None  # rows, columns
-    declared: bool  # as a service to be started again where processes cannot be carried
+    declared: bool  # a service to start again where processes cannot be restored
     began: float  # seconds since 1970
     code: int | None
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """A part of a stream. `cursor` is where the next begins; `missed` bytes before it are gone."""
+    """A part of a stream.
+
+    `cursor` is the position of the next part. `missed` bytes before this part were dropped.
+    """
 
     data: bytes
     cursor: int
     missed: int
-    eof: bool  # nothing will ever come after it
-    code: int | None  # of the job, once it has ended
+    eof: bool  # the stream has ended
+    code: int | None  # exit code of the job, once it has ended
 
 
 class HookResult(msgspec.Struct, frozen=True):
-    """How a program run in a new copy did; no code when it could not be started."""
+    """The result of a hook in a copied machine; `code` is None if the hook could not be started."""
 
     path: str
     code: int | None
@@ -72,13 +75,16 @@ class HookResult(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """A shell or service. It lives until it ends, is killed, or its machine is closed."""
+    """A handle for a shell or service.
+
+    It runs until it ends, is killed, or its machine is closed.
+    """
 
     def __init__(self, ask: Ask, *, id: int, name: str, pid: int) -> None:
         self.id = id
         self.name = name
         self.pid = pid
-        """Inside the machine."""
+        """The pid inside the machine."""
         self._ask = ask
 
     def read(
@@ -89,9 +95,10 @@ class Job:
         stream: Stream = "stdout",
         most: int | None = None,
     ) -> StreamChunk:
-        """What came after `cursor`; waits for it until the job ends, at most `wait` seconds.
+        """Return the output after `cursor`.
 
-        Of output that nobody reads the last megabyte is kept.
+        Waits up to `wait` seconds until there is output or the job ends. The machine keeps the last
+        megabyte of unread output.
         """
         require(NUMBER, wait=wait)
         request = {"do": "read", "id": self.id, "stream": stream, "cursor": cursor, "most": most}
@@ -111,9 +118,10 @@ class Job:
                 )
 
     def write(self, data: bytes | str, *, eof: bool = False, wait: float = 30.0) -> None:
-        """Type or feed it; `eof` ends its input, at a terminal by control-D.
+        """Write to the job's input; `eof` closes it, at a terminal with control-D.
 
-        Conflict when it does not read within `wait` seconds; what it did take stays taken.
+        Raises Conflict("input_full") if the job does not read all of it within `wait` seconds. The
+        part that was accepted stays accepted.
         """
         require(NUMBER, wait=wait)
         require(TEXT_OR_BYTES, data=data)
@@ -137,17 +145,24 @@ class Job:
                 )
 
     def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the job's terminal."""
         self._request({"do": "resize", "id": self.id, "rows": rows, "columns": columns})
 
     def signal(self, number: int, *, group: bool = True) -> bool:
-        """To all its processes of the first hour, or to the first alone. False once it ended."""
+        """Send a signal to the job's process group, or only to its first process.
+
+        Returns False if the job has ended.
+        """
         if number not in set(Signals):
             raise Invalid("bad_signal", f"{number!r} is no signal: give one of signal.Signals")
         request = {"do": "signal", "id": self.id, "signal": int(number), "group": group}
         return bool(self._request(request)["sent"])
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit code, 128 + n after signal n; None when it still runs at the time-out."""
+        """Return the exit code, 128 + n after signal n.
+
+        Returns None if the job still runs at the time-out.
+        """
         optional(NUMBER, timeout=timeout)
         until = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -157,15 +172,18 @@ class Job:
                 return shell_exit_code(reply["code"])
 
     def kill(self) -> None:
-        """With all that it started."""
+        """Kill the job and all processes that it started."""
         self._request({"do": "kill", "id": self.id}, _REQUEST_WAIT_SECONDS)
 
     def logs(self, last: int | None = None) -> bytes:
-        """Its last output, stdout and stderr as they came: all that is kept, or `last` bytes."""
+        """Return the last output, stdout and stderr in order of arrival.
+
+        Returns at most `last` bytes, or everything that is kept.
+        """
         return a2b_base64(self._request({"do": "logs", "id": self.id, "last": last})["data"])
 
     def forget(self) -> None:
-        """Let go of the output of an ended job, and of its name."""
+        """Discard the output of an ended job and free its name."""
         self._request({"do": "forget", "id": self.id})
 
     def _request(self, request: dict[str, Any], wait: float = 0.0) -> dict[str, Any]:
@@ -176,12 +194,13 @@ class Job:
 
 
 def check_port(number: int) -> None:
+    """Raise Invalid("bad_port") unless `number` is a port number."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 16:
         raise Invalid("bad_port", f"{number!r} is no port: give a number from 1 to 65535")
 
 
 def shell_exit_code(code: int | None) -> int | None:
-    """As a shell tells it."""
+    """Convert an exit code to a shell's form: signal n becomes 128 + n."""
     return 128 - code if code is not None and code < 0 else code
 
 
@@ -190,7 +209,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def reply_error(reply: dict[str, Any], name: str) -> OrtetError:
-    """What the pid 1 of a machine said no to."""
+    """Return the error for a request that pid 1 of a machine refused."""
     said = reply.get("error")
     if said == "no_job":
         return NotFound(

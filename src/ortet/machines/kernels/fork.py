@@ -1,4 +1,4 @@
-"""The fork of a kernel while it is made: its process comes to be beside its files."""
+"""A kernel fork in progress: its process is created while its files are prepared."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from ortet.machines.kernels.host import (
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.link import KernelGone, KernelLink, readable
 
-_FORK_TIMEOUT_SECONDS = 30.0  # seconds; it takes a millisecond
+_FORK_TIMEOUT_SECONDS = 30.0  # a fork takes a millisecond
 
 
 class PendingKernelFork:
-    """From the moment a kernel is told to fork; within its turn. `look`: it says first whether
-    something is in the way, and only then forks."""
+    """A fork that the kernel has been asked for; the caller holds the kernel exclusively.
+
+    With `check_first` the kernel first reports what prevents a fork, and forks only if nothing
+    does.
+    """
 
     def __init__(self, kernel: Kernel, mark: str, *, check_first: bool, force: bool) -> None:
         self._kernel = kernel
         self._mark = mark
         self._force = force
         self._is_check_due = check_first
-        self._replies_due = 0  # answers to come
+        self._replies_due = 0  # number of outstanding replies
         self._link: KernelLink | None = None
         self._channel = open_channel()
         out, err, sock = self._channel.theirs
@@ -55,7 +58,10 @@ class PendingKernelFork:
             kernel.raise_obstacles(reply, force=self._force)
 
     def wait_process(self, host: KernelHost) -> KernelLink:
-        """The process is there, and waits for its files. Conflict when something is in the way."""
+        """Wait until the process exists and waits for its files.
+
+        Raises Conflict if threads or open files prevent the fork.
+        """
         if self._link is not None:
             return self._link
         if self._is_check_due:
@@ -72,8 +78,11 @@ class PendingKernelFork:
         return self._link
 
     def abandon(self) -> None:
-        """Abandon the fork. Its process ends when the connection closes; wait for that, because a
-        process that still works in the files is in the way of the next fork."""
+        """Abandon the fork, and wait for the end of its process.
+
+        The process ends when the connection closes. A process that still uses the files would block
+        the next fork.
+        """
         if self._is_check_due:
             with suppress(OrtetError):
                 self._read_check()
@@ -99,7 +108,7 @@ class PendingKernelFork:
 
 
 def send_layer(fork: Kernel, layer: KernelLayer) -> None:
-    """Give a new fork its files; `listen` waits for its answer."""
+    """Send a new fork its files; `wait_ready` waits for the reply."""
     try:
         fork.link.send({"do": "files"}, [layer.root, layer.namespace])
     except KernelGone as error:
@@ -107,7 +116,7 @@ def send_layer(fork: Kernel, layer: KernelLayer) -> None:
 
 
 def wait_ready(fork: Kernel) -> None:
-    """Until it answers, in files of its own."""
+    """Wait until a fork answers and uses its own files."""
     try:
         lost = fork.link.request(None, timeout=_FORK_TIMEOUT_SECONDS).reply.get("lost")
     except KernelGone as error:

@@ -1,4 +1,4 @@
-"""What a Python kernel needs of a machine: to be started inside, and layers for its forks."""
+"""The contract between kernels and machines: start an interpreter, and create layers for forks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ortet.ids import Oid
 from ortet.machines.standalone.process_tree import kill_run
 
 KERNEL_FD_COUNT = 4
-"""A kernel's descriptors: stdin, stdout, stderr, and the socket it answers on."""
+"""Number of descriptors of a kernel: stdin, stdout, stderr, and its control socket."""
 
 VENV_DIRECTORIES = (".venv", "venv")
 
@@ -33,8 +33,11 @@ ListKernelPids = Callable[[], Collection[int]]
 
 
 class KernelLayer(msgspec.Struct, frozen=True):
-    """Files for one fork: a directory to make its root, and what keeps the mounts there alive. Both
-    are open here until it is dropped."""
+    """Private files of one fork.
+
+    `root` is a directory that becomes the root directory of the fork, and `namespace` keeps its
+    mounts alive. Both are descriptors that stay open until the layer is dropped.
+    """
 
     number: int
     root: int
@@ -42,10 +45,10 @@ class KernelLayer(msgspec.Struct, frozen=True):
 
 
 class ForkLayers(msgspec.Struct, frozen=True):
-    """Layers that nobody writes to any more: `grow` makes files upon them for one fork.
+    """Read-only layers that forks start on; `grow` creates a private layer on top for one fork.
 
-    `moved`: the machine itself went on to new ones, so its kernels have to follow. `instead`: the
-    fork that is forked has to, to this branch.
+    `moved` is True if the machine itself moved to a new upper layer, so that its kernels must
+    follow. `instead` is the new layer of the forked kernel, if that kernel is itself a fork.
     """
 
     grow: Callable[[], KernelLayer]
@@ -54,7 +57,10 @@ class ForkLayers(msgspec.Struct, frozen=True):
 
 
 class KernelChannel(NamedTuple):
-    """Our ends of a kernel's socket and streams; `theirs` are the others, not yet given away."""
+    """This process's ends of a kernel's socket and streams.
+
+    `theirs` are the opposite ends that have not been passed to the kernel yet.
+    """
 
     sock: socket.socket
     out: int
@@ -63,7 +69,7 @@ class KernelChannel(NamedTuple):
 
 
 class KernelProcess(NamedTuple):
-    """A kernel's process, and how to reach it."""
+    """A kernel's process and the channel to it."""
 
     channel: KernelChannel
     pid: int
@@ -71,28 +77,34 @@ class KernelProcess(NamedTuple):
 
 
 class KernelHost(ABC):
-    """One thread at a time, but for `end`. `place` is the workspace as processes inside see it,
-    `view` where the host can read it."""
+    """Services that a machine must provide for kernels.
+
+    Only one thread may call it at a time, except for `kill_kernel`. `workspace_path` is the path of
+    the workspace inside the machine; `host_path` is a path under which this process can read it.
+    """
 
     engine: str
     workspace_path: str
     host_path: Path
-    contained = True  # its processes end with the hub by themselves
-    captures_processes = False  # its processes are part of what is frozen
+    contained = True  # the processes end automatically with the hub
+    captures_processes = False  # the processes are part of a snapshot
 
     @abstractmethod
     def start_interpreter(
         self, name: str, argv: Sequence[str], *, env: Mapping[str, str]
     ) -> KernelProcess:
-        """Start an interpreter. OSError when it cannot be executed."""
+        """Start an interpreter. Raises OSError if it cannot be executed."""
 
     def find_running(self, name: str) -> KernelProcess | None:
-        """One that is there already, as after a restore of a machine with its processes."""
+        """Return a kernel that runs already, for example after a restore of a live machine."""
         del name
         return None
 
     def startup_output(self, name: str) -> str:
-        """What one that did not start said, where it cannot be read at its streams."""
+        """Return the output of an interpreter that failed to start.
+
+        Only needed where its streams cannot be read directly.
+        """
         del name
         return ""
 
@@ -102,26 +114,35 @@ class KernelHost(ABC):
         disconnect: Callable[[], None],
         reconnect: Callable[[], None],
     ) -> None:
-        """To be called before and after what lives here is frozen; `check` well before."""
+        """Register callbacks for snapshots of processes.
+
+        `check` is called early and may raise; `disconnect` and `reconnect` surround the snapshot.
+        """
         del check, disconnect, reconnect
 
     @abstractmethod
     def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
-        """Kill it with all it started, but for other kernels; -1 for one that has ended."""
+        """Kill a kernel and all processes it started, except the kernels in `exclude`.
+
+        `pid` is -1 for a kernel that has ended.
+        """
 
     @abstractmethod
     def wait_exit_code(self, pid: int) -> int | None:
-        """How one that was started here ended; called once. None: nobody knows."""
+        """Wait for a kernel started here, and return its exit code; called once.
 
-    # files of their own for forks: what a machine without them refuses
+        Returns None if the exit code is unknown.
+        """
+
+    # layers for forks: a machine without private files refuses them
 
     def host_pid(self, pid: int, pidfd: int) -> int:
-        """Under which `end` knows a process that a kernel told of."""
+        """Return the pid that `kill_kernel` expects for a process that a kernel reported."""
         del pidfd
         return pid
 
     def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
-        """What the machine's files are now, or those of a fork; for `branching`."""
+        """Snapshot the files of the machine, or of a fork, for `fork_layers`."""
         del layer
         raise fork_unsupported(self.engine)
 
@@ -131,42 +152,46 @@ class KernelHost(ABC):
         snapshot: FilesSnapshot,
         layer: KernelLayer | None = None,
     ) -> AbstractContextManager[ForkLayers]:
-        """Files for forks, as they were `seen`. `residents` are the kernels that work on them, and
-        can follow; asked for at need.
+        """Yield layers with the files of `snapshot`, on which forks can start.
 
-        What changes there later shows neither in the machine nor in another branch.
+        `list_kernel_pids` returns the kernels that work on these files and can move to other
+        layers; it is called only if needed. Changes in a fork's layer are visible neither in the
+        machine nor in another fork.
         """
         del list_kernel_pids, snapshot, layer
         raise fork_unsupported(self.engine)
 
     def base_image(self, layer: KernelLayer) -> Oid:
-        """The image of the machine that a branch began from."""
+        """Return the image of the machine that a fork's layer started from."""
         del layer
         raise fork_unsupported(self.engine)
 
     def check_can_adopt(self, pid: int) -> None:
-        """Conflict when a fork has what it cannot take along to the machine's own files."""
+        """Raise Conflict if a fork has something that cannot move to the machine's own files."""
         del pid
 
     def adopt_layer(self, layer: KernelLayer, kernel_pids: Collection[int]) -> int:
-        """Make a branch's files those of the machine; returns the machine's root, open."""
+        """Make a fork's files the files of the machine, and return its root directory, open."""
         del layer, kernel_pids
         raise fork_unsupported(self.engine)
 
     def drop_layer(self, layer: KernelLayer) -> None:
-        """Let go of a branch and delete its files, or what `take` left of it; once."""
+        """Release a layer and delete its files, or what `adopt_layer` left of them; called once."""
         del layer
 
 
 Launch = Callable[..., tuple[int, int]]
-"""(argv, *, env, fds) -> pid inside and pidfd: starts a program that stays, in the workspace, with
-`fds` as its descriptors from 0 on and the right to change its root directory."""
+"""(argv, *, env, fds) -> (pid inside the machine, pidfd).
+
+Starts a long-running program in the workspace. `fds` become its descriptors from 0 on, and it may
+change its root directory.
+"""
 
 
 def launch_interpreter(
     launch: Launch, argv: Sequence[str], env: Mapping[str, str]
 ) -> KernelProcess:
-    """Start an interpreter that has its socket and streams from us."""
+    """Start an interpreter whose socket and streams are connected to this process."""
     ends = open_channel()
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     out, err, sock = ends.theirs
@@ -182,6 +207,7 @@ def launch_interpreter(
 
 
 def fork_unsupported(engine: str) -> Unsupported:
+    """Return the error for an engine that has no layers for kernel forks."""
     return Unsupported(
         "no_kernel_fork",
         f"engine {engine!r} cannot give the fork of a kernel files of its own: use a private "
@@ -190,7 +216,7 @@ def fork_unsupported(engine: str) -> Unsupported:
 
 
 class LocalKernelHost(KernelHost):
-    """For machines whose commands run on the host itself."""
+    """Kernels of machines whose commands run directly on the host."""
 
     contained = False
 
@@ -243,6 +269,7 @@ class LocalKernelHost(KernelHost):
 
 
 def open_channel() -> KernelChannel:
+    """Create the socket and the output pipes of a kernel."""
     ours, theirs = socket.socketpair()
     made: list[int] = []
     try:
@@ -265,7 +292,7 @@ def close_channel(channel: KernelChannel) -> None:
 
 
 def choose_python(host: KernelHost, requested: str | None) -> str:
-    """The interpreter for a kernel: the one asked for, the workspace's own, or this one."""
+    """Return the interpreter for a kernel: the requested one, the workspace's own, or this one."""
     if requested is not None:
         if not requested or "\0" in requested:
             raise Invalid("bad_python", "python is no program: give its name or path")

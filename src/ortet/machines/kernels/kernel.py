@@ -1,4 +1,4 @@
-"""A Python kernel: a persistent interpreter inside a machine, that forks in milliseconds."""
+"""A Python kernel: a persistent interpreter inside a machine that forks in milliseconds."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
     from ortet.machines.kernels.manager import KernelManager
 
 MAX_VARIABLES_BYTES = 256 << 20
-"""Bytes that the variables of one kernel may take when they are kept."""
+"""Limit in bytes for the saved variables of one kernel."""
 
-_STDERR_TAIL_CHARS = 4000  # characters of its last ones
-_EXIT_TIMEOUT_SECONDS = 30.0  # seconds from the end of its socket to that of its process
+_STDERR_TAIL_CHARS = 4000  # length of the stderr tail that an error reports
+_EXIT_TIMEOUT_SECONDS = 30.0  # from the end of the kernel's socket to the end of its process
 
 
 class Kernel:
-    """Runs code in one namespace that stays. One thread at a time, but for `interrupt` and `close`;
-    forks may each run in a thread of their own."""
+    """Runs code in one persistent namespace.
+
+    Only one thread may use a kernel at a time, except for `interrupt` and `close`. Each fork may be
+    used by a thread of its own.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,9 @@ class Kernel:
     ) -> None:
         self.name = name
         self.declared_variables: list[str] = []
-        self.layer = layer  # None: it works on the machine's own files
+        self.layer = layer  # None: the kernel works on the machine's own files
         self.link = link
-        self.launched = launched  # by the machine, which knows how it ends
+        self.launched = launched  # True if the machine started the process and knows its exit code
         self.run_count = 0
         self._manager = manager
         self._closed_reason = ""
@@ -76,15 +79,26 @@ class Kernel:
 
     @property
     def alive(self) -> bool:
+        """True if the kernel is not closed and its process runs."""
         return not self._closed_reason and self.link.alive
 
     def run(
         self, code: str, *, timeout: float | None = None, output: OutputCallback | None = None
     ) -> CellResult:
-        """Execute code, to the value of its last expression; top-level `await` works.
+        """Execute code and return the value of its last expression; top-level `await` works.
 
-        An error in it is `Ran.error`, and the kernel goes on. At the time-out it is interrupted, as
-        by Ctrl-C; a kernel that ignores that is killed: Unavailable("kernel_gone").
+        An exception in the code is reported as `CellResult.error`, and the kernel stays usable. At
+        the time-out the code is interrupted as by Ctrl-C. A kernel that ignores the interrupt is
+        killed.
+
+        Args:
+            code: Python source text.
+            timeout: seconds after which the code is interrupted; None for no limit.
+            output: called with each piece of stdout and stderr as it arrives.
+
+        Raises:
+            Unavailable: "kernel_gone", if the process ended or was killed.
+            Conflict: "kernel_busy", if another call is using the kernel.
         """
         check_text(code=code)
         optional(NUMBER, timeout=timeout)
@@ -105,15 +119,18 @@ class Kernel:
                 raise self._mark_gone("it said something that no kernel says") from error
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what it runs; while it runs nothing, nothing happens."""
+        """Raise KeyboardInterrupt in the running code. Do nothing if no code runs."""
         self.link.interrupt()
 
     def fork(self, n: int = 1, *, force: bool = False) -> list[Kernel]:
-        """n kernels that go on from here: the same memory, shared until written to, and files of
-        their own; all or none. A fork can be forked in turn.
+        """Return `n` kernels that continue from this one; create all of them or none.
 
-        Threads would not be in the copies, so while some are alive it is a Conflict that names
-        them, unless `force`. Random numbers differ in each copy.
+        The forks share this kernel's memory until they write to it, and each has files of its own.
+        A fork can be forked again. Random number generators are seeded differently in each fork.
+
+        Raises:
+            Conflict: "threads_alive", with the names of threads that would be missing in the forks,
+                unless `force`; "files_stuck", if open files cannot be opened again in a fork.
         """
         require(POSITIVE_COUNT, n=n)
         require(FLAG, force=force)
@@ -121,8 +138,11 @@ class Kernel:
             return self._manager.fork_kernel(self, n, force=force)
 
     def keep(self, fork: Kernel) -> Kernel:
-        """Go on with this fork: its files become the machine's and its interpreter takes the place,
-        and the name, of this one, which ends. Where this one is a fork itself, files stay apart."""
+        """Replace this kernel by one of its forks, and return the fork.
+
+        The fork takes over the name of this kernel, which ends. The fork's files become the files
+        of the machine. If this kernel is itself a fork, the files stay separate from the machine's.
+        """
         if not isinstance(fork, Kernel) or fork.layer is None or fork is self:
             raise Invalid("not_a_fork", "give one of the kernels that kernel.fork() returned")
         with self._exclusive("be replaced"), fork._exclusive("be kept"):
@@ -130,8 +150,10 @@ class Kernel:
         return fork
 
     def vars(self, *names: str) -> list[KernelVariable]:
-        """Declare variables that a commit keeps, and a restore brings back; returns all of them,
-        and of those that cannot be kept why."""
+        """Declare variables that a commit saves and a restore loads.
+
+        Returns all declared variables. `KernelVariable.why` says why a variable cannot be saved.
+        """
         for name in names:
             if not isinstance(name, str) or not name.isidentifier():
                 raise Invalid("bad_name", f"{name!r} is no name of a variable: as vars('df')")
@@ -148,8 +170,11 @@ class Kernel:
         return [kept[name] for name in self.declared_variables if name in kept]
 
     def save(self) -> tuple[IO[bytes], list[dict[str, Any]], list[KernelVariable]]:
-        """The declared variables: their bytes, which only a kernel may read, what each takes, and
-        what is missing."""
+        """Pickle the declared variables into a temporary file.
+
+        Returns the file, the name, type and size of each saved variable, and the variables that
+        could not be saved. Only a kernel may unpickle the file. The caller closes it.
+        """
         with self._exclusive("keep its variables"), ExitStack() as undo:
             file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
             undo.callback(file.close)
@@ -164,18 +189,19 @@ class Kernel:
         return file, [{"name": v.name, "type": v.type, "size": size} for v, size in pairs], lost
 
     def load(self, file: IO[bytes], variables: Sequence[dict[str, Any]]) -> list[KernelVariable]:
-        """Bring back what `save` wrote; what could not be brought back."""
+        """Load the variables that `save` wrote, and return those that could not be loaded."""
         with self._exclusive("get variables"):
             said = self._request({"do": "load", "vars": list(variables)}, [file.fileno()])
         return self._parse_variables(said, "lost")
 
     def close(self) -> None:
-        """End it, whatever it does; a fork's files go with it."""
+        """End the kernel, even while it runs code. The private files of a fork are deleted."""
         self.end(f"kernel {self.name!r} is closed: kernel() starts a new one")
 
-    # for Kernels
+    # for KernelManager
 
     def end(self, why: str) -> None:
+        """Close the kernel; later calls fail with `why`."""
         if self._closed_reason:
             return
         self._closed_reason = why
@@ -183,7 +209,10 @@ class Kernel:
 
     @contextmanager
     def try_exclusive(self) -> Iterator[bool]:
-        """False when it is busy or gone; otherwise it stays idle during the block."""
+        """Yield True and keep the kernel idle during the block.
+
+        Yield False if it is busy or gone.
+        """
         got = self._lock.acquire(blocking=False)
         try:
             yield got and self.alive
@@ -192,21 +221,24 @@ class Kernel:
                 self._release()
 
     def exclusive(self, action: str) -> AbstractContextManager[None]:
-        """It stays idle during the block; Conflict when it is not."""
+        """Keep the kernel idle during the block. Raise Conflict("kernel_busy") if it runs code."""
         return self._exclusive(action)
 
     def close_link_when_idle(self) -> None:
-        """Give back its descriptors, as soon as no thread listens to them."""
+        """Close the kernel's descriptors as soon as no thread reads from them."""
         self._is_retired = True
         if self._lock.acquire(blocking=False):
             self._release()
 
     def check_can_follow(self, *, everywhere: bool = False) -> None:
-        """Within a turn: Conflict when its files cannot follow to other layers."""
+        """Raise Conflict if the open files cannot follow to other layers.
+
+        The caller holds the kernel exclusively.
+        """
         self.raise_obstacles(self._request({"do": "ready", "all": everywhere}).reply, force=True)
 
     def raise_obstacles(self, reply: dict[str, Any], *, force: bool) -> None:
-        """What it found in the way, as a Conflict."""
+        """Raise Conflict for the threads or open files that prevent a fork."""
         threads, stuck = reply.get("threads") or [], reply.get("stuck") or []
         if threads and not force:
             raise Conflict(
@@ -224,21 +256,29 @@ class Kernel:
             )
 
     def switch_files(self, *fds: int) -> None:
-        """Within a turn, after `get_ready`: to the machine's present files; with a root and a
-        namespace to others, with a root alone to the machine's own."""
+        """Move the kernel to other file layers; the caller holds it exclusively.
+
+        `check_can_follow` comes first. Without descriptors the kernel reopens its files on the
+        machine's present layers. With a root and a namespace it moves to a private layer. With a
+        root alone it moves to the machine's own files.
+        """
         self._request({"do": "follow"}, fds)
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Within a turn; `hear` has the answer."""
+        """Send a message without waiting for its reply; `receive` returns the reply.
+
+        The caller holds the kernel exclusively.
+        """
         try:
             self.link.send(message, fds)
         except KernelGone as gone:
             raise self._mark_gone(gone.why) from gone
 
     def receive(self, timeout: float | None = None) -> KernelReply:
+        """Wait for the reply to `send`; the caller closes its descriptors."""
         return self._request(None, timeout=timeout)
 
-    # inside
+    # internals
 
     @contextmanager
     def _exclusive(self, action: str) -> Iterator[None]:
@@ -273,7 +313,8 @@ class Kernel:
         except KernelGone as gone:
             raise self._mark_gone(gone.why, gone.stderr) from gone
         except BaseException:
-            # the caller's own doing, as Ctrl-C: what it runs must not answer the next call
+            # The caller was interrupted, for example by Ctrl-C. The reply to this request must not
+            # be taken for the reply to the next one.
             with suppress(KernelGone):
                 self.link.request(None, timeout=0)
             raise
@@ -289,7 +330,10 @@ class Kernel:
             raise self._mark_gone("it said something that no kernel says") from error
 
     def _mark_gone(self, why: str, stderr: str = "") -> OrtetError:
-        """It is gone: what is left of it is ended, and the next kernel() starts anew."""
+        """End what is left of a kernel whose process is gone, and return the error to raise.
+
+        The next kernel() call starts a new process.
+        """
         if self._closed_reason:
             return Conflict("closed", f"kernel {self.name!r} was closed while it ran code")
         how = (

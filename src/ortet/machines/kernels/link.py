@@ -1,6 +1,7 @@
-"""The hub's end of one kernel process: messages, output as it comes, interrupts, its death.
+"""The connection to one kernel process: messages, streamed output, interrupts, end of process.
 
-Nothing that a kernel says is executed, and nothing it does not say is waited for without end.
+Nothing that a kernel sends is executed. No wait for a kernel is unbounded unless the caller asked
+for it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from ortet.machines.poll import MAX_POLL_SECONDS
 from ortet.machines.standalone import ipc
 
 MAX_STREAM_BYTES = 8 << 20
-"""Bytes of each stream that a Ran keeps; `output` sees all of them."""
+"""Bytes of each stream that a CellResult keeps; the `output` callback sees all of them."""
 
 INTERRUPT_GRACE_SECONDS = 10.0
 """Seconds between the interrupt at a time-out and the kill of a kernel that ignores it."""
 
 _REPEAT_INTERRUPT_SECONDS = (
-    1.0  # seconds to the second interrupt, twice as many to each one after it
+    1.0  # delay before the second interrupt; it doubles for each one after it
 )
 
 _CHUNK_BYTES = 1 << 20
-_MESSAGE_TIMEOUT_SECONDS = 30.0  # seconds for the rest of a message that has begun
+_MESSAGE_TIMEOUT_SECONDS = 30.0  # for the rest of a message that has begun
 _STREAM_NAMES = ("stdout", "stderr")
 
 
 class KernelGone(Exception):
-    """The process has ended, or says what no kernel says; `why` where that is known, `words` is
-    what came out of its stderr."""
+    """The kernel process has ended, or it sent an invalid message.
+
+    `why` is the reason, if known; `stderr` is what the process wrote to its stderr.
+    """
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
@@ -46,7 +49,7 @@ class KernelGone(Exception):
 
 
 class KernelReply(NamedTuple):
-    """An answer, and what was printed until it came."""
+    """A reply, and the output that was printed before it."""
 
     reply: dict[str, Any]
     fds: list[int]
@@ -56,9 +59,12 @@ class KernelReply(NamedTuple):
 
 
 class KernelLink:
-    """One at a time converses; `interrupt` and `kill` may come from any thread."""
+    """Connection to one kernel process.
 
-    is_disconnected = False  # for a freeze
+    One thread at a time may send requests; any thread may call `interrupt` and `signal`.
+    """
+
+    is_disconnected = False  # during a snapshot
 
     def __init__(self, process: KernelProcess, mark: str) -> None:
         self.pid = process.pid
@@ -70,12 +76,12 @@ class KernelLink:
     def _attach(self, channel: KernelChannel) -> None:
         self._sock = channel.sock
         self._streams = {channel.out: "stdout", channel.err: "stderr"}
-        self._unsent_fds = channel.theirs  # which it has yet to be given
+        self._unsent_fds = channel.theirs  # not passed to the kernel yet
         for fd in self._streams:
             os.set_blocking(fd, False)
 
     def wait_greeting(self, timeout: float) -> None:
-        """Wait until it speaks first, and give it the streams it was not started with."""
+        """Wait for the kernel's first message, and pass it the streams it was not started with."""
         self.request(None, timeout=timeout)
         if self._unsent_fds:
             try:
@@ -84,7 +90,7 @@ class KernelLink:
                 self._close_unsent_fds()
 
     def disconnect(self) -> None:
-        """Hang up, so that nothing of it leads out of its machine."""
+        """Close the connection, so that no descriptor of the kernel leads out of its machine."""
         self.request({"do": "leave"}, timeout=_MESSAGE_TIMEOUT_SECONDS)
         self.is_disconnected = True
         with suppress(OSError):
@@ -94,7 +100,7 @@ class KernelLink:
         self._hang_up()
 
     def reconnect(self, process: KernelProcess, timeout: float) -> None:
-        """Afterwards; it is the same process."""
+        """Attach to the same kernel process again after `disconnect`."""
         os.close(process.pidfd)
         self._attach(process.channel)
         self.wait_greeting(timeout)
@@ -114,6 +120,7 @@ class KernelLink:
 
     @property
     def alive(self) -> bool:
+        """True while the process runs and its pidfd is open."""
         with self._lock:
             return self.pidfd >= 0 and not readable(self.pidfd)
 
@@ -125,9 +132,10 @@ class KernelLink:
         timeout: float | None = None,
         output: OutputCallback | None = None,
     ) -> KernelReply:
-        """Say something, or only listen, and pump its output until it answers.
+        """Send a message, or only listen if it is None, and collect output until the reply arrives.
 
-        At the time-out it is interrupted, again when that did nothing, and then killed: Gone.
+        At the time-out the kernel is interrupted, repeatedly if needed, and finally killed. Raises
+        KernelGone if the process ends or is killed.
         """
         if message is not None:
             self.send(message, fds)
@@ -169,14 +177,17 @@ class KernelLink:
                 )
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """The first half of `converse`."""
+        """Send a message without waiting; the first half of `request`."""
         try:
             ipc.send(self._sock, message, fds)
         except (ipc.ConnectionClosed, OSError) as error:
             raise KernelGone from error
 
     def wait_exit(self, timeout: float) -> bool:
-        """Whether the process is gone by then: it hangs up a moment before."""
+        """Return True if the process ends within `timeout` seconds.
+
+        A process closes its socket shortly before it ends.
+        """
         return self.pidfd < 0 or readable(self.pidfd, timeout)
 
     def interrupt(self) -> None:
@@ -188,14 +199,14 @@ class KernelLink:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def hang_up_and_wait(self, timeout: float) -> None:
-        """Close the connection and wait until the process, which then ends, has ended."""
+        """Close the connection, and wait until the process has ended because of that."""
         with self._lock:
             self._hang_up()
         self.wait_exit(timeout)
         self.close()
 
     def close(self) -> None:
-        """Give back descriptors; the process, if it lives, ends when it has nothing to do."""
+        """Close all descriptors. A living process ends when it notices the closed connection."""
         with self._lock:
             self._hang_up()
             pidfd, self.pidfd = self.pidfd, -1
@@ -221,7 +232,10 @@ class KernelLink:
     def _read(
         self, fd: int, name: str, captured: HeadTailBuffer, output: OutputCallback | None
     ) -> int:
-        """Bytes taken; 0 at the end of the stream, -1 when there is nothing now."""
+        """Return the number of bytes read.
+
+        Returns 0 at the end of the stream, and -1 if nothing is available.
+        """
         try:
             data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -232,7 +246,10 @@ class KernelLink:
         return len(data)
 
     def _drain(self, captured: dict[str, HeadTailBuffer], output: OutputCallback | None) -> None:
-        """What it wrote before its answer; of what its children go on writing, one pipe full."""
+        """Collect the output written before the reply, at most one chunk for each stream.
+
+        Child processes of a cell may write without end, so the amount is bounded.
+        """
         for fd, name in self._streams.items():
             left = _CHUNK_BYTES
             while left > 0 and (got := self._read(fd, name, captured[name], output)) > 0:
@@ -240,7 +257,7 @@ class KernelLink:
 
 
 def _interrupt_pauses(grace: float) -> Iterator[float]:
-    """After each interrupt; one that comes before the code has begun is lost."""
+    """Yield the pauses between interrupts. An interrupt before the code has begun is lost."""
     pause = min(_REPEAT_INTERRUPT_SECONDS, grace / 2)
     while grace > 0:
         yield min(pause, grace)
@@ -248,7 +265,10 @@ def _interrupt_pauses(grace: float) -> Iterator[float]:
 
 
 def readable(fd: int, timeout: float = 0) -> bool:
-    """Tell whether a descriptor can be read within so many seconds; a pidfd: the process ended."""
+    """Return True if a descriptor becomes readable within `timeout` seconds.
+
+    A pidfd is readable once its process has ended.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout * 1000))

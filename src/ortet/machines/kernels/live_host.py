@@ -1,4 +1,4 @@
-"""A live machine as the seat of Python kernels: they listen inside, and are frozen with it."""
+"""Kernels in a live machine: they listen on a socket inside it, and are dumped with it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ from ortet.machines.standalone.process_tree import kill_run
 if TYPE_CHECKING:
     from ortet.machines.kernels.livebranches import LiveKernelLayers
 
-_START_TIMEOUT_SECONDS = 30.0  # seconds until a new interpreter listens
-_POLL_SECONDS = 0.005  # between two looks whether it does
-_REAP_TIMEOUT_SECONDS = 5.0  # seconds until pid 1 has reaped one that was killed
-_NO_MARK = "-"  # no run's mark
+_START_TIMEOUT_SECONDS = 30.0  # until a new interpreter listens
+_POLL_SECONDS = 0.005
+_REAP_TIMEOUT_SECONDS = 5.0  # until pid 1 has reaped a killed kernel
+_NO_MARK = "-"  # matches no run
 _CREDENTIALS = struct.Struct("3i")
 
 
 class LiveKernelHost(KernelHost):
-    """`indoors` is asked each time: after a restore another process is the machine's pid 1."""
+    """A live machine as kernel host.
+
+    `init_client` is called each time, because a restore replaces the machine's pid 1.
+    """
 
     engine = "criu"
     captures_processes = True
@@ -69,12 +72,13 @@ class LiveKernelHost(KernelHost):
         self._snapshot_hooks.append((check, disconnect, reconnect))
 
     def check_snapshot(self) -> None:
+        """Raise Conflict if a kernel prevents a snapshot."""
         for check, _, _ in self._snapshot_hooks:
             check()
 
     @contextmanager
     def disconnected(self) -> Iterator[None]:
-        """For the time of a freeze nobody is connected to a kernel; Conflict while one is busy."""
+        """Close all kernel connections during a snapshot. Raises Conflict if a kernel is busy."""
         with ExitStack() as gone:
             for _, leave, welcome in self._snapshot_hooks:
                 leave()
@@ -121,20 +125,23 @@ class LiveKernelHost(KernelHost):
         return ""
 
     def host_pid(self, pid: int, pidfd: int) -> int:
-        """The host's: one inside says another."""
+        """Return the pid on the host; the kernel reports its pid inside the machine."""
         del pid
         with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
     def kill_kernel(self, pid: int, mark: str, exclude: Collection[int]) -> None:
-        """From outside: pid 1 would take forks of a kernel for what it started."""
+        """Kill a kernel from outside the machine.
+
+        Pid 1 would also kill its forks, as processes that the kernel started.
+        """
         kill_run(mark or _NO_MARK, pid, exclude)
         name = self._names_by_pid.pop(pid, None)
-        with suppress(OrtetError):  # a fork that took the place of another is no job
+        with suppress(OrtetError):  # a fork that replaced its parent is not a job
             if name is not None:
                 self._init_client().job(_job_name(name)).wait(_REAP_TIMEOUT_SECONDS)
 
-    # files for forks
+    # layers for forks
 
     def capture_files(self, layer: KernelLayer | None = None) -> FilesSnapshot:
         return self._layers.capture_files(layer)
@@ -169,5 +176,5 @@ def _job_name(name: str) -> str:
 
 
 def _socket_path(name: str) -> str:
-    """Short, as paths of sockets have to be."""
+    """Return the socket path of a kernel; a hash keeps it within the length limit of sockets."""
     return f"run/ortet/kernel-{hashlib.sha256(name.encode()).hexdigest()[:16]}.sock"

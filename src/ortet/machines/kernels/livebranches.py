@@ -1,4 +1,4 @@
-"""A live machine's part in forks of its Python kernels: layers beside those its processes hold."""
+"""File layers for kernel forks in a live machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from ortet.objects.base import Kind
 
 
 class LiveKernelLayers(LiveCommands):
-    """Its own mounts are never changed: CRIU must find them as its processes hold them. So what a
-    fork begins with is written from the store, and one that is kept is written back."""
+    """The part of a live machine that provides layers for kernel forks.
+
+    The machine's own mounts never change, because CRIU must find them as its processes hold them.
+    So the layers of a fork are written from the store, and the files of an adopted fork are written
+    back.
+    """
 
     _context: LiveEngineContext
 
@@ -52,7 +56,7 @@ class LiveKernelLayers(LiveCommands):
                 files=left,
             )
 
-    # inside
+    # internals
 
     def _frozen_layers(self, list_kernel_pids: ListKernelPids, image: Image) -> LayerStack:
         del list_kernel_pids

@@ -1,7 +1,7 @@
-"""Which processes, on this host, work on mounts that are not their machine's own.
+"""Finds processes of a machine that use mounts other than the machine's own.
 
-They are forks of Python kernels, or were started by one: CRIU finds the way to a file by the mounts
-of the machine, and to these there is none.
+They are kernel forks, or were started by one. CRIU finds files by the mounts of the machine, so it
+cannot dump such processes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _MOUNT_ID_FIELD = b"mnt_id:"
 
 
 def mount_ids_of(pid: int) -> set[int]:
-    """The numbers of all mounts that a process, which is in no fork, sees."""
+    """Return the ids of all mounts that a process sees; it must not be a kernel fork."""
     with open(f"/proc/{pid}/mountinfo", "rb") as file:
         return {int(line.split(None, 1)[0]) for line in file}
 
 
 def mount_id_at(path: str) -> int:
-    """The number of the mount that a path leads to; -1 where it leads nowhere."""
+    """Return the id of the mount that a path is on, or -1 if it cannot be opened."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -33,11 +33,12 @@ def mount_id_at(path: str) -> int:
 
 
 def mount_id_of(fd: int) -> int:
+    """Return the id of the mount that an open descriptor is on."""
     return _read_mount_id(f"/proc/self/fdinfo/{fd}")
 
 
 def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
-    """Which processes have a directory, open here, as their root."""
+    """Return the processes whose root directory is the open directory `root`."""
     there = mount_id_of(root)
     found = []
     for name in os.listdir("/proc"):
@@ -52,8 +53,11 @@ def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
 
 
 def foreign_files(pid: int, init_pid: int) -> list[str]:
-    """What a process holds of mounts other than those of the machine whose pid 1 is `init`, and
-    cannot open again by its name: libraries and other mapped files, and what was deleted."""
+    """Return files of other mounts that a process holds and cannot open again by name.
+
+    These are mapped files, such as libraries, and deleted files. The machine's own mounts are those
+    of its pid 1, `init_pid`.
+    """
     known = mount_ids_of(init_pid)
     return sorted({*_foreign_mapped_files(pid, known), *_foreign_deleted_files(pid, known)})
 

@@ -1,4 +1,4 @@
-"""The Python kernels of one machine: started, forked, kept, ended, and never too many."""
+"""All Python kernels of one machine: start, fork, adopt, close, and limit their number."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from ortet.machines.kernels.host import ForkLayers, KernelHost, KernelLayer, cho
 from ortet.machines.kernels.kernel import Kernel
 from ortet.machines.kernels.link import KernelGone, KernelLink
 
-_START_TIMEOUT_SECONDS = 30.0  # seconds; a start takes a tenth of one
+_START_TIMEOUT_SECONDS = 30.0  # a start takes a tenth of a second
 _MAX_KERNELS = 1024
-_FDS_PER_KERNEL = 8  # descriptors of this process that a kernel may take for a moment
+_FDS_PER_KERNEL = 8  # descriptors of this process that one kernel may need at a time
 _GLIBC_TUNABLES, _HUGE_PAGES = (
     "GLIBC_TUNABLES",
     "glibc.malloc.hugetlb=1",
-)  # a fork copies far fewer entries
+)  # huge pages: a fork copies far fewer page table entries
 _GUEST_MODULES = ("ipc", "kernel_cell", "kernel_variables", "kernel_guest")
 
-# What is imported before the workspace is in the search path: a json.py there is not ours.
+# Everything is imported before the workspace is in the search path: a json.py in the workspace must
+# not replace the standard library's.
 _BOOTSTRAP_CODE = """
 import sys
 if sys.version_info < (3, 8):
@@ -72,8 +73,11 @@ sys.modules["_ortet_kernel_guest"].main(
 
 
 class KernelManager:
-    """`looking` is held while the machine's files are looked at, `safe` is called before they are
-    replaced by others than those of this image."""
+    """Manages the kernels of one machine.
+
+    `reading_files` returns a context that is held while the machine's files are read.
+    `before_replace` is called with the base image before a fork's files replace the machine's.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class KernelManager:
         self._random = random
         self._kernels: dict[str, Kernel] = {}
         self._forks: dict[str, Kernel] = {}
-        self._fork_numbers: dict[str, int] = {}  # of the last fork of each name
+        self._fork_numbers: dict[str, int] = {}  # number of the last fork of each kernel name
         self._lock = threading.RLock()
         self._disconnected: ExitStack | None = None
         host.add_snapshot_hooks(self.check_no_forks, self.disconnect, self.reconnect)
@@ -97,7 +101,10 @@ class KernelManager:
     def get(
         self, name: str, *, python: str | None = None, env: Mapping[str, str | None] | None = None
     ) -> tuple[Kernel, bool]:
-        """The living kernel of this name, or a new one: then True."""
+        """Return the living kernel of this name, or start one.
+
+        The flag is True for a new kernel.
+        """
         with self._lock:
             known = self._kernels.get(name)
             if known is not None and known.alive:
@@ -111,18 +118,21 @@ class KernelManager:
             return kernel, found is None
 
     def list_alive(self) -> list[Kernel]:
-        """Those on the machine's own files."""
+        """Return the living kernels that work on the machine's own files."""
         return [kernel for kernel in self._kernels.values() if kernel.alive]
 
     def close(self, why: str = "the workspace was closed: open it again") -> None:
+        """Close all kernels and forks of the machine."""
         for kernel in [*self._kernels.values(), *self._forks.values()]:
             kernel.end(f"kernel {kernel.name!r} is closed: {why}")
 
-    # around a freeze
+    # snapshots
 
     def check_no_forks(self) -> None:
-        """Conflict while there are forks: their files are on mounts that are not the machine's, so
-        no image can hold them."""
+        """Raise Conflict("kernel_forks") while kernel forks are alive.
+
+        Their files are on mounts that do not belong to the machine, so no image can hold them.
+        """
         if forks := [one.name for one in self._forks.values() if one.alive]:
             raise Conflict(
                 "kernel_forks",
@@ -132,7 +142,10 @@ class KernelManager:
             )
 
     def disconnect(self) -> None:
-        """Have no connection to the machine; Conflict while one of them runs code, or has forks."""
+        """Close all connections to kernels, and keep the kernels idle until `reconnect`.
+
+        Raises Conflict if a kernel runs code, or if forks are alive.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             self.check_no_forks()
@@ -145,13 +158,14 @@ class KernelManager:
             self._disconnected = stack.pop_all()
 
     def reconnect(self) -> None:
+        """Connect to the kernels again, after a snapshot."""
         away, self._disconnected = self._disconnected, None
         if away is not None:
             away.close()
 
     def _reconnect_kernels(self, kernels: list[Kernel]) -> None:
         for kernel in kernels:
-            with suppress(KernelGone, OSError):  # then it is found to be gone when it is used
+            with suppress(KernelGone, OSError):  # a kernel that is gone is detected at its next use
                 if (
                     kernel.link.is_disconnected
                     and (entered := self._host.find_running(kernel.name)) is not None
@@ -161,7 +175,10 @@ class KernelManager:
     # for Kernel
 
     def fork_kernel(self, kernel: Kernel, n: int, *, force: bool) -> list[Kernel]:
-        """Within the kernel's turn: all or none. Each process is made while its files are."""
+        """Create `n` forks of a kernel, all or none; the caller holds the kernel exclusively.
+
+        The process of the first fork is created while its files are prepared.
+        """
         made: list[Kernel] = []
         with self._lock, ExitStack() as stack:
             self._check_capacity(n)
@@ -209,7 +226,7 @@ class KernelManager:
     def _finish_fork(
         self, kernel: Kernel, pending: PendingKernelFork, layers: ForkLayers
     ) -> Kernel:
-        """Files for a process that is on its way, and its name."""
+        """Give a forked process its files and its name."""
         branch: KernelLayer | None = None
         try:
             branch = layers.grow()
@@ -231,7 +248,7 @@ class KernelManager:
         return fork
 
     def _switch_residents(self, kernels: list[Kernel], layers: ForkLayers) -> None:
-        """Those whose files became a layer go on upon it."""
+        """Move kernels to the new upper layer, after their files became a read-only layer."""
         if layers.moved:
             for one in kernels:
                 one.switch_files()
@@ -245,6 +262,7 @@ class KernelManager:
                 self._host.drop_layer(old)
 
     def adopt_fork(self, kernel: Kernel, fork: Kernel) -> None:
+        """Replace a kernel by its fork; the caller holds both exclusively."""
         assert fork.layer is not None
         name = kernel.name
         with self._lock, ExitStack() as stack:
@@ -277,7 +295,7 @@ class KernelManager:
         self._host.drop_layer(branch)
 
     def release_kernel(self, kernel: Kernel) -> None:
-        """End its process and give back its files."""
+        """End the process of a kernel and release its files."""
         with self._lock:
             self._kernels = {k: v for k, v in self._kernels.items() if v is not kernel}
             self._forks = {k: v for k, v in self._forks.items() if v is not kernel}
@@ -291,7 +309,7 @@ class KernelManager:
         kernel.close_link_when_idle()
 
     def exit_reason(self, kernel: Kernel) -> str:
-        """How it ended, where that can be known."""
+        """Return how the kernel's process ended, or an empty string if unknown."""
         if not kernel.launched or kernel.link.alive:
             return ""
         kernel.launched = False
@@ -303,7 +321,7 @@ class KernelManager:
                 return f"its process was ended by {_signal_name(-code)}"
         return ""
 
-    # inside
+    # internals
 
     def _check_capacity(self, n: int) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -332,7 +350,7 @@ class KernelManager:
         launched = not self._host.captures_processes
         kernel = Kernel(self, name, KernelLink(entered, mark), launched=launched)
         try:
-            with suppress(OSError):  # it has ended: it may have said why
+            with suppress(OSError):  # the process has ended; its stderr may say why
                 entered.channel.sock.sendall(_bootstrap_message(self._host))
             kernel.link.wait_greeting(_START_TIMEOUT_SECONDS)
         except KernelGone as error:
@@ -350,7 +368,7 @@ class KernelManager:
         return kernel
 
     def _find_running(self, name: str) -> Kernel | None:
-        """One that came with the machine's processes."""
+        """Connect to a kernel that was restored with the machine's processes."""
         entered = self._host.find_running(name)
         if entered is None:
             return None
@@ -364,7 +382,10 @@ class KernelManager:
 
 
 def _can_follow(kernel: Kernel, stack: ExitStack) -> bool:
-    """Whether another kernel is idle, and its open files can go to other layers with it."""
+    """Return True if a kernel is idle and its open files can follow to other layers.
+
+    The kernel stays idle until `stack` is closed.
+    """
     if not stack.enter_context(kernel.try_exclusive()):
         return False
     with suppress(OrtetError):
@@ -378,7 +399,7 @@ def _pids(kernels: Iterable[Kernel]) -> list[int]:
 
 
 def _bootstrap_message(host: KernelHost) -> bytes:
-    """What makes an interpreter a kernel."""
+    """Encode the message that turns a plain interpreter into a kernel."""
     here = Path(__file__).parents[1] / "standalone"
     texts = [(name, (here / f"{name}.py").read_text("utf-8")) for name in _GUEST_MODULES]
     given = {"modules": texts, "place": host.workspace_path, "alone": not host.contained}

@@ -1,4 +1,4 @@
-"""An overlay machine as the seat of Python kernels: layers for their forks, and back again."""
+"""Kernels in an overlay machine: layers for their forks, and adoption of a fork's files."""
 
 from __future__ import annotations
 
@@ -35,15 +35,21 @@ from ortet.objects.base import Kind
 
 
 class LayerOrigin(msgspec.Struct, frozen=True):
-    """What a branch lies on. `basis` is the machine's image when the first of its line forked."""
+    """The layers below a fork's private layer.
+
+    `basis` is the machine's image at the time of the first fork in this chain of forks.
+    """
 
     basis: Oid
     stack: LayerStack
-    ignoring: bool  # it may hold files that are no state, above or below
+    ignoring: bool  # the layers may hold ignored files, which are in no image
 
 
 class OverlayKernelHost(OverlayMachineBase, KernelHost):
-    """A fork's workspace is a fresh upper directory over what the machine's files are now."""
+    """An overlay machine as kernel host.
+
+    A kernel fork gets a fresh upper layer over the machine's files.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -150,7 +156,7 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
             os.close(layer.namespace)
             self._home.remove_kernel_layers(layer.number)
 
-    # inside
+    # internals
 
     def _create_layer(self, origin: LayerOrigin) -> KernelLayer:
         self._last_layer_number += 1
@@ -166,7 +172,10 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
         return branch
 
     def _mount_layer(self, stack: LayerStack, upper: str, work: str) -> tuple[int, int]:
-        """A root directory and a namespace, open, in which these are the workspace."""
+        """Mount a workspace of these layers in a new namespace.
+
+        Returns open descriptors of its root directory and of the namespace.
+        """
         options = self._context.mount_options(stack, upper, work)
         root, namespace = self._request_fds({"do": "branch", "options": options})
         return root, namespace
@@ -174,8 +183,11 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
     def _frozen_layers_of_fork(
         self, layer: KernelLayer, list_kernel_pids: ListKernelPids, image: Image
     ) -> tuple[LayerOrigin, KernelLayer | None]:
-        """As `_below`, of the files of a fork: where they became a layer it goes on in a branch of
-        its own upon that, which is returned."""
+        """Return read-only layers with the files of a fork.
+
+        `_frozen_layers` does this for the machine. If the fork's upper directory became a layer,
+        the fork itself continues on a new layer above it, which is returned as well.
+        """
         origin, bases = self._origins[layer.number], self._context.layer_store
         upper, stack = self._home.kernel_upper_dir(layer.number), origin.stack
         if stack.image == image and (not origin.ignoring or not os.listdir(upper)):
@@ -198,7 +210,10 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
             raise
 
     def _unused_layer_name(self, number: int) -> str:
-        """One that no earlier process took: their branches were numbered from 1 too."""
+        """Return a layer name that no earlier process used.
+
+        A search is needed because each process numbers its layers from 1.
+        """
         again = 0
         while (
             self._context.layer_store.root / (name := f"{self._spec.id}-fork{number}.{again}")
@@ -207,11 +222,12 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
         return name
 
     def _frozen_layers(self, list_kernel_pids: ListKernelPids, image: Image) -> LayerStack:
-        """The present files as layers that nobody writes to any more.
+        """Return the present files as layers to which nothing writes any more.
 
-        They are the machine's own as long as its upper directory adds nothing. Otherwise that
-        becomes a layer, and the machine goes on with a fresh one; under processes that would go on
-        writing to the old one, the difference is written from the store instead.
+        If the upper directory adds nothing, these are the machine's own layers. Otherwise the upper
+        directory becomes a layer, and the machine continues with a fresh one. If other processes
+        could still write to the old upper directory, the difference is written from the store
+        instead.
         """
         standing = self._layout
         same = standing.stack.image == replace(image, system=None)
@@ -219,7 +235,7 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
             return standing.stack
         if len(standing.stack.layers) >= MAX_STACK_DEPTH and not standing.ignoring:
             return self._context.layer_store.ensure_stack(image, standing.stack)[0]
-        if standing.ignoring:  # its layers hold what the store does not
+        if standing.ignoring:  # the layers hold ignored files, which are not in the store
             self._check_no_other_users(list_kernel_pids(), "fork a kernel")
         elif self._other_users(list_kernel_pids()):
             return self._context.layer_store.ensure_stack(image, standing.stack)[0]
@@ -228,7 +244,8 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
     def _start_new_upper(self, image: Image) -> LayerStack:
         old, bases = self._layout, self._context.layer_store
         flush = getattr(self._context.objects, "flush", None)
-        if flush is not None:  # the next process to open this machine asks for what lies below
+        # the next process that opens this machine reads the lower layers from the store
+        if flush is not None:
             flush(sync=False)
         name, upper = layer_name(self._spec.id, old.upper), self._home.upper(old.upper)
         stack = bases.adopt(upper, name, below=old.stack, image=image, shared=not old.ignoring)
@@ -246,7 +263,10 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
         return stack
 
     def _change_layout(self, layout: Any) -> None:
-        """Go to other layers while kernels run: they follow, see Guest."""
+        """Switch the machine to other layers while kernels run.
+
+        `KernelServer._do_follow` moves a kernel to the new layers.
+        """
         self._home.make_work_dir(layout.upper)
         self._swap_mount(self._context.workspace_mount_options(layout))
         failpoint("kernel.swapped")
@@ -269,7 +289,7 @@ class OverlayKernelHost(OverlayMachineBase, KernelHost):
     def _other_users(
         self, kernel_pids: Collection[int], layer: KernelLayer | None = None
     ) -> list[str]:
-        """Other processes at work in the machine's files, or in those of a fork."""
+        """List other processes that use the machine's files, or the files of a fork."""
         fds = [] if layer is None else [layer.root]
         reply, _ = self._supervisor.ask({"do": "holders", "but": list(kernel_pids)}, fds)
         held: list[str] = reply["held"]

@@ -1,4 +1,4 @@
-"""What a kernel says became of code: plain records, made of what cannot be trusted."""
+"""Results of code cells, parsed from the replies of a kernel, which are not trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class TracebackFrame(msgspec.Struct, frozen=True):
-    """A line that was being executed; `source` is its text, of a cell too."""
+    """One line of a traceback. `source` is its text, also for lines of a cell."""
 
     file: str
     line: int
@@ -19,7 +19,7 @@ class TracebackFrame(msgspec.Struct, frozen=True):
 
 
 class CellError(msgspec.Struct, frozen=True):
-    """An error in the code that was run; `text` is the whole traceback, as Python shows it."""
+    """An exception in the executed code. `text` is the whole traceback as Python prints it."""
 
     type: str
     message: str
@@ -31,10 +31,11 @@ class CellError(msgspec.Struct, frozen=True):
 
 
 class CellResult(msgspec.Struct, frozen=True):
-    """How a run in a kernel went.
+    """The result of one `Kernel.run`.
 
-    `value` is that of the last expression when it is plain data (a tuple becomes a list), otherwise
-    None, and `repr` shows it. `timed_out`: it was interrupted for its time, see `error`.
+    `value` is the value of the last expression if it is plain data (a tuple becomes a list),
+    otherwise None; `repr` always shows it. `timed_out` is True if the time-out interrupted the
+    code; `error` then holds the interrupt.
     """
 
     value: Any = None
@@ -47,7 +48,7 @@ class CellResult(msgspec.Struct, frozen=True):
 
 
 class KernelVariable(msgspec.Struct, frozen=True):
-    """A variable that is to outlive its interpreter; `why` says why it cannot."""
+    """A variable declared with `Kernel.vars`. `why` says why it cannot be saved or loaded."""
 
     name: str
     type: str
@@ -55,13 +56,14 @@ class KernelVariable(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> bool:
+        """True if the variable can be saved."""
         return not self.why
 
 
 def parse_cell_result(
     reply: Mapping[str, Any], *, stdout: str, stderr: str, duration: float, timed_out: bool
 ) -> CellResult:
-    """ValueError or TypeError for what no kernel says."""
+    """Parse the reply to a run. Raises ValueError or TypeError if no kernel would send it."""
     error = reply.get("error")
     return CellResult(
         value=_storable_value(reply.get("value")),
@@ -75,7 +77,7 @@ def parse_cell_result(
 
 
 def parse_variables(items: Any) -> list[KernelVariable]:
-    """ValueError for what no kernel says."""
+    """Parse a list of variables. Raises ValueError if no kernel would send it."""
     try:
         return [
             KernelVariable(
@@ -108,13 +110,16 @@ def _parse_error(reply: Any) -> CellError:
 
 
 def _storable_text(value: Any) -> str:
-    """Text that can be stored: a lone surrogate cannot."""
+    """Return text that can be stored: lone surrogates are replaced."""
     if not isinstance(value, str):
         raise TypeError("no text")
     return value.encode("utf-8", "replace").decode()
 
 
 def _storable_value(value: Any) -> Any:
-    """Plain data that can be stored."""
+    """Return the value if it is plain data that can be stored.
+
+    Raises ValueError or TypeError if it is not.
+    """
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

@@ -1,6 +1,6 @@
-"""Control groups, by which a live machine is kept within its limits, where the host lets us.
+"""Control groups that limit a live machine, if the host allows them.
 
-Always below the group that this process is in: what limits us limits our machines too.
+They are always below the group of this process, so limits of this process hold for machines too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ortet.machines.live.grouphome import (
 )
 
 GROUPS_FILE = "groups"
-"""In a machine's home: the groups it has, one a line, so that those of a dead one are found."""
+"""File in a machine's home that lists its groups, one a line, to find those of a dead machine."""
 
 GROUP_PREFIX = "ortet-"
-"""What the names of groups begin with that are ours to remove."""
+"""Name prefix of the groups that Ortet may remove."""
 
-_CPU_PERIOD_MICROSECONDS = 100_000  # microseconds
+_CPU_PERIOD_MICROSECONDS = 100_000
 _CRIU_HEADROOM = MachineLimits(
     memory=64 << 20, pids=16
-)  # what CRIU needs for itself while it restores
+)  # resources that CRIU itself needs during a restore
 _SWAP_FILES = (
     "memory.swap.max",
     "memory.memsw.limit_in_bytes",
-)  # not there without swap accounting
+)  # missing without swap accounting
 _REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 50, 0.01
 _FIX = (
     "run ortet as root where the control groups memory, cpu and pids can be written; machines run "
@@ -45,7 +45,7 @@ _FIX = (
 
 
 class CgroupFactory:
-    """The places of this process, looked up at first need."""
+    """Creates control groups below the groups of this process, which are looked up at first use."""
 
     def __init__(self, parents: Mapping[str, CgroupParent] | None = None) -> None:
         self._parents = parents
@@ -67,12 +67,19 @@ class CgroupFactory:
         restoring: bool = False,
         reserved: str = "",
     ) -> MachineCgroup:
-        """A group for a machine that is about to begin; what cannot be limited here is in its
-        `losses`. With `restoring` there is room for CRIU too, until `tighten`. One that was made
-        before, `reserved`, is used for what it can limit."""
+        """Create the group of a machine that is about to start.
+
+        Args:
+            home: the groups are recorded there, so that they can be removed after a crash.
+            restoring: leave room for CRIU until `drop_criu_headroom`.
+            reserved: an existing group to use for the controllers that it has.
+
+        Returns:
+            The group. Limits that this host cannot enforce are in its `losses`.
+        """
         remove_recorded_groups(home)
         group = MachineCgroup(limits, home)
-        # never the name of one before: whoever is to remove that must not find this
+        # A name is never reused: a cleanup of the old group must not find the new one.
         name = f"{GROUP_PREFIX}{machine_id}-{os.urandom(4).hex()}"
         for controller in CONTROLLERS:
             if getattr(limits, controller):
@@ -86,7 +93,7 @@ class CgroupFactory:
 
 
 class MachineCgroup:
-    """What one machine is in: a directory for each controller, or one for all."""
+    """The control group of one machine: one directory for each controller, or one for all."""
 
     def __init__(self, limits: MachineLimits, home: Path) -> None:
         self._limits = limits
@@ -96,10 +103,11 @@ class MachineCgroup:
 
     @property
     def paths(self) -> list[str]:
-        """Directories whose `cgroup.procs` a process joins."""
+        """Directories whose `cgroup.procs` a process must join."""
         return sorted({str(path) for path, _ in self._by_controller.values()})
 
     def add(self, controller: str, parent: CgroupParent | None, name: str) -> None:
+        """Create the group for a controller. If that fails, the limit becomes a loss."""
         if parent is None:
             self._drop_controller(controller, "this host has no such control group for us")
             return
@@ -113,12 +121,13 @@ class MachineCgroup:
             self._drop_controller(controller, str(error))
 
     def add_existing(self, controller: str, path: Path, version: int) -> None:
-        """One that is there."""
+        """Use an existing group for a controller."""
         if str(path) not in self.paths:
             _write_record(self._home, [*recorded_groups(self._home), path])
         self._by_controller[controller] = path, version
 
     def write_limits(self, limits: MachineLimits) -> None:
+        """Write the limits of all controllers. A limit that cannot be written becomes a loss."""
         for controller, (path, version) in list(self._by_controller.items()):
             try:
                 for name, value in _limit_files(controller, limits, version):
@@ -128,11 +137,11 @@ class MachineCgroup:
                 self._drop_controller(controller, str(error))
 
     def drop_criu_headroom(self) -> None:
-        """Nothing but the machine is in it any more."""
+        """Set the final limits, once CRIU has left the group."""
         self.write_limits(self._limits)
 
     def oom_kills(self) -> int:
-        """How often a process was killed in it for lack of memory."""
+        """Return how often a process of the machine was killed for lack of memory."""
         if "memory" not in self._by_controller:
             return 0
         path, version = self._by_controller["memory"]
@@ -144,7 +153,10 @@ class MachineCgroup:
         return 0
 
     def explain_limits(self, result: Result, kills_before: int) -> Result:
-        """A result that says so when a limit was in the way; `kills` is the number of before."""
+        """Return the result with a note if a limit was reached.
+
+        `kills_before` counts earlier OOM kills.
+        """
         if self.oom_kills() > kills_before:
             size = self._limits.memory
             why = f"the machine reached its memory limit of {size} bytes and a process was killed"
@@ -155,7 +167,10 @@ class MachineCgroup:
         return result
 
     def close(self) -> None:
-        """Remove it; what still has an ending process in it is found later by its record."""
+        """Remove the group.
+
+        If a process is still ending in it, the record serves to remove it later.
+        """
         for _ in range(_REMOVE_TRIES):
             if not remove_recorded_groups(self._home, [Path(path) for path in self.paths]):
                 return
@@ -173,12 +188,12 @@ class MachineCgroup:
         self._by_controller.pop(controller, None)
         if (
             controller != "pids" or self._limits.pids != DEFAULT_MAX_PIDS
-        ):  # else nobody asked for it
+        ):  # the default limit was not requested
             self.losses.append(Loss("", "limit", f"{controller} is not limited here: {why}"))
 
 
 def probe_limits(cgroups: CgroupFactory) -> list[Capability]:
-    """Tried for real. Not one of an engine's needs: machines run without."""
+    """Report whether limits work here, by creating groups. Machines also run without them."""
     bad = []
     for name in CONTROLLERS:
         place = cgroups.parents.get(name)
@@ -197,12 +212,12 @@ def probe_limits(cgroups: CgroupFactory) -> list[Capability]:
 
 
 def recorded_groups(home: Path) -> list[Path]:
-    """Groups that the machine of this home made and did not remove."""
+    """Return the groups that the machine of this home created and did not remove."""
     return read_record(home / GROUPS_FILE)
 
 
 def read_record(record: Path) -> list[Path]:
-    """The groups that a file names."""
+    """Return the groups listed in a record file."""
     try:
         return [Path(line) for line in record.read_text().splitlines() if line]
     except (OSError, UnicodeDecodeError):
@@ -210,7 +225,7 @@ def read_record(record: Path) -> list[Path]:
 
 
 def remove_recorded_groups(home: Path, groups: list[Path] | None = None) -> list[Path]:
-    """Remove all groups of a home, or those, that no process is in; returns those that stay."""
+    """Remove the groups of a home, or the given ones, that have no process; return the others."""
     known = recorded_groups(home)
     due = known if groups is None else groups
     left = [path for path in known if path not in due or not remove_group(path)]
@@ -220,7 +235,7 @@ def remove_recorded_groups(home: Path, groups: list[Path] | None = None) -> list
 
 
 def remove_group(path: Path) -> bool:
-    """Whether it is gone; one with processes in it stays."""
+    """Remove a group. Returns True if it is gone; a group with processes stays."""
     if not path.name.startswith(GROUP_PREFIX):
         return False
     try:
@@ -231,7 +246,7 @@ def remove_group(path: Path) -> bool:
 
 
 def _write_record(home: Path, groups: list[Path]) -> None:
-    with suppress(FileNotFoundError):  # a home that is being removed
+    with suppress(FileNotFoundError):  # the home is being removed
         (home / GROUPS_FILE).write_text("".join(f"{path}\n" for path in groups))
 
 

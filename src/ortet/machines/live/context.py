@@ -1,4 +1,4 @@
-"""What live machines stand on beside layers: the keeper, CRIU, and images that are at hand."""
+"""Services shared by the live machines of one engine: supervisor, CRIU, cgroups, local dumps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from ortet.machines.services import RunningServices
 from ortet.objects.base import ObjectStore
 
 IMAGES_PREFIX = "images"
-"""What directories with dumps in a home are called, in the beginning."""
+"""Prefix of the directories in a machine home that hold dumps."""
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """One, on disk: what a machine made from it must know, the files that go along, and what the
-    store has of it, once it has."""
+    """A CRIU dump on disk.
+
+    `carried` is what a machine restored from the dump must know. `covers` are the captured layers
+    of host directories. `kept` is the stored form, or None until the dump is stored.
+    """
 
     images: Path
     carried: RunningServices
@@ -42,7 +45,7 @@ class Dump(msgspec.Struct, frozen=True):
 
 
 class LiveEngineContext(EngineContext):
-    """Shared by the live machines of one engine in one process."""
+    """Services that the live machines of one engine share within one process."""
 
     def __init__(
         self,
@@ -57,13 +60,17 @@ class LiveEngineContext(EngineContext):
         self.cgroups = CgroupFactory()
         self.supervisor = SupervisorClient(criu, layer_store.area, self.cgroups)
         self.host = this_host(".".join(map(str, criu_version(criu))))
-        # a watch tells one who looks at a directory, and scratch looks at the system's own
+        # A watch has one reader for each directory, and TempDirs watches the host's own
+        # directories.
         self.temp_dirs_watch = UpperWatch()
         self.local_dumps: dict[bytes, Dump] = {}
-        """Dumps that are on disk as CRIU wrote them, by the Oid of what the store has of them."""
+        """Dumps on disk, as CRIU wrote them, by the object id of their stored form."""
 
     def load_dump(self, processes: bytes, home: MachineHome) -> Dump:
-        """One at hand, else out of the store, into this home."""
+        """Return a dump on disk: a local one, or one read from the store into `home`.
+
+        Raises Conflict("other_host") if the dump cannot be restored on this host.
+        """
         dump = self.local_dumps.get(processes)
         if dump is None or not dump.images.is_dir():
             record = read_processes(self.objects, processes)
@@ -76,9 +83,11 @@ class LiveEngineContext(EngineContext):
         return dump
 
     def _system_layers(self, layers: Sequence[Layer], fresh: Path | None) -> tuple[Path, ...]:
-        """Nothing: a difference of the system is written into the upper directory itself. As a
-        layer it needs an overlay below another, and what is mapped from there has a mount that is
-        not the machine's: CRIU could not dump it."""
+        """Write the system difference into the upper directory `fresh`, and return no layers.
+
+        As a layer of its own it would need an overlay on top of another overlay. A file mapped from
+        there belongs to a mount outside the machine, and CRIU cannot dump that.
+        """
         if fresh is not None:
             for layer in layers:
                 write_system_layer(self.objects, self.trees, layer, fresh)

@@ -1,4 +1,4 @@
-"""The process engine: machines whose running processes are committed, forked and restored."""
+"""The engine for live machines: commit, fork and restore running processes with CRIU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from ortet.objects.base import ObjectStore
 
 
 class CriuEngine(OverlayEngine):
-    """For root on Linux, with CRIU 4.2 or newer; `program` is where that is, if not in PATH."""
+    """Opens live machines. Requires root on Linux, and CRIU 4.2 or newer.
+
+    `program` is the path of CRIU; without it CRIU is looked up in PATH.
+    """
 
     name = "criu"
 
@@ -35,7 +38,7 @@ class CriuEngine(OverlayEngine):
         self, objects: ObjectStore, trees: Trees, clock: Clock, *, root: Path, program: str = ""
     ) -> None:
         self._program = find_criu(program)
-        self._hook_kind = ""  # of the machines that are being made
+        self._hook_kind = ""  # hook kind for the machines that are being created
         super().__init__(objects, trees, clock, root=root)
 
     def probe(self) -> list[Capability]:
@@ -68,6 +71,7 @@ class CriuEngine(OverlayEngine):
     def start_forks(
         self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
     ) -> PendingMachines:
+        """Start forks of a machine; each of them runs its "on-fork" hooks."""
         self._hook_kind = ON_FORK
         try:
             return super().start_forks(specs, layout, processes)
@@ -82,6 +86,7 @@ class CriuEngine(OverlayEngine):
         super().remove(home)
 
     def close(self) -> None:
+        """Stop the supervisor, and with it all machines of this engine."""
         assert isinstance(self._context, LiveEngineContext)
         self._context.supervisor.close()
 

@@ -1,8 +1,8 @@
-"""Where control groups can be made on this host, for each controller.
+"""Finds where control groups can be created on this host, for each controller.
 
-Version 1 has a hierarchy for each; version 2 has one for all, and its groups that have processes
-cannot hand controllers on: there the nearest group above that does so is used, as long as those
-between limit nothing.
+Version 1 has one hierarchy for each controller. Version 2 has one for all, and a group with
+processes cannot delegate controllers. There the nearest ancestor that delegates them is used, as
+long as no group in between has a limit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SUBTREE_CONTROL = "cgroup.subtree_control"
 
 
 class CgroupParent(NamedTuple):
-    """Where groups with a controller can be made."""
+    """A group below which groups with a controller can be created."""
 
     path: Path
     version: int
 
 
 def find_cgroup_parents(proc_cgroup: str, mountinfo: bytes) -> dict[str, CgroupParent]:
-    """By controller; `own` is what /proc/self/cgroup says."""
+    """Return the parent groups by controller; `proc_cgroup` is the text of /proc/self/cgroup."""
     found: dict[str, CgroupParent] = {}
     lines = [line.split(":", 2) for line in proc_cgroup.splitlines()]
     for mount in _mounts(mountinfo):
@@ -58,9 +58,9 @@ def _mounts(mountinfo: bytes) -> Iterator[_CgroupMount]:
 
 
 def _group_path(mount: _CgroupMount, group: str) -> Path | None:
-    """A group seen through a mount, which may show a part of the hierarchy only."""
+    """Return the path of a group under a mount, which may show only a part of the hierarchy."""
     root = mount.root.rstrip("/")
-    if ".." in group.split("/"):  # outside of what this namespace shows
+    if ".." in group.split("/"):  # outside of this cgroup namespace
         return None
     if group != root and not group.startswith(f"{root}/"):
         return None
@@ -76,9 +76,9 @@ def write_control_file(path: Path, value: str) -> None:
 
 
 def _find_delegating_group(own: Path, mount_point: Path) -> Path | None:
-    """The group of version 2 below which ours can be made."""
+    """Return the version 2 group below which groups can be created."""
     wanted = [name for name in CONTROLLERS if name in _read_words(own / "cgroup.controllers")]
-    with suppress(OSError):  # refused while processes are in it, but for the very first group
+    with suppress(OSError):  # refused while the group has processes, except for the root group
         if wanted:
             write_control_file(own / _SUBTREE_CONTROL, " ".join(f"+{name}" for name in wanted))
     place = own
@@ -90,7 +90,7 @@ def _find_delegating_group(own: Path, mount_point: Path) -> Path | None:
 
 
 def _active_limits(group: Path) -> list[str]:
-    """What limits a group of version 2."""
+    """Return the control files that limit a version 2 group."""
     files = ("memory.max", "memory.high", "pids.max", "cpu.max")
     return [name for name in files if (_read_words(group / name) or ["max"])[0] != "max"]
 

@@ -1,4 +1,4 @@
-"""What of a host running processes depend on, and why another one cannot take them."""
+"""Compatibility of hosts: what dumped processes depend on, and why another host cannot run them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _PROGRAM_CPU_FEATURES = re.compile(
     r"|rdrand|rdseed|rdpid|rdtscp|tsc|lahf_lm|clflush\w*|clwb|clzero|cldemote|rtm|hle|xsave\w*|xgetbv1"
     r"|pku|ospke|fsgsbase|serialize|waitpkg|enqcmd|user_shstk|prefetchw\w*|3dnowprefetch|cmpccxadd|apx\w*"
 )
-"""Features a program can use. The others say how a kernel defends itself, or what a host is."""
+"""CPU features that programs can use. All others concern the kernel or the virtual machine."""
 
 
 class HostProfile(msgspec.Struct, frozen=True):
-    """`version` is of CRIU; `cpu` are sorted names of features, empty where they are not known."""
+    """The properties of a host that dumped processes depend on.
+
+    `version` is the CRIU version. `cpu` holds sorted CPU feature names, empty if unknown.
+    """
 
     version: str
     kernel: str
@@ -34,14 +37,14 @@ class HostProfile(msgspec.Struct, frozen=True):
 
 
 class HostMismatch(msgspec.Struct, frozen=True):
-    """Why processes cannot go on here. `kind` is one of arch, page_size, kernel, cpu, criu."""
+    """A reason why a host cannot run dumped processes: arch, page_size, kernel, cpu or criu."""
 
     kind: str
     text: str
 
 
 def this_host(version: str) -> HostProfile:
-    """The host we are on, with this version of CRIU."""
+    """Return the profile of this host, with the given CRIU version."""
     text = _CPUINFO.read_text(errors="replace") if _CPUINFO.exists() else ""
     return HostProfile(
         version=version,
@@ -53,7 +56,7 @@ def this_host(version: str) -> HostProfile:
 
 
 def cpu_features(cpuinfo: str, arch: str) -> list[str]:
-    """What /proc/cpuinfo says a program can use, of the first processor."""
+    """Return the CPU features that programs can use, from the first processor in /proc/cpuinfo."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     names = set(found[1].split()) if found else set[str]()
     if arch in ("x86_64", "i686"):
@@ -62,10 +65,10 @@ def cpu_features(cpuinfo: str, arch: str) -> list[str]:
 
 
 def check_host(processes: Processes, host: HostProfile) -> list[HostMismatch]:
-    """Why this host cannot take them, most telling first; nothing when it can.
+    """Return the reasons why a host cannot run dumped processes, most important first.
 
-    Another kernel is a reason, older or newer: an image holds what that kernel gave its processes,
-    and CRIU promises nothing across them.
+    An empty list means that it can. A different kernel is always a reason, whether older or newer:
+    a dump holds kernel state, and CRIU gives no guarantee across kernel versions.
     """
     reasons: list[HostMismatch] = []
 
@@ -88,7 +91,7 @@ def check_host(processes: Processes, host: HostProfile) -> list[HostMismatch]:
 
 
 def require_compatible_host(record: Processes, host: HostProfile) -> None:
-    """Conflict where this host cannot take what another has dumped."""
+    """Raise Conflict("other_host") if this host cannot run the dumped processes."""
     reasons = [one.text for one in check_host(record, host)]
     if reasons:
         raise Conflict(
@@ -100,8 +103,10 @@ def require_compatible_host(record: Processes, host: HostProfile) -> None:
 
 
 def require_same_workspace_path(mounts: Collection[str], workspace_path: str) -> None:
-    """Conflict where the processes had their workspace elsewhere: they know it by its path, and
-    would go on with other files than those of their machine."""
+    """Raise Conflict("other_place") if the processes had their workspace at another path.
+
+    Programs know the workspace by its path. Elsewhere they would use files of another machine.
+    """
     if workspace_path not in mounts:
         raise Conflict(
             "other_place",

@@ -1,4 +1,4 @@
-"""Commands in a live machine, run by its pid 1; hooks of a copy, too."""
+"""Commands and hooks in a live machine, started by its pid 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortet.machines.overlay.overlaymachine import OverlayMachine
 from ortet.machines.secrets.names import is_secret
 
 HOSTNAME_LENGTH = 12
-"""Letters of a machine's id that are its name."""
+"""Length of a machine's hostname: the last characters of its id."""
 
 
 class LiveCommands(OverlayMachine):
@@ -31,7 +31,7 @@ class LiveCommands(OverlayMachine):
 
     @property
     def init_client(self) -> InitClient:
-        """Its pid 1, to be asked."""
+        """Client of the machine's pid 1."""
         return self._live_process.init_client
 
     @property
@@ -67,7 +67,10 @@ class LiveCommands(OverlayMachine):
             return self._run_in_machine([*before, *argv], where, mark, env=env, **options)
 
     def withheld_variables(self) -> dict[str, str | None]:
-        """Secrets of ours: they would be in the memory that a commit keeps."""
+        """Return the secret variables of this process, each mapped to None.
+
+        A command must not inherit them, because a commit stores its memory.
+        """
         return {name: None for name, value in os.environ.items() if is_secret(name, value)}
 
     def _environment(self, env: Mapping[str, str | None], mark: str) -> dict[str, str]:
@@ -95,8 +98,11 @@ class LiveCommands(OverlayMachine):
         return group.explain_limits(result, kills)
 
     def _renew_identity(self, hook_kind: str) -> list[Loss]:
-        """Make a copy a machine of its own before it does anything: id, name, randomness, and what
-        its user wants done then."""
+        """Give a copied machine its own identity before it runs anything else.
+
+        Sets id, hostname and random seed, and runs the user's hooks. Returns a loss for each failed
+        hook.
+        """
         ran = self.init_client.renew_identity(
             hook_kind,
             machine_id=self._spec.id,

@@ -1,4 +1,4 @@
-"""A live machine whose processes, memory and sockets are part of what is frozen."""
+"""A live machine: its snapshot includes processes, memory and sockets."""
 
 from __future__ import annotations
 
@@ -55,13 +55,17 @@ from ortet.machines.services import (
 from ortet.objects.base import Kind
 
 ON_FORK, ON_RESTORE = "on-fork", "on-restore"
-_WATCHED_DIRECTORIES = ("/tmp", "/run", "/etc")  # where else programs watch files
+# other directories in which programs watch files with inotify
+_WATCHED_DIRECTORIES = ("/tmp", "/run", "/etc")
 
 
 class LiveMachine(LiveKernelLayers):
-    """As an overlay machine, but what runs in it is carried along. Its pid 1 is a program inside.
+    """An overlay machine whose running processes are part of every snapshot.
 
-    With `processes` it starts as they were when that was frozen; `hooks` are run in it then.
+    Pid 1 of the machine is `standalone/init.py`, an ordinary program inside the machine.
+
+    `processes` is the id of a dump: the machine starts with the processes of that dump. After the
+    start, the machine runs its hooks of `hook_kind`, "on-fork" or "on-restore".
     """
 
     engine = "criu"
@@ -80,24 +84,26 @@ class LiveMachine(LiveKernelLayers):
         hook_kind: str = "",
     ) -> None:
         super().__init__(context, spec, home, layout=layout, fork=fork)
-        self._dump_to_restore = processes  # what it begins with
-        self._hook_kind = hook_kind  # what is run in it then
-        self._saved_images: SavedImages | None = None  # what the next dump is compared with
-        self._last_dump: tuple[bytes, Path] | None = None  # the last one, on disk
+        self._dump_to_restore = processes  # id of the dump to start from, or empty
+        self._hook_kind = hook_kind  # which hooks run after the start
+        # the next dump is stored as a difference to these
+        self._saved_images: SavedImages | None = None
+        # id and directory of the last dump on disk
+        self._last_dump: tuple[bytes, Path] | None = None
         self._background_task = BackgroundTask()
         self._prefork = PreforkedMachines(context, start_forks)
         self._worker: CriuWorker | None = None
         self._temp_dirs: TempDirs | None = None
         self._start_losses: list[Loss] = []
         self._previous_ignored: IgnoredFiles | None = (
-            None  # of the machine that ends when this one runs
+            None  # ignored files of the machine that this one replaces
         )
         self._ports = PortForwards(context.supervisor)
         self._kernel_host = LiveKernelHost(
             lambda: self.init_client, str(spec.path), lambda: self.path, self
         )
 
-    # beginning and end
+    # start and end
 
     def _start_process(self, plan: dict[str, Any]) -> LiveMachineProcess:
         ground, spec = self._context, self._spec
@@ -148,7 +154,8 @@ class LiveMachine(LiveKernelLayers):
         outlet = prepare_network(
             ground.supervisor, self._host_overlays, network, needs_address=counted_on
         )
-        # what the host had mounted then may be gone: the place itself stands in for it
+        # Mounts of the host at dump time may no longer exist. Where one is missing, the stand-in
+        # step binds the plain directory onto itself, so that CRIU finds a mount.
         stand_ins = [at for at in mounts if at != str(self._spec.path)]
         plan["steps"] += [{"do": "stand-in", "at": at} for at in stand_ins]
         self._saved_images = dump.kept
@@ -165,7 +172,10 @@ class LiveMachine(LiveKernelLayers):
         )
 
     def _link_ignored_files(self) -> None:
-        """What was no state in the machine before it goes on in this one."""
+        """Link the ignored files of the replaced machine into the new upper directory.
+
+        Ignored files are not part of the image, so the restored image does not contain them.
+        """
         ground, standing = self._context, self._layout
         ignored, self._previous_ignored = self._previous_ignored, None
         if ignored is not None:
@@ -174,7 +184,10 @@ class LiveMachine(LiveKernelLayers):
             )
 
     def wait_started(self) -> None:
-        """The part of `ready` that takes long; machines may do it side by side."""
+        """Wait until the machine's pid 1 answers.
+
+        This is the slow part of a start; several machines may do it in parallel.
+        """
         self._live_process.ready()
 
     def finish_start(self, losses: Sequence[Loss] = ()) -> None:
@@ -187,9 +200,9 @@ class LiveMachine(LiveKernelLayers):
         self._background_task.start(self._prestart_worker)
 
     def _prestart_worker(self) -> None:
-        """Have a worker ready for the next freeze: starting one takes as long as a small dump."""
+        """Start a CRIU worker for the next snapshot: starting one takes as long as a small dump."""
         self._close_worker()
-        with suppress(OrtetError, OSError):  # the machine may have ended meanwhile
+        with suppress(OrtetError, OSError):  # the machine may have ended since
             self._worker = self._context.supervisor.start_dump_worker(self._live_process.pid)
         self._context.supervisor.refill_spares()
 
@@ -212,7 +225,7 @@ class LiveMachine(LiveKernelLayers):
         del jobs
         return []
 
-    # what it does
+    # operations
 
     def kernel_host(self) -> KernelHost:
         return self._kernel_host
@@ -247,16 +260,17 @@ class LiveMachine(LiveKernelLayers):
         return add_losses(forks, losses)
 
     def _fork_layout(self, image: Image) -> tuple[LayerLayout, list[Loss]]:
-        """What forks stand on."""
+        """Return the layers that forks start on, and the losses of ignored files."""
         stack, losses = add_ignored_layer(
             self._context, self._shared_stack(image), self._ignored_files()
         )
         return LayerLayout(1, stack, image.system, self._layout.ignoring), losses
 
     def restore(self, image: Oid, paths: Sequence[bytes] | None = None) -> Report:
+        """Restore an image in place if only files change, else restart the machine from it."""
         target = decode(Image, self._context.objects.get(image))
         idle = self._is_idle()
-        # what a merge makes keeps the processes that are here: only files change under them
+        # A merge result has the processes that run here already: only the files change.
         same = (
             self._last_snapshot is not None and target.processes == self._last_snapshot[1].processes
         )
@@ -268,7 +282,7 @@ class LiveMachine(LiveKernelLayers):
         del target
         return []
 
-    # freezing
+    # snapshot
 
     def _snapshot(self) -> tuple[Oid, Image]:
         if self._is_idle():
@@ -277,7 +291,7 @@ class LiveMachine(LiveKernelLayers):
         self._kernel_host.check_snapshot()
         watching = preflight.check(self._live_process.pid).watching
         self._ensure_snapshotter()
-        self._has_uncommitted = True  # from here on, also when the dump fails
+        self._has_uncommitted = True  # also if the dump fails
         mapped, jobs = self._mapped(), self.init_client.jobs()
         images = self._home.make_empty_dir(f"{IMAGES_PREFIX}-{time.monotonic_ns()}")
         found: list[tuple[Image, list[Layer], list[ExternalConnection]]] = []
@@ -299,7 +313,7 @@ class LiveMachine(LiveKernelLayers):
                 )
             failpoint("criu.dumped")
             self._search_secrets(images)
-        except BaseException:  # half a dump, or a secret, is not to lie about
+        except BaseException:  # do not leave half a dump, or a secret, on disk
             self._home.remove_dir(images.name)
             self._background_task.start(self._prestart_worker)
             raise
@@ -309,7 +323,7 @@ class LiveMachine(LiveKernelLayers):
         )
         dump = Dump(images, carried, covers)
         self._prefork.start(dump, lambda: self._fork_layout(files))
-        if not self._prefork.announced_specs:  # which need the processors now
+        if not self._prefork.announced_specs:  # announced forks need the CPUs now
             self._background_task.start(self._prestart_worker)
         kept = save_images(
             self._context.objects,
@@ -332,10 +346,13 @@ class LiveMachine(LiveKernelLayers):
             search.images(images, page, self._live_process.describe_process)
 
     def _lower_layout(self) -> LayerLayout:
-        return replace(self._layout, system=None)  # which is in the upper directories themselves
+        return replace(self._layout, system=None)  # it is in the upper directories already
 
     def _is_idle(self) -> bool:
-        """Asked each time: programs of others may have started something in it."""
+        """Return True if only pid 1 runs.
+
+        The machine is asked every time, because programs of other users may have started processes.
+        """
         self._mapped()
         return not self._busy
 
@@ -364,7 +381,10 @@ class LiveMachine(LiveKernelLayers):
         return worker or self._context.supervisor.start_dump_worker(self._live_process.pid)
 
     def _capture_temp_dirs(self, files: Image, images: Path) -> list[Layer]:
-        """At files that are no state, but that the processes count on."""
+        """Capture files that are not in the image, but that the processes depend on.
+
+        Examples are files in /tmp, and ignored files that a process has open.
+        """
         ground, covers = self._context, self._host_overlays
         if self._temp_dirs is None:
             place, objects, trees = str(self._spec.path), ground.objects, ground.trees
@@ -384,7 +404,7 @@ class LiveMachine(LiveKernelLayers):
         )
 
     def _register_dump(self, dump: Dump, saved: SavedImages) -> None:
-        """Of the dumps on disk the last is enough to fork from."""
+        """Remember the newest dump on disk for forks, and delete the one before it."""
         self._saved_images = saved
         old, self._last_dump = self._last_dump, (saved.oid, dump.images)
         self._context.local_dumps[saved.oid] = dump
@@ -407,7 +427,10 @@ class LiveMachine(LiveKernelLayers):
         )[0]
 
     def _restart_from_image(self, target: Image) -> Report:
-        """Everything as in an image: other mounts, other processes. The present ones end last."""
+        """Replace the files, mounts and processes by those of an image.
+
+        The old processes end only after the new ones run, so a failure changes nothing.
+        """
         old, home, bases = self._layout, self._home, self._context.layer_store
         with bases.prevent_prune():
             system, losses = self._context.system_for(self._spec, target)
@@ -418,7 +441,7 @@ class LiveMachine(LiveKernelLayers):
             self._previous_ignored = self._ignored_files()
             self._restart(new)
         home.remove_unused_dirs(new)
-        losses += self._losses  # of the start
+        losses += self._losses  # the losses of the start
         running = [job.name for job in self.jobs() if job.name and job.code is None]
         return Report(losses=losses, started=running)
 
@@ -433,7 +456,7 @@ class LiveMachine(LiveKernelLayers):
                 self._process.close()
             self._layout, self._process, self._host_overlays = old, before, covers
             self._dump_to_restore, self._hook_kind, self._previous_ignored = b"", "", None
-            self._home.remove_unused_dirs(old)  # the next try finds nothing of this one
+            self._home.remove_unused_dirs(old)  # so that a retry starts clean
             raise
         if before is not None:
             before.close()

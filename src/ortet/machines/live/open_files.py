@@ -1,6 +1,9 @@
-"""Files that are no state (ignored, too large, caches), but that running processes hold: open,
-mapped, watched, or as their directory. Without them CRIU cannot bring the processes back, so they
-travel with these."""
+"""Captures files that are not in the image, but that running processes hold.
+
+Examples are ignored files, large files and caches that a process has open, mapped, watched, or as
+its working directory. CRIU cannot restore the processes without them, so they are stored with the
+dump.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from ortet.machines.restore.write_tree import TreeItem, write_tree
 from ortet.objects.base import ObjectStore
 
 WORKSPACE_MOUNT = b""
-"""The `mount` of the Layer with the workspace's: wherever that is."""
+"""`Layer.mount` of the layer with workspace files, independent of where the workspace is."""
 
 FILES_IMAGE = "files.img"
-"""Where CRIU writes down open files."""
+"""The CRIU image that lists open files."""
 
-_MAX_FILE_BYTES = 256 << 20  # bytes of one file; more was left out for a reason
+_MAX_FILE_BYTES = 256 << 20  # larger files need an explicit decision of the user
 _REGULAR, _INOTIFY, _UNIX = 3, 13, 16  # fields of CRIU's FileEntry
 _NAME, _BOUND = 6, 11  # of a regular file; of a unix socket
-_WATCHES, _HANDLE, _PATH = 5, 7, 4  # of an inotify; of a watch; of what it is on
+_WATCHES, _HANDLE, _PATH = 5, 7, 4  # of an inotify; of a watch; of its handle
 
 
 class OpenFilesCapture:
-    """Looks for them in one machine; `place` is its workspace, as it sees it."""
+    """Captures such files of one machine. `workspace_path` is the path inside the machine."""
 
     def __init__(
         self,
@@ -56,15 +59,21 @@ class OpenFilesCapture:
         ]
         self._paths_by_entry: dict[
             bytes, list[str]
-        ] = {}  # what the last dump said, as it was understood
+        ] = {}  # entries of the last dump, with the paths parsed from them
 
     def capture_layers(
         self, image: Image, temp_layers: Sequence[Layer], *, images: Path, machine_root: Path
     ) -> list[Layer]:
-        """`aside` with what processes dumped to `images` hold that neither it nor `image` has.
+        """Return `temp_layers`, extended by the files that dumped processes hold and `image` lacks.
 
-        To be called while they stand still; `inside` is their root as we see it. Conflict when a
-        file is too large to be carried without having been asked for.
+        Called while the processes are stopped.
+
+        Args:
+            images: the directory of the dump.
+            machine_root: root directory of the machine, as this process sees it.
+
+        Raises:
+            Conflict: "cannot_freeze", if a file is too large to store without being asked for.
         """
         self._machine_root = machine_root
         layers = {layer.mount: layer for layer in temp_layers}
@@ -89,14 +98,14 @@ class OpenFilesCapture:
         return list(layers.values())
 
     def _mount_of(self, name: str) -> bytes | None:
-        """Whose file it is; None for one that will be there anyhow."""
+        """Return the mount that a file is stored for; None if it exists anyway at a restore."""
         if is_within(name, (self._workspace_path,)):
             return None if name == self._workspace_path else WORKSPACE_MOUNT
         for at, upper, mount in self._host_overlays:
             if name.startswith(at):
                 try:
                     mode = os.lstat(upper + name[len(at) :]).st_mode
-                except OSError:  # the host's own
+                except OSError:  # a file of the host
                     return None
                 made_anew = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
                 shows_through = stat.S_ISDIR(mode) and os.path.isdir(name)
@@ -110,7 +119,7 @@ class OpenFilesCapture:
         known_roots: Sequence[TreeEntry],
         entries_by_path: dict[bytes, TreeEntry],
     ) -> None:
-        """A path, and the directories that lead to it."""
+        """Add a path, and the directories that lead to it."""
         where = Path(f"{self._machine_root}{mount_point}") / os.fsdecode(path)
         if any(self._trees.resolve(root, path) for root in known_roots) or not os.path.lexists(
             where
@@ -142,7 +151,7 @@ class OpenFilesCapture:
             entries_by_path[path] = entry
 
     def _directory_entry(self, path: Path) -> TreeEntry:
-        """Without what is in it."""
+        """Return the entry of a directory, without its content."""
         st = path.lstat()
         xattrs = put_xattrs(self._objects, os.fsencode(path))
         name = os.fsencode(path.name)
@@ -168,7 +177,7 @@ class OpenFilesCapture:
 def restore_open_files(
     objects: ObjectStore, trees: Trees, upper: Path, layers: Sequence[Layer]
 ) -> list[Loss]:
-    """Put the workspace's into its upper directory, before anything runs on it."""
+    """Write captured workspace files into the upper directory, before anything runs on it."""
     writer = EntryWriter(objects)
     for layer in layers:
         if layer.mount == WORKSPACE_MOUNT:
@@ -183,18 +192,18 @@ def restore_open_files(
 
 
 def paths_in_entry(entry: bytes) -> Iterator[str]:
-    """Paths inside the machine that a restore of this open file will look for."""
+    """Return the paths inside the machine that a restore of this open file needs."""
     fields = parse_message(entry)
     names = _nested_bytes(fields, _REGULAR, _NAME) + _nested_bytes(fields, _UNIX, _BOUND)
     for told in _nested_bytes(fields, _INOTIFY, _WATCHES):
         names += _nested_bytes(parse_message(told), _HANDLE, _PATH)
     for name in names:
-        if name[:1] != b"\0":  # a socket that is in no directory
+        if name[:1] != b"\0":  # an abstract socket has no path
             yield "/" + os.fsdecode(name).strip("\0").lstrip("/")
 
 
 def _nested_bytes(fields: dict[int, list[int | bytes]], outer: int, inner: int) -> list[bytes]:
-    """The bytes at a field of the messages at a field."""
+    """Return the bytes of field `inner` in the messages of field `outer`."""
     messages = [parse_message(one) for one in fields.get(outer, ()) if isinstance(one, bytes)]
     found = (one for message in messages for one in message.get(inner, ()))
     return [one for one in found if isinstance(one, bytes)]

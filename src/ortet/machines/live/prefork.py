@@ -1,5 +1,4 @@
-"""Forks of a live machine that begin before they are asked for: while what they are made from is
-being stored."""
+"""Forks of a live machine that start early, while the dump that they start from is being stored."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from ortet.machines.overlay.pending_machines import PendingMachines
 
 
 class StartForks(Protocol):
-    """Begins machines that stand so, from a dump; all or none."""
+    """Starts machines on the given layers from a dump; starts all of them or none."""
 
     def __call__(
         self, specs: Sequence[MachineSpec], layout: LayerLayout, processes: bytes = b""
@@ -31,7 +30,10 @@ class _StartedForks(NamedTuple):
 
 
 class PreforkedMachines:
-    """Those of one machine. `announced` are the ones that will be asked for."""
+    """The early started forks of one machine.
+
+    `announced_specs` are the forks that the caller will ask for after the next snapshot.
+    """
 
     def __init__(self, context: LiveEngineContext, start_forks: StartForks) -> None:
         self.announced_specs: Sequence[MachineSpec] = ()
@@ -41,10 +43,13 @@ class PreforkedMachines:
         self._stored_dump = b""
 
     def announce(self, specs: Sequence[MachineSpec]) -> None:
-        """These, and no others: what was begun goes."""
+        """Replace the set of announced forks.
+
+        Machines already started for an earlier announcement are stopped and their homes removed.
+        """
         begun, self._started = self._started, None
         if begun is not None:
-            begun.started.exception()  # which waits
+            begun.started.exception()  # waits for the start to end
             begun.pending.cancel()
             for spec in self.announced_specs:
                 with suppress(OSError):
@@ -52,8 +57,11 @@ class PreforkedMachines:
         self.announced_specs = specs
 
     def start(self, dump: Dump, fork_layout: Callable[[], tuple[LayerLayout, list[Loss]]]) -> None:
-        """From a dump that nobody has stored yet; `copied` is what they stand on. When it fails,
-        they are begun when they are asked for."""
+        """Start the announced forks from a dump that is not stored yet.
+
+        `fork_layout` returns the layers that they start on. If the start fails, the forks are
+        started later, when they are asked for.
+        """
         if not self.announced_specs:
             return
         self.announce(self.announced_specs)
@@ -70,13 +78,18 @@ class PreforkedMachines:
             del ground.local_dumps[key]
 
     def mark_stored(self, processes: bytes) -> None:
-        """The dump is in the store now, as this."""
+        """Record the object id under which the dump was stored."""
         self._stored_dump = processes
 
     def claim(
         self, specs: Sequence[MachineSpec], processes: bytes
     ) -> tuple[list[Machine], list[Loss]]:
-        """Those that were begun, if it is these; when they could not begin, none is left."""
+        """Return the early started machines if `specs` are exactly the announced ones.
+
+        Otherwise returns `([], [])`. If starting any of them failed, all are stopped and the error
+        is raised. Raises Conflict("fork_moved") if `processes` is not the dump that they started
+        from.
+        """
         if self._started is None or [one.home for one in specs] != [
             one.home for one in self.announced_specs
         ]:

@@ -1,4 +1,4 @@
-"""The Guard of a live machine: begins it, fresh or from a dump, and asks its pid 1."""
+"""The process tree of a live machine: starts pid 1, fresh or from a dump, and talks to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortet.machines.overlay.supervisor_client import wait_readable
 from ortet.machines.standalone.live_supervisor import NETWORK_FD
 
 LAZY_PAGES_MIN_BYTES = 64 << 20
-"""Bytes of memory from which on processes begin before all of it is there."""
+"""Minimum size of a dump from which processes start before all of their memory is loaded."""
 
 _LAZY_PAGES_SOCKET = "lazy-pages.socket"
 _PAGER_TIMEOUT_SECONDS = 30.0
@@ -32,8 +32,11 @@ _CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs", "mqueue"))
 
 
 class LiveMachineProcess:
-    """`begin` waits until the machine's pid 1 can be asked, and returns its pid; `group` has it
-    within its limits, `outlet` is its way out, begun in the network of process `host`."""
+    """The running processes of a live machine.
+
+    `start_init` blocks until the machine's pid 1 answers, and returns its pid. `cgroup` limits the
+    machine. `outbound` is its outbound network, started in the network namespace of `network_pid`.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class LiveMachineProcess:
         self._network_pid = network_pid
         self._workspace_path = workspace_path
         self.external_mounts: list[str] = []
-        """Mount points inside that CRIU must be handed when it restores."""
+        """Mount points inside the machine that CRIU must be given at a restore."""
         self._start_init = start_init
         self._is_started = False
         self._pidfd = -1
@@ -58,10 +61,11 @@ class LiveMachineProcess:
         self._init_client: InitClient | None = None
 
     def ready(self) -> None:
+        """Wait until the machine runs and its pid 1 answers."""
         if self._init_client is not None:
             return
         self._is_started = True
-        self.outbound.wait_ready(self._network_pid)  # before anything runs that counts on it
+        self.outbound.wait_ready(self._network_pid)  # before any program runs that uses the network
         self.pid = self._start_init()
         self._pidfd = os.pidfd_open(self.pid)
         self.outbound.attach_to_machine(self.pid, self._pidfd)
@@ -71,10 +75,10 @@ class LiveMachineProcess:
             m.at for m in mounts if m.at != "/" and m.kind not in _CRIU_MOUNT_TYPES
         ]
         self._init_client = InitClient(self.pid)
-        self._init_client.reconnect()  # one that was restored was frozen with its door closed
+        self._init_client.reconnect()  # a restored pid 1 was dumped without a listening socket
 
     def describe_process(self, pid: int) -> str:
-        """Which process has this number inside."""
+        """Return a description of the process that has this pid inside the machine."""
         with suppress(OSError):
             line = Path(f"/proc/{self.pid}/root/proc/{pid}/cmdline").read_bytes()
             return f"process {pid} ({os.fsdecode(line.replace(bytes(1), b' '))[:80].strip()})"
@@ -88,13 +92,18 @@ class LiveMachineProcess:
     def ask(
         self, message: dict[str, Any], fds: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
+        """Send a request of the overlay supervisor's protocol to pid 1."""
         del fds
-        if message["do"] == "unmount":  # its pid 1 is no more than a program in it
+        if message["do"] == "unmount":  # pid 1 of a live machine may not change mounts
             return {"done": False}, []
         return self.init_client.ask({**message, "place": self._workspace_path}), []
 
     def attach_pager(self, pager_pid: int, socket_path: Path) -> None:
-        """Its memory comes from this process, once that listens."""
+        """Load the machine's memory lazily from a CRIU pager process.
+
+        Waits until the pager listens at `socket_path`. Raises Unavailable("no_pager") if it does
+        not.
+        """
         self._pager_pidfd = os.pidfd_open(pager_pid)
         until = time.monotonic() + _PAGER_TIMEOUT_SECONDS
         while not socket_path.exists():
@@ -102,14 +111,14 @@ class LiveMachineProcess:
                 raise Unavailable("no_pager", "CRIU's pager did not start: try again")
 
     def wait_for_memory(self) -> None:
-        """Wait until all its memory is there: a dump before that would silently lose the rest."""
+        """Wait until all memory is loaded: an earlier dump would silently lose the rest."""
         if self._pager_pidfd >= 0:
             wait_readable(self._pager_pidfd, None)
             os.close(self._pager_pidfd)
             self._pager_pidfd = -1
 
     def close(self) -> None:
-        """Kill all of it, and wait until its mounts are released."""
+        """Kill all processes of the machine, and wait until its mounts are released."""
         if not self._is_started:
             with suppress(OrtetError):
                 self.ready()
@@ -118,7 +127,7 @@ class LiveMachineProcess:
         if self._pidfd >= 0:
             _kill_init(self._pidfd)
             self._pidfd = -1
-        if self._pager_pidfd >= 0:  # without its processes it has nothing to do
+        if self._pager_pidfd >= 0:  # without its processes the pager has no work
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pager_pidfd, signal.SIGKILL)
             os.close(self._pager_pidfd)
@@ -134,7 +143,10 @@ def start(
     cgroup: MachineCgroup,
     outbound: OutboundNetwork,
 ) -> LiveMachineProcess:
-    """A machine whose pid 1 begins now; `place` is its workspace, as it sees it."""
+    """Start a machine whose pid 1 is a fresh program.
+
+    `workspace_path` is the path of the workspace inside the machine.
+    """
 
     def begin() -> int:
         starting.wait()
@@ -158,8 +170,11 @@ def restore(
     mounts: Sequence[str],
     supervisor: SupervisorClient,
 ) -> LiveMachineProcess:
-    """A machine that goes on from a dump, with mounts that `worker` finds below `root`. Much memory
-    comes later, from a pager."""
+    """Start a machine from a dump.
+
+    `worker` is a CRIU that finds the mounts of the machine below `root`. A large dump is restored
+    before its memory is loaded; a pager process loads the memory later.
+    """
     external = [f"mnt[{at}]:{root}{at}" for at in mounts]
 
     def begin() -> int:
@@ -191,7 +206,7 @@ def restore(
             raise restore_error(failed) from failed
         try:
             locks.reacquire()
-        except BaseException:  # without its locks it would do harm
+        except BaseException:  # without its file locks the machine could damage data
             _kill_init(os.pidfd_open(pid))
             raise
         return pid
@@ -204,7 +219,10 @@ def restore(
 
 
 def _kill_init(pidfd: int) -> None:
-    """Kill a pid 1, and wait for it: all others of its machine end before it does."""
+    """Kill a pid 1 and wait for its end.
+
+    The kernel ends all other processes of the machine first.
+    """
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     wait_readable(pidfd, None)
@@ -212,5 +230,5 @@ def _kill_init(pidfd: int) -> None:
 
 
 def dump_memory_bytes(images: Path) -> int:
-    """Bytes of memory in a dump."""
+    """Return the size of the memory pages in a dump, in bytes."""
     return sum(file.stat().st_size for file in images.glob("pages-*.img"))

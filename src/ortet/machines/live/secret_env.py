@@ -1,4 +1,8 @@
-"""Hands secrets to one command of a live machine, past its pid 1, whose memory is in every dump."""
+"""Passes secrets to one command of a live machine without going through its pid 1.
+
+The memory of pid 1 is in every dump, so a secret must never reach it. The module is separate
+because the launcher code below runs inside the machine.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from ortet.errors import Invalid
 
 _FIFO_DIRECTORY = "/run/ortet"
 _F_SETPIPE_SZ = 1031
-_MAX_SECRETS_BYTES = 1 << 20  # what a pipe takes
+_MAX_SECRETS_BYTES = 1 << 20  # capacity of a pipe
 
-# Becomes the command: what it had in its own memory is gone then.
+# Replaces itself by the command with exec, which discards its memory and the secrets in it.
 _LAUNCHER_CODE = """
 import json, os, sys
 with open(sys.argv[1], "rb") as file:
@@ -33,8 +37,10 @@ except OSError as error:
 
 @contextmanager
 def secret_launcher_argv(pid: int, mark: str, values: Mapping[str, str]) -> Iterator[list[str]]:
-    """What to write in front of a command so that it has these in its environment. They go through
-    a pipe with a name in the machine whose pid 1 is this, and so are never on a disk."""
+    """Yield the launcher arguments that put `values` into the environment of a command.
+
+    The values pass through a FIFO in the machine whose pid 1 is `pid`, so they never reach a disk.
+    """
     data = json.dumps(dict(values)).encode()
     if len(data) + 8 > _MAX_SECRETS_BYTES:
         raise Invalid("bad_value", "these secrets are too large for an environment: write a file")

@@ -1,4 +1,4 @@
-"""The hub's end of live machines: the keeper, started at first need, and what it is asked for."""
+"""Client of the live supervisor: the helper process that forks machines and CRIU."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ortet.machines.live.criu.worker_pool import ReservedCgroups
 from ortet.machines.standalone import ipc
 
 READY = b"\n"
-"""What pid 1 of a machine writes when it can be asked."""
+"""Bytes that pid 1 of a machine writes when it is ready for requests."""
 
-_START_TIMEOUT_SECONDS = (
-    30.0  # seconds; a start takes milliseconds, and a machine that swaps may take longer
-)
+_START_TIMEOUT_SECONDS = 30.0  # a start takes milliseconds, but longer on a host that swaps
 _INIT_PROGRAM = str(Path(__file__).parents[1] / "standalone" / "init.py")
 _READ_BYTES = 1 << 16
-_RETRYABLE_REQUESTS = ("start", "spare")  # requests that do not depend on what the keeper has
+_RETRYABLE_REQUESTS = ("start", "spare")  # requests that do not depend on earlier ones
 
 
 class SupervisorClient:
-    """One helper process, started at first need; it ends with this object, or this process, and
-    takes every machine with it."""
+    """Connection to one supervisor process, which is started at first use.
+
+    The supervisor ends with this object or with this process, and all its machines end with it.
+    """
 
     def __init__(self, criu: str, area: Path, cgroups: CgroupFactory) -> None:
         self._criu = criu
@@ -49,9 +49,11 @@ class SupervisorClient:
     def start_machine(
         self, plan: dict[str, Any], hostname: str, cgroup_paths: Sequence[str] = ()
     ) -> StartingProcess:
-        """Begin a machine with these mounts, in these control groups; its pid 1 is a program inside
-        it."""
-        # -B: what it compiles would be a change of the machine's system
+        """Start a machine with the mounts of `plan`, in the given control groups.
+
+        Its pid 1 is `standalone/init.py`, a program inside the machine.
+        """
+        # -B: bytecode files would change the machine's system
         argv = [os.path.realpath(sys.executable), "-I", "-S", "-B", _INIT_PROGRAM]
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
         request = {"do": "start", "plan": plan, "hostname": hostname, "argv": argv, "env": env}
@@ -59,19 +61,22 @@ class SupervisorClient:
         return self._start_process(request, [])
 
     def start_dump_worker(self, pid: int) -> CriuWorker:
-        """CRIU, ready to dump the machine whose pid 1 is this."""
+        """Start a CRIU worker that can dump the machine whose pid 1 is `pid`."""
         with _open_network_namespace(pid) as net:
             return self._start_criu_worker({"do": "worker"}, [net])
 
     def take_spare(self) -> SpareCriu:
-        """CRIU, ready to restore something."""
+        """Return a CRIU process that is ready to restore a machine."""
         return self._spares.acquire() or self._start_spare()
 
     def prepare_restore_worker(
         self, spare: SpareCriu, plan: dict[str, Any], cgroup_paths: Sequence[str] = ()
     ) -> CriuWorker:
-        """The same, ready to restore a machine in these control groups and with these mounts, which
-        are made meanwhile."""
+        """Turn a spare CRIU into a worker that restores one machine.
+
+        The mounts of `plan` are made concurrently. The worker joins the control groups of the
+        machine.
+        """
         join = [group for group in cgroup_paths if group != spare.cgroup]
         with spare.open_mount_namespace() as space:
             request = {"do": "fit", "pid": spare.pid, "plan": plan, "groups": join}
@@ -80,13 +85,13 @@ class SupervisorClient:
         return CriuWorker(spare.sock, fitting.wait, fitting.close, pid=spare.pid)
 
     def set_network_blocked(self, pid: int, *, blocked: bool) -> None:
-        """Have nothing be sent in the network of this process, or all again."""
+        """Stop all outgoing packets in the network namespace of `pid`, or let them pass again."""
         with suppress(FileNotFoundError), _open_network_namespace(pid) as net:
             self._start_process({"do": "hush", "on": blocked}, [net]).wait()
 
     @contextmanager
     def network_blocked(self, pid: int) -> Iterator[None]:
-        """Nothing is sent in its network during the block."""
+        """Block outgoing packets in the network namespace of `pid` during the block."""
         self.set_network_blocked(pid, blocked=True)
         try:
             yield
@@ -94,7 +99,10 @@ class SupervisorClient:
             self.set_network_blocked(pid, blocked=False)
 
     def refill_spares(self) -> None:
-        """Have CRIUs ready for the next restores: starting one takes as long as a small restore."""
+        """Start spare CRIU processes for the next restores.
+
+        Starting one takes as long as a small restore.
+        """
         with suppress(OrtetError):
             self._spares.fill(self._start_spare)
 
@@ -114,15 +122,20 @@ class SupervisorClient:
         return SpareCriu(sock, starting.pid, mounts, group, starting.wait, ended)
 
     def start_pager(self, images: Path, work_dir: Path) -> int:
-        """CRIU that hands out the memory of a dump to processes that run already; returns its pid.
-        It ends when they have all of it."""
+        """Start a CRIU pager, which loads the memory of a dump into running processes.
+
+        The pager ends when all memory is loaded. Returns its pid.
+        """
         request = {"do": "pager", "images": str(images), "work": str(work_dir)}
         starting = self._start_process(request, [])
         starting.wait()
         return starting.pid
 
     def start_port_forwarder(self, pid: int, port: int, listener: socket.socket) -> int:
-        """Let connections to a socket of the host into a machine; returns the process's pid."""
+        """Forward connections on a host socket to a port of a machine.
+
+        Returns the pid of the forwarding process.
+        """
         try:
             machine = os.pidfd_open(pid)
         except ProcessLookupError as error:
@@ -133,29 +146,39 @@ class SupervisorClient:
                 starting = self._start_process(request, [listener.fileno(), net, machine])
             starting.wait()
             return starting.pid
-        except FileNotFoundError as error:  # it was killed in between
+        except FileNotFoundError as error:  # the machine was killed in between
             raise machine_gone() from error
         finally:
             os.close(machine)
 
     def start_outbound_network(self, pid: int, argv: Sequence[str], log: int) -> StartingProcess:
-        """A program that is the way out of the network of this process; see `outlet`."""
+        """Start a program that connects the network namespace of `pid` to the outside.
+
+        See `OutboundNetwork` in `network/slirp.py`.
+        """
         with _open_network_namespace(pid) as net:
             return self._start_process({"do": "outlet", "argv": list(argv)}, [net, log])
 
     def set_fallback_address(self, pid: int, *, on: bool) -> None:
-        """Have loopback stand in for a way out of the network of this process, or not any more."""
+        """Assign the outbound address to loopback, or remove it again.
+
+        Loopback holds the address while the machine has no outbound network.
+        """
         with _open_network_namespace(pid) as net:
             self._start_process({"do": "stand", "on": on}, [net]).wait()
 
     def kill_with_machine(self, machine_pidfd: int, other_pidfd: int) -> None:
-        """A process ends with a machine, also when nobody here does anything about it; both are
-        given as descriptors."""
+        """Have the supervisor kill a process when a machine ends, even if this hub does nothing.
+
+        Both processes are given as pidfds.
+        """
         self._ask({"do": "tie"}, [machine_pidfd, other_pidfd])
 
     def clone_mounts(self, pid: int, plan: dict[str, Any]) -> tuple[int, int]:
-        """A copy of the mounts of the machine whose pid 1 is this, with another workspace: its root
-        directory and its namespace, both open."""
+        """Copy the mount namespace of the machine whose pid 1 is `pid`, with another workspace.
+
+        Returns open descriptors of the copy's root directory and of its mount namespace.
+        """
         machine = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair()
         with ours:
@@ -174,12 +197,13 @@ class SupervisorClient:
             return root, namespace
 
     def close(self) -> None:
+        """Stop the supervisor and with it all machines; a later request starts a new one."""
         self._spares.close()
         self._sock = None
         self._finalizer()
         self._reserved_cgroups.close()
 
-    # inside
+    # internals
 
     def _start_criu_worker(self, request: dict[str, Any], fds: list[int]) -> CriuWorker:
         sock, starting = self._start_criu(request, fds)
@@ -188,7 +212,8 @@ class SupervisorClient:
     def _start_criu(
         self, request: dict[str, Any], fds: list[int]
     ) -> tuple[socket.socket, StartingProcess]:
-        # CRIU takes descriptors in a request for those of whoever made the socket: that is us
+        # CRIU resolves descriptors in a request against the process that created the socket: this
+        # one.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -212,7 +237,11 @@ class SupervisorClient:
         return StartingProcess(reply["pid"], told)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """One that was killed is replaced; its machines are gone, new ones are not concerned."""
+        """Send a request to the supervisor and return its reply.
+
+        A supervisor that was killed is started again for requests that do not need its old
+        machines.
+        """
         with self._lock:
             for last in (False, True):
                 try:
@@ -263,20 +292,26 @@ class SupervisorClient:
 
 
 class StartingProcess:
-    """A process that the keeper has forked, on its way."""
+    """A process that the supervisor has forked, and that has not started its program yet."""
 
     def __init__(self, pid: int, status_fd: int) -> None:
         self.pid = pid
         self._status_fd = status_fd
 
     def wait(self) -> None:
-        """Until it has begun its own program; Unsupported, with the reason, if it could not."""
+        """Wait until the process runs its own program.
+
+        Raises Unsupported("machine_refused"), with the reason, if it could not start.
+        """
         said = self.read_status()
         if said not in (b"", READY):
             raise machine_refused(said.decode(errors="replace"))
 
     def read_status(self, expected: bytes = READY) -> bytes:
-        """What it says until it has begun, and has said `word` or nothing; or why it could not."""
+        """Return what the process reports until it has started.
+
+        That is `expected` or nothing on success, otherwise the error text.
+        """
         if self._status_fd < 0:
             return b""
         said = b""
@@ -297,7 +332,7 @@ class StartingProcess:
 
 @contextmanager
 def _open_network_namespace(pid: int) -> Iterator[int]:
-    """The network namespace of a process, open."""
+    """Open the network namespace of a process for the duration of the block."""
     net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield net
@@ -306,6 +341,7 @@ def _open_network_namespace(pid: int) -> Iterator[int]:
 
 
 def machine_refused(reason: str) -> Unsupported:
+    """Return the error for a machine that this host did not let start."""
     return Unsupported(
         "machine_refused",
         f"this host did not let the machine start ({reason}): run `ortet doctor`, or use "
@@ -314,7 +350,7 @@ def machine_refused(reason: str) -> Unsupported:
 
 
 def _stop_supervisor(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Hang up; the keeper exits at once, and is reaped."""
+    """Close the connection and reap the supervisor, which exits at once."""
     with suppress(OSError):
         sock.close()
     process.wait()

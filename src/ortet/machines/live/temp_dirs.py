@@ -1,5 +1,7 @@
-"""Files of a live machine that are no state of their own, but that its processes count on: what
-it wrote to /tmp, /run and such places."""
+"""Captures the files that a live machine wrote to /tmp, /run and similar directories.
+
+They are not part of the image, but restored processes depend on them.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ from ortet.machines.overlay.upper.inotify import UpperWatch
 from ortet.objects.base import ObjectStore
 
 _TEMP_DIRECTORIES = ("/dev/shm", "/run", "/tmp", "/var/tmp", "/var/cache")
-"""Of /dev, /proc and /sys there is nothing else to keep: devices are made anew."""
+"""Captured directories.
+
+Nothing else below /dev, /proc and /sys is kept; devices are created again.
+"""
 
 
 class TempDirsEntryReader(SystemEntryReader):
-    """Takes what SystemTaker leaves out."""
+    """Captures the directories that SystemEntryReader leaves out."""
 
     def is_skipped(self, path: bytes, is_dir: bool) -> bool:
         where = os.fsdecode(self.host_path(path))
@@ -36,7 +41,10 @@ class TempDirsEntryReader(SystemEntryReader):
 
 
 class TempDirs:
-    """Looks at such places of one standing of a machine; `own` are its other places."""
+    """The temporary directories of a machine with its present mounts.
+
+    `machine_dirs` are the machine's other directories, which are not captured here.
+    """
 
     def __init__(
         self,
@@ -69,8 +77,11 @@ class TempDirs:
     def capture_layers(
         self, horizon: int, image: Image, *, images: Path, machine_root: Path
     ) -> list[Layer]:
-        """What is there now, as differences against the host; with what processes hold elsewhere
-        that is not in `image` (see heldfiles)."""
+        """Capture the directories as differences against the host.
+
+        Files that processes hold elsewhere, and that are not in `image`, are added; see
+        OpenFilesCapture.
+        """
         found = []
         for upper in self._uppers:
             upper.horizon = horizon
@@ -93,8 +104,10 @@ def restore_temp_dirs(
     layers: Sequence[Layer],
     upper: Path,
 ) -> list[Loss]:
-    """Put it into the upper directories of a machine that is about to start; `upper` is that of its
-    workspace."""
+    """Write the captured files into the upper directories of a machine that is about to start.
+
+    `upper` is the upper directory of the workspace.
+    """
     losses = restore_open_files(objects, trees, upper, layers)
     for layer in layers:
         for cover in host_overlays:

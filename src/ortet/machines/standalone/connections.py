@@ -1,7 +1,7 @@
-"""The socket of a machine's pid 1, and who is connected to it.
+"""The control socket of a machine's pid 1, and its connections.
 
-Standard library only: the pid 1 of a machine loads this file by itself. Nobody is ever waited for:
-an answer that a peer does not take stays with that peer, and its next request stays unread.
+Standard library only: pid 1 loads this file as a plain module. No peer can block it: a reply that a
+peer does not read stays buffered, and the next request of this peer stays unread.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ else:
     import ipc
 
 _READ_BYTES = 1 << 18
-_ACCEPT_PAUSE_SECONDS = 0.1  # seconds, when there is no descriptor left for another peer
-_DISCONNECT_TIMEOUT_SECONDS = (
-    2.0  # seconds that peers have to take their last answers before a freeze
-)
+_ACCEPT_PAUSE_SECONDS = 0.1  # pause if there is no descriptor left for another connection
+_DISCONNECT_TIMEOUT_SECONDS = 2.0  # time for peers to read their last replies before a dump
 
 RequestHandler = Callable[
     ["ControlConnection", dict[str, Any]], "dict[str, Any] | event_loop.PendingReply"
@@ -32,7 +30,7 @@ RequestHandler = Callable[
 
 
 class ControlListener:
-    """Listens; while it is shut, no connection exists."""
+    """Accepts connections. While it is shut, no connection exists."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class ControlListener:
         self._loop.watch(self._sock.fileno(), event_loop.IN, self._accept)
 
     def open(self) -> None:
-        """Let peers in again; somebody may have removed the socket from the file system."""
+        """Accept connections again. The socket is created again if a program removed it."""
         self._is_shut = False
         self._resume_at = math.inf
         if os.path.exists(self._path):
@@ -71,7 +69,7 @@ class ControlListener:
             self._bind()
 
     def disconnect_all(self, last: ControlConnection) -> event_loop.PendingReply:
-        """Send everybody away, `last` with its answer, and let nobody in."""
+        """Close all connections for a dump and accept no new ones; `last` still gets its reply."""
         self._is_shut = True
         self._accept(0)
         self._loop.unwatch(self._sock.fileno())
@@ -87,7 +85,7 @@ class ControlListener:
         return {}
 
     def run_once(self) -> float:
-        """Go on with every peer; returns when to do so again at the latest."""
+        """Advance every connection, and return the time at which to do so again."""
         for peer in list(self.peers):
             peer.advance()
         if self._resume_at <= event_loop.now():
@@ -115,15 +113,15 @@ class ControlListener:
 
 
 class ControlConnection:
-    """One connection: a request at a time, answered in order."""
+    """One connection: one request at a time, answered in order."""
 
     def __init__(
         self, loop: event_loop.EventLoop, sock: socket.socket, listener: ControlListener
     ) -> None:
         self.deadline = math.inf
-        """When to go on with its request at the latest."""
+        """Time at which its pending reply must be resumed."""
         self.is_closing = False
-        """It gets the answer to its present request now, and is then sent away."""
+        """The present request is answered now, and then the connection is closed."""
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
@@ -135,10 +133,11 @@ class ControlConnection:
         self._watch()
 
     def must_reply(self, deadline: float) -> bool:
-        """Is it to be answered with what there is?"""
+        """Return True if the request must be answered now, with what is available."""
         return self.is_closing or event_loop.now() >= deadline
 
     def advance(self) -> None:
+        """Send, resume the pending reply, and handle the next request, until something blocks."""
         while self._fd >= 0:
             if self._unsent and not self._send():
                 break
@@ -187,7 +186,7 @@ class ControlConnection:
             self._unsent += ipc.pack(end.value)
 
     def _watch(self) -> None:
-        """While it has a request open, only a hang-up is of interest."""
+        """Update the watched events. While a request is pending, only a hang-up matters."""
         events = (
             event_loop.OUT
             if self._unsent
@@ -216,7 +215,7 @@ class ControlConnection:
             self.close()
 
     def _send(self) -> bool:
-        """Has it taken everything?"""
+        """Send buffered bytes, and return True if none are left."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
@@ -228,7 +227,10 @@ class ControlConnection:
 
 
 def _is_from_host(sock: socket.socket) -> bool:
-    """A pid 1 listens to the hub alone; who is not in our pid namespace has no pid there."""
+    """Return True if a connection may be accepted: pid 1 serves only peers outside its namespace.
+
+    The kernel reports pid 0 for such a peer. A process that is not pid 1 accepts every peer.
+    """
     size = struct.calcsize("3i")
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return os.getpid() != 1 or pid == 0

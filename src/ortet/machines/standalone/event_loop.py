@@ -1,7 +1,7 @@
-"""Waits for descriptors and signals, and calls whoever they are for.
+"""An event loop: waits for descriptors and signals, and calls their callbacks.
 
-Standard library only: the pid 1 of a machine loads this file by itself. `poll` needs no descriptor
-of its own, and all is plain memory: a restored process goes on waiting.
+Standard library only: pid 1 of a machine loads this file as a plain module. `poll` needs no
+descriptor of its own, and all state is plain memory. So a restored process continues to wait.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ OUT = select.POLLOUT
 HANGUP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 PendingReply = Generator[float, None, dict[str, Any]]
-"""An answer that takes a while: yields when to go on at the latest, or earlier on any event."""
+"""A reply that takes time: yields the time to resume at the latest; any event resumes it too."""
 
-_MAX_WAIT_SECONDS = 86_400.0  # seconds; what the kernel takes is not much more
+_MAX_WAIT_SECONDS = 86_400.0  # about the most that the kernel accepts
 
 now = time.monotonic
 
 
 def deadline_after(seconds: Any) -> float:
-    """When so many seconds have passed; whatever is asked for, a day at most."""
+    """Return the time in so many seconds, at most a day from now."""
     return now() + min(max(0.0, seconds or 0.0), _MAX_WAIT_SECONDS)
 
 
 class EventLoop:
+    """A poll loop with one callback for each descriptor."""
+
     def __init__(self) -> None:
         self._poll = select.poll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
@@ -42,7 +44,10 @@ class EventLoop:
         self.watch(self._wakeup_fd, IN, self._drain_wakeups)
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Call with what happened; also to change what is waited for. A hang-up always counts."""
+        """Call `callback` with the events of a descriptor, or change the events that are watched.
+
+        A hang-up is always reported.
+        """
         self._poll.register(fd, events)
         self._callbacks[fd] = callback
 
@@ -51,14 +56,14 @@ class EventLoop:
             self._poll.unregister(fd)
 
     def catch_signal(self, number: signal.Signals) -> None:
-        """Remember this signal until the end of the turn in which it came."""
+        """Record this signal for the result of `run_once`."""
         signal.signal(number, lambda number, _: self._signals.add(number))
 
     def run_once(self, deadline: float) -> set[int]:
-        """Wait for something to happen and make the calls; returns the signals that came."""
+        """Wait for events, call their callbacks, and return the signals that arrived."""
         wait = None if deadline == math.inf else min(max(deadline - now(), 0.0), _MAX_WAIT_SECONDS)
         for fd, event in self._poll.poll(None if wait is None else math.ceil(wait * 1000)):
-            call = self._callbacks.get(fd)  # an earlier call of this turn may have dropped it
+            call = self._callbacks.get(fd)  # an earlier callback may have removed it
             if call is not None:
                 call(event)
         came, self._signals = self._signals, set()

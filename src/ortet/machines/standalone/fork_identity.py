@@ -1,6 +1,6 @@
-"""A copy becomes a machine of its own: identity, entropy, and hooks, before it answers.
+"""Gives a copied machine its own identity: machine id, hostname, entropy, and hooks.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 of a machine loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ else:
     import job_table
 
 HOOK_KINDS = ("on-fork", "on-restore")
-_HOOK_TIMEOUT_SECONDS = 30.0  # seconds for one hook
-_MAX_OUTPUT_BYTES = 1 << 16  # bytes of a hook's output that are told
+_HOOK_TIMEOUT_SECONDS = 30.0  # for one hook
+_MAX_OUTPUT_BYTES = 1 << 16  # of a hook's output in the reply
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def renew_identity(table: job_table.JobTable, request: dict[str, Any]) -> event_loop.PendingReply:
-    """Answers when the last hook has ended, with how each one did."""
+    """Set the identity, run the hooks, and reply with the result of each."""
     if os.getpid() != 1:
         return {"bad": "this is no machine: it would rename the host"}
     if request["hooks"] not in HOOK_KINDS:
@@ -37,7 +37,7 @@ def renew_identity(table: job_table.JobTable, request: dict[str, Any]) -> event_
 
 
 def find_hooks(kind: str, workspace_path: str) -> list[str]:
-    """The system's, then the workspace's, each in the order of their names."""
+    """Return the hooks of the system, then those of the workspace, each sorted by name."""
     found = []
     for directory in (f"/etc/ortet/{kind}.d", f"{workspace_path}/.ortet-hooks/{kind}"):
         with contextlib.suppress(OSError):

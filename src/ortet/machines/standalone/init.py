@@ -1,9 +1,10 @@
-"""Pid 1 of a live machine: reaps, holds the streams of its jobs, and answers on a socket.
+"""Pid 1 of a live machine: reaps processes, holds the streams of jobs, answers on a socket.
 
-Run inside the machine as `python -I -S init.py [READY_FD [SOCKET]]`: it may import the standard
-library and its neighbours here, nothing else. One byte goes to READY_FD once it listens. It keeps
-no descriptor that leads out of the machine, and its state is plain memory: a copy of the process
-tree goes on where the original was.
+Run inside the machine as `python -I -S init.py [READY_FD [SOCKET]]`, so it may import only the
+standard library and its neighbours here. It writes one byte to READY_FD once it listens. It has no
+descriptor that leads out of the machine, and its state is plain memory. So a restored copy of the
+process tree continues where the original was. In an overlay machine the same program runs as an
+ordinary process, and is the parent of shells and services.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ortet.machines.standalone import event_loop, requests, spawn, syscalls
 else:
-    # last in the search path: our abc.py must not stand in for the standard library's
+    # last in the search path, so that no module here replaces one of the standard library
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import event_loop
     import requests
@@ -39,7 +40,7 @@ def main() -> None:
     kernel = syscalls.LinuxSyscalls()
     with contextlib.suppress(OSError):  # an ordinary user has none to drop
         spawn.drop_capabilities(kernel)
-    kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for when it is not pid 1
+    kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # in case it is not pid 1
     loop = event_loop.EventLoop()
     loop.catch_signal(signal.SIGCHLD)
     loop.catch_signal(signal.SIGUSR1)
@@ -64,13 +65,16 @@ def _serve(loop: event_loop.EventLoop, handlers: requests.RequestHandlers) -> No
             until = min(handlers.listener.run_once(), handlers.table.release_absent_readers())
             if late:
                 signal.raise_signal(signal.SIGCHLD)
-        except Exception:  # no memory, say: with this process the whole machine would end
+        except Exception:  # for example no memory: if this process ended, the machine would end
             time.sleep(0.01)
             until = event_loop.now()
 
 
 def _reset_signals() -> None:
-    """Jobs inherit what is blocked or ignored; whoever started us may have had reasons."""
+    """Restore default signal handling.
+
+    Otherwise jobs would inherit the signals that the starting process blocked or ignored.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is not signal.SIG_DFL:
@@ -79,13 +83,13 @@ def _reset_signals() -> None:
 
 
 def _close_inherited_fds(ready_fd: int) -> None:
-    """Of every descriptor that was given to us but the one to report on."""
+    """Close every inherited descriptor except the one to report on."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != ready_fd:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)

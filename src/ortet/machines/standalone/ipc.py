@@ -1,7 +1,7 @@
-"""Messages between a hub, its zygote and its supervisors: a length, JSON, and open files beside it.
+"""Messages between a hub, its zygote, supervisors and kernels: length, JSON, open descriptors.
 
-Standard library only: the zygote loads this file by itself. JSON, because what the pid 1 of a
-machine says must not be able to run code here.
+Standard library only: the zygote loads this file as a plain module. The format is JSON, because a
+message from a machine must not be able to run code in the hub.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _LENGTH = struct.Struct("!I")
 _MAX_FDS = 8
 _MAX_MESSAGE_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 8 << 20
-"""Bytes of the longest request to the pid 1 of a machine."""
+"""Largest request to pid 1 of a machine, in bytes."""
 
 
 class ConnectionClosed(Exception):
-    """The other end is gone."""
+    """The other end has closed the connection."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """As it travels."""
+    """Encode a message with its length."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def pop_message(buffer: bytearray, max_bytes: int = _MAX_MESSAGE_BYTES) -> dict[str, Any] | None:
-    """Take the first message out of what has come; None while it is not whole.
+    """Remove and return the first message of a buffer; None while it is incomplete.
 
-    Closed for what is no message: nothing after it can be understood either.
+    Raises ConnectionClosed for invalid data: nothing after it could be parsed.
     """
     if len(buffer) < _LENGTH.size:
         return None
@@ -55,7 +55,7 @@ def pop_message(buffer: bytearray, max_bytes: int = _MAX_MESSAGE_BYTES) -> dict[
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """The whole message; the descriptors travel with its first byte."""
+    """Send a whole message. The descriptors are attached to its first byte."""
     data = pack(message)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
@@ -67,7 +67,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next message and the descriptors that came with it, closed on exec."""
+    """Return the next message and its descriptors, which are close-on-exec."""
     fds: list[int] = []
     head = _receive_exactly(sock, _LENGTH.size, fds)
     (size,) = _LENGTH.unpack(head)

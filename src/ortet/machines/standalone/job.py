@@ -1,6 +1,6 @@
-"""One program that the pid 1 of a machine started: its process, its streams, how it ended.
+"""A program that pid 1 of a machine started: its process, its streams, its exit code.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ else:
 
 _STDIN_FROM_NULL = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
 READER_AWAY = object()
-"""Who attends a run while its reader has no connection."""
+"""Marks a run whose reader has no connection at the moment."""
 
 
 class JobProcess:
-    """From its start until it is forgotten."""
+    """A job, from its start until it is forgotten."""
 
     def __init__(self, number: int, request: dict[str, Any]) -> None:
         self.id = number
@@ -45,19 +45,25 @@ class JobProcess:
         self.pid = 0
         self.code: int | None = None
         self.alive_at_start: set[procfs.ProcessIdentity] = set()
-        """What was alive when it began."""
+        """Processes that were alive when the job started."""
         self.ran_alone = True
-        """No other job lived while it did: an orphan nobody claims is its own."""
+        """True if no other job ran at the same time.
+
+        An orphan that belongs to no other job is then a process of this job.
+        """
         self.reader: object = None
-        """The connection that follows it to its end; output waits for it."""
+        """The connection that follows the job to its end.
+
+        Output is kept until it was read there.
+        """
         self.reader_deadline = math.inf
-        """How long one that broke is waited for."""
+        """Time until which a reader with a broken connection is waited for."""
         self.input: streams.JobInput | None = None
         self.outputs: dict[str, streams.JobOutput] = {}
         self.rings: dict[str, ring_buffer.RingBuffer] = {}
 
     def start(self, loop: event_loop.EventLoop, env: dict[str, str], *, stdin: bool) -> None:
-        """NotADirectoryError and the like with `filename` set when it is the directory's fault."""
+        """Start the program. Raises WrongDirectory if its working directory cannot be entered."""
         if self.tty is None:
             self._start_with_pipes(loop, env, stdin=stdin)
         else:
@@ -86,7 +92,7 @@ class JobProcess:
         for name in ("stdout", "stderr"):
             self.rings[name] = ring_buffer.RingBuffer(keep_unread=patient)
         shared = []
-        if self.kind == "service":  # what a person reads: both, as they came
+        if self.kind == "service":  # people read both streams together, in order of arrival
             self.rings["output"] = ring_buffer.RingBuffer()
             shared = [self.rings["output"]]
         if stdin:
@@ -100,7 +106,7 @@ class JobProcess:
         ours, theirs = os.openpty()
         try:
             _set_terminal_size(ours, *size)
-            # opened by the leader of a new session, it becomes the controlling terminal
+            # When a new session leader opens it, it becomes the controlling terminal.
             path = os.ttyname(theirs)
             actions: list[spawn.SpawnAction] = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0)]
             actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
@@ -124,21 +130,21 @@ class JobProcess:
         finally:
             os.chdir("/")
 
-    # while it lives
+    # while the job runs
 
     @property
     def alive(self) -> bool:
         return self.code is None
 
     def is_eof(self, stream: str) -> bool:
-        """Can nothing more come?"""
+        """Return True if no more output can arrive."""
         output = self.outputs.get(stream)
         if output is None:
             return stream != "output" or all(one.eof for one in self.outputs.values())
         return output.eof
 
     def mark_ended(self, status: int) -> None:
-        """All that the process itself wrote is in the rings before it counts as ended."""
+        """Record the exit code, after all output of the process itself was read into the rings."""
         for output in self.outputs.values():
             output.read_rest()
         self.code = os.waitstatus_to_exitcode(status)
@@ -146,7 +152,10 @@ class JobProcess:
             self.input.close()
 
     def feed(self, rest: bytes, *, eof: bool) -> bytes:
-        """Returns what could not be accepted yet; `eof` ends the input behind the last byte."""
+        """Accept input, and return the part that could not be accepted yet.
+
+        `eof` closes the input after the last byte.
+        """
         if self.input is None:
             return b""
         if rest:
@@ -156,26 +165,30 @@ class JobProcess:
         return rest
 
     def acknowledge(self, stream: str, cursor: int) -> None:
-        """Who follows it has all before `cursor`."""
+        """Record that the reader has everything before `cursor`."""
         self.rings[stream].acknowledge(cursor)
         self.resume_reading(stream)
 
     def resume_reading(self, stream: str) -> None:
-        """There may be room now, or somebody at the terminal again."""
+        """Read on, after the ring got room or a terminal may be in use again."""
         if stream in self.outputs:
             self.outputs[stream].update_watch()
 
     def set_reader(self, reader: object) -> None:
+        """Set the connection that follows the job, if the job was started with a reader."""
         if self.reader is not None:
             self.reader, self.reader_deadline = reader, math.inf
 
     def detach_reader(self, seconds: float | None) -> None:
-        """Its reader is away; wait so long for it, None for as long as a freeze takes."""
+        """Wait for a reader that lost its connection.
+
+        Waits for so many seconds, or, if None, for as long as a dump takes.
+        """
         self.reader = READER_AWAY
         self.reader_deadline = math.inf if seconds is None else event_loop.deadline_after(seconds)
 
     def release_reader(self) -> None:
-        """Nobody follows it to its end: from here on old output gives way to new."""
+        """Stop waiting for a reader. From here on new output overwrites old output."""
         self.reader, self.reader_deadline = None, math.inf
         for ring in self.rings.values():
             ring.stop_waiting()
@@ -183,7 +196,7 @@ class JobProcess:
             output.update_watch()
 
     def discard_output(self) -> None:
-        """Its output goes; an ended job's terminal too."""
+        """Drop the output, and read and discard what still arrives."""
         self.rings = {}
         for output in self.outputs.values():
             output.rings = []
@@ -196,14 +209,17 @@ class JobProcess:
         self.tty = [rows, columns]
 
     def signal(self, number: int, *, group: bool) -> bool:
-        """False when it has ended: its pid may be another's."""
+        """Send a signal.
+
+        Returns False if the job has ended: its pid may belong to another process.
+        """
         if not self.alive:
             return False
         (os.killpg if group else os.kill)(self.pid, signal.Signals(number))
         return True
 
     def describe(self) -> dict[str, Any]:
-        """What a listing says of it."""
+        """Return the entry of this job in a listing."""
         return {
             "id": self.id,
             "name": self.name,

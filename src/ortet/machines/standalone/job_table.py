@@ -1,6 +1,6 @@
-"""All jobs of a machine, kept by its pid 1: starting, reaping, killing, listing.
+"""All jobs of a machine, managed by its pid 1: start, reap, kill, list.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ else:
     import process_tree
     import procfs
 
-_NO_MARK = "-"  # no run's mark
+_NO_MARK = "-"  # matches no run
 _JOB_KINDS = ("run", "service", "shell")
-_MAX_ENDED_JOBS = 64  # ended jobs whose output nobody asked for
-_MAX_REAPS = 1000  # at once: a machine full of dying processes is still to be answered
+_MAX_ENDED_JOBS = 64  # ended jobs whose output is kept
+_MAX_REAPS = 1000  # in one turn, so that requests are answered while many processes die
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class NameTaken(Exception):
-    """A living job has this name."""
+    """A running job has this name."""
 
 
 class UnknownJob(Exception):
-    """No such job."""
+    """There is no such job."""
 
 
 class JobTable:
+    """The jobs of a machine by id, and the running ones by pid."""
+
     def __init__(self, loop: event_loop.EventLoop) -> None:
         self._loop = loop
         self._jobs: dict[int, initjobs.JobProcess] = {}
-        self._jobs_by_pid: dict[int, initjobs.JobProcess] = {}  # of jobs not reaped
+        self._jobs_by_pid: dict[int, initjobs.JobProcess] = {}  # jobs that were not reaped yet
         self._last_id = 0
         self.is_protected = _set_oom_score(-1000)
 
@@ -48,7 +50,7 @@ class JobTable:
         return iter(list(self._jobs.values()))
 
     def find(self, request: dict[str, Any]) -> initjobs.JobProcess:
-        """By id, or the last one of a name."""
+        """Return a job by its id, or the last job of a name. Raises UnknownJob."""
         if request.get("id") is not None:
             job = self._jobs.get(request["id"])
         else:
@@ -59,7 +61,10 @@ class JobTable:
         return job
 
     def start(self, request: dict[str, Any], reader: object = None) -> initjobs.JobProcess:
-        """Names of living jobs are unique; an ended one gives way to its successor."""
+        """Start a job.
+
+        Names of running jobs are unique; an ended job of the same name is forgotten.
+        """
         job = initjobs.JobProcess(self._last_id + 1, request)
         if job.kind not in _JOB_KINDS:
             raise ValueError(f"a job is one of {', '.join(_JOB_KINDS)}")
@@ -72,7 +77,7 @@ class JobTable:
             job.alive_at_start = {one.identity for one in procfs.list_living()}
         job.reader = reader
         if self.is_protected:
-            _set_oom_score(0)  # what it starts inherits this
+            _set_oom_score(0)  # the job inherits this score
         try:
             job.start(self._loop, request["env"], stdin=bool(request.get("stdin")))
         finally:
@@ -88,18 +93,19 @@ class JobTable:
         return job
 
     def forget(self, job: initjobs.JobProcess) -> None:
+        """Remove a job from the table and discard its output."""
         job.discard_output()
         self._jobs.pop(job.id, None)
 
     def release_absent_readers(self) -> float:
-        """Give up readers that do not come back; returns when to look again at the latest."""
+        """Release readers that did not come back in time; return the next such deadline."""
         for job in self:
             if job.reader_deadline <= event_loop.now():
                 job.release_reader()
         return min([job.reader_deadline for job in self], default=math.inf)
 
     def reap(self) -> bool:
-        """Take the dead; False when there may be more of them."""
+        """Reap ended processes. Returns False if there may be more."""
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MAX_REAPS):
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -112,37 +118,38 @@ class JobTable:
         return True
 
     def has_processes(self) -> bool:
-        """Is any process but this one left?"""
+        """Reap, and return True if any process other than this one is left."""
         while not self.reap():
             pass
         try:
-            # it only looks: a child that ends between is left to the next reaping
+            # WNOWAIT only checks: a child that ends just now is reaped in the next turn.
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
         return True
 
     def kill(self, job: initjobs.JobProcess, mark: str) -> Iterator[None]:
-        """End a job with all it started, also what shook off its parents and environment.
+        """Kill a job and all processes it started; yield while they are dying.
 
-        The latter only where no other job can have started it. Yields while they are dying.
+        This includes processes that left its session and cleared their environment, unless another
+        job could have started them.
         """
-        # once it has ended, its pid may be another's
+        # after its end the pid may belong to another process
         yield from process_tree.kill_rounds(mark or _NO_MARK, job.pid if job.alive else -1)
         while job.kind == "run" and job.ran_alone and (strays := self._orphans(job.alive_at_start)):
             for stray in strays:
                 yield from process_tree.kill_rounds(_NO_MARK, stray[0])
-            job.alive_at_start |= strays  # one that outlives even this is left alone
+            job.alive_at_start |= strays  # a process that survives even this is left alone
 
     def _orphans(self, alive_before: set[procfs.ProcessIdentity]) -> set[procfs.ProcessIdentity]:
-        """Orphans that were not there before, and that no job will claim."""
+        """Return new orphans that belong to no job."""
         init = os.getpid()
         new = {one.identity for one in procfs.list_living() if one.parent == init} - alive_before
         strays = {born for born in new if born[0] not in self._jobs_by_pid}
         return {born for born in strays if procfs.is_unmarked(born[0])}
 
     def list_processes(self) -> list[dict[str, Any]]:
-        """Every process of the machine but this one, with the job it belongs to."""
+        """Return every process of the machine except this one, with the job it belongs to."""
         found = {one.pid: one for one in procfs.list_processes()}
         boot = _boot_time()
         return [
@@ -162,7 +169,7 @@ class JobTable:
     def _owner(
         self, process: procfs.ProcessStat, processes: dict[int, procfs.ProcessStat]
     ) -> int | None:
-        """By descent, by session, by the mark in its environment."""
+        """Return the id of the job of a process, by ancestors, session, or environment mark."""
         above: procfs.ProcessStat | None = process
         while above is not None:
             job = self._jobs_by_pid.get(above.pid) or self._jobs_by_pid.get(above.session)
@@ -174,7 +181,7 @@ class JobTable:
 
 
 def _set_oom_score(score: int) -> bool:
-    """How likely this process is to be killed when memory is short; False where not allowed."""
+    """Set how likely the kernel kills this process if memory is short. False if not allowed."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(score))

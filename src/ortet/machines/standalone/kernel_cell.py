@@ -1,6 +1,7 @@
-"""Runs pieces of code in one namespace and says what became of them, as plain data.
+"""Runs code cells in one namespace, and describes their results as plain data.
 
-Standard library only, for old interpreters too: a kernel's guest is given this file's text.
+Standard library only, and compatible with old interpreters: the text of this file is sent to a
+kernel.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _MAX_VALUE_BYTES = 16 << 20
 _MAX_FRAMES = 100
 _MAX_DEPTH = 200
 _CELL_PREFIX = "<cell "
-_OWN_MODULE_PREFIX = "<ortet "  # names of our own modules in a guest
+_OWN_MODULE_PREFIX = "<ortet "  # file name prefix of the kernel's own modules
 _CO_COROUTINE = 0x80
 
 
 class CellRunner:
-    """The `__main__` module of an interpreter, and what ran in it so far."""
+    """The `__main__` module of an interpreter, in which cells run."""
 
     def __init__(self) -> None:
         self.module = types.ModuleType("__main__")
         self.module.__dict__["__builtins__"] = __builtins__
-        sys.modules["__main__"] = self.module  # where pickle looks for what cells define
+        sys.modules["__main__"] = self.module  # pickle looks here for objects that cells define
         self.count = 0
         self._loop: Any = None
 
     def run(self, code: str) -> Plain:
-        """The value of the last expression as `value` where it is plain data, else only `repr`."""
+        """Run a cell. The result has `repr`, and `value` if the last value is plain data."""
         self.count += 1
         name = f"{_CELL_PREFIX}{self.count}>"
         linecache.cache[name] = (len(code), None, _lines(code), name)
@@ -60,7 +61,7 @@ class CellRunner:
         return outcome
 
     def reset_after_fork(self) -> None:
-        """A loop and its descriptors are the parent's: awaiting begins anew here."""
+        """Forget the parent's event loop, whose descriptors the fork must not use."""
         self._loop = None
 
     def _execute(self, code: str, name: str) -> Any:
@@ -80,7 +81,8 @@ class CellRunner:
         result = eval(code, self.module.__dict__)
         if not code.co_flags & _CO_COROUTINE:
             return result
-        asyncio = importlib.import_module("asyncio")  # which takes megabytes, in each fork
+        # imported late: it takes megabytes in each fork
+        asyncio = importlib.import_module("asyncio")
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
@@ -88,14 +90,14 @@ class CellRunner:
         try:
             return self._loop.run_until_complete(task)
         except BaseException:
-            if not task.done():  # interrupted: what it awaits must not go on in the next cell
+            if not task.done():  # interrupted: the task must not continue in the next cell
                 task.cancel()
                 self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             raise
 
 
 def describe_error(error: BaseException) -> Plain:
-    """An error with the frames below the cell, each with its line of source."""
+    """Describe an exception, with the frames from the cell on and the source line of each."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_CELL_PREFIX):
         trace = trace.tb_next
@@ -125,7 +127,7 @@ def describe_error(error: BaseException) -> Plain:
 
 
 def _remove_own_frames(trace: Any) -> None:
-    """The frames of the kernel itself, as of its handler of interrupts; in causes too."""
+    """Remove the frames of the kernel itself, for example its interrupt handler; in causes too."""
     queue, seen = [trace], set()
     while queue:
         one = queue.pop()
@@ -136,13 +138,16 @@ def _remove_own_frames(trace: Any) -> None:
 
 
 def _lines(code: str) -> list[str]:
-    """As the compiler counts them. All with their ends: what marks columns counts on that."""
+    """Split code into lines as the compiler counts them.
+
+    Every line keeps its line end, because the traceback module relies on that to mark columns.
+    """
     lines = io.StringIO(code, newline=None).read().split("\n")
     return [f"{line}\n" for line in lines]
 
 
 def safe_repr(value: Any) -> str:
-    """What a value prints, cut where it is long."""
+    """Return the repr of a value, cut if it is long. A failing `__repr__` is described instead."""
     try:
         text = repr(value)
     except KeyboardInterrupt:
@@ -155,10 +160,10 @@ def safe_repr(value: Any) -> str:
 
 
 def _is_plain(value: Any, max_depth: int) -> bool:
-    """JSON, and tuples, which become lists; nothing that only looks like it."""
+    """Return True if a value consists of exact JSON types and tuples, without subclasses."""
     kind = type(value)
     if kind is str:
-        value.encode()  # a half of a surrogate pair cannot be stored
+        value.encode()  # a lone surrogate cannot be stored
         return True
     if value is None or kind is bool or (kind is float and math.isfinite(value)):
         return True

@@ -1,7 +1,8 @@
-"""A Python kernel's own end: an interpreter that runs what it is sent, and forks when told.
+"""The program of a Python kernel: runs the code that it is sent, and forks on request.
 
-Standard library only, for old interpreters too: it is given the text of this file, `kernelcell`,
-`kernelkept` and `wire` on its socket, so nothing of ours need be installed where it runs.
+Standard library only, and compatible with old interpreters. The kernel receives the text of this
+file, `kernel_cell`, `kernel_variables` and `ipc` on its socket, so nothing needs to be installed
+where it runs.
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
     OpenFile = tuple[int, str, int, int]
-    """A descriptor below the workspace: number, path, flags, position."""
+    """An open file below the workspace: descriptor, path, flags, position."""
 else:
     import _ortet_ipc as ipc
     import _ortet_kernel_cell as kernel_cell
     import _ortet_kernel_variables as kernel_variables
 
 _RUN_MARK_VARIABLE = "ORTET_RUN"
-_NON_FILE_PREFIXES = ("/proc/", "/sys/", "/dev/", "/memfd:")  # what is no file of the machine
-_MIN_PRIVATE_FD = (
-    200  # descriptors from here on: out of the way of programs that close the first few
-)
+# paths that are no files of the machine
+_NON_FILE_PREFIXES = ("/proc/", "/sys/", "/dev/", "/memfd:")
+_MIN_PRIVATE_FD = 200  # lowest number for own descriptors: some programs close the first few
 
 
 class KernelServer:
-    """Answers one message at a time; forks of it go on in the same loop with another socket."""
+    """Answers one message at a time. A fork continues in the same loop with another socket."""
 
     def __init__(
         self, sock: socket.socket, workspace_path: str, listener: socket.socket | None = None
@@ -50,12 +50,12 @@ class KernelServer:
         self._cells = kernel_cell.CellRunner()
         self._is_running = False
         self._children: list[int] = []
-        self._namespace = -1  # kept open, so that the mounts of this fork last
+        self._namespace = -1  # kept open, so that the mounts of this fork stay alive
         self._files_to_reopen: tuple[str, list[OpenFile]] = (workspace_path, [])
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def serve(self) -> None:
-        """Until the hub hangs up; where it listens, until the next one comes."""
+        """Serve until the hub disconnects; with a listener, until the process is killed."""
         self._send_hello()
         while True:
             try:
@@ -66,16 +66,16 @@ class KernelServer:
             self._reap_forks()
             try:
                 answer = getattr(self, "_do_" + message["do"])(message, fds)
-            except KeyboardInterrupt:  # came too late for what it was meant for
+            except KeyboardInterrupt:  # arrived after the code it was meant for
                 answer = {}
             finally:
                 for fd in fds:
                     with contextlib.suppress(OSError):
                         os.close(fd)
-            if answer is None:  # a fork, just born: it is spoken to first
+            if answer is None:  # a new fork waits for the first message of the hub
                 continue
             reply, passed = answer if isinstance(answer, tuple) else (answer, [])
-            with contextlib.suppress(ipc.ConnectionClosed):  # which the next look finds too
+            with contextlib.suppress(ipc.ConnectionClosed):  # the next receive detects it too
                 ipc.send(self._sock, reply, passed)
             for fd in passed:
                 os.close(fd)
@@ -87,7 +87,11 @@ class KernelServer:
             ipc.send(self._sock, {"hello": os.getpid(), "version": sys.version.split()[0]})
 
     def _wait_for_hub(self) -> None:
-        """Nothing that leads out of the machine is open meanwhile: it can be frozen."""
+        """Wait for the next connection, or exit if there is no listener.
+
+        No descriptor that leads out of the machine is open while it waits, so the machine can be
+        dumped.
+        """
         if self._listener is None:
             os._exit(0)
         null = os.open(os.devnull, os.O_RDWR)
@@ -107,7 +111,7 @@ class KernelServer:
             os.dup2(fd, number)
         return {}
 
-    # running
+    # running code
 
     def _do_run(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
         try:
@@ -136,23 +140,26 @@ class KernelServer:
     def _do_load(self, message: Message, fds: list[int]) -> Message:
         return kernel_variables.load(self._cells.module.__dict__, message["vars"], fds)
 
-    # forking
+    # forks
 
     def _do_ready(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
-        """What stands in the way of a fork, or of other layers below the open files."""
+        """Report what prevents a fork, or a change of the layers below open files."""
         alive = [t for t in threading.enumerate() if t is not threading.main_thread()]
         threads = [t.name for t in alive]
         opened, stuck = _list_open_files(self._workspace_path, everywhere=bool(message.get("all")))
         try:
             cwd = os.getcwd()
-        except OSError:  # it was removed
+        except OSError:  # the directory was removed
             cwd = self._workspace_path
         self._files_to_reopen = (cwd, opened)
         return {"threads": threads, "stuck": stuck}
 
     def _do_follow(self, message: Message, fds: list[int]) -> Message:  # noqa: ARG002
-        """To other layers in the same place: with descriptors below another root, and with one
-        only that of the machine itself."""
+        """Reopen files on other layers at the same path.
+
+        With descriptors, first move below another root. A single descriptor is the root of the
+        machine itself.
+        """
         if fds:
             self._change_root(*fds)
         if len(fds) == 1 and self._socket_path:
@@ -165,7 +172,10 @@ class KernelServer:
         return {"lost": self._reopen_files()}
 
     def _do_fork(self, message: Message, fds: list[int]) -> Any:
-        """Answers with the child; where it is told to `look`, first with what was found."""
+        """Fork, and reply with the child's pid and pidfd.
+
+        If the message asks to `look`, a first reply reports what prevents a fork.
+        """
         if not hasattr(os, "pidfd_open"):
             return {"failed": "that takes Python 3.9 or later"}
         if message["look"]:
@@ -178,7 +188,8 @@ class KernelServer:
         gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # threads: the hub has asked
+                # about threads: the hub has decided
+                warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
             gc.unfreeze()
@@ -191,8 +202,10 @@ class KernelServer:
         return {"pid": pid}, [os.pidfd_open(pid)]
 
     def _become_fork(self, message: Message, fds: list[int]) -> None:
-        """In the child: another socket, a run of its own, other random numbers. Its files come
-        with the next message: they are made meanwhile."""
+        """Set up the child: its own socket, run mark and random seeds.
+
+        Its files follow with the next message; they are prepared concurrently.
+        """
         os.setsid()
         self._sock.close()
         self._sock = _move_to_high_fd(socket.socket(fileno=os.dup(fds[0])))
@@ -211,7 +224,7 @@ class KernelServer:
         return {"hello": os.getpid(), "lost": self._reopen_files()}
 
     def _change_root(self, root: int, namespace: int | None = None) -> None:
-        """Below another root; its mounts last as long as the namespace is open."""
+        """Move below another root directory. Its mounts live as long as the namespace is open."""
         os.fchdir(root)
         os.chroot(".")
         os.chdir("/")
@@ -222,7 +235,10 @@ class KernelServer:
             self._namespace = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, _MIN_PRIVATE_FD)
 
     def _reopen_files(self) -> list[str]:
-        """The working directory and open files, by their paths as `ready` found them."""
+        """Reopen the working directory and the open files, by the paths that `_do_ready` found.
+
+        Returns the files that could not be opened.
+        """
         cwd, opened = self._files_to_reopen
         lost = []
         try:
@@ -242,7 +258,7 @@ class KernelServer:
         return lost
 
     def _reap_forks(self) -> None:
-        """Forks that have ended; what a cell started is the cell's to wait for."""
+        """Reap forks that have ended. Other children belong to the code that started them."""
         for pid in list(self._children):
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -253,16 +269,18 @@ class KernelServer:
 def _list_open_files(
     workspace_path: str, *, everywhere: bool = False
 ) -> tuple[list[OpenFile], list[str]]:
-    """Files and directories below a place that this process has open, and those that it cannot
-    open again: their names are gone, or they are written through memory. `everywhere`: also what
-    it has open elsewhere, if it can be opened again."""
+    """List the open files below the workspace, and those that cannot be opened again.
+
+    A file cannot be opened again if it was deleted, or if it is mapped for shared writing. With
+    `everywhere`, files outside the workspace are listed too, if they can be opened again.
+    """
     opened: list[OpenFile] = []
     stuck: list[str] = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         try:
             path, now = os.readlink("/proc/self/fd/" + name), os.fstat(fd)
-        except OSError:  # the one that listed them
+        except OSError:  # the descriptor of the listing itself
             continue
         below = path == workspace_path or path.startswith(workspace_path + "/")
         if not below and (not everywhere or path[:1] != "/" or path.startswith(_NON_FILE_PREFIXES)):
@@ -287,7 +305,7 @@ def _list_open_files(
 
 
 def _reseed() -> None:
-    """Sources of random numbers that forks would share; what a cell seeded itself stays so."""
+    """Reseed the random generators that forks would share, in modules that are loaded."""
     loaded = sys.modules
     for name, verb in (("random", "seed"), ("numpy.random", "seed"), ("torch", "seed")):
         with contextlib.suppress(Exception):
@@ -313,7 +331,7 @@ def _flush() -> None:
 
 
 def _exit_on_hangup(sock: socket.socket) -> None:
-    """On the host itself nothing else ends a cell whose hub is gone."""
+    """Exit when the hub hangs up. On the host nothing else ends a cell whose hub is gone."""
 
     def look(*_: Any) -> None:
         poll = select.poll()
@@ -329,7 +347,7 @@ def _exit_on_hangup(sock: socket.socket) -> None:
 def main(
     sock: socket.socket, workspace_path: str, *, alone: bool, listener: socket.socket | None = None
 ) -> None:
-    """Never returns."""
+    """Serve as a kernel; never returns."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.reconfigure(  # type: ignore[union-attr]

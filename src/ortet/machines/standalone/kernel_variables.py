@@ -1,7 +1,7 @@
-"""Variables that outlive an interpreter: pickled one by one, and told apart when they cannot be.
+"""Saves and loads the variables of a kernel: each one is pickled separately.
 
-Standard library only, for old interpreters too: a kernel's guest is given this file's text. Only
-there is anything unpickled; the hub passes the bytes on.
+Standard library only, and compatible with old interpreters: the text of this file is sent to a
+kernel. Only a kernel unpickles; the hub passes the bytes on without reading them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROTOCOL = 5
 
 
 class _TooLarge(Exception):
-    """More than was allowed for."""
+    """The pickle exceeds the size limit."""
 
 
 class _BoundedBuffer(io.BytesIO):
@@ -33,7 +33,7 @@ class _BoundedBuffer(io.BytesIO):
 
 
 class _StrictPickler(pickle.Pickler):
-    """Refuses what would be stored as the name of something that only this interpreter has."""
+    """Refuses objects that would be stored as a name that exists only in this interpreter."""
 
     def reducer_override(self, obj: Any) -> Any:
         own = isinstance(obj, (type, types.FunctionType))
@@ -46,7 +46,11 @@ class _StrictPickler(pickle.Pickler):
 
 
 def save(namespace: Plain, names: list[str], fds: list[int], max_bytes: int) -> Plain:
-    """Write the pickles one after another; which they are and how long, and what is missing."""
+    """Pickle variables one after another into `fds[0]`, if given.
+
+    Returns the name, type and size of each saved variable, and the variables that could not be
+    saved.
+    """
     kept: list[Plain] = []
     lost: list[Plain] = []
     for name in names:
@@ -76,7 +80,7 @@ def save(namespace: Plain, names: list[str], fds: list[int], max_bytes: int) -> 
 
 
 def load(namespace: Plain, variables: list[Plain], fds: list[int]) -> Plain:
-    """The reverse; what could not be made again is missing, and told."""
+    """Unpickle variables into the namespace, and return those that failed, each with the reason."""
     lost: list[Plain] = []
     with os.fdopen(os.dup(fds[0]), "rb") as file:
         for one in variables:
@@ -95,7 +99,8 @@ def _pickle(value: Any, max_bytes: int) -> bytes:
     out = _BoundedBuffer()
     out.max_bytes = max_bytes
     try:
-        make = importlib.import_module("cloudpickle").Pickler  # where the workspace has it
+        # if it is installed where the kernel runs
+        make = importlib.import_module("cloudpickle").Pickler
     except ImportError:
         make = _StrictPickler
     make(out, protocol=_PROTOCOL).dump(value)

@@ -1,9 +1,9 @@
-"""The parent of live machines: forks their pid 1, and CRIU where a machine is dumped or restored.
+"""The parent of live machines: forks their pid 1, and CRIU to dump or restore a machine.
 
-Run as `python -I -S keeper.py FD CRIU AREA`: it may import the standard library and its neighbours
-here, nothing else. One a hub, as root. Every process it starts is killed by the kernel when it
-ends, and it ends with the hub: nothing is left to clean up. What CRIU restores becomes its child
-too, so that this holds for restored machines as well.
+Run as `python -I -S live_supervisor.py FD CRIU AREA`, so it may import only the standard library
+and its neighbours here. There is one for each hub, and it runs as root. The kernel kills every
+process it started when it ends, and it ends with the hub: nothing is left to clean up. A process
+tree that CRIU restores becomes its child, so this holds for restored machines too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from ortet.machines.standalone import ipc, loopback, mounter, port_forwarder, syscalls
 else:
-    # last in the search path: our abc.py must not stand in for the standard library's
+    # last in the search path, so that no module here replaces one of the standard library
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import ipc
     import loopback
@@ -33,7 +33,7 @@ else:
     import syscalls
 
 NETWORK_FD = 100
-"""Under this number a restoring CRIU finds the network namespace of the new machine."""
+"""Descriptor number under which a restoring CRIU finds the network namespace of the new machine."""
 
 _MACHINE_NAMESPACES = (
     syscalls.CLONE_NEWPID
@@ -42,18 +42,19 @@ _MACHINE_NAMESPACES = (
     | syscalls.CLONE_NEWUTS
     | syscalls.CLONE_NEWNET
 )
-_EXIT_POLLS, _EXIT_POLL_SECONDS = 200, 0.01  # how long dying processes are waited for, in seconds
-_LOOPBACK_INDEX, _QDISC_ROOT = 1, 0xFFFFFFFF  # an interface, and where in it
+_EXIT_POLLS, _EXIT_POLL_SECONDS = 200, 0.01  # how long to wait for killed processes
+# index of the loopback interface; the root of its queueing disciplines
+_LOOPBACK_INDEX, _QDISC_ROOT = 1, 0xFFFFFFFF
 _RTM_NEWQDISC, _RTM_DELQDISC = (
     36,
     37,
-)  # a queueing discipline; the flags: answer me, and make it or replace it
+)  # create or delete a queueing discipline; flags: acknowledge, create or replace
 _NLM_REQUEST_ACK, _NLM_CREATE_REPLACE = 0x5, 0x500
 _CRIU_CACHE = "/run/criu.kdat"
 
 
 def main() -> None:
-    """Serve until the hub is gone."""
+    """Serve requests until the hub is gone."""
     sock, criu, area = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
     kernel = syscalls.LinuxSyscalls()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -80,8 +81,11 @@ def main() -> None:
 
 
 class LiveSupervisor:
-    """Answers one request at a time; what takes long is done by the child. The last descriptor of
-    a request is for the child to say why it failed: closed without a word, it went well."""
+    """Answers one request at a time; slow work is done in a forked child.
+
+    The last descriptor of a request is a pipe on which the child reports an error. If the child
+    closes it without writing, it succeeded.
+    """
 
     def __init__(
         self, kernel: syscalls.LinuxSyscalls, sock: socket.socket, criu: str, cache_copy: str
@@ -89,15 +93,15 @@ class LiveSupervisor:
         self._kernel = kernel
         self._sock = sock
         self._criu = criu
-        self._cache_copy = cache_copy  # what CRIU found out about this kernel
-        self._cache_pid = 0  # the process that has it find out
+        self._cache_copy = cache_copy  # copy of CRIU's cache of kernel features
+        self._cache_pid = 0  # pid of the process that fills the cache
         self._cgroups: set[str] = set()
         self._killed_with_machine: dict[
             int, int
-        ] = {}  # a machine's pid 1, and what is to end with it
+        ] = {}  # pidfd of a machine's pid 1 -> pidfd to kill when it ends
 
     def warm_criu_cache(self) -> None:
-        """Have CRIU look at the kernel once, meanwhile: each time takes as long as a dump."""
+        """Let CRIU probe the kernel once, in the background: each probe takes as long as a dump."""
         if not os.path.exists(self._cache_copy):
             self._cache_pid = self._fork(syscalls.CLONE_NEWNS, self._run_criu_check, [])["pid"]
 
@@ -112,14 +116,21 @@ class LiveSupervisor:
         os._exit(0)
 
     def _wait_for_cache(self) -> None:
-        """Else CRIU looks for itself, with a connection in a network where nothing may be sent."""
+        """Wait until the cache is filled.
+
+        Otherwise CRIU probes the kernel itself, with a connection in a network whose traffic is
+        blocked.
+        """
         with contextlib.suppress(ProcessLookupError):
             while self._cache_pid and not os.path.exists(self._cache_copy):
                 os.kill(self._cache_pid, 0)
                 time.sleep(_EXIT_POLL_SECONDS)
 
     def _mount_private_run(self) -> None:
-        """CRIU keeps what it found out in /run, and only if that is a tmpfs."""
+        """Mount a private tmpfs on /run that holds the cache.
+
+        CRIU reads and writes its cache there, and only if /run is a tmpfs.
+        """
         self._wait_for_cache()
         self._kernel.make_mounts_private()
         self._kernel.mount(
@@ -129,7 +140,7 @@ class LiveSupervisor:
             _copy_file(self._cache_copy, _CRIU_CACHE)
 
     def shut_down(self) -> None:
-        """The hub is gone, perhaps killed: end its machines, and remove their control groups."""
+        """Kill the machines and remove their control groups, after the hub has ended."""
         for group in self._cgroups:
             with contextlib.suppress(OSError), open(f"{group}/cgroup.procs") as file:
                 for pid in file.read().split():
@@ -142,7 +153,10 @@ class LiveSupervisor:
             time.sleep(_EXIT_POLL_SECONDS)
 
     def wait_request(self) -> None:
-        """Until the hub says something. What is tied to a machine that ends meanwhile ends too."""
+        """Wait for the next request.
+
+        While waiting, kill the processes that are tied to a machine that has ended.
+        """
         while True:
             poll = select.poll()
             for fd in (self._sock.fileno(), *self._killed_with_machine):
@@ -158,12 +172,14 @@ class LiveSupervisor:
                 return
 
     def handle(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Carry out one request, and return its reply."""
         what = request["do"]
         self._cgroups = {group for group in self._cgroups if os.path.isdir(group)}
         self._cgroups.update(request.get("groups", ()))
         if what == "start":
             return self._fork(_MACHINE_NAMESPACES, lambda: self._exec_init(request, fds), fds)
-        # the rest makes its namespaces itself: we have others to serve
+        # The other children create their namespaces themselves, because this process must not
+        # block.
         if what == "worker":
             return self._fork(0, lambda: self._exec_dump_worker(fds), fds)
         if what == "pager":
@@ -204,7 +220,7 @@ class LiveSupervisor:
             os._exit(1)
 
     def _exec_init(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Pid 1 of a new machine: its own program, seen from inside."""
+        """Become pid 1 of a new machine: execute its program inside the machine."""
         join_cgroups(request["groups"])
         mounter.Mounter(self._kernel, request["plan"]).build()
         loopback.bring_up()
@@ -220,7 +236,10 @@ class LiveSupervisor:
         os.execve(argv[0], argv, request["env"])
 
     def _exec_dump_worker(self, fds: list[int]) -> NoReturn:
-        """CRIU in the network namespace of a machine: it then leaves that alone."""
+        """Become a CRIU in the network namespace of a machine.
+
+        CRIU then does not dump the namespace.
+        """
         talk, net, _ = fds
         self._kernel.unshare(syscalls.CLONE_NEWNS)
         self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
@@ -228,8 +247,11 @@ class LiveSupervisor:
         self._exec_criu_worker(talk)
 
     def _clone_mounts(self, plan: dict[str, Any], fds: list[int]) -> NoReturn:
-        """A copy of a machine's mounts with another workspace: answers with its root directory and
-        its namespace, see Mounter.branch. A machine's own pid 1 has no right to."""
+        """Copy a machine's mounts with another workspace.
+
+        Sends open descriptors of the copy's root directory and namespace; see
+        `Mounter.clone_namespace`. Pid 1 of a live machine has no right to do this.
+        """
         talk, machine, _ = fds
         workspace = mounter.Mounter(self._kernel, plan).build_detached_workspace()
         own = os.open("/proc/self/ns", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -242,15 +264,18 @@ class LiveSupervisor:
         os._exit(0)
 
     def _run_port_forwarder(self, port: int, fds: list[int]) -> NoReturn:
-        """Lets connections to a socket of the host into a machine."""
+        """Forward connections on a host socket to a machine."""
         listener, net, machine, told = fds
         self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
         os.close(told)
         port_forwarder.serve(socket.socket(fileno=listener), machine, port)
 
     def _exec_outbound_network(self, argv: list[str], fds: list[int]) -> NoReturn:
-        """The way out of a machine; it finds that network, and where to say that it is there, under
-        the numbers in its arguments."""
+        """Become the outbound network program of a machine.
+
+        The program gets the machine's network namespace, and the descriptor for its ready message,
+        as numbers in its arguments.
+        """
         net, log, told = fds
         _refuse_host_network(net)
         nothing = os.open("/dev/null", os.O_RDWR)
@@ -263,18 +288,24 @@ class LiveSupervisor:
         os.execve(argv[0], argv, {"PATH": os.defpath})
 
     def _set_fallback_address(self, net: int, *, on: bool) -> NoReturn:
-        """Loopback stands in for a way out that is not there, or does no longer."""
+        """Assign the outbound address to loopback, or remove it again.
+
+        Loopback holds the address while no slirp4netns interface exists.
+        """
         _refuse_host_network(net)
         self._kernel.join_namespace(net, syscalls.CLONE_NEWNET)
         if on:
-            loopback.bring_up()  # whoever has this network may not have come to that
+            loopback.bring_up()  # the new network may not have it up yet
             loopback.add_fallback_address()
         else:
             loopback.remove_fallback_address()
         os._exit(0)
 
     def _exec_spare_criu(self, groups: list[str], fds: list[int]) -> NoReturn:
-        """CRIU that will restore something, with a new network for it; `_fit` gives it mounts."""
+        """Become a CRIU for a future restore, with a new network.
+
+        `_prepare_spare` adds the mounts.
+        """
         join_cgroups(groups)
         self._kernel.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET)
         self._kernel.make_mounts_private()
@@ -284,8 +315,11 @@ class LiveSupervisor:
         self._exec_criu_worker(fds[0])
 
     def _prepare_spare(self, request: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Make the mounts of a machine where a CRIU is, and have it in that machine's control
-        groups: what it restores is in them too."""
+        """Prepare a waiting CRIU for the restore of one machine.
+
+        Creates the machine's mounts in CRIU's mount namespace, and moves CRIU to the machine's
+        control groups. The processes that CRIU restores are then in these groups too.
+        """
         join_cgroups(request["groups"], request["pid"])
         self._kernel.join_mount_namespace(fds[0])
         mounter.Mounter(self._kernel, request["plan"]).build_without_pivot()
@@ -298,7 +332,7 @@ class LiveSupervisor:
         os._exit(0)
 
     def _exec_pager(self, request: dict[str, Any]) -> NoReturn:
-        """CRIU that hands out memory after the processes that it belongs to have begun."""
+        """Become a CRIU pager, which loads memory after its processes have started."""
         self._kernel.unshare(syscalls.CLONE_NEWNS)
         self._mount_private_run()
         self._exec_criu("lazy-pages", "-D", request["images"], "-W", request["work"])
@@ -312,9 +346,9 @@ class LiveSupervisor:
 
 
 def join_cgroups(groups: list[str], pid: int = 0) -> None:
-    """Have a process, or this one, in control groups, and all that it starts from now on."""
+    """Move a process, or this one, to control groups; its future children are in them too."""
     for group in groups:
-        # a process that moves its only thread itself, where that can be said, need not wait
+        # A process that moves its only thread itself need not wait for the kernel.
         alone = f"{group}/tasks"
         name = alone if not pid and os.path.exists(alone) else f"{group}/cgroup.procs"
         with open(name, "w", encoding="ascii") as file:
@@ -322,7 +356,10 @@ def join_cgroups(groups: list[str], pid: int = 0) -> None:
 
 
 def _refuse_host_network(net: int) -> None:
-    """The host's network is not to be changed, whatever went wrong."""
+    """Raise OSError if `net` is the host's network.
+
+    This protects the host's network against a mistake elsewhere.
+    """
     if os.path.samestat(os.fstat(net), os.stat("/proc/self/ns/net")):
         raise OSError(errno.EINVAL, "this is the host's own network")
 
@@ -346,8 +383,11 @@ def _remove_cgroup(group: str) -> bool:
 
 
 def set_network_blocked(blocked: bool) -> None:
-    """Have nothing be sent in the network that we are in, or all again: by a queue with room for no
-    packet. What does not get into it counts as not yet sent, so nothing is lost."""
+    """Block or unblock all outgoing packets in the network namespace of this process.
+
+    Blocking installs a queue with room for no packet. A packet that does not fit counts as not
+    sent, so TCP sends it again later and nothing is lost.
+    """
     queue = struct.pack("=HH8sHHI", 10, 1, b"pfifo", 8, 2, 0) if blocked else b""
     body = struct.pack("=BxxxiIII", 0, _LOOPBACK_INDEX, 0, _QDISC_ROOT, 0) + queue
     what, flags = (

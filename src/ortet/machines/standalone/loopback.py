@@ -1,7 +1,7 @@
-"""A machine's loopback device, and what it stands in for while processes are restored without a way
-out.
+"""The loopback device of a machine, and the fallback address on it.
 
-Standard library only: the keeper loads this file by itself.
+Standard library only: the live supervisor loads this file as a plain module. It is separate because
+both the supervisor and the host side (`OUTBOUND_ADDRESS`) use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 
 OUTBOUND_ADDRESS = "10.0.2.100"
-"""Of a machine that has a way out, beside loopback; the same in every copy."""
+"""Address of a machine with an outbound network; the same in every copy."""
 
 _ALIAS = b"lo:0"
 _NETMASK = "255.255.255.0"
@@ -24,14 +24,16 @@ _ROUTE_UP = 1
 
 
 def bring_up() -> None:
-    """In the network namespace of this process, as all of these."""
+    """Bring up loopback. All functions here work in the network namespace of this process."""
     with socket.socket() as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _UP_AND_RUNNING))
 
 
 def add_fallback_address() -> None:
-    """Have the address and a route of a way out that is not there: sockets that were bound or
-    connected by it can then be made again."""
+    """Give loopback the outbound address and a default route, while there is no outbound network.
+
+    CRIU can then restore sockets that were bound or connected with this address.
+    """
     with socket.socket() as sock:
         fcntl.ioctl(sock, _SIOCSIFADDR, struct.pack("16s16s", _ALIAS, _sockaddr(OUTBOUND_ADDRESS)))
         fcntl.ioctl(sock, _SIOCSIFNETMASK, struct.pack("16s16s", _ALIAS, _sockaddr(_NETMASK)))
@@ -39,7 +41,7 @@ def add_fallback_address() -> None:
 
 
 def remove_fallback_address() -> None:
-    """Nothing leads outside again, and programs that try are told so at once."""
+    """Remove the address and route again: programs that connect outside get an error at once."""
     with socket.socket() as sock:
         _change_route(sock, _SIOCDELRT)
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", _ALIAS, 0))
@@ -50,7 +52,7 @@ def _sockaddr(text: str) -> bytes:
 
 
 def _change_route(sock: socket.socket, request: int) -> None:
-    """Of every address, by loopback; a struct rtentry."""
+    """Add or delete the default route through loopback, with a struct rtentry."""
     any_, device = _sockaddr(_ANY_ADDRESS), ctypes.create_string_buffer(b"lo")
     fields = (0, any_, any_, any_, _ROUTE_UP, 0, 0, 0, 0, ctypes.addressof(device), 0, 0, 0)
     fcntl.ioctl(sock, request, struct.pack("@L16s16s16sHhLPhPLLH", *fields))

@@ -1,6 +1,6 @@
-"""Makes a machine's view out of a plan, and changes the workspace's layers later.
+"""Builds the mounts of a machine from a plan, and changes the workspace's layers later.
 
-Standard library only: the zygote loads this file by itself.
+Standard library only: the zygote loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 
 
 CRIU_MOUNT_TYPES = frozenset(("proc", "devpts", "sysfs"))
-"""Kinds of mounts that CRIU makes by itself."""
+"""Mount types that CRIU creates itself."""
 
 _NO_TYPES = frozenset[str]()
 _DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9))
@@ -27,7 +27,7 @@ _LINKS = (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"
 
 
 class Mounter:
-    """For a process in a mount namespace of its own; see view.py for the steps of a plan."""
+    """Mounts for a process in its own mount namespace; see overlay/mount_plan.py for the steps."""
 
     def __init__(self, kernel: syscalls.LinuxSyscalls, plan: dict[str, Any]) -> None:
         self.workspace_path: str = plan["place"]
@@ -38,12 +38,12 @@ class Mounter:
         self._hold_fd = -1
 
     def build(self) -> None:
-        """Make the view below `root`, then make that the root."""
+        """Build all mounts below `root`, then make `root` the root directory."""
         self.build_without_pivot(_NO_TYPES)
         self._kernel.pivot_root(self._root)
 
     def build_without_pivot(self, excluded: frozenset[str] = CRIU_MOUNT_TYPES) -> None:
-        """Make the view below `root`, without what whoever takes it over makes itself."""
+        """Build all mounts below `root`, except the types that CRIU creates itself."""
         umask = os.umask(0o022)
         self._kernel.make_mounts_private()
         for step in self._plan["steps"]:
@@ -53,11 +53,11 @@ class Mounter:
         os.umask(umask)
 
     def mount_workspace(self, options: str) -> None:
-        """The workspace, on new layers."""
+        """Mount the workspace on new layers."""
         self._mount_held_overlay(self.workspace_path, options)
 
     def unmount_workspace(self) -> bool:
-        """False when someone, perhaps on the host, still has a file or directory of it open."""
+        """Unmount the workspace. Returns False if a process, perhaps on the host, still uses it."""
         try:
             self._kernel.unmount(self.workspace_path)
         except OSError as error:
@@ -67,23 +67,27 @@ class Mounter:
         return True
 
     def swap_layers(self, options: str) -> None:
-        """Other layers at once: who has files of the old ones open keeps those."""
+        """Switch to other layers at once.
+
+        Processes keep the files they have open on the old layers.
+        """
         self._kernel.unmount(self.workspace_path, lazy=True)
         self._mount_held_overlay(self.workspace_path, options)
 
     def clone_namespace(self, options: str) -> tuple[int, int]:
-        """A copy of this view with other layers: its root directory and its namespace, both open.
+        """Copy this mount namespace with other workspace layers.
 
-        The mounts last as long as somebody holds the namespace. Whoever makes that directory its
-        root sees the copy, and needs no right to mount for it.
+        Returns open descriptors of the copy's root directory and of its namespace. The mounts live
+        as long as a process holds the namespace. A process that makes this directory its root sees
+        the copy, and needs no right to mount.
         """
         home = os.open(_MOUNT_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         opened: list[int] = []
         try:
-            os.fchdir(self._hold_fd)  # which the copy of a namespace takes along
+            os.fchdir(self._hold_fd)  # the copied namespace has it too
             self._kernel.unshare(syscalls.CLONE_NEWNS)
             try:
-                # over the old one: to unmount that here first would take as long again
+                # mount over the old workspace: to unmount that first would double the time
                 self._kernel.mount("ortet", self.workspace_path, "overlay", 0, options)
                 opened.append(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                 opened.append(os.open(_MOUNT_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC))
@@ -98,7 +102,10 @@ class Mounter:
         return opened[0], opened[1]
 
     def build_detached_workspace(self) -> int:
-        """The workspace alone, as a mount that is nowhere; the namespace is spent then."""
+        """Mount only the workspace, and return it as an open, detached mount.
+
+        The mount namespace of this process cannot be used for anything else afterwards.
+        """
         self._kernel.make_mounts_private()
         for step in self._plan["steps"]:
             self._apply_step(**step)
@@ -119,7 +126,7 @@ class Mounter:
                 kernel.bind(target, target)
             return
         if do == "hide" and not os.path.lexists(target):
-            return  # what would be hidden does not show anyway
+            return  # there is nothing to hide
         if os.path.realpath(target) != target:
             raise OSError(f"{at} leads through a symbolic link inside the machine")
         if how.pop("optional", False):
@@ -154,7 +161,10 @@ class Mounter:
     def _mount_overlay(
         self, target: str, *, options: str, instead: dict[str, Any] | None = None
     ) -> None:
-        """`instead` is what to bind there when the kernel refuses; empty: leave what is there."""
+        """Mount an overlay.
+
+        If the kernel refuses, bind `instead`; if that is empty, change nothing.
+        """
         try:
             self._kernel.mount("ortet", target, "overlay", 0, options)
         except OSError:
@@ -166,9 +176,10 @@ class Mounter:
                     self._kernel.make_read_only(target)
 
     def _bind_held_directories(self, target: str) -> None:
-        """Keep the host directories that later mounts need where no path leads: below /proc.
+        """Bind the host directories that later mounts need.
 
-        The kernel makes overlays only of directories that are mounted in this namespace.
+        They are below /proc, where no path inside the machine leads to them. The kernel accepts
+        overlay directories only if they are mounted in this namespace.
         """
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
         self._kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755")
@@ -180,7 +191,7 @@ class Mounter:
         self._hold_fd = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _mount_held_overlay(self, target: str, options: str) -> None:
-        """Paths in `options` begin with a name that is held."""
+        """Mount an overlay whose options name paths relative to the held directories."""
         os.fchdir(self._hold_fd)
         try:
             self._kernel.mount("ortet", target, "overlay", 0, options)
@@ -189,7 +200,10 @@ class Mounter:
 
 
 def _make_devices(directory: str) -> None:
-    """The few that programs expect, as nodes of an ordinary directory; what is there stays."""
+    """Create the device nodes that programs expect, in an ordinary directory.
+
+    Existing nodes are kept.
+    """
     for name, major, minor in (*_DEVICES, ("tty", 5, 0)):
         with contextlib.suppress(FileExistsError):
             os.mknod(f"{directory}/{name}", 0o20666, os.makedev(major, minor))

@@ -1,8 +1,8 @@
-"""Pid 1 of a machine: mounts its files, runs its commands, reaps, and ends with the hub.
+"""Pid 1 of an overlay machine: mounts its files, runs its commands, reaps, ends with the hub.
 
-Standard library only: the zygote loads this file by itself. When the hub's end of the socket
-closes, for whatever reason, this process exits, the kernel kills everything in its pid namespace,
-and the mounts go with the mount namespace. So nothing is left to clean up.
+Standard library only: the zygote loads this file as a plain module. When the hub's end of the
+socket closes, this process exits. The kernel then kills everything in its pid namespace, and the
+mounts disappear with the mount namespace. So nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ else:
     import spawn
     import syscalls
 
-_NO_MARK = "-"  # no run's mark
+_NO_MARK = "-"  # matches no run
 
 
 def main(kernel: syscalls.LinuxSyscalls, sock: socket.socket) -> None:
-    """Never returns."""
+    """Run the supervisor; never returns."""
     code = 0
     try:
         OverlaySupervisor(kernel, sock).serve()
@@ -44,20 +44,21 @@ def main(kernel: syscalls.LinuxSyscalls, sock: socket.socket) -> None:
 
 
 class OverlaySupervisor:
-    """Answers one request at a time, in the order they come."""
+    """Answers one request at a time, in order of arrival."""
 
     def __init__(self, kernel: syscalls.LinuxSyscalls, sock: socket.socket) -> None:
         self._kernel = kernel
         self._sock = sock
-        self._exit_statuses: dict[int, int] = {}  # commands that ended and were not asked about yet
+        self._exit_statuses: dict[int, int] = {}  # ended commands that were not waited for yet
         self._commands: dict[
             int, set[procfs.ProcessIdentity]
-        ] = {}  # commands, with what was alive before them
+        ] = {}  # running commands, each with the processes that were alive before it
         self._wakeup_fd, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
+        """Receive the mount plan, build it, then answer requests until the hub disconnects."""
         plan, _ = ipc.receive(self._sock)
         self._mounter = mounter.Mounter(self._kernel, plan)
         self._mounter.build()
@@ -120,7 +121,7 @@ class OverlaySupervisor:
         return {}
 
     def _change_layers(self, verb: str, options: str, passed: list[int]) -> dict[str, Any]:
-        """For interpreters that fork: layers of their own, see Mounter."""
+        """Change the file layers of kernels and their forks; see Mounter."""
         try:
             if verb == "swap":
                 self._mounter.swap_layers(options)
@@ -142,7 +143,7 @@ class OverlaySupervisor:
                 pid = spawn.spawn(request["argv"], request["env"], spawn.dup_actions(fds))
         except OSError as error:
             return {"errno": error.errno, "error": error.strerror}
-        except ValueError as error:  # a NUL byte, a name with "="
+        except ValueError as error:  # a NUL byte, or a name that contains "="
             return {"bad": str(error)}
         finally:
             os.chdir("/")
@@ -151,7 +152,7 @@ class OverlaySupervisor:
         return {"pid": pid}
 
     def _wait(self, pid: int) -> dict[str, Any]:
-        """The exit code of a command, which is waited for, and whether anything else is alive."""
+        """Wait for a command, and return its exit code and whether any other process is alive."""
         if pid not in self._exit_statuses:
             self._exit_statuses[pid] = os.waitpid(pid, 0)[1]
         self._commands.pop(pid, None)
@@ -159,26 +160,29 @@ class OverlaySupervisor:
         return {"code": os.waitstatus_to_exitcode(status), "busy": self._has_processes()}
 
     def _kill(self, mark: str, pid: int) -> dict[str, Any]:
-        """End a command with all it started, also what shook off its parents and environment."""
+        """Kill a command and all processes it started.
+
+        This includes processes that left its session and cleared their environment.
+        """
         before = self._commands.get(pid, set())
-        # once it has ended, its pid may be another's
+        # after its end the pid may belong to another process
         process_tree.kill_run(
             mark, pid if pid in self._commands and pid not in self._exit_statuses else -1
         )
         while strays := self._orphans(before):
             for stray in strays:
                 process_tree.kill_run(_NO_MARK, stray[0])
-            before |= strays  # one that outlives even this is left alone
+            before |= strays  # a process that survives even this is left alone
         return {}
 
     def _orphans(self, alive_before: set[procfs.ProcessIdentity]) -> set[procfs.ProcessIdentity]:
-        """Orphans that were not there before, and that no run will claim."""
+        """Return new orphans that belong to no run."""
         new = {one.identity for one in procfs.list_living() if one.parent == 1} - alive_before
         strays = {born for born in new if born[0] not in self._commands}
         return {born for born in strays if procfs.is_unmarked(born[0])}
 
     def _has_processes(self) -> bool:
-        """Reap; is any process but this one left?"""
+        """Reap ended processes, and return True if any process other than this one is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,8 +1,8 @@
-"""Carries connections from a port of the host into a machine's network, until the machine ends.
+"""Forwards connections from a host port to a port of a machine, until the machine ends.
 
-Standard library only: the keeper loads this file by itself. The listening socket was made in the
-host's network and stays there; the process has moved into the machine's, so what it connects to is
-inside.
+Standard library only: the live supervisor loads this file as a plain module. The listening socket
+was created in the host's network and stays there. The process itself has joined the machine's
+network, so it connects to ports inside.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ import socket
 from typing import NoReturn
 
 _CHUNK_BYTES = 1 << 16
-_MAX_BUFFER_BYTES = 1 << 20  # bytes that wait for a slow reader, before the other side has to
+_MAX_BUFFER_BYTES = 1 << 20  # buffered for a slow reader, before reading from the other side pauses
 
 
 class ForwardedConnection:
-    """Two sockets that pass on what they hear from each other."""
+    """Two sockets, each of which gets the bytes that the other one receives."""
 
     def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
         self.sockets = (outer, inner)
-        self.buffers = {outer.fileno(): bytearray(), inner.fileno(): bytearray()}  # to be sent to
-        self.open = {outer.fileno(): True, inner.fileno(): True}  # may still say something
+        # bytes to send to each
+        self.buffers = {outer.fileno(): bytearray(), inner.fileno(): bytearray()}
+        self.open = {outer.fileno(): True, inner.fileno(): True}  # False after its end of file
 
     def other(self, fd: int) -> socket.socket:
         one, two = self.sockets
         return two if one.fileno() == fd else one
 
     def events(self, fd: int) -> int:
-        """What to wait for: more to read while the other side keeps up, room while it waits."""
+        """Return the events to wait for.
+
+        These are input while the other buffer has room, and output while bytes wait to be sent.
+        """
         hears = self.open[fd] and len(self.buffers[self.other(fd).fileno()]) < _MAX_BUFFER_BYTES
         return (select.POLLIN if hears else 0) | (select.POLLOUT if self.buffers[fd] else 0)
 
     def transfer(self, sock: socket.socket, event: int) -> bool:
-        """False when both are done, or one is broken."""
+        """Transfer bytes after an event. Returns False if both sides are done, or one is broken."""
         fd, other = sock.fileno(), self.other(sock.fileno())
         try:
             if event & select.POLLOUT and self.buffers[fd]:
@@ -61,7 +65,7 @@ class ForwardedConnection:
 
 
 def serve(listener: socket.socket, machine_pidfd: int, port: int) -> NoReturn:
-    """Until the process that the descriptor `machine` stands for has ended."""
+    """Forward connections until the process of `machine_pidfd` has ended; never returns."""
     listener.setblocking(False)
     pairs: dict[int, ForwardedConnection] = {}
     while True:
@@ -95,7 +99,7 @@ def _accept(
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         inner = socket.socket(family)
         try:
-            inner.connect((host, port))  # inside one machine: it answers, or refuses, at once
+            inner.connect((host, port))  # within one machine it succeeds, or fails, at once
             break
         except OSError:
             inner.close()
@@ -106,5 +110,5 @@ def _accept(
     pair = ForwardedConnection(outer, inner)
     for end in pair.sockets:
         end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # nothing is held back
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # send without delay
         connections[end.fileno()] = pair

@@ -1,4 +1,4 @@
-"""Find and kill all that a command started, however far it ran: setsid, double fork, fork bomb."""
+"""Finds and kills all processes that a command started, even after setsid or a double fork."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 RUN_MARK_VARIABLE = "ORTET_RUN"
-"""Environment variable that names the run a process belongs to; nested runs append with a colon."""
+"""Environment variable with the mark of the run of a process; nested runs append with a colon."""
 
 KILL_TIMEOUT_SECONDS = 10.0
-"""Seconds after which a process that outlives SIGKILL (it waits for a device) is left alone."""
+"""Seconds after which a process that survives SIGKILL (it waits for a device) is left alone."""
 
 
-_THREAD_COUNT_FIELD = 17  # where, behind the command's name, /proc/PID/stat has their number
+_THREAD_COUNT_FIELD = 17  # index of the thread count in /proc/PID/stat, after the command name
 
 
 class _Process(NamedTuple):
@@ -26,18 +26,19 @@ class _Process(NamedTuple):
 
 
 def kill_run(mark: str, leader: int, exclude: Collection[int] = ()) -> None:
-    """Kill the command `leader`, not yet reaped so that the pid is its own, and all descendants.
+    """Kill a command and all its descendants, except those in `exclude`.
 
-    A descendant is in the leader's session, carries `mark` in its environment, or has a descendant
-    as parent. All are stopped before any is killed, so that none can fork away in between. Those
-    to `spare`, and what only they started, live on.
+    `leader` is the pid of the command, which must not be reaped yet, so that the pid is still its
+    own. A descendant is in the leader's session, carries `mark` in its environment, or has a
+    descendant as parent. All processes are stopped before any is killed, so that none can fork in
+    between. Processes that only an excluded process started are not killed.
     """
     for _ in kill_rounds(mark, leader, exclude):
-        time.sleep(0.001)  # dying takes a moment, and the processor
+        time.sleep(0.001)  # dying takes a moment, and CPU time
 
 
 def kill_rounds(mark: str, leader: int, exclude: Collection[int] = ()) -> Iterator[None]:
-    """As kill_run, for who has other things to do: yields where that one sleeps a millisecond."""
+    """Do what `kill_run` does, but yield instead of sleeping, for callers with other work."""
     if not os.path.isdir("/proc/self"):
         _kill_group(leader)
         return
@@ -54,7 +55,7 @@ def kill_rounds(mark: str, leader: int, exclude: Collection[int] = ()) -> Iterat
 
 
 def run_pids(mark: str, leader: int, exclude: Collection[int] = ()) -> set[int]:
-    """The living processes of a run; zombies do not count."""
+    """Return the living processes of a run, without zombies."""
     alive = [process for process in _list_processes() if process.pid not in exclude]
     token = mark.encode()
     members = {p.pid for p in alive if leader in (p.session, p.pid)}
@@ -73,9 +74,9 @@ def _list_processes() -> list[_Process]:
         if not name.isdigit():
             continue
         text = _read_proc_file(f"/proc/{name}/stat")
-        # the command's name stands in parentheses and may itself hold spaces and parentheses
+        # The command name is in parentheses, and may itself contain spaces and parentheses.
         fields = text[text.rfind(b")") + 1 :].split(None, _THREAD_COUNT_FIELD + 1)
-        # one whose first thread has ended is a zombie by its state, and lives on in the others
+        # If only the first thread has ended, the state is zombie but the process lives on.
         if len(fields) > _THREAD_COUNT_FIELD and (
             fields[0] not in (b"Z", b"X") or int(fields[_THREAD_COUNT_FIELD]) > 1
         ):
@@ -92,7 +93,7 @@ def _has_mark(pid: int, token: bytes) -> bool:
 
 
 def _read_proc_file(path: str) -> bytes:
-    """A file of /proc, or nothing where the process is gone or another user's."""
+    """Return the content of a /proc file, or nothing if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -101,7 +102,7 @@ def _read_proc_file(path: str) -> bytes:
 
 
 def _send_signal(pid: int, number: signal.Signals) -> bool:
-    """False when the process may not be signalled; one that is already gone is no failure."""
+    """Send a signal. Returns False if it is not permitted; a process that is gone is no failure."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

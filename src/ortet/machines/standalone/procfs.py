@@ -1,6 +1,6 @@
-"""The processes of a pid namespace, as its /proc tells of them.
+"""Lists the processes of a pid namespace, read from its /proc.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 of a machine loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -18,44 +18,50 @@ else:
 _READ_BYTES = 1 << 16
 
 ProcessIdentity = tuple[int, bytes]
-"""pid and start time: a pid alone may be given again."""
+"""Pid and start time: a pid alone may be reused."""
 
 
 class ProcessStat(NamedTuple):
+    """One process, as /proc/PID/stat describes it."""
+
     pid: int
     name: str
     state: str
     parent: int
     session: int
     ticks: bytes
-    """When it began, in clock ticks since boot."""
+    """Start time, in clock ticks since boot."""
     pages: int
     threads: int
 
     @property
     def identity(self) -> ProcessIdentity:
+        """Pid and start time, which identify a process even if its pid is reused."""
         return self.pid, self.ticks
 
 
 def list_processes() -> list[ProcessStat]:
-    """Every process but this one, zombies too."""
+    """Return every process except this one, including zombies."""
     own = str(os.getpid())
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and name != own]
     return [one for one in map(_read_stat, numbers) if one is not None]
 
 
 def list_living() -> list[ProcessStat]:
-    """Every process but this one that can still do something."""
+    """Return every process except this one that can still run."""
     return [one for one in list_processes() if one.state not in "ZX" or one.threads > 1]
 
 
 def is_unmarked(pid: int) -> bool:
-    """Does it carry no run's mark? One that does was found by its own, or belongs to another."""
+    """Return True if a process carries no run mark.
+
+    A process with a mark belongs to the run that the mark names.
+    """
     return not run_marks(pid)
 
 
 def run_marks(pid: int) -> list[str]:
-    """The runs it says it belongs to, the outermost first."""
+    """Return the marks of the runs that a process belongs to, the outermost first."""
     key = process_tree.RUN_MARK_VARIABLE.encode() + b"="
     for item in read_proc_file(f"/proc/{pid}/environ").split(b"\0"):
         if item.startswith(key):
@@ -64,7 +70,7 @@ def run_marks(pid: int) -> list[str]:
 
 
 def mapped_files(directory: str) -> list[str]:
-    """Files below a directory that some process may be storing into through memory."""
+    """Return the files below a directory that a process may write through a memory mapping."""
     paths: set[str] = set()
     key = os.fsencode(directory).replace(b"\n", rb"\012")
     for one in _in_machine_root():
@@ -77,7 +83,7 @@ def mapped_files(directory: str) -> list[str]:
 
 
 def processes_using(directory: str, exclude: Collection[int]) -> list[str]:
-    """Which other processes are in a directory, or have something below it open."""
+    """Return the other processes that have a directory, or something below it, in use."""
     names = []
     mapping = b" " + os.fsencode(directory) + b"/"
     for one in _in_machine_root(exclude):
@@ -92,7 +98,7 @@ def processes_using(directory: str, exclude: Collection[int]) -> list[str]:
 
 
 def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
-    """Which other processes have this directory, open here, as their root."""
+    """Return the other processes whose root directory is the open directory `root`."""
     there = _mount_id(root)
     others = [one for one in list_living() if one.pid not in exclude]
     return [
@@ -103,14 +109,17 @@ def processes_rooted_at(root: int, exclude: Collection[int]) -> list[str]:
 
 
 def _in_machine_root(exclude: Collection[int] = ()) -> list[ProcessStat]:
-    """All but forks of kernels, and what those started: the same paths lead them elsewhere."""
+    """Return the processes that see the machine's own files.
+
+    For kernel forks, and processes they started, the same paths lead to other files.
+    """
     here = _mount_id_at("/")
     others = [one for one in list_living() if one.pid not in exclude]
     return [one for one in others if _mount_id_at(f"/proc/{one.pid}/root") in (here, b"")]
 
 
 def _mount_id_at(path: str) -> bytes:
-    """The id of the mount a directory is on."""
+    """Return the id of the mount that a directory is on, or nothing if it cannot be opened."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -135,7 +144,7 @@ def _points_into(link: str, directory: str) -> bool:
 
 
 def read_proc_file(path: str) -> bytes:
-    """A file of /proc; nothing where the process is gone."""
+    """Return the content of a /proc file, or nothing if the process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -153,7 +162,7 @@ def read_proc_file(path: str) -> bytes:
 
 def _read_stat(number: str) -> ProcessStat | None:
     text = read_proc_file(f"/proc/{number}/stat")
-    # the command's name stands in parentheses and may itself hold spaces and parentheses
+    # The command name is in parentheses, and may itself contain spaces and parentheses.
     before, after = text.find(b"("), text.rfind(b")")
     fields = text[after + 1 :].split()
     if len(fields) < 22:

@@ -1,7 +1,7 @@
-"""What can be asked of the pid 1 of a machine, and its answers.
+"""The requests that pid 1 of a machine accepts, and their replies.
 
-Standard library only: the pid 1 of a machine loads this file by itself. An answer that takes a
-while is a generator; it holds up its own connection and no other.
+Standard library only: pid 1 loads this file as a plain module. A reply that takes time is a
+generator. It delays its own connection and no other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ else:
     import procfs
     import ring_buffer
 
-_DEFAULT_READ_BYTES = 1 << 18  # bytes of a stream in one answer, unless asked otherwise
+_DEFAULT_READ_BYTES = 1 << 18  # bytes of a stream in one reply by default
 _RECONNECT_GRACE_SECONDS = (
-    2.0  # seconds in which the reader of a run may come back after its line broke
+    2.0  # time for the reader of a run to come back after its connection broke
 )
-_KILL_POLL_SECONDS = 0.001  # seconds between two looks at processes that are being killed
+_KILL_POLL_SECONDS = 0.001  # between two checks of processes that are being killed
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -43,6 +43,8 @@ _Handler = Callable[["connections.ControlConnection", Request], "Reply | event_l
 
 
 class RequestHandlers:
+    """The request handlers of pid 1, by request name, over its job table and listener."""
+
     def __init__(self, loop: event_loop.EventLoop, path: str) -> None:
         self.table = job_table.JobTable(loop)
         self.listener = connections.ControlListener(loop, path, self.handle, self._on_disconnect)
@@ -66,7 +68,10 @@ class RequestHandlers:
     def handle(
         self, peer: connections.ControlConnection, request: Request
     ) -> Reply | event_loop.PendingReply:
-        """Whatever is asked, this process goes on: with it the machine would end."""
+        """Handle one request.
+
+        Errors become replies: if this process ended, the machine would end.
+        """
         try:
             verb = self._handlers.get(request.get("do", ""))
             if verb is None:
@@ -83,12 +88,16 @@ class RequestHandlers:
             return _error_reply(error)
 
     def _on_disconnect(self, peer: connections.ControlConnection) -> None:
-        """Its runs wait for it: after a freeze it comes back, else perhaps on another line."""
+        """Keep the runs of a closed connection waiting for their reader.
+
+        After a dump the reader comes back; after a broken connection it may come back on another
+        one.
+        """
         for job in self.table:
             if job.reader is peer:
                 job.detach_reader(None if peer.is_closing else _RECONNECT_GRACE_SECONDS)
 
-    # starting and ending
+    # start and end
 
     def _start(self, peer: connections.ControlConnection, request: Request) -> Reply:
         job = self.table.start(request, peer if request.get("followed") else None)
@@ -104,7 +113,10 @@ class RequestHandlers:
         return self._exit_reply(job)
 
     def _exit_reply(self, job: initjobs.JobProcess) -> Reply:
-        """Of a run it is told once."""
+        """Return the exit code of a job, and forget an ended run.
+
+        The exit code of a run is read only once.
+        """
         if job.kind == "run" and not job.alive:
             self.table.forget(job)
         return {"code": job.code, "busy": self.table.has_processes()}
@@ -156,8 +168,11 @@ class RequestHandlers:
     def _follow(
         self, peer: connections.ControlConnection, request: Request
     ) -> event_loop.PendingReply:
-        """Both streams of a run, and its input on the way; with the code it is told, it is
-        forgotten. The same request again does no harm: all is counted from the beginning."""
+        """Return new output of a run and accept its input.
+
+        The run is forgotten once its end was reported. The request may be repeated: all positions
+        are counted from the beginning of the streams.
+        """
         job, until = self.table.find(request), event_loop.deadline_after(request.get("wait"))
         job.set_reader(peer)
         cursors = dict(zip(("stdout", "stderr"), request["cursors"], strict=True))
@@ -232,13 +247,13 @@ class RequestHandlers:
         for job in self.table:
             if (
                 job.reader is initjobs.READER_AWAY
-            ):  # whoever read the original does not read the copy
+            ):  # the reader of the original does not read the copy
                 job.release_reader()
         return fork_identity.renew_identity(self.table, request)
 
 
 def _unaccepted_input(job: initjobs.JobProcess, request: Request) -> bytes:
-    """The input of a request, without what was accepted when it was made before."""
+    """Return the input of a request without the part that an earlier copy of it delivered."""
     data = a2b_base64(request.get("data") or "")
     at = request.get("at")
     if job.input is None or at is None:

@@ -1,33 +1,37 @@
-"""The last bytes of a stream, counted from its beginning: a reader learns what it missed.
+"""A buffer for the last bytes of a stream, with positions counted from the stream's beginning.
 
-Standard library only: the pid 1 of a machine loads this file by itself. Plain memory, so that it
-comes back with the process.
+Standard library only: pid 1 of a machine loads this file as a plain module. The state is plain
+memory, so that it is restored with the process.
 """
 
 from __future__ import annotations
 
 RING_BYTES = 1 << 20
-"""Bytes that a ring keeps."""
+"""Default capacity in bytes."""
 
 
 class RingBuffer:
-    """Forgets its oldest bytes, or, while a reader is being waited for, says that it is full."""
+    """Drops its oldest bytes.
+
+    While it keeps unread bytes for a reader, it reports `is_full` instead.
+    """
 
     def __init__(self, size: int = RING_BYTES, *, keep_unread: bool = False) -> None:
         self.keep_unread = keep_unread
-        """Nothing that was not taken is forgotten; who adds must stop while `full`."""
+        """If True, unread bytes are never dropped; the writer must stop while `is_full`."""
         self.end = 0
-        """Bytes there ever were."""
+        """Total number of bytes added."""
         self._size = size
         self._data = bytearray()
 
     @property
     def start(self) -> int:
-        """The oldest byte that is still here."""
+        """Position of the oldest byte that is still in the buffer."""
         return self.end - len(self._data)
 
     @property
     def is_full(self) -> bool:
+        """True if the writer must stop until the reader has read."""
         return self.keep_unread and len(self._data) >= self._size
 
     def add(self, data: bytes) -> None:
@@ -37,9 +41,10 @@ class RingBuffer:
             self._trim()
 
     def read(self, cursor: int, max_bytes: int) -> tuple[bytes, int, int]:
-        """Bytes from `cursor` on, the cursor behind them, and how many were missed before them.
+        """Return bytes from `cursor` on, the cursor after them, and the number of bytes missed.
 
-        A cursor that lies ahead, of a reader who knew a later state than this one, reads nothing.
+        A cursor beyond the end reads nothing. A reader has one if it read a later state than this
+        one.
         """
         begin = min(max(cursor, self.start), self.end)
         at = begin - self.start
@@ -47,12 +52,15 @@ class RingBuffer:
         return data, begin + len(data), max(begin - cursor, 0)
 
     def acknowledge(self, cursor: int) -> None:
-        """The one reader of a patient ring has all before `cursor`."""
+        """Drop the bytes before `cursor`, which the reader has.
+
+        Does nothing unless the buffer keeps unread bytes.
+        """
         if self.keep_unread:
             del self._data[: max(min(cursor, self.end) - self.start, 0)]
 
     def stop_waiting(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop keeping unread bytes for a reader."""
         self.keep_unread = False
         self._trim()
 

@@ -1,6 +1,6 @@
-"""Start a program in a session of its own, from the pid 1 of a machine.
+"""Starts a program in a session of its own, from pid 1 of a machine.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ if TYPE_CHECKING:
 else:
     import syscalls
 
-# What a command has no use for, and could undo the machine's view with: SYS_MODULE, SYS_RAWIO,
-# SYS_ADMIN, SYS_BOOT.
+# Capabilities that a command does not need, and that could undo the machine's mounts: SYS_MODULE,
+# SYS_RAWIO, SYS_ADMIN, SYS_BOOT.
 _DROPPED_CAPABILITIES = (16, 17, syscalls.CAP_SYS_ADMIN, 22)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 SpawnAction = tuple[int, int, int] | tuple[int, int, str, int, int]
-"""What posix_spawn does to a descriptor of the new process."""
+"""A file action of posix_spawn: an operation on a descriptor of the new process."""
 
 
 def drop_capabilities(kernel: syscalls.LinuxSyscalls) -> None:
-    """From what commands may gain; this process keeps what it has."""
+    """Limit the capabilities that commands can gain. This process keeps its own."""
     for number in _DROPPED_CAPABILITIES:
         kernel.prctl(syscalls.PR_CAPBSET_DROP, number)
 
 
 def dup_actions(fds: Sequence[int]) -> list[SpawnAction]:
-    """These descriptors become 0, 1, 2 of the new process."""
+    """Return the actions that make these descriptors 0, 1, 2 and so on in the new process."""
     return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
 
 
 def spawn(argv: list[str], env: dict[str, str], actions: Sequence[SpawnAction]) -> int:
-    """Found by the PATH that it will have. ValueError for a NUL byte or a name with "="."""
+    """Start a program, found by the PATH of its own environment, and return its pid.
+
+    Raises ValueError for a NUL byte, or for a variable name that contains "=".
+    """
     failure: OSError = FileNotFoundError(errno.ENOENT, "No such file or directory", argv[0])
     for path in _candidates(argv[0], env):
         try:
@@ -57,9 +60,12 @@ def spawn(argv: list[str], env: dict[str, str], actions: Sequence[SpawnAction]) 
 
 
 def _candidates(program: str, env: dict[str, str]) -> list[str]:
-    """Where it may be. Asked first: a start that fails costs as much as one that does not."""
+    """Return the existing files that may be the program.
+
+    The check saves time: a failed start costs as much as a successful one.
+    """
     if "\0" in program:
-        raise ValueError("embedded null byte")  # which is in no path, and so nowhere to be found
+        raise ValueError("embedded null byte")  # no path contains one, so it would be "not found"
     if "/" in program:
         return [program]
     places = [f"{place}/{program}" for place in os.get_exec_path(env)]

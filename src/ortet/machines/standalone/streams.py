@@ -1,6 +1,6 @@
-"""The ends of a job's pipes, or of its terminal, that the pid 1 of a machine holds.
+"""This process's ends of a job's pipes or terminal.
 
-Standard library only: the pid 1 of a machine loads this file by itself.
+Standard library only: pid 1 loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ else:
 
 CHUNK_BYTES = 1 << 16
 MAX_PENDING_BYTES = 1 << 20
-"""Bytes of input that are kept for a job that does not read them yet."""
+"""Limit in bytes for input that the job has not read yet."""
 
 
 class JobOutput:
-    """Moves what a job writes into rings, until nobody is left who could write."""
+    """Moves the output of a job into rings until all writers have closed it."""
 
     def __init__(
         self, loop: event_loop.EventLoop, fd: int, rings: list[ring_buffer.RingBuffer]
     ) -> None:
         self.rings = rings
-        """Empty once the job is forgotten: what still comes is read and dropped, for a closed
-        pipe would kill a server that was left behind."""
+        """Empty once the job is forgotten.
+
+        Later output is read and dropped: a closed pipe would kill a server that is still running.
+        """
         self.fd = fd
         self.eof = False
         self._loop = loop
@@ -36,7 +38,7 @@ class JobOutput:
         self.update_watch()
 
     def update_watch(self) -> None:
-        """Read on, or leave the bytes where they are until a reader made room."""
+        """Read on, or stop reading while a ring is full."""
         if self.eof:
             return
         if any(ring.is_full for ring in self.rings):
@@ -45,7 +47,10 @@ class JobOutput:
             self._loop.watch(self.fd, event_loop.IN, self._on_readable)
 
     def read_rest(self) -> None:
-        """Take what an ended job can have left here; a child of it may go on writing for ever."""
+        """Read what an ended job left in the pipe, at most one pipe buffer.
+
+        A child of the job may keep writing without end.
+        """
         left = _pipe_capacity(self.fd) if not self.eof else 0
         while left > 0 and (got := self._read(left)):
             left -= got
@@ -66,7 +71,7 @@ class JobOutput:
             data = os.read(self.fd, max_bytes)
         except BlockingIOError:
             return 0
-        except OSError:  # nobody has the terminal open
+        except OSError:  # no process has the terminal open
             data = b""
         if not data:
             self.on_hangup()
@@ -75,25 +80,26 @@ class JobOutput:
         return len(data)
 
     def on_hangup(self) -> None:
+        """Handle the end of the stream."""
         self.close()
 
 
 class JobInput:
-    """Feeds a job, never waiting for it."""
+    """Writes to the input of a job without ever blocking."""
 
     def __init__(self, loop: event_loop.EventLoop, fd: int) -> None:
         self.fd = fd
         self.accepted_bytes = 0
-        """Bytes ever accepted."""
+        """Total number of accepted bytes."""
         self.closed = False
-        """The job cannot be fed any more: it was told of the end, or wants no more."""
+        """True if the job cannot be fed any more: its input was closed on either side."""
         self._loop = loop
         self._is_ending = False
         self._pending = bytearray()
         os.set_blocking(fd, False)
 
     def feed(self, data: bytes) -> int:
-        """Bytes accepted; what a job will never read counts as such."""
+        """Return the number of accepted bytes. Bytes that the job will never read count too."""
         if self.closed:
             self.accepted_bytes += len(data)
             return len(data)
@@ -104,17 +110,18 @@ class JobInput:
         return len(part)
 
     def end_input(self) -> None:
-        """After what was accepted."""
+        """Close the input after everything that was accepted has been written."""
         self._is_ending = True
         self.flush()
 
     def flush(self) -> None:
+        """Write buffered input as far as possible, and close the input if that was requested."""
         while self._pending and not self.closed:
             try:
                 del self._pending[: os.write(self.fd, self._pending[:CHUNK_BYTES])]
             except BlockingIOError:
                 break
-            except OSError:  # the job does not want to read the rest
+            except OSError:  # the job closed its input
                 self.close()
         if self._is_ending and not self._pending:
             self.close()
@@ -135,14 +142,14 @@ class JobInput:
 
 
 class JobTerminal(JobOutput):
-    """The inner end of a pseudo terminal: what is typed and what is shown."""
+    """The controlling side of a pseudo terminal: input and output of a job."""
 
     def __init__(
         self, loop: event_loop.EventLoop, fd: int, rings: list[ring_buffer.RingBuffer]
     ) -> None:
         self.input = _TerminalInput(loop, fd, self)
         self.is_job_alive = True
-        """The job runs: it may have closed its terminal and open it again."""
+        """While the job runs it may close its terminal and open it again."""
         super().__init__(loop, fd, rings)
 
     def update_watch(self) -> None:
@@ -157,7 +164,7 @@ class JobTerminal(JobOutput):
         super().read_rest()
 
     def on_hangup(self) -> None:
-        # closing our end would kill a job that only let go of its terminal for a while
+        # closing it would kill a job that only closed its terminal for a while
         if self.is_job_alive:
             self._loop.unwatch(self.fd)
         else:
@@ -173,7 +180,7 @@ class JobTerminal(JobOutput):
         if event & (event_loop.IN | event_loop.HANGUP):
             quiet = not self._read(CHUNK_BYTES)
             if quiet and event & event_loop.HANGUP:
-                return  # until it is looked at again
+                return  # wait until it is read again
         self.update_watch()
 
 
@@ -184,7 +191,7 @@ class _TerminalInput(JobInput):
         self._terminal = terminal
 
     def end_input(self) -> None:
-        """A terminal has no end: one types control-D."""
+        """Type control-D: a terminal has no end of input."""
         self.feed(b"\x04")
 
     def watch_writable(self, *, wanted: bool) -> None:

@@ -1,6 +1,6 @@
-"""The system calls behind namespaces and mounts.
+"""System calls for namespaces, mounts and capabilities, through ctypes.
 
-Standard library only: the zygote loads this file by itself.
+Standard library only: the zygote loads this file as a plain module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
 
 
 class LinuxSyscalls:
-    """libc, bound once; every call raises OSError that names what it was about."""
+    """Bindings to libc. Every call raises an OSError that names the operation."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -66,18 +66,18 @@ class LinuxSyscalls:
         self._check(self._libc.unshare(flags), f"unshare {flags:#x}")
 
     def join_namespace(self, namespace: int, kind: int) -> None:
-        """Join the namespace that a descriptor leads to."""
+        """Join the namespace that a descriptor refers to."""
         self._check(self._libc.setns(namespace, kind), f"setns {kind:#x}")
 
     def fork_into_namespaces(self, flags: int) -> int:
-        """As os.fork, but the child is the first process of new namespaces.
+        """Fork, with the child as the first process of new namespaces.
 
-        The kernel gives a process that unshares its pid namespace to its children only, so without
-        this a second fork would be needed. For processes with one thread.
+        A process that unshares its pid namespace stays outside of it; only its children are inside.
+        So a second fork would be needed without this. The process must have only one thread.
         """
         python, zero = ctypes.pythonapi, ctypes.c_ulong(0)
         number = ctypes.c_long(_SYS_CLONE[os.uname().machine])
-        clone = ctypes.PyDLL(None, use_errno=True).syscall  # which does not let go of the GIL
+        clone = ctypes.PyDLL(None, use_errno=True).syscall  # PyDLL keeps the GIL
         python.PyOS_BeforeFork()
         pid: int = clone(number, ctypes.c_ulong(flags | signal.SIGCHLD), zero, zero, zero, zero)
         if pid == 0:
@@ -88,7 +88,7 @@ class LinuxSyscalls:
         return pid
 
     def join_mount_namespace(self, namespace: int) -> None:
-        """Go to a mount namespace that is open; root and working directory are its root then."""
+        """Join an open mount namespace. Its root becomes the root and working directory."""
         self._check(self._libc.setns(namespace, CLONE_NEWNS), "setns")
 
     def prctl(self, option: int, value: int, more: int = 0) -> None:
@@ -98,7 +98,7 @@ class LinuxSyscalls:
 
     @contextlib.contextmanager
     def capability_granted(self, capability: int | None) -> Iterator[None]:
-        """What is executed within keeps this right of ours, also where it is no user 0."""
+        """Let programs executed in this block keep one capability, even if they are not user 0."""
         if capability is None:
             yield
             return
@@ -106,7 +106,7 @@ class LinuxSyscalls:
         sets = ctypes.create_string_buffer(24)
         self._check(self._libc.capget(head, sets), "capget")
         words = list(struct.unpack("6I", sets.raw))
-        words[2 + 3 * (capability // 32)] |= 1 << capability % 32  # may be inherited
+        words[2 + 3 * (capability // 32)] |= 1 << capability % 32  # inheritable set
         self._check(self._libc.capset(head, struct.pack("6I", *words)), "capset")
         self.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, capability)
         try:
@@ -128,11 +128,14 @@ class LinuxSyscalls:
         self.mount(source, target, "", MS_BIND | (MS_REC if recursive else 0))
 
     def make_mounts_private(self) -> None:
-        """Nothing mounted here shows outside, nor the other way round."""
+        """Stop mount events from propagating into or out of this namespace."""
         self.mount("none", "/", "", MS_REC | MS_PRIVATE)
 
     def make_read_only(self, target: str, *, recursive: bool = False, undo: bool = False) -> None:
-        """Make a mount read-only, with all mounts below it when `recursive` (Linux 5.12)."""
+        """Make a mount read-only, or writable again with `undo`.
+
+        With `recursive`, all mounts below it change too. This needs Linux 5.12.
+        """
         bits = (0, _MOUNT_ATTR_RDONLY) if undo else (_MOUNT_ATTR_RDONLY, 0)
         attributes = struct.pack("QQQQ", *bits, 0, 0)
         result = self._libc.syscall(
@@ -146,7 +149,7 @@ class LinuxSyscalls:
         self._check(result, f"mount_setattr on {target}")
 
     def clone_mount(self, target: str) -> int:
-        """A copy of a mount that is nowhere, open: `put` mounts it, in any namespace."""
+        """Return an open, detached copy of a mount; `move_mount` attaches it in any namespace."""
         fd: int = self._libc.syscall(
             ctypes.c_long(_SYS_OPEN_TREE),
             ctypes.c_int(_AT_FDCWD),
@@ -172,7 +175,7 @@ class LinuxSyscalls:
         self._check(self._libc.umount2(os.fsencode(target), flags), f"unmount {target}")
 
     def pivot_root(self, root: str) -> None:
-        """Make `root`, a mount, the root directory and let go of the old one."""
+        """Make the mount `root` the root directory, and detach the old one."""
         number = _SYS_PIVOT_ROOT[os.uname().machine]
         os.chdir(root)
         self._check(self._libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root {root}")
@@ -181,7 +184,7 @@ class LinuxSyscalls:
 
 
 def is_privileged() -> bool:
-    """May this process mount as the host's root does? Otherwise a user namespace is needed."""
+    """Return True if this process may mount as the host's root; else it needs a user namespace."""
     if os.geteuid() != 0:
         return False
     try:
@@ -197,7 +200,10 @@ def is_privileged() -> bool:
 def overlay_options(
     lowers: Sequence[str], upper: str = "", work: str = "", *, extra: Sequence[str] = ()
 ) -> str:
-    """The options of an overlay, topmost lower first; without `upper` it is read-only."""
+    """Return the mount options of an overlay, topmost lower first.
+
+    Without `upper` the overlay is read-only.
+    """
     parts = ["lowerdir=" + ":".join(escape_option(path) for path in lowers)]
     if upper:
         parts += [f"upperdir={escape_option(upper)}", f"workdir={escape_option(work)}"]
@@ -205,5 +211,5 @@ def overlay_options(
 
 
 def escape_option(path: str) -> str:
-    """A path inside overlay options, where `\\`, `:` and `,` have a meaning."""
+    """Escape a path for overlay options, where `\\`, `:` and `,` are special."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,7 +1,8 @@
-"""One small process a hub starts at first need; it forks a supervisor for every machine.
+"""The zygote of a hub: a small process that forks a supervisor for every overlay machine.
 
-Run as `python -I -S zygote.py FD user|root`: it may import the standard library and its neighbours
-here, nothing else. A fork of it takes a millisecond; a new interpreter would take twenty.
+Run as `python -I -S zygote.py FD user|root`, so it may import only the standard library and its
+neighbours here. The hub starts it at first use. A fork of it takes a millisecond; a new interpreter
+would take twenty.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ortet.machines.standalone import ipc, overlay_supervisor, syscalls
 else:
-    # last in the search path: our abc.py must not stand in for the standard library's
+    # last in the search path, so that no module here replaces one of the standard library
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import ipc
     import overlay_supervisor
@@ -25,7 +26,7 @@ else:
 
 
 def main() -> None:
-    """Fork until the hub is gone."""
+    """Fork supervisors until the hub is gone."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     kernel = syscalls.LinuxSyscalls()
     if sys.argv[2] == "user":
@@ -42,14 +43,14 @@ def main() -> None:
         with (
             machine,
             contextlib.suppress(ipc.ConnectionClosed),
-        ):  # the hub may have changed its mind
+        ):  # the hub may have closed it already
             _fork_supervisor(kernel, sock, machine)
 
 
 def _fork_supervisor(
     kernel: syscalls.LinuxSyscalls, sock: socket.socket, machine: socket.socket
 ) -> None:
-    """Fork the pid 1 of a new machine, and tell the hub which process that is."""
+    """Fork pid 1 of a new machine, and tell the hub its pid."""
     try:
         pid = kernel.fork_into_namespaces(syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
     except OSError as error:
@@ -62,13 +63,14 @@ def _fork_supervisor(
 
 
 def _enter_user_namespace(kernel: syscalls.LinuxSyscalls) -> None:
-    """Rights over mounts without rights over the host; our own user is the only one there is.
+    """Enter a user namespace: it gives rights over mounts, but none over the host.
 
-    From here on the interpreter's own files may be out of reach: all imports are done.
+    Only the current user exists in it. The files of the interpreter may be unreadable from here on,
+    so all imports must be done before.
     """
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(syscalls.CLONE_NEWUSER)
-    # else, where this interpreter was started with capabilities, its files in /proc are root's
+    # Without this, /proc files of an interpreter that was started with capabilities belong to root.
     kernel.prctl(syscalls.PR_SET_DUMPABLE, 1)
     for name, text in (
         ("setgroups", "deny"),

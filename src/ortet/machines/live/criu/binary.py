@@ -1,4 +1,4 @@
-"""Finds a CRIU that can be used on this host, and says why not."""
+"""Finds a usable CRIU on this host, or says why there is none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ortet.machines.base import Capability
 from ortet.machines.standalone.syscalls import is_privileged
 
 MIN_VERSION = (4, 2)
-"""Before it CRIU cannot dump sockets on kernels from 6.16 on."""
+"""Older versions of CRIU cannot dump sockets on kernel 6.16 and newer."""
 
-_BUNDLED_CRIU = "/usr/local/lib/ortet/criu/criu"  # where scripts/criu puts it
+_BUNDLED_CRIU = "/usr/local/lib/ortet/criu/criu"  # where scripts/criu installs it
 _FALLBACK_HINT = (
     "until then engine='overlay' keeps files and environment, and starts services again"
 )
@@ -23,11 +23,14 @@ _INSTALL_FIX = f"install CRIU 4.2 or newer (scripts/criu does it on Debian); {_F
 
 
 def find_criu(configured: str = "") -> str:
-    """The one given, and no other ("off" is none); else the first that is new enough, else the
-    first there is; "" for none."""
+    """Return the path of CRIU, or "" if there is none.
+
+    A configured path is used without a search; "off" means none. Otherwise the first CRIU that is
+    new enough is used, or else the first that exists.
+    """
     if configured:
         return "" if configured == "off" else configured
-    # ours before the system's: it is there only because that one does not do
+    # The bundled CRIU first: it is installed only if the system's is not usable.
     found = [path for path in (_BUNDLED_CRIU, shutil.which("criu") or "") if Path(path).is_file()]
     good = [path for path in found if criu_version(path) >= MIN_VERSION]
     return [*good, *found, ""][0]
@@ -35,7 +38,7 @@ def find_criu(configured: str = "") -> str:
 
 @cache
 def criu_version(program: str) -> tuple[int, ...]:
-    """(4, 2, 1); () when it cannot be run."""
+    """Return the version, for example (4, 2, 1), or () if the program cannot be run."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except OSError:
@@ -46,7 +49,7 @@ def criu_version(program: str) -> tuple[int, ...]:
 
 @cache
 def probe_criu(program: str) -> list[Capability]:
-    """What the engine needs beyond overlays, tried for real."""
+    """Report whether CRIU works here, by running it."""
     why, fix = _why_unusable(program)
     if why:
         return [Capability("criu", False, why, fix)]
@@ -55,7 +58,7 @@ def probe_criu(program: str) -> list[Capability]:
 
 
 def _why_unusable(program: str) -> tuple[str, str]:
-    """Why it cannot be used, and what to do; nothing when it can."""
+    """Return why CRIU cannot be used, and what to do; empty strings if it can."""
     if not is_privileged():
         return "processes can be dumped and restored by root only", _ROOT_FIX
     known = criu_version(program) if program else ()

@@ -1,9 +1,10 @@
-"""Connections between processes of a machine, when it is written down or brought back.
+"""TCP connections between processes of a machine, during a dump or restore.
 
-The kernel goes on sending between processes that stand still. Then one end may be written down
-before some bytes were sent and the other after, and no copy could go on with that. When they are
-brought back, CRIU has some ends send before their other ends are there: the kernel would answer
-with a reset. So nothing may be sent meanwhile; the kernel then tries again by itself.
+The kernel keeps sending while the processes are stopped. One end could then be dumped before some
+bytes were sent and the other end after, and the two would not match. During a restore, some ends
+send before their other ends exist, and the kernel would answer with a reset. So outgoing packets
+are blocked during that time, and the kernel sends them again later. This module only answers
+whether there are connections; `live_supervisor.set_network_blocked` blocks the packets.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from pathlib import Path
 from ortet.machines.live.criu.rpc import image_entries, parse_message
 from ortet.machines.live.open_files import FILES_IMAGE
 
-_SOCKET = 4  # of an open file: what it says of itself when it is one of the network
+_SOCKET = 4  # field of an open file: its description as an inet socket
 _PROTOCOL, _STATE = 5, 6
 _TCP = 6
 _CLOSED, _LISTENS = 7, 10
 
 
 def has_connections(images: Path, *, include_closed: bool = False) -> bool:
-    """In a dump: any that is made, being made or being closed? With `closed` also sockets without a
-    connection: a program that is just asking for one asks again when it goes on."""
+    """Return True if a dump has a TCP connection that is open, opening or closing.
+
+    With `include_closed`, unconnected sockets count too: a program that was connecting connects
+    again when it continues.
+    """
     without = (_LISTENS,) if include_closed else (_CLOSED, _LISTENS)
     for entry in image_entries(images / FILES_IMAGE):
         for told in parse_message(entry).get(_SOCKET, ()):
@@ -35,8 +39,11 @@ def has_connections(images: Path, *, include_closed: bool = False) -> bool:
 
 
 def may_have_connections(pid: int) -> bool:
-    """Whether the machine that a process is in may have some now; a socket that only listens counts
-    too. To list them takes as long as a small dump: the kernel looks for them in all networks."""
+    """Return True if the machine of a process may have TCP connections.
+
+    Listening sockets count too. A real list takes as long as a small dump, because the kernel
+    searches all networks for it.
+    """
     for name in ("sockstat", "sockstat6"):
         with suppress(OSError), open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
             for line in file:

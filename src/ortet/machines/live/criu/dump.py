@@ -1,4 +1,4 @@
-"""Has CRIU write down a machine that runs, again when it met something that passes."""
+"""Dumps a running machine with CRIU, and retries after transient failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortet.machines.live.supervisor_client import SupervisorClient
 
 
 class CriuDumper:
-    """Of one machine. `worker` gives a CRIU that waits for this."""
+    """Dumps one machine. `take_worker` returns a CRIU worker that is ready for it."""
 
     def __init__(
         self,
@@ -41,8 +41,16 @@ class CriuDumper:
         watched: Sequence[str],
         clear_images: Callable[[], object],
     ) -> None:
-        """To a directory, which `anew` makes empty; `frozen` is called while it stands still, the
-        last time for what is then there. Conflict when it cannot be; its processes go on."""
+        """Dump the machine to a directory; its processes continue.
+
+        Args:
+            on_frozen: called while the processes are stopped; after a retry, the last call counts.
+            watched: directories that CRIU searches for files watched by inotify.
+            clear_images: empties the directory before a retry.
+
+        Raises:
+            Conflict: "cannot_freeze", if CRIU cannot dump the machine.
+        """
         pid = self._process.pid
         silent = may_have_connections(pid)
         for again in dump_attempts():

@@ -1,4 +1,4 @@
-"""What CRIU says when it cannot: as an error that names the process and says what to do next."""
+"""Turns CRIU failures into errors that name the process and say what to do next."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from ortet.machines.live.criu.rpc import CriuError, log_errors
 _EXITING_MESSAGE = "Zombies with threads"
 _IN_FLIGHT_MESSAGE = "n-flight "
 _SUMMARY_MESSAGES = ("Dumping FAILED", "Restoring FAILED")
-_MAX_MESSAGES = 4  # of what it said: the cause comes before what followed from it
+_MAX_MESSAGES = 4  # the last messages: the cause comes before its consequences
 _DUMP_TRIES = 20  # each takes as long as a dump that fails early
-_RETRY_PAUSE_SECONDS = 0.002  # seconds; a server accepts meanwhile
+_RETRY_PAUSE_SECONDS = 0.002  # time for a server to accept a connection
 _PID = re.compile(r"\(pid: (\d+)\)")
 
 
 def dump_attempts() -> Iterator[bool]:
-    """Tries of a dump; what is given says whether there will be another."""
+    """Yield once for each attempt of a dump: True if another attempt may follow."""
     for left in reversed(range(_DUMP_TRIES)):
         yield left > 0
         time.sleep(_RETRY_PAUSE_SECONDS)
 
 
 def is_transient(error: CriuError) -> bool:
-    """Did it fail over a process that was just ending, or a connection that nobody had accepted
-    yet, so that the next try may do better?"""
+    """Return True if the next attempt may succeed.
+
+    The failure was then a process that was just ending, or a connection not accepted yet.
+    """
     return any(
         _EXITING_MESSAGE in said or _IN_FLIGHT_MESSAGE in said for said in log_errors(error.log)
     )
 
 
 def dump_error(error: CriuError) -> OrtetError:
+    """Return the error for a dump that CRIU refused, from its log."""
     said = log_errors(error.log)
     if any(os.strerror(errno.ENOSPC) in one for one in said):
         return Unavailable(
@@ -62,6 +65,7 @@ def dump_error(error: CriuError) -> OrtetError:
 
 
 def restore_error(error: CriuError) -> Conflict:
+    """Return the error for a restore that CRIU refused, from its log."""
     return Conflict(
         "cannot_restore",
         f"CRIU could not bring the processes back ({_summarize(log_errors(error.log))}): restore "
@@ -77,7 +81,7 @@ def _summarize(errors: list[str]) -> str:
 
 
 def _describe_process(pid: str) -> str:
-    """As it is called inside its machine."""
+    """Describe a process by its pid and command inside the machine."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         words = Path(f"/proc/{pid}/cmdline").read_bytes()[:80].replace(bytes(1), b" ")

@@ -1,5 +1,7 @@
-"""Connections of a dump whose other end is not in the machine. A copy cannot go on with them, for
-the original does: they are closed in the dump, so that a restored process is told at once.
+"""Closes connections in a dump whose other end is outside the machine.
+
+A copy cannot continue such a connection, because the original does. A restored process finds it
+closed at once.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from ortet.machines.live.open_files import FILES_IMAGE
 from ortet.machines.services import ExternalConnection
 from ortet.machines.standalone.loopback import OUTBOUND_ADDRESS
 
-_TYPE, _INET, _INET_TYPE = 1, 4, 4  # of CRIU's FileEntry: its type, the field, that type
-_INO, _FAMILY, _PROTO, _STATE = 2, 3, 5, 6  # of its InetSkEntry
+_TYPE, _INET, _INET_TYPE = 1, 4, 4  # of CRIU's FileEntry: type, inet field, value of type
+_INO, _FAMILY, _PROTO, _STATE = 2, 3, 5, 6  # of CRIU's InetSkEntry
 _PORT, _PEER_PORT, _ADDRESS, _PEER_ADDRESS = 7, 8, 11, 12
 _TCP = 6
 _CLOSED, _LISTENS = 7, 10
-_STATES_WITH_PEER = frozenset((1, 4, 5))  # established, or only waiting for the other end to finish
-_MAX_COMMAND_BYTES = 200  # bytes of a command line
+_STATES_WITH_PEER = frozenset((1, 4, 5))  # established, or waiting for the other end to close
+_MAX_COMMAND_BYTES = 200  # of a command line
 
 SocketAddress = tuple[bytes, int]
 
 
 class _TcpSocket(NamedTuple):
-    entry_index: int  # of the entry
+    entry_index: int  # of the entry in the image
     ino: int
     state: int
     local: SocketAddress
@@ -37,7 +39,7 @@ class _TcpSocket(NamedTuple):
 
 
 def close_external_connections(images: Path, init_pid: int) -> list[ExternalConnection]:
-    """Close them in the dump of the machine with this pid 1; to be called while it stands still."""
+    """Close the connections in a dump, and return them; called while the machine is stopped."""
     files = list(image_entries(images / FILES_IMAGE))
     socks = [sock for sock in map(_parse_tcp_socket, range(len(files)), files) if sock is not None]
     ends = {(sock.local, sock.peer) for sock in socks}
@@ -51,7 +53,7 @@ def close_external_connections(images: Path, init_pid: int) -> list[ExternalConn
         return []
     for sock in gone:
         files[sock.entry_index] = _closed_entry(files[sock.entry_index])
-        with suppress(FileNotFoundError):  # what was on its way belongs to the original
+        with suppress(FileNotFoundError):  # unsent data belongs to the original
             (images / f"tcp-stream-{sock.ino:x}.img").unlink()
     _rewrite_entries(images / FILES_IMAGE, files)
     holders = _socket_owners(init_pid, {sock.ino for sock in gone})
@@ -67,7 +69,7 @@ def close_external_connections(images: Path, init_pid: int) -> list[ExternalConn
 
 
 def _parse_tcp_socket(index: int, entry: bytes) -> _TcpSocket | None:
-    """A TCP connection."""
+    """Return the TCP connection of an entry, or None if it is something else."""
     if entry[:2] != bytes((_TYPE << 3, _INET_TYPE)):
         return None
     (told,) = parse_message(entry)[_INET]
@@ -83,7 +85,7 @@ def _parse_tcp_socket(index: int, entry: bytes) -> _TcpSocket | None:
 def _address(
     fields: dict[int, list[int | bytes]], address_field: int, port_field: int
 ) -> SocketAddress:
-    """The bytes of an address of 4 or 16; one of 4 that is written as 16 is one of 4."""
+    """Return address bytes and port; an IPv4 address mapped to IPv6 becomes IPv4."""
     raw = b"".join(struct.pack("=I", int(word)) for word in fields.get(address_field, ()))
     if len(raw) == 16 and raw.startswith(bytes(10) + b"\xff\xff"):
         raw = raw[12:]
@@ -91,8 +93,10 @@ def _address(
 
 
 def _is_external(sock: _TcpSocket) -> bool:
-    """Does it leave the machine? One that does not, and has no other end among its processes, is
-    with a guest in its network: whoever carries connections in through a door."""
+    """Return True if a connection leaves the machine.
+
+    A local one without its other end among the processes belongs to a port forward.
+    """
     at = sock.peer[0]
     return not (_is_loopback(at) or at in (sock.local[0], socket.inet_aton(OUTBOUND_ADDRESS)))
 
@@ -109,7 +113,7 @@ def _format_address(address: SocketAddress) -> str:
 
 
 def _closed_entry(entry: bytes) -> bytes:
-    """The same open file, but of a socket that is not connected, and bound to nothing."""
+    """Return the entry with an unconnected, unbound socket."""
     nothing = {_STATE: _CLOSED, _PORT: 0, _PEER_PORT: 0, _ADDRESS: 0, _PEER_ADDRESS: 0}
     found: list[tuple[int, int | bytes]] = []
     for field, value in iter_fields(entry):
@@ -123,14 +127,14 @@ def _closed_entry(entry: bytes) -> bytes:
 
 def _rewrite_entries(path: Path, files: Sequence[bytes]) -> None:
     with path.open("rb+") as file:
-        file.seek(8)  # behind two magic numbers
+        file.seek(8)  # after two magic numbers
         for entry in files:
             file.write(struct.pack("<I", len(entry)) + entry)
         file.truncate()
 
 
 def _socket_owners(init_pid: int, inodes: set[int]) -> dict[int, tuple[int, str]]:
-    """Which process has which of these sockets: its number inside, and its command."""
+    """Return the process of each socket: its pid inside the machine, and its command."""
     wanted = {f"socket:[{ino}]": ino for ino in inodes}
     found: dict[int, tuple[int, str]] = {}
     for pid, place in _processes(f"/proc/{init_pid}/root/proc"):

@@ -1,9 +1,9 @@
-"""Takes file locks again that CRIU let go while it restored.
+"""Takes file locks again that CRIU loses during a restore.
 
-A lock of fcntl(2) ends when its process closes any descriptor of that file. CRIU takes the locks,
-maps the files, and then closes the descriptors it mapped them with: the locks of a file that is
-also mapped (SQLite's -shm, LMDB) are gone before the process runs, which believes it has them. So
-all processes are stopped before CRIU lets them go, and each is made to ask for its locks again.
+A fcntl(2) lock ends when its process closes any descriptor of that file. CRIU takes the locks, maps
+the files, and then closes the descriptors that it used for mapping. So the locks of a file that is
+also mapped (SQLite's -shm, LMDB) are lost, and the process does not know. Therefore all processes
+are stopped before CRIU lets them run, and each is made to take its locks again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ortet.machines.live.criu.tracing import TraceError, Tracer
 
 _LOCKS_IMAGE = "filelocks.img"
 _POSIX = 1
-_STOPPED = 3  # what CRIU's images say of a process that stood still by a signal
-_TASK, _STATE = 3, 1  # of a core image; of what that says of its process
+_STOPPED = 3  # state of a stopped process in CRIU's images
+_TASK, _STATE = 3, 1  # of a core image; of its task entry
 _END_OF_FILE = "EOF"
 
 
 class PosixLock(NamedTuple):
-    """One of fcntl(2); `last` is the last byte, or None for all there will ever be."""
+    """A fcntl(2) lock. `last` is its last byte, or None for the end of the file."""
 
     fd: int
     write: bool
@@ -36,7 +36,10 @@ class PosixLock(NamedTuple):
 
 
 class LockRestorer:
-    """The locks of one dump; `hold` before its processes run, `take` when CRIU is gone."""
+    """The locks of one dump.
+
+    Call `stop_processes` before the processes run, and `reacquire` after CRIU has ended.
+    """
 
     def __init__(self, images: Path) -> None:
         self._images = images
@@ -46,12 +49,15 @@ class LockRestorer:
 
     @property
     def is_needed(self) -> bool:
+        """True if the dump has any fcntl(2) locks."""
         return bool(self._dumped_locks)
 
     def stop_processes(self, init_pid: int) -> None:
-        """Of the machine whose pid 1 is `root`, stop what runs if any lock is missing: one that
-        waits for it must not get it now. A signal sent to a process under CRIU stops it before its
-        first instruction."""
+        """Stop the processes of a machine if any lock is missing.
+
+        A process that waits for such a lock must not get it now. A signal sent while CRIU holds a
+        process stops it before its first instruction.
+        """
         inside = dict(_machine_processes(init_pid))
         for number, locks in self._dumped_locks.items():
             pid = inside.get(number, 0)
@@ -60,7 +66,7 @@ class LockRestorer:
             if missing:
                 self._missing_locks[pid] = missing
         if self._missing_locks:
-            # those that had stopped before stay so
+            # Processes that were stopped at the dump stay stopped.
             self._stopped_pids = [
                 p for n, p in inside.items() if p != init_pid and not self._was_stopped(n)
             ]
@@ -69,7 +75,10 @@ class LockRestorer:
                     os.kill(pid, signal.SIGSTOP)
 
     def reacquire(self) -> None:
-        """Have each ask for its own, and let all go on. Conflict when one could not."""
+        """Make each process take its missing locks, and let all processes continue.
+
+        Raises Conflict("cannot_restore") if a lock cannot be taken.
+        """
         try:
             for pid, locks in self._missing_locks.items():
                 with Tracer(pid) as tracer:
@@ -83,7 +92,7 @@ class LockRestorer:
             ) from error
         finally:
             self._missing_locks = {}
-            # the later ones first: a shell must not see its children stand still
+            # Children first: a shell must not see its children stopped.
             for pid in sorted(self._stopped_pids, reverse=True):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
@@ -96,7 +105,7 @@ class LockRestorer:
 
 
 def _read_dumped_locks(images: Path) -> dict[int, list[PosixLock]]:
-    """By the pid inside: what each process had when it was dumped."""
+    """Return the locks at the time of the dump, by pid inside the machine."""
     wanted: dict[int, list[PosixLock]] = {}
     for entry in image_entries(images / _LOCKS_IMAGE):
         fields = parse_message(entry)
@@ -108,7 +117,7 @@ def _read_dumped_locks(images: Path) -> dict[int, list[PosixLock]]:
 
 
 def _machine_processes(init_pid: int) -> Iterator[tuple[int, int]]:
-    """The processes of a machine: the pid inside, and ours."""
+    """Yield (pid inside, pid on the host) of the processes of a machine."""
     space = os.readlink(f"/proc/{init_pid}/ns/pid")
     for name in os.listdir("/proc"):
         with suppress(OSError):

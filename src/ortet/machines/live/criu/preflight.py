@@ -1,4 +1,4 @@
-"""What of a live machine CRIU cannot carry: found before anything is frozen, with what helps."""
+"""Finds what CRIU cannot dump in a live machine, before any process is stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DEVICE_REASONS = {
 
 
 class Obstacle(msgspec.Struct, frozen=True):
-    """One process that cannot be carried, and why. `pid` is its number inside the machine."""
+    """A process that cannot be dumped, and why. `pid` is its pid inside the machine."""
 
     pid: int
     command: str
@@ -53,19 +53,19 @@ class Obstacle(msgspec.Struct, frozen=True):
 
 
 class PreflightResult(msgspec.Struct, frozen=True):
-    """What stands in the way, and whether any process watches files: CRIU must then search them."""
+    """The obstacles to a dump, and `watching`: True if CRIU must search for watched files."""
 
     obstacles: list[Obstacle] = []
     watching: bool = False
 
     @property
     def has_only_ending(self) -> bool:
-        """Is there nothing but processes that have ended in part?"""
+        """True if all obstacles are processes that have ended in part."""
         return bool(self.obstacles) and all(one.what == _PARTLY_ENDED for one in self.obstacles)
 
 
 def inspect_processes(init_pid: int) -> PreflightResult:
-    """At every process of the machine whose pid 1 is `init`."""
+    """Inspect every process of the machine whose pid 1 is `init_pid`."""
     inside = f"/proc/{init_pid}/root/proc"
     users = _read_link(f"{inside}/1/ns/user")
     mounts = mount_ids_of(init_pid)
@@ -73,7 +73,7 @@ def inspect_processes(init_pid: int) -> PreflightResult:
     watching = False
     for name in os.listdir(inside):
         if name.isdigit():
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 place = f"{inside}/{name}"
                 if _is_ending(place):
                     found.append(Obstacle(int(name), _command(place), _PARTLY_ENDED, _WAIT_HELP))
@@ -90,7 +90,7 @@ def inspect_processes(init_pid: int) -> PreflightResult:
 
 
 def check(init_pid: int) -> PreflightResult:
-    """Conflict("cannot_freeze") that names what is in the way; waits for what is about to end."""
+    """Raise Conflict("cannot_freeze") with the obstacles; wait for processes that are ending."""
     until = time.monotonic() + _EXIT_TIMEOUT_SECONDS
     found = inspect_processes(init_pid)
     while found.has_only_ending and time.monotonic() < until:
@@ -108,7 +108,7 @@ def check(init_pid: int) -> PreflightResult:
 
 
 def _is_ending(proc_dir: str) -> bool:
-    """A process of several threads whose first has ended, and not all others: CRIU refuses it."""
+    """Return True if the first thread has ended and others run: CRIU refuses such a process."""
     with open(f"{proc_dir}/stat", "rb") as file:
         state = file.read().rpartition(b")")[2].split()[0]
     return state in b"ZX" and len(os.listdir(f"{proc_dir}/task")) > 1

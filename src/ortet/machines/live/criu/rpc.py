@@ -1,6 +1,6 @@
-"""Talks to CRIU: requests and replies of its RPC, which are protocol buffers, by hand.
+"""The RPC protocol of CRIU: requests and replies as hand-written protocol buffers.
 
-Only what we say and hear is here; the field numbers are those of CRIU's rpc.proto.
+Only the messages that Ortet uses are here. The field numbers are those of CRIU's rpc.proto.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ _OPTION_FIELDS = {
     "lazy_pages": 48,
     "network_lock": 64,
 }
-_NETWORK_LOCK_SKIP = 3  # network_lock: a machine's network has nobody else in it
-_MAX_GHOST_FILE_BYTES = 1 << 30  # bytes of a deleted file that is still open, kept in the image
+_NETWORK_LOCK_SKIP = 3  # value of network_lock: no other machine uses this network
+# size limit for a deleted file that is still open and stored in the image
+_MAX_GHOST_FILE_BYTES = 1 << 30
 _MAX_MESSAGE_BYTES = 1 << 20
-_NOTIFY_POINTS = (b"post-dump", b"pre-resume")  # where all stands still and is complete
-_IGNORED_ERROR = "rlimit: Can't setup RLIMIT_NOFILE"  # it does without
+_NOTIFY_POINTS = (b"post-dump", b"pre-resume")  # processes are stopped and complete
+_IGNORED_ERROR = "rlimit: Can't setup RLIMIT_NOFILE"  # CRIU works without it
 
 OptionValue = int | str | bytes
 
 
 class CriuError(Exception):
-    """CRIU said no. `log` is where it says why."""
+    """CRIU reported a failure. `log` is the file with the reason."""
 
     def __init__(self, operation: str, log: Path) -> None:
         super().__init__(operation)
@@ -57,9 +58,9 @@ class CriuError(Exception):
 
 
 class CriuWorker:
-    """One `criu swrk`: does one thing, then it is spent.
+    """One `criu swrk` process, which performs one operation and then ends.
 
-    `begun` waits until it runs; `ended` is called when it is closed.
+    `wait_started` waits until it runs; `on_close` is called when the worker is closed.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class CriuWorker:
         pid: int = 0,
     ) -> None:
         self.pid = pid
-        """Its own, of one that restores."""
+        """Pid of CRIU itself, for a worker that restores."""
         self._sock = sock
         self._wait_started = wait_started
         self._on_close = on_close
@@ -86,10 +87,15 @@ class CriuWorker:
         watched: Sequence[str] = (),
         leave_running: bool = True,
     ) -> None:
-        """Write the process tree of `pid` to a directory; `frozen` is called while it stands still.
-        `watched` are directories in which files lie that processes watch: CRIU searches them.
+        """Write the process tree of `pid` to a directory.
 
-        When it fails, the processes go on as if nothing had been.
+        If the dump fails, the processes continue as before.
+
+        Args:
+            external: mounts and networks that are not part of the dump.
+            on_frozen: called while the processes are stopped.
+            watched: directories that CRIU searches for files watched by inotify.
+            leave_running: let the processes continue after the dump.
         """
         options: dict[str, OptionValue] = {
             "pid": pid,
@@ -114,9 +120,15 @@ class CriuWorker:
         lazy_pages: bool = False,
         on_restored: Callable[[int], None] | None = None,
     ) -> int:
-        """Bring the process tree of a directory back below `root`; returns its pid. `lazy`: memory
-        comes from a pager that listens in `work`, when it is first touched. `restored` is called
-        with the pid when all is there, and nothing runs yet."""
+        """Restore the process tree of a dump below `root`, and return its pid.
+
+        Args:
+            lazy_pages: memory is loaded at first access, from a pager that listens in `work_dir`.
+            on_restored: called with the pid when everything is restored and nothing runs yet.
+
+        Raises:
+            CriuError: CRIU failed; its log says why.
+        """
         inherit = _encode_field(1, "extnet") + _encode_field(2, network_fd)
         options: dict[str, OptionValue] = {
             "root": str(root),
@@ -142,7 +154,10 @@ class CriuWorker:
 
     @property
     def alive(self) -> bool:
-        """It says nothing before it is asked: what can be read is its end."""
+        """True while CRIU runs.
+
+        CRIU sends nothing before a request, so readable input means that it has ended.
+        """
         return not poll_readable(self._sock)
 
     def close(self) -> None:
@@ -172,7 +187,7 @@ class CriuWorker:
             self.close()
 
     def _wait_reply(self, on_point: Callable[[int], None]) -> dict[int, list[int | bytes]]:
-        """The answer; on the way there it tells how far it is, and waits for leave to go on."""
+        """Return the reply. Before it, CRIU sends notifications and waits for an answer to each."""
         pid = 0
         while True:
             said = parse_message(self._receive())
@@ -181,7 +196,7 @@ class CriuWorker:
             (told,) = said[5]
             assert isinstance(told, bytes)
             fields = parse_message(told)
-            pid = int(fields.get(2, [pid])[0])  # which not every message has
+            pid = int(fields.get(2, [pid])[0])  # not every message has it
             good = False
             try:
                 if fields[1][0] in _NOTIFY_POINTS:
@@ -208,7 +223,7 @@ class CriuWorker:
 
 
 def log_errors(log: Path) -> list[str]:
-    """What CRIU's log says went wrong, without the places in its source."""
+    """Return the error messages of a CRIU log, without source positions."""
     found = []
     with suppress(OSError):
         for line in log.read_text(errors="replace").splitlines():
@@ -219,10 +234,10 @@ def log_errors(log: Path) -> list[str]:
 
 
 def image_entries(image: Path) -> Iterator[bytes]:
-    """What is in one of its files, each as it wrote it; nothing if it wrote no such file."""
+    """Yield the entries of a CRIU image file as raw bytes; nothing if the file does not exist."""
     with suppress(FileNotFoundError):
         data = image.read_bytes()
-        at = 8  # behind two magic numbers
+        at = 8  # after two magic numbers
         while at < len(data):
             (size,) = struct.unpack_from("<I", data, at)
             yield data[at + 4 : at + 4 + size]
@@ -234,7 +249,7 @@ def _ignore_pid(pid: int) -> None:
 
 
 def criu_died() -> Unavailable:
-    """CRIU has ended before it was done."""
+    """Return the error for a CRIU process that ended too early."""
     return Unavailable("criu_died", "CRIU was killed while it worked: nothing changed, try again")
 
 
@@ -264,7 +279,7 @@ def _encode_varint(number: int) -> bytes:
 
 
 def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
-    """Field number -> its values; only whole numbers and bytes are said to us."""
+    """Parse a message: field number -> values. Only integers and bytes occur."""
     found: dict[int, list[int | bytes]] = {}
     for number, value in iter_fields(data):
         found.setdefault(number, []).append(value)
@@ -272,7 +287,7 @@ def parse_message(data: bytes) -> dict[int, list[int | bytes]]:
 
 
 def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field, in order."""
+    """Yield (number, value) of each field, in order."""
     at = 0
     while at < len(data):
         tag, at = _decode_varint(data, at)
@@ -285,12 +300,12 @@ def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def encode_fields(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """The other way round."""
+    """Encode fields; the inverse of `iter_fields`."""
     return b"".join(_encode_field(number, value) for number, value in fields)
 
 
 def _decode_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """A varint, and the position behind it."""
+    """Return a varint, and the position after it."""
     number = shift = 0
     while True:
         number |= (data[offset] & 0x7F) << shift

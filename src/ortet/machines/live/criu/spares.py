@@ -1,4 +1,4 @@
-"""CRIUs that run already and wait for something to restore."""
+"""Spare CRIU processes, which already run and wait for a restore."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import NamedTuple
 from ortet.machines.live.criu.rpc import criu_died
 from ortet.machines.poll import poll_readable
 
-_MAX_SPARES = 2  # more restores side by side are seldom
+_MAX_SPARES = 2  # more parallel restores are rare
 
 
 class SpareCriu(NamedTuple):
-    """One, in namespaces of its own, which were made when the host had these `mounts`, and in a
-    control `group` of its own, or none."""
+    """A waiting CRIU in namespaces of its own.
+
+    `mounts` are the host's mounts at its start. `cgroup` is its control group, or empty.
+    """
 
     sock: socket.socket
     pid: int
@@ -30,7 +32,7 @@ class SpareCriu(NamedTuple):
 
     @contextmanager
     def open_mount_namespace(self) -> Iterator[int]:
-        """A descriptor of its mount namespace."""
+        """Open its mount namespace for the duration of the block."""
         self.wait_started()
         try:
             fd = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -43,7 +45,7 @@ class SpareCriu(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Does it live, and see the host as it is now?"""
+        """True if it runs, and the host's mounts have not changed since its start."""
         return self.mounts == read_mountinfo() and not poll_readable(self.sock)
 
     def close(self) -> None:
@@ -52,7 +54,7 @@ class SpareCriu(NamedTuple):
 
 
 class SpareCriuPool:
-    """Those of one keeper."""
+    """The spare CRIU processes of one supervisor."""
 
     def __init__(self) -> None:
         self._idle: list[SpareCriu] = []
@@ -60,6 +62,7 @@ class SpareCriuPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def acquire(self) -> SpareCriu | None:
+        """Return a usable spare, or None; spares that are not usable are closed."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -70,6 +73,7 @@ class SpareCriuPool:
             spare.close()
 
     def fill(self, start_spare: Callable[[], SpareCriu]) -> None:
+        """Start spares until the pool is full."""
         while len(self._idle) < _MAX_SPARES:
             spare = start_spare()
             with self._lock:
@@ -86,5 +90,5 @@ def _close_all(spares: list[SpareCriu]) -> None:
 
 
 def read_mountinfo() -> bytes:
-    """What is mounted in our namespace."""
+    """Return the mounts of this process's namespace."""
     return Path("/proc/self/mountinfo").read_bytes()

@@ -1,4 +1,4 @@
-"""Makes a process that stands still do one system call, with ptrace(2)."""
+"""Makes a stopped process execute one system call, with ptrace(2)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_GETSIGMASK, _PTRACE_SETSIGMASK = (
     0x420B,
 )
 _WALL = 0x40000000
-_REGISTER_COUNT = 27  # of x86-64, eight bytes each
+_REGISTER_COUNT = 27  # registers of x86-64, eight bytes each
 _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP, _RSP = 10, 12, 13, 14, 15, 16, 19
 _SYS_FCNTL = 72
 _SYSCALL_INSTRUCTION = b"\x0f\x05"
-_SCRATCH_OFFSET = 512  # bytes under the stack's end that nobody uses: more than the red zone
-_MAX_STEPS = 100  # stops on the way that are of no concern
+_SCRATCH_OFFSET = 512  # below the stack, beyond the red zone: unused memory
+_MAX_STEPS = 100  # stops for other reasons that are skipped
 _FLOCK = struct.Struct("hhxxxxqqixxxx")
 
 
 class TraceError(Exception):
-    """It could not be done, and why."""
+    """The system call could not be executed; the message says why."""
 
 
 class Tracer:
-    """Holds one process while it is open; afterwards that is as it was before."""
+    """Holds one process while the context is open, and restores its state afterwards."""
 
     def __init__(self, pid: int) -> None:
         if platform.machine() != "x86_64":
@@ -48,7 +48,7 @@ class Tracer:
             self._saved_registers = self._read_registers()
             self._saved_signal_mask = ctypes.create_string_buffer(8)
             self._ptrace(_PTRACE_GETSIGMASK, 8, self._saved_signal_mask)
-            # a signal that waits must not be handled in between
+            # A pending signal must not be handled in between.
             self._ptrace(_PTRACE_SETSIGMASK, 8, ctypes.create_string_buffer(b"\xff" * 8, 8))
             self._syscall_address = self._find_syscall_address()
         except BaseException:
@@ -62,7 +62,7 @@ class Tracer:
         self._ptrace(_PTRACE_DETACH)
 
     def lock(self, fd: int, *, write: bool, first: int, last: int | None) -> None:
-        """Have it take a lock on one of its own descriptors, without waiting."""
+        """Make the process take a lock on one of its descriptors, without waiting."""
         length = 0 if last is None else last - first + 1
         kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
         data = _FLOCK.pack(kind, os.SEEK_SET, first, length, 0)
@@ -89,7 +89,7 @@ class Tracer:
             third,
         )
         registers[_RIP] = self._syscall_address
-        registers[_ORIG_RAX] = (1 << 64) - 1  # it is in no system call that could be restarted
+        registers[_ORIG_RAX] = (1 << 64) - 1  # not in a system call that could be restarted
         self._ptrace(_PTRACE_SETREGS, 0, registers)
         for _ in range(_MAX_STEPS):
             self._ptrace(_PTRACE_SINGLESTEP)
@@ -100,8 +100,7 @@ class Tracer:
         raise TraceError(f"process {self._pid} did not do as told")
 
     def _find_syscall_address(self) -> int:
-        """Where in its memory the instruction for a system call is: the kernel's own page has
-        one."""
+        """Return the address of a system call instruction in the process: the vDSO has one."""
         with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as maps:
             places = [line.split()[0] for line in maps if line.rstrip().endswith("[vdso]")]
         for place in places:

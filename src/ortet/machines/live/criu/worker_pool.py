@@ -1,7 +1,7 @@
-"""Control groups made before there is a machine for them, with a CRIU in each that waits.
+"""Control groups that are created in advance, each for a waiting CRIU.
 
-To bring a process that runs into a group takes as long as a small restore: the kernel waits until
-nobody looks at groups. One that joins by itself, before it has anything to do, need not wait.
+Moving a running process to a group takes as long as a small restore, because of a kernel-wide wait.
+A process that joins by itself, before it has any work, does not wait.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ortet.machines.live.cgroups import GROUP_PREFIX, CgroupFactory, read_record
 
 _RECORDS_DIRECTORY = "reserved"
 _REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 50, 0.01
-_CONTROLLER = "pids"  # the one that every machine has a limit of
+_CONTROLLER = "pids"  # every machine has a limit for this controller
 
 
 class ReservedCgroups:
-    """Those of one process, each written down below `area` until it is given away."""
+    """The reserved groups of one process, each recorded below `area` until a machine uses it."""
 
     def __init__(self, cgroups: CgroupFactory, area: Path) -> None:
         self._cgroups = cgroups
         self._records = area / _RECORDS_DIRECTORY
         self._reserved: set[str] = set()
-        self._abandoned: set[str] = set()  # of those, whose CRIU was told to end
+        self._abandoned: set[str] = set()  # reserved groups whose CRIU was told to end
 
     def create(self) -> str:
-        """A new one; nothing where this host has none for us."""
+        """Create a group, and return its path; "" if this host has no groups for us."""
         self._remove_abandoned()
         place = self._cgroups.parents.get(_CONTROLLER)
         if place is None:
@@ -45,20 +45,22 @@ class ReservedCgroups:
         return str(path)
 
     def assign(self, group: str) -> None:
-        """It is a machine's now, whose home says so."""
+        """Give a group to a machine, whose home records it from now on."""
         if group:
             self._reserved.discard(group)
             self._abandoned.discard(group)
             self._record_path(group).unlink(missing_ok=True)
 
     def abandon(self, group: str) -> None:
-        """Nobody wants it: it is removed when the CRIU in it has ended."""
+        """Mark an unused group for removal, once its CRIU has ended."""
         if group in self._reserved:
             self._abandoned.add(group)
 
     def close(self) -> None:
-        """All, when no CRIU is left that waits; what still has an ending one in it is found later
-        by its record."""
+        """Remove all reserved groups, after the waiting CRIU processes were told to end.
+
+        If one is still ending, its record serves to remove the group later.
+        """
         self._abandoned |= self._reserved
         for _ in range(_REMOVE_TRIES):
             self._remove_abandoned()
@@ -77,7 +79,7 @@ class ReservedCgroups:
 
 
 def leftover_records(area: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Records of processes that have ended, and the groups they name."""
+    """Yield the records of processes that have ended, and the groups they name."""
     with suppress(OSError):
         for record in (area / _RECORDS_DIRECTORY).iterdir():
             if not os.path.isdir(f"/proc/{record.name.partition('-')[0]}"):
@@ -85,6 +87,7 @@ def leftover_records(area: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def remove_leftover_groups(area: Path) -> None:
+    """Remove the reserved groups of processes that have ended."""
     for record, groups in leftover_records(area):
         if all(map(remove_group, groups)):
             record.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Maps of stored memory pages: which pages of which blobs a file is made of."""
+"""Page maps in the store: which pages of which blobs a memory file consists of."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ortet.machines.live.images.pagemap import PageRun
 from ortet.objects.base import Kind, ObjectStore
 
 Extent = tuple[bytes, int, int]
-"""(Oid of a blob, b"" for zeros; first page in it; pages)."""
+"""(id of a blob, or b"" for zeros; first page in the blob; number of pages)."""
 
 _MAP_FANOUT = 1024
 
 
 class StoredPages(msgspec.Struct, frozen=True):
-    """A file of pages as it lies in the store: its addresses, its extents, where each begins."""
+    """A memory file in the store.
+
+    `runs` are its addresses, and `starts` has the first page of each of its `extents`.
+    """
 
     runs: list[PageRun]
     extents: list[Extent]
@@ -36,7 +39,7 @@ class StoredPages(msgspec.Struct, frozen=True):
         return cls(runs, extents, starts)
 
     def page_extents(self, first_page: int, count: int) -> Iterator[Extent]:
-        """The extents of these pages of the file."""
+        """Yield the extents of a range of pages of the file."""
         number = bisect_right(self.starts, first_page) - 1
         while count:
             oid, first, length = self.extents[number]
@@ -47,7 +50,7 @@ class StoredPages(msgspec.Struct, frozen=True):
 
 
 def merge_adjacent(extents: Sequence[Extent]) -> list[Extent]:
-    """The same with those that follow each other made one, so that one content has one map."""
+    """Coalesce adjacent extents, so that equal content always has the same page map."""
     joined: list[Extent] = []
     for oid, first, count in extents:
         if joined:
@@ -59,16 +62,16 @@ def merge_adjacent(extents: Sequence[Extent]) -> list[Extent]:
     return joined
 
 
-# maps
+# page maps
 
 
 def put_leaf(objects: ObjectStore, extents: Sequence[Extent]) -> tuple[bytes, int]:
-    """(Oid, pages) of a map of these."""
+    """Store a map of extents, and return its id and its number of pages."""
     return _put_map(objects, 0, extents)
 
 
 def put_root(objects: ObjectStore, leaves: Sequence[tuple[bytes, int]]) -> bytes:
-    """The Oid of the map of a whole file, from its leaves; b"" for an empty one."""
+    """Store the map of a whole file from its leaves, and return its id; b"" for an empty file."""
     level, row = 0, list(leaves)
     while len(row) > 1:
         level += 1
@@ -92,7 +95,7 @@ def _put_map(objects: ObjectStore, level: int, extents: Sequence[Extent]) -> tup
 
 
 def read_extents(objects: ObjectStore, oid: bytes) -> list[Extent]:
-    """All extents of a stored file of pages, in its order."""
+    """Return all extents of a stored memory file, in file order."""
     if not oid:
         return []
     rows: list[tuple[bytes, int | None]] = [(oid, None)]
@@ -125,4 +128,5 @@ def _map_extents(record: PageMap, root: bytes) -> Iterator[Extent]:
 
 
 def corrupt_pages(oid: bytes, why: str) -> Corrupt:
+    """Return the error for an invalid page map or blob."""
     return Corrupt("bad_pages", f"object {oid.hex()} {why}: run `ortet verify`", oid=oid.hex())

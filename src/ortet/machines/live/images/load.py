@@ -1,4 +1,4 @@
-"""Directories of CRIU images back from the store."""
+"""Restores directories of CRIU images from the store."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 def read_processes(objects: ObjectStore, oid: bytes) -> Processes:
-    """The record an image names; Corrupt when it is something else, or a name in it could leave its
-    directory."""
+    """Return the process record of an image.
+
+    Raises Corrupt if the object is something else, or if a file name could leave its directory.
+    """
     data = objects.get(Oid(oid))
     references(Kind.PROCESSES, data)
     return decode(Processes, data)
 
 
 def restore_images(objects: ObjectStore, oid: Oid, directory: Path) -> SavedImages:
-    """Write stored images into a new directory, as they were byte for byte.
+    """Write stored images to a new directory, equal byte for byte.
 
-    All of it is there or, after a failure, nothing: it is made beside, as NAME.part. Pages of zeros
-    are holes. The result is what the next dump of the restored processes is compared with.
+    The directory is complete, or, after a failure, does not exist: it is written as NAME.part
+    first. Pages of zeros become holes. Returns the data with which the next dump of these processes
+    is compared.
     """
     if os.path.lexists(directory):
         raise Conflict("exists", f"{directory} is there already: name a new directory")
@@ -65,10 +68,10 @@ def restore_images(objects: ObjectStore, oid: Oid, directory: Path) -> SavedImag
 
 
 def load_saved_images(objects: ObjectStore, oid: Oid) -> SavedImages:
-    """Stored images as something to compare others with: the last commit of a machine after a
-    sweep, or that of a machine that was forked from the same one.
+    """Return stored images as a basis for comparison with the next dump.
 
-    Only what a commit or a hold still refers to: all of it must be there.
+    Used for the last commit of a machine after a sweep, or for a machine forked from the same one.
+    A commit or hold must still refer to the images, so that all objects exist.
     """
     processes = read_processes(objects, oid)
     extents = {name: read_extents(objects, root) for name, root in processes.memory}
@@ -94,7 +97,10 @@ def _make_saved_images(
 def _write_pages(
     objects: ObjectStore, directory: Path, files: dict[str, list[Extent]], page_size: int
 ) -> None:
-    """Each blob is read once, as it lies in the store, and written wherever it is wanted."""
+    """Write memory files.
+
+    Each blob is read once, in store order, and written wherever it is used.
+    """
     wanted: dict[Oid, list[tuple[int, int, int, int]]] = {}
     with ExitStack() as stack:
         for name, extents in files.items():

@@ -1,8 +1,8 @@
-"""Memory pages in the store: blobs of up to 128 KiB, and maps that say which page is where in them.
+"""Memory pages in the store: blobs of up to 128 KiB, and extents that locate pages in them.
 
-A block that is the same as one before costs nothing. Of one that is not, only the pages that
-changed are stored, if they are few, beside references to where the others lie already. What is
-compared is read from the store, never from a directory: nobody can have changed it meanwhile.
+A block that is equal to a stored one costs nothing. If only few pages of a block changed, only
+these are stored, with references to the others. Pages are compared with the store, never with a
+file on disk, which could have been changed since.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ from ortet.objects.blobs import BLOCK_BYTES
 
 _MIN_PAGES_PER_EXTENT = 4
 _FEW_EXTENTS = 4
-"""A block is stored anew when it would be made of more extents than a few, or of one for so many
-pages: else each commit would leave it in smaller pieces, each of them holding a whole blob."""
+"""Limits for a block that is made of extents.
+
+A block is stored as a whole if it needs more than a few extents and more than one for each
+`_MIN_PAGES_PER_EXTENT` pages. Otherwise every commit would split it further, and each piece keeps a
+whole blob alive.
+"""
 _MAX_USELESS_COMPARISONS = 16
-"""After so many blocks of which next to nothing was left, no more of a leaf are compared."""
+"""After so many comparisons with almost no reused page, the rest of a leaf is not compared."""
 _ZERO_BLOCK: Final = bytes(BLOCK_BYTES)
 
 
 class DeltaBaseline(msgspec.Struct, frozen=True):
-    """What is known to be stored: `whole` blocks, blocks made of pieces by the hash of their
-    content, and what lay at the addresses of the file that is about to be stored."""
+    """The pages that are known to be stored already.
+
+    `whole` are ids of whole blocks. `pieced` maps the content hash of a block to its extents.
+    `held` and `places` are the stored pages and addresses of the previous version of the file.
+    """
 
     whole: Set[bytes]
     pieced: Mapping[bytes, list[Extent]]
@@ -39,7 +46,10 @@ class DeltaBaseline(msgspec.Struct, frozen=True):
 
 
 class LeafWriter:
-    """Stores one leaf of a file of pages. Leaves do not know each other: threads may share them."""
+    """Stores one leaf of a memory file.
+
+    Leaves are independent, so threads may store them in parallel.
+    """
 
     def __init__(
         self,
@@ -56,13 +66,13 @@ class LeafWriter:
         self._page_size = page_size
         self._addresses = addresses
         self._baseline = baseline
-        self._new_pages = bytearray()  # changed pages, on their way into a blob
-        self._pending_extents: list[tuple[int, int, int]] = []  # where they are wanted
+        self._new_pages = bytearray()  # changed pages that are collected for a blob
+        self._pending_extents: list[tuple[int, int, int]] = []  # where the collected pages belong
         self._extents: list[Extent] = []
         self._compared_blocks = self._reused_pages = 0
 
     def store(self, blocks: Sequence[PageSpan]) -> list[Extent]:
-        """The extents of these blocks; all they refer to is stored."""
+        """Store blocks and return their extents; everything they refer to is stored."""
         pieced: list[tuple[bytes, int, int]] = []
         for at, count in blocks:
             start = len(self._extents)
@@ -76,7 +86,7 @@ class LeafWriter:
         return merge_adjacent(self._extents)
 
     def _store_block(self, first_page: int, count: int) -> bytes:
-        """Take one block; the hash of its content if it is made of pieces, else b""."""
+        """Store one block. Returns its content hash if it is made of several pieces, else b""."""
         data = read_exactly(self._fd, count * self._page_size, first_page * self._page_size)
         if data == _ZERO_BLOCK[: len(data)]:
             self._extents.append((b"", 0, count))
@@ -98,8 +108,7 @@ class LeafWriter:
         return oid
 
     def _store_delta(self, data: bytes, first_page: int, count: int) -> bool:
-        """Make a block of what is stored and of its few changed pages; False when that does not
-        pay."""
+        """Build a block from stored pages and its few changed pages; False if that does not pay."""
         before = self._baseline
         if before is None or before.held is None or before.places is None:
             return False
@@ -133,7 +142,10 @@ class LeafWriter:
         stored: StoredPages,
         addresses: PageAddresses,
     ) -> list[tuple[bytes | None, int, int]]:
-        """Each page as it is stored already, None where it is new, neighbours joined."""
+        """Return each page as a stored extent, or None where it is new.
+
+        Adjacent extents are joined.
+        """
         found: list[tuple[bytes | None, int, int]] = []
         start, page, zeros = 0, self._page_size, _ZERO_BLOCK[: self._page_size]
 
@@ -166,7 +178,10 @@ class LeafWriter:
     def _stored_extents(
         self, first_page: int, count: int, stored: StoredPages, addresses: PageAddresses
     ) -> Iterator[Extent]:
-        """What was stored of these addresses; zeros where there was nothing."""
+        """Yield the stored extents at the addresses of these pages.
+
+        An address with nothing stored yields an extent of zeros.
+        """
         for address, length in self._addresses.addresses(first_page, count):
             for old, part in addresses.find_pages(address, length):
                 if old is None:
@@ -180,7 +195,7 @@ class LeafWriter:
         self._pending_extents.append(
             (len(self._extents), len(self._new_pages) // self._page_size, count)
         )
-        self._extents.append((b"", 0, count))  # until the blob has an Oid
+        self._extents.append((b"", 0, count))  # replaced when the blob has an id
         self._new_pages += data
 
     def _flush_new_pages(self) -> None:

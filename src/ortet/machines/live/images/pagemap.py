@@ -1,4 +1,4 @@
-"""Which page of a CRIU image was at which address, and where such a file is cut into blocks."""
+"""Maps memory pages of a CRIU image to addresses, and cuts a memory file into blocks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ _IMAGE_MAGIC = struct.pack("<I", 0x54564319), struct.pack("<I", 0x56084025)  # c
 _PAGE_PRESENT = 4
 _PAGEMAP_PREFIX = "pagemap-"
 _MIN_FILL_DIVISOR = 4
-"""A block that is filled to one part in so many ends where a run of addresses does."""
+"""A block that is filled to at least one part in so many ends where a run of addresses ends."""
 _BLOCKS_PER_LEAF = 64
-"""A leaf of a page map ends at an address that is a multiple of so many blocks, if it is as long;
-so the leaves before and after a place where pages came or went stay the same."""
+"""Length of a leaf in blocks.
+
+A leaf that is long enough ends at an address that is a multiple of this length. So leaves before
+and after a place where pages were added or removed stay the same.
+"""
 
 PageRun = tuple[int, int]
-"""(number of the page in the address space, pages): pages that follow each other in both."""
+"""(page number in the address space, number of pages): contiguous in memory and in the file."""
 
 PageSpan = tuple[int, int]
-"""(first page in the file, pages)."""
+"""(first page in the file, number of pages)."""
 
 
 class PageLayout(msgspec.Struct, frozen=True):
-    """How a file of pages lies in an address space. `key` names that: the same process in the next
-    dump has the same one, while the number of its file may be another."""
+    """The position of a memory file in an address space.
+
+    `key` names the address space. It is the same for a process in the next dump, while the number
+    of its file may differ.
+    """
 
     key: str
     runs: list[PageRun]
@@ -43,9 +49,11 @@ class PageLayout(msgspec.Struct, frozen=True):
 def read_page_layouts(
     read: Callable[[str], bytes], sizes: Mapping[str, int], page_size: int
 ) -> dict[str, PageLayout]:
-    """Of each file of pages among `sizes` (name -> bytes): by the pagemap that names it if that is
-    right about its size, else as one run, so that unknown images are kept too. `read` gives the
-    bytes of a file."""
+    """Return the layout of each memory file among `sizes` (name -> bytes).
+
+    A layout comes from the pagemap that names the file, if its size matches. Otherwise the file is
+    one run, so that unknown images are stored too. `read` returns the content of a file.
+    """
     found: dict[str, PageLayout] = {}
     for name in sorted(sizes):
         if name.startswith(_PAGEMAP_PREFIX) and name.endswith(".img"):
@@ -65,9 +73,9 @@ def is_pages_file(name: str) -> bool:
 
 
 def parse_pagemap(data: bytes, page_size: int) -> tuple[int, list[PageRun]]:
-    """The number of the file a pagemap image is about, and the runs of pages that are in it.
+    """Return the number of the memory file of a pagemap image, and the runs of pages in it.
 
-    What a parent image has, or a page server would bring later, is not in the file.
+    Pages of a parent image, or of a page server, are not in the file and are skipped.
     """
     try:
         entries = _image_entries(data)
@@ -77,7 +85,7 @@ def parse_pagemap(data: bytes, page_size: int) -> tuple[int, list[PageRun]]:
             fields = _varint_fields(entry)
             flags = fields.get(4, 0 if fields.get(3) else _PAGE_PRESENT)
             if flags & _PAGE_PRESENT:
-                count = fields.get(5, fields.get(2, 0))  # 2 was too narrow for large runs
+                count = fields.get(5, fields.get(2, 0))  # field 2 was too narrow for large runs
                 if count:
                     runs.append((fields[1] // page_size, count))
     except (IndexError, KeyError, StopIteration, struct.error) as error:
@@ -88,7 +96,7 @@ def parse_pagemap(data: bytes, page_size: int) -> tuple[int, list[PageRun]]:
 
 
 def _image_entries(data: bytes) -> Iterator[bytes]:
-    """The messages of a CRIU image: two magic numbers, then (length, bytes) of each."""
+    """Yield the messages of a CRIU image: two magic numbers, then (length, bytes) of each."""
     if data[:8] != b"".join(_IMAGE_MAGIC):
         raise KeyError("magic")
     at = 8
@@ -102,7 +110,7 @@ def _image_entries(data: bytes) -> Iterator[bytes]:
 
 
 def _varint_fields(data: bytes) -> dict[int, int]:
-    """The whole numbers of a protobuf message, by field; other kinds of fields are an error."""
+    """Return the integers of a protobuf message by field. Other kinds of fields raise KeyError."""
     fields: dict[int, int] = {}
     at, key = 0, -1
     while at < len(data):
@@ -127,10 +135,10 @@ def _varint_fields(data: bytes) -> dict[int, int]:
 
 
 def cut_leaves(runs: Sequence[PageRun], page_size: int) -> list[list[PageSpan]]:
-    """The file as leaves, each a list of blocks of at most 128 KiB: a function of the runs alone.
+    """Cut a file into leaves, each a list of blocks of at most 128 KiB; depends only on the runs.
 
-    Blocks end at addresses that are multiples of their size, so that pages that come or go do not
-    move those behind them; short runs share a block, or a small process would be a thousand.
+    Blocks end at addresses that are multiples of their size, so that added or removed pages do not
+    move later blocks. Short runs share a block, so that a small process does not become a thousand.
     """
     span = BLOCK_BYTES // page_size
     leaves: list[list[PageSpan]] = []
@@ -168,11 +176,11 @@ def cut_leaves(runs: Sequence[PageRun], page_size: int) -> list[list[PageSpan]]:
 
 
 class PageAddresses:
-    """From a page of a file to its address, and from an address to the page of the file."""
+    """Converts between pages of a memory file and their addresses."""
 
     def __init__(self, runs: Sequence[PageRun]) -> None:
         at = 0
-        self._runs: list[tuple[int, int, int]] = []  # page in the file, address, pages
+        self._runs: list[tuple[int, int, int]] = []  # page in the file, address, number of pages
         for address, count in runs:
             self._runs.append((at, address, count))
             at += count
@@ -181,7 +189,7 @@ class PageAddresses:
         self._addresses = [address for address, _, _ in self._by_address]
 
     def addresses(self, first_page: int, count: int) -> Iterator[PageRun]:
-        """The runs of addresses of these pages of the file."""
+        """Yield the address runs of a range of pages of the file."""
         number = bisect_right(self._starts, first_page) - 1
         while count:
             start, address, length = self._runs[number]
@@ -190,8 +198,10 @@ class PageAddresses:
             first_page, count, number = first_page + take, count - take, number + 1
 
     def find_pages(self, address: int, count: int) -> Iterator[tuple[int | None, int]]:
-        """(page in the file, pages) of each piece of a run of addresses, None where there was
-        nothing."""
+        """Yield (page in the file, number of pages) for each part of an address range.
+
+        The page is None where the file has no page.
+        """
         number = max(0, bisect_right(self._addresses, address) - 1)
         stop = address + count
         while address < stop and number < len(self._by_address):
@@ -210,7 +220,7 @@ class PageAddresses:
 
 
 def read_exactly(fd: int, size: int, offset: int) -> bytes:
-    """So many bytes at an offset; Invalid when the file ends before."""
+    """Read `size` bytes at an offset. Raises Invalid("bad_images") if the file is too short."""
     data = os.pread(fd, size, offset)
     while len(data) < size:
         more = os.pread(fd, size - len(data), offset + len(data))

@@ -1,4 +1,4 @@
-"""Directories of CRIU images into the store, page by page; `memoryrestore` is the way back."""
+"""Saves directories of CRIU images to the store, page by page; `load` restores them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ from ortet.objects.blobs import put_file
 from ortet.objects.tail import storage_error
 
 ENGINE = "criu"
-_PARALLEL_MIN_BYTES = 64 << 20  # below it a second thread costs more than it saves
+_PARALLEL_MIN_BYTES = 64 << 20  # for less, a second thread costs more than it saves
 _THREADS = 2
 _EXCLUDED_SUFFIXES = (".log", ".pid", ".socket")
 _STATS_PREFIX = "stats-"
 
 
 class SavedImages(msgspec.Struct, frozen=True):
-    """Images that are in the store, and what the next ones of the same processes are compared
-    with."""
+    """Images that are in the store, and the data with which the next dump is compared."""
 
     oid: Oid
     processes: Processes
@@ -62,18 +61,19 @@ def save_images(
     covers: Sequence[Layer] = (),
     jobs: bytes = b"",
 ) -> SavedImages:
-    """Store a directory that `criu dump` made; it may go afterwards. Logs and statistics are left
-    out.
+    """Store a directory that `criu dump` wrote; the directory may be deleted afterwards.
 
-    The caller is inside `objects.writing()` until what refers to the result is stored too. What is
-    as in `previous` is not stored again, down to single pages; without it, or when a sweep has run
-    since, equal blocks of 128 KiB are not (`recall` gives something to compare with then). The same
-    directory has the same Oid each time; of the same content that came about in two ways, pages may
-    lie in different blobs.
+    Logs and statistics are not stored. The caller is inside `objects.writing()` until the reference
+    to the result is stored too.
+
+    Pages that are equal in `previous` are not stored again. Without `previous`, or if a sweep has
+    run since, only equal blocks of 128 KiB are not stored again; `load_saved_images` gives
+    something to compare with. The same directory always has the same id. Equal content with another
+    history may have its pages in other blobs, and so another id.
     """
     epoch = getattr(objects, "epoch", None)
     if previous is not None and previous.epoch != epoch:
-        previous = None  # what it knew may be gone
+        previous = None  # the objects it knows may have been deleted
     try:
         sizes = list_images(directory)
         laid = read_page_layouts(
@@ -116,7 +116,7 @@ def make_saved_images(
     stored: dict[str, StoredPages],
     pieced: dict[bytes, list[Extent]],
 ) -> SavedImages:
-    """What is kept of images, from the extents of their files by key."""
+    """Build the comparison data for the next dump from the stored pages of each file."""
     whole = frozenset(
         blob for one in stored.values() for blob, first, _ in one.extents if blob and not first
     )
@@ -124,7 +124,7 @@ def make_saved_images(
 
 
 def list_images(directory: Path) -> dict[str, int]:
-    """Name and size of each image."""
+    """Return the name and size of each image file."""
     sizes: dict[str, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -150,7 +150,7 @@ def _put_file(objects: ObjectStore, path: Path, size: int) -> bytes:
 
 
 class _PageFiles:
-    """All files of pages of a directory, stored leaf by leaf, in two threads when large."""
+    """All memory files of a directory, stored leaf by leaf, in two threads if they are large."""
 
     def __init__(self, objects: ObjectStore, page_size: int, previous: SavedImages | None) -> None:
         self.stored: dict[str, StoredPages] = {}
@@ -191,7 +191,7 @@ class _PageFiles:
         return DeltaBaseline(previous.whole, previous.pieced, held, places)
 
     def save(self) -> list[tuple[str, bytes]]:
-        """(name, Oid of its map) of each file, in order of names."""
+        """Store all files, and return (name, id of its page map) of each, sorted by name."""
         done = iter(list(self._run_tasks()))
         memory: list[tuple[str, bytes]] = []
         for name, laid, count in self._files:

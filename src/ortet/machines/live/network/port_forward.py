@@ -1,4 +1,4 @@
-"""Ports of the host that lead into a machine; they stay when the machine is restored."""
+"""Ports of the host that are forwarded into a machine. They stay open across a restore."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from ortet.machines.live.supervisor_client import SupervisorClient
 
 
 class PortForwards:
-    """Of one machine. A process of the keeper carries the connections of each."""
+    """The port forwards of one machine. A process of the supervisor serves each of them."""
 
     def __init__(self, supervisor: SupervisorClient) -> None:
         self._supervisor = supervisor
-        self._forwards: dict[int, tuple[socket.socket, int]] = {}  # by inner port
+        self._forwards: dict[int, tuple[socket.socket, int]] = {}  # by port inside the machine
 
     def open(self, init_pid: int, port: int, host_port: int) -> int:
-        """From port `at` of the host, 0: any that is free, to `port` of the machine of this pid 1;
-        returns the host's. One that is open already stays as it is."""
+        """Forward a port of the host to `port` of the machine, and return the host's port.
+
+        A `host_port` of 0 takes any free port. A port that is already forwarded stays as it is.
+        """
         check_port(port)
         if host_port != 0:
             check_port(host_port)
@@ -50,20 +52,21 @@ class PortForwards:
         return self._host_port(port)
 
     def host_ports(self) -> dict[int, int]:
-        """Ports of the host, by those of the machine that they lead to."""
+        """Return the forwarded ports: port of the machine -> port of the host."""
         return {port: self._host_port(port) for port in list(self._forwards)}
 
     def close_port(self, port: int) -> None:
-        """No connection comes in there any more; those there are end."""
+        """Stop forwarding a port, and end its connections."""
         if port in self._forwards:
             listener, porter = self._forwards.pop(port)
-            with suppress(OSError):  # at once: the porter has it open until it is gone
+            # at once: the forwarder has the listener open until it has ended
+            with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             _kill_forwarder(porter)
             listener.close()
 
     def reattach(self, init_pid: int) -> None:
-        """The machine has another pid 1, and another network."""
+        """Forward all ports to a restarted machine, which has another pid 1 and network."""
         for port, (listener, porter) in self._forwards.items():
             _kill_forwarder(porter)
             self._forwards[port] = (

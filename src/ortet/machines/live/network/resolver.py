@@ -1,4 +1,7 @@
-"""Where programs of a live machine ask for names: its /etc/resolv.conf while it has a way out."""
+"""Name resolution in a live machine: its /etc/resolv.conf while it has an outbound network.
+
+It is a module of its own, because the snapshot of the system must recognise this file (`is_ours`).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ RESOLV_CONF = "/etc/resolv.conf"
 RESOLV_CONF_CONTENT = (
     b"# by ortet: the name server that is this machine's way out\nnameserver 10.0.2.3\n"
 )
-"""Ours; no state of a machine. The host's may lead to its own loopback, or to nowhere here."""
+"""Content of the file that Ortet writes; it is no state of the machine.
+
+The host's file may name a server on its own loopback, which a machine cannot reach.
+"""
 
 
 def update_resolv_conf(host_overlays: Sequence[HostOverlay], network: Network) -> None:
-    """Put ours into the upper directory of a machine that is about to start, or take it away. One
-    that the machine has changed itself stays."""
+    """Write the file into the upper directory of a machine that is about to start, or remove it.
+
+    A file that the machine has changed itself stays.
+    """
     holders = [cover for cover in host_overlays if is_within(RESOLV_CONF, (cover.at,))]
     if not holders:
         return
@@ -37,6 +45,7 @@ def update_resolv_conf(host_overlays: Sequence[HostOverlay], network: Network) -
 
 
 def is_ours(path: str | bytes | os.PathLike[str]) -> bool:
+    """Return True if the file has exactly the content that Ortet writes."""
     with suppress(OSError):
         st = os.lstat(path)
         if stat.S_ISREG(st.st_mode) and st.st_size == len(RESOLV_CONF_CONTENT):
@@ -46,7 +55,7 @@ def is_ours(path: str | bytes | os.PathLike[str]) -> bool:
 
 
 def _make_directory(path: Path, overlay: HostOverlay) -> None:
-    """One in an upper directory that looks like the host's."""
+    """Create a directory in an upper directory, with the attributes of the host's directory."""
     if path.is_dir() or path == overlay.upper:
         return
     _make_directory(path.parent, overlay)

@@ -1,5 +1,7 @@
-"""The way out of a live machine, by choice: slirp4netns beside it, which carries what its processes
-send out as connections of this host's own."""
+"""Outbound network of a live machine, on request, through slirp4netns.
+
+slirp4netns runs beside the machine and turns its traffic into connections of the host.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ PROGRAM = "slirp4netns"
 
 _TUN_DEVICE = "/dev/net/tun"
 _READY_BYTE = b"1"
-_LOG_BYTES = 4096  # bytes of what it says that are kept
-_POLL_SECONDS = 0.0002  # seconds
+_LOG_BYTES = 4096  # of its messages that are kept
+_POLL_SECONDS = 0.0002
 _TIMEOUT_SECONDS = 30.0
 _ARGUMENTS = (
     "--configure",
@@ -44,6 +46,7 @@ _FIX = f"install {PROGRAM} (Debian and Fedora: the package {PROGRAM}), or leave 
 
 
 def parse_network(value: Any) -> Network:
+    """Return a valid network value. Raises Invalid("bad_network") for anything else."""
     for one in NETWORKS:
         if value == one:
             return one
@@ -59,20 +62,20 @@ def prepare_network(
     *,
     needs_address: bool = False,
 ) -> OutboundNetwork:
-    """Of a machine that is about to be made, with what its programs need to find names by it."""
+    """Prepare the network of a machine that is about to be created, including name resolution."""
     update_resolv_conf(host_overlays, network)
     return OutboundNetwork(supervisor, network, needs_address=needs_address)
 
 
 def check_network(network: Network) -> None:
-    """Unsupported, with what to install, where this host cannot give it to a machine."""
+    """Raise Unsupported("no_network"), with what to install, if this host cannot provide it."""
     (line,) = probe_network() if network != "none" else [Capability("network", True)]
     if not line.ok:
         raise Unsupported("no_network", f"no network for machines here: {line.detail}; {line.fix}")
 
 
 def probe_network() -> list[Capability]:
-    """Tried for real. Not one of an engine's needs: machines have none unless asked for."""
+    """Report whether slirp4netns works here, by running it. Machines need it only on request."""
     why = _why_unavailable()
     if why:
         return [Capability("network", False, why, _FIX if is_privileged() else _ROOT_FIX)]
@@ -81,8 +84,10 @@ def probe_network() -> list[Capability]:
 
 
 class OutboundNetwork:
-    """Of one machine. `network` "none" has none; `counted_on`: processes that are to be restored
-    have sockets that need the address of one."""
+    """The outbound network of one machine; "none" means that it has none.
+
+    `needs_address` is True if processes to be restored have sockets with the outbound address.
+    """
 
     def __init__(
         self, supervisor: SupervisorClient, network: Network, *, needs_address: bool = False
@@ -97,7 +102,7 @@ class OutboundNetwork:
         self.losses: list[Loss] = []
 
     def start(self, pid: int) -> None:
-        """For the network of this process; `ready` waits for it."""
+        """Start slirp4netns for the network namespace of `pid`; `wait_ready` waits for it."""
         if self._network == "none":
             return
         program = _find_program()
@@ -113,7 +118,10 @@ class OutboundNetwork:
             self._add_loss(str(error))
 
     def wait_ready(self, pid: int) -> None:
-        """Wait until what is done in the network of this process can go out, if it ever will."""
+        """Wait until the network is usable, or has failed; a failure becomes a loss.
+
+        If restored sockets need the outbound address, loopback of `pid` gets it instead.
+        """
         if self._starting is not None:
             said = self._starting.read_status(_READY_BYTE)
             if said == _READY_BYTE:
@@ -130,7 +138,10 @@ class OutboundNetwork:
             self._supervisor.set_fallback_address(pid, on=True)
 
     def attach_to_machine(self, init_pid: int, machine_pidfd: int) -> None:
-        """The machine has begun: it has this pid 1, which is also given as a descriptor."""
+        """Bind the lifetime of slirp4netns to the started machine, or remove the fallback address.
+
+        The machine is given by its pid 1, as a number and as a pidfd.
+        """
         if self.is_open:
             self._supervisor.kill_with_machine(machine_pidfd, self._pidfd)
         elif self._needs_address:
@@ -138,15 +149,19 @@ class OutboundNetwork:
 
     @property
     def is_open(self) -> bool:
+        """True while slirp4netns was started for this machine and not closed."""
         return self._pidfd >= 0
 
     @property
     def needs_address(self) -> bool:
-        """Processes may have sockets that need its address."""
+        """True if processes may have sockets with the outbound address."""
         return self.is_open or self._needs_address
 
     def runtime_losses(self) -> list[Loss]:
-        """That it has ended by itself, if so: what it carried is broken, and nothing goes out."""
+        """Return a loss if slirp4netns has ended.
+
+        Its connections are then broken, and no new ones can be made.
+        """
         if not self.is_open or not poll_readable(self._pidfd):
             return []
         why = f"{PROGRAM} of this machine was killed: close and open the machine to have it again"
@@ -154,7 +169,7 @@ class OutboundNetwork:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing comes in meanwhile: what arrives waits, and no peer notices."""
+        """Stop incoming packets during the block. They are delayed, and no peer notices."""
         if not self.is_open:
             yield
             return
@@ -181,7 +196,7 @@ class OutboundNetwork:
         while time.monotonic() < until:
             try:
                 stat = Path(f"/proc/{self._pid}/stat").read_bytes()
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 return
             if stat.rpartition(b")")[2].split()[0] in b"TtZX":
                 return
@@ -193,7 +208,7 @@ class OutboundNetwork:
 
 
 def _slirp_argv(program: str, network: Network) -> list[str]:
-    """The keeper puts in which network, and where to say that it is there."""
+    """Return its arguments; the supervisor replaces NET and TOLD by descriptors."""
     closed = [] if network == "host" else [_NO_LOOPBACK]
     return [program, *_ARGUMENTS, *closed, "TOLD", "NET", "tap0"]
 
@@ -203,7 +218,7 @@ def _find_program() -> str:
 
 
 def _make_log_file() -> int:
-    """A file in memory for what a program says; not more than some."""
+    """Create a file in memory with a fixed size, for the messages of slirp4netns."""
     fd = os.memfd_create("outlet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, _LOG_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
@@ -211,7 +226,7 @@ def _make_log_file() -> int:
 
 
 def _why_unavailable() -> str:
-    """Why this host cannot; nothing when it can."""
+    """Return why this host cannot provide the network, or nothing if it can."""
     program = _find_program()
     if not is_privileged():
         return "live machines are for root only"
@@ -246,7 +261,10 @@ def _why_unavailable() -> str:
 
 
 def _new_network_namespace() -> int:
-    """A network namespace, open: a thread makes it, for a thread may have its own."""
+    """Return a new network namespace, open.
+
+    A thread creates it, because only that thread moves to it.
+    """
     found: list[int | OSError] = []
 
     def make() -> None:
