@@ -1,4 +1,4 @@
-"""What keeps anything of a session from going: legal holds, and a store that hosts share."""
+"""Legal holds, and the check that a store supports erasure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOLD_KIND = "hold"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Nothing of this session may be erased, archived or removed."""
+    """A legal hold: nothing of this session may be erased, archived or removed."""
 
     session: str
     why: str
@@ -46,7 +46,10 @@ def release_hold(hub: Hub, id_: str) -> None:
 
 
 def check_erasure_supported(hub: Hub) -> None:
-    """Unsupported where other hosts may know what is to go: they would write it again."""
+    """Raise Unsupported if other hosts share the store.
+
+    Another host may have the erased data in memory and write it again.
+    """
     if isinstance(hub.catalog, EpochFencedCatalog):
         raise Unsupported(
             "shared_store",
@@ -58,7 +61,7 @@ def check_erasure_supported(hub: Hub) -> None:
 
 
 def check_hold(hub: Hub, row: SessionRow) -> None:
-    """Refused("on_hold") when nothing of it may go."""
+    """Raise Refused("on_hold") if the session is on hold."""
     held = hold_of(hub, row.id)
     if held is not None:
         raise Refused(

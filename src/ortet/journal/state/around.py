@@ -1,5 +1,8 @@
-"""What a mind knows of the world around it: work with others, rate limits, tokens, a browser; what
-events do to that, and how a briefing tells it. Secrets are named here, never held."""
+"""External state of a session: collaborations, rate limits, tokens and a browser.
+
+This module holds the records, their reducers and their lines in a briefing. Secrets are named here
+and never stored.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ _LONG_CHARS, _SHORT_CHARS = 400, 160
 
 
 class Collaboration(StateRecord, frozen=True):
-    """What others see, or are about to: a branch, a pull request, a comment half written.
+    """Something that others see or will see: a branch, a pull request, a draft comment.
 
-    `status`: draft, done, withdrawn. `effect` is the action that made it.
+    `status` is "draft", "done" or "withdrawn". `effect` is the id of the action that made it.
     """
 
     name: str
@@ -38,8 +41,11 @@ class Collaboration(StateRecord, frozen=True):
 
 
 class RateLimitWindow(StateRecord, frozen=True):
-    """How many calls a service still takes until `reset` (ns since 1970). `full`: that time has
-    come, so it takes `limit` again, or a number that is not known (None)."""
+    """Rate limit of a service: calls that remain until `reset` (ns since 1970).
+
+    `full` means that the reset time has passed. The service then accepts `limit` calls again; None
+    means that the number is unknown.
+    """
 
     service: str
     remaining: float | None = None
@@ -51,7 +57,7 @@ class RateLimitWindow(StateRecord, frozen=True):
 
 
 class ServiceToken(StateRecord, frozen=True):
-    """Which entry of the vault lets one into a service."""
+    """Name of the vault entry with the credentials of a service."""
 
     service: str
     vault: str
@@ -60,8 +66,10 @@ class ServiceToken(StateRecord, frozen=True):
 
 
 class BrowserState(StateRecord, frozen=True):
-    """What a browser had open. `storage` names the entry of the vault that holds its cookies and
-    local storage, "" for none."""
+    """Pages that a browser had open.
+
+    `storage` is the vault entry with its cookies and local storage, or "".
+    """
 
     urls: list[str] = []
     storage: str = ""
@@ -70,13 +78,13 @@ class BrowserState(StateRecord, frozen=True):
 
 
 BROWSER = "browser"
-"""The one key of the table of browsers."""
+"""The only key of the browser table."""
 
 
 def update_collaboration(
     old: Collaboration | None, data: dict[str, Any], seq: int, time: int
 ) -> Collaboration:
-    """A record after an event; what the event does not say stays."""
+    """Return the record after an event. Fields that the event does not have stay."""
     given = {field: data[field] for field in _FIELDS if field in data}
     known = old or Collaboration(data["name"])
     return msgspec.structs.replace(known, **given, seq=seq, time=time)
@@ -118,7 +126,7 @@ EXTERNAL_STATE_REDUCERS: dict[str, Callable[[SessionState, Event, dict[str, Any]
     "token": _fold_token,
     "browser": _fold_browser,
 }
-"""Kinds of events, and what each does to a mind."""
+"""Reducers of external state by event kind."""
 
 
 def external_state_events(
@@ -126,7 +134,7 @@ def external_state_events(
     windows: Iterable[RateLimitWindow],
     tokens: Iterable[ServiceToken],
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The events that make another mind know it."""
+    """Return the events that give another session the same external state."""
     found: list[tuple[str, dict[str, Any]]] = []
     for one in collaborations:
         fields = {field: getattr(one, field) for field in ("name", *_FIELDS)}
@@ -138,7 +146,7 @@ def external_state_events(
     return found
 
 
-# in a briefing: as a line, and as data
+# lines of a briefing, as text and as data
 
 
 def describe_collaboration(collaboration: Collaboration) -> tuple[str, Any]:

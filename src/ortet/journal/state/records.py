@@ -1,4 +1,4 @@
-"""What a mind holds, each made by an event and named by its number."""
+"""Records of a session state. Each is made by an event and holds the number of that event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True):
-    """`content` is what was said: a str, or the list of parts a model API takes."""
+    """One message. `content` is text, or the list of parts that a model API takes."""
 
     seq: int
     role: str
@@ -18,11 +18,11 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of what maps keep: as maps on disk, so that later releases may add keys."""
+    """Base class of table records. Stored as maps, so that later releases can add fields."""
 
 
 class NoteRecord(StateRecord, frozen=True):
-    """Scratch. `expires` is in ns since 1970, 0 for never."""
+    """A note of the agent. `expires` is in ns since 1970, or 0 for never."""
 
     key: str
     value: Any
@@ -31,7 +31,7 @@ class NoteRecord(StateRecord, frozen=True):
 
 
 class SourceEventRef(StateRecord, frozen=True):
-    """The event that something was learned from. `session`: the id of whose it is."""
+    """Reference to the event that something was learned from. `session` is a session id."""
 
     timeline: str = ""
     seq: int = 0
@@ -39,11 +39,11 @@ class SourceEventRef(StateRecord, frozen=True):
 
 
 class Fact(StateRecord, frozen=True):
-    """What is known, since `time`. A lesson is one that a failure taught.
+    """A fact, known since `time`. A lesson is a fact that was learned from a failure.
 
-    `scope` is who knows it: "" this session, else "agent", "user:…" or "project:…". `since` and
-    `until` say when it holds, in ns, 0 for always; `ended`, when it was given up: for the fact
-    `ended_by`, or because of `why`. `like` is one that says nearly the same.
+    `scope` says who knows it: "" for this session, or "agent", "user:NAME", "project:NAME". `since`
+    and `until` limit when it is valid, in ns; 0 means no limit. `ended` is the time when it was
+    retracted, replaced by fact `ended_by` or because of `why`. `like` is the id of a similar fact.
     """
 
     id: str
@@ -65,10 +65,10 @@ class Fact(StateRecord, frozen=True):
 
 
 class Episode(StateRecord, frozen=True):
-    """What happened from event `first` to event `last`, which began at `began` and ended at `time`.
+    """A summary of events `first` to `last`, which began at `began` and ended at `time`.
 
-    `cause` says why it was written: closed, compacted, milestone, merged. `source` is where it was
-    told first, when this is told by a shared memory.
+    `cause` says why it was written: "closed", "compacted", "milestone" or "merged". `source` is the
+    original event if the episode comes from a shared memory.
     """
 
     id: str
@@ -82,11 +82,13 @@ class Episode(StateRecord, frozen=True):
     seq: int = 0
     time: int = 0
     began: int = 0
-    session: str = ""  # its name
+    session: str = ""  # name of the session
     source: SourceEventRef | None = None
 
 
 class Decision(StateRecord, frozen=True):
+    """A decision, with its reason and the alternatives that were rejected."""
+
     id: str
     text: str
     why: str = ""
@@ -96,6 +98,8 @@ class Decision(StateRecord, frozen=True):
 
 
 class Question(StateRecord, frozen=True):
+    """A question of the agent, and its answer if there is one."""
+
     id: str
     text: str
     answer: Any = None
@@ -104,7 +108,7 @@ class Question(StateRecord, frozen=True):
 
 
 class Artifact(StateRecord, frozen=True):
-    """One version of a named thing that was made. `oid` is its content, in hex."""
+    """One version of a named artifact. `oid` is its content, in hex."""
 
     name: str
     version: int
@@ -120,8 +124,11 @@ class Artifact(StateRecord, frozen=True):
 
 
 class Effect(StateRecord, frozen=True):
-    """An action and its external deed. `state`: begun, done, failed, unsettled. `command`: what was
-    run, where its name does not tell; the family's rows know it, a mind does not keep it."""
+    """An action and its effect outside the session.
+
+    `state` is "begun", "done", "failed" or "unsettled". `command` is the command line if `name`
+    does not show it. It is stored in the rows of the family, not in the session state.
+    """
 
     id: str
     name: str
@@ -131,7 +138,7 @@ class Effect(StateRecord, frozen=True):
     scope: str = ""
     why: str = ""
     digest: str = ""
-    begun: int = 0  # seq
+    begun: int = 0  # event number
     ended: int = 0
     time: int = 0
     actor: str = ""
@@ -139,7 +146,7 @@ class Effect(StateRecord, frozen=True):
 
 
 class ToolCall(StateRecord, frozen=True):
-    """A tool call of the model. `part`: it was made by a part of the message's content."""
+    """A tool call of the model. `part` means that it was a part of the message content."""
 
     id: str
     name: str = ""
@@ -147,9 +154,10 @@ class ToolCall(StateRecord, frozen=True):
 
 
 class Approval(StateRecord, frozen=True):
-    """What a human was asked to allow. `state`: asked, given, denied; `used`: by which action.
+    """A request for approval by a person.
 
-    `waiting`: the answer is there, and the writer has not taken it into the journal yet.
+    `state` is "asked", "given" or "denied". `used` is the action that used it. `waiting` means that
+    the answer is in the inbox and not in the journal yet.
     """
 
     id: str
@@ -158,7 +166,7 @@ class Approval(StateRecord, frozen=True):
     state: str = "asked"
     by: str = ""
     because: str = ""
-    digest: str = ""  # of the call that waits for it
+    digest: str = ""  # digest of the call that waits for the answer
     used: str = ""
     seq: int = 0
     time: int = 0
@@ -167,7 +175,7 @@ class Approval(StateRecord, frozen=True):
 
 
 class CoreState(StateRecord, frozen=True):
-    """The small part of a mind, stored whole at each commit."""
+    """The small part of a session state, stored as a whole at each commit."""
 
     goal: str = ""
     status: str = "open"
@@ -176,14 +184,18 @@ class CoreState(StateRecord, frozen=True):
     limits: dict[str, float] = {}
     soft: dict[str, float] = {}
     spent: dict[str, float] = {}
-    since: int = 0  # messages behind this event are in context
-    summary: int = 0  # the compaction that stands for those before
-    aside: list[tuple[int, int]] = []  # first and last events of what is set aside, in order
+    since: int = 0  # messages after this event are in the context
+    summary: int = 0  # number of the compaction that replaces the messages before
+    # (first, last) event numbers of superseded messages, in order
+    aside: list[tuple[int, int]] = []
     events: int = 0
-    calling: list[ToolCall] = []  # of the last assistant message, without a result yet
-    environment: dict[str, int] = {}  # part of the environment -> the event that told it last
-    environment_first: dict[str, int] = {}  # the same of the first that did
-    secrets: dict[str, int] = {}  # name of each that a command was given -> the last such event
-    shared: dict[str, int] = {}  # scope -> the last event that others may know of
-    last: bytes = b""  # of the hash of the last event: minds of other events are other folds,
+    calling: list[ToolCall] = []  # calls of the last assistant message without a result
+    environment: dict[str, int] = {}  # part of the environment -> event that recorded it last
+    # part of the environment -> event that recorded it first
+    environment_first: dict[str, int] = {}
+    secrets: dict[str, int] = {}  # secret name -> last event of a command that used it
+    shared: dict[str, int] = {}  # scope -> last event that the scope shares
+    # Start of the hash of the last event. It makes the folds of different events different objects,
+    # so that the replacement of one after an erasure never stands for the other.
+    last: bytes = b""
     # so that what stands for one of them after an erasure does not stand for the other
