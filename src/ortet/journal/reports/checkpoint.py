@@ -1,6 +1,7 @@
-"""AgentCheckpoint: what an agent knows and where it stands, as one portable JSON record.
+"""AgentCheckpoint: the state of an agent as one portable JSON record.
 
-The schema is published as docs/agent-checkpoint.schema.json; fields are added, never taken away.
+The schema is published as docs/agent-checkpoint.schema.json. It contains the docstrings of the
+records as descriptions. Fields are only added, never removed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
 _ANY_KEY = "[...]"
 _MAX_RESET_NS = 10**20
 _LATER_FIELDS = ("collaborations", "windows", "tokens", "expires", "approvals")
-"""Fields that were not there from the beginning."""
+"""Fields that a later release added."""
 
 _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
 
 class CheckpointMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message. `content` is text, or the list of parts a model API takes."""
+    """A message. `content` is text, or the list of parts that a model API takes."""
 
     role: Annotated[str, Meta(min_length=1)]
     content: Any
@@ -50,14 +51,14 @@ class CheckpointMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompletedEffect(msgspec.Struct, frozen=True):
-    """A deed that was done under a key, and what came of it: it is not done again."""
+    """An effect that was completed under a key, with its outcome. It is not executed again."""
 
     effect: Effect
     outcome: Any = None
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
-    """Where to go on: the last commit, the last event, the step, and the deeds to be careful of."""
+    """Where to continue: last commit, last event, current step, and effects to be careful with."""
 
     commit: str
     event: Index
@@ -67,7 +68,7 @@ class ResumePoint(msgspec.Struct, frozen=True):
 
 
 class CheckpointBudget(msgspec.Struct, frozen=True):
-    """What may be spent and what was, by counter."""
+    """Spending limits and spent amounts, by counter."""
 
     limits: dict[str, Amount] = {}
     soft: dict[str, Amount] = {}
@@ -75,11 +76,12 @@ class CheckpointBudget(msgspec.Struct, frozen=True):
 
 
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent at one moment. `context` are its notes; `current_step` counts from 0.
+    """One agent at one moment. `context` holds its notes; `current_step` counts from 0.
 
-    `expires` says until when a note is good, in ns since 1970. `approvals` wait for a human: those
-    that were answered are not told, for a record that anyone can write must not allow anything.
-    `digest`, where it is given, is of all the rest: it tells damage, it is no signature.
+    `expires` is the expiry time of notes, in ns since 1970. `approvals` are requests without an
+    answer. Answered ones are left out, because anybody can write this record and it must not grant
+    anything. `digest`, if present, covers all other fields. It detects damage and is not a
+    signature.
     """
 
     version: Annotated[int, Meta(ge=1)] = VERSION
@@ -107,13 +109,18 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     approvals: list[Approval] = []
 
     def to_json(self) -> str:
-        """With its digest."""
+        """Return the checkpoint as JSON, with its digest."""
         whole = msgspec.structs.replace(self, digest=_digest(self))
         return msgspec.json.encode(whole, order="deterministic").decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AgentCheckpoint:
-        """Invalid("bad_checkpoint") when it is no checkpoint; `details["path"]` is the field."""
+        """Read a checkpoint from JSON and check it.
+
+        Raises:
+            Invalid: kind "bad_checkpoint". `details["path"]` is the wrong field.
+            Unsupported: kind "newer_checkpoint", if a later release made it.
+        """
         try:
             plain = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -137,14 +144,14 @@ def _read(plain: Any) -> AgentCheckpoint:
     try:
         return msgspec.convert(plain, thread_safe_struct(AgentCheckpoint))
     except msgspec.ValidationError as error:
-        try:  # in JSON, and in its schemas, 1.0 is an integer
+        try:  # in JSON and JSON Schema, 1.0 is an integer
             return msgspec.convert(_normalise_numbers(plain), thread_safe_struct(AgentCheckpoint))
         except msgspec.ValidationError:
             raise error from None
 
 
 def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """What types do not say."""
+    """Check the rules that types do not express. Raise Invalid("bad_checkpoint")."""
     if checkpoint.current_step > len(checkpoint.plan):
         raise _bad("$.current_step", f"the plan has {len(checkpoint.plan)} steps")
     for number, artifact in enumerate(checkpoint.artifacts):
@@ -178,10 +185,10 @@ def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a checkpoint, as it is published."""
+    """Return the JSON Schema of a checkpoint, as it is published."""
     (ref,), parts = msgspec.json.schema_components([AgentCheckpoint], ref_template="#/$defs/{name}")
     for part in parts.values():
-        if "description" in part:  # laid out differently by releases of Python
+        if "description" in part:  # Python releases indent docstrings differently
             part["description"] = " ".join(part["description"].split())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -192,9 +199,12 @@ def schema() -> dict[str, Any]:
 
 
 def _digest(checkpoint: AgentCheckpoint) -> str:
-    """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
+    """Return the digest of a checkpoint.
+
+    It does not depend on how numbers are written: 5 and 5.0 are equal in JSON.
+    """
     plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
-    for name in _LATER_FIELDS:  # a record of an earlier release has a digest without them
+    for name in _LATER_FIELDS:  # digests of earlier releases do not cover these fields
         if not plain[name]:
             del plain[name]
     try:
@@ -214,7 +224,7 @@ def _normalise_numbers(value: Any) -> Any:
 
 
 def _path(plain: Any, error: msgspec.ValidationError) -> str:
-    """Which field is wrong, with the key of a map that msgspec leaves out."""
+    """Return the path of the wrong field, with the map key that msgspec leaves out."""
     at, missing = _AT.search(str(error)), _FIELD.search(str(error))
     path = (at[1] if at else "$") + (f".{missing[1]}" if missing else "")
     shown, kind = "$", cast(Any, AgentCheckpoint)
