@@ -57,7 +57,10 @@ class TermPostings(Protocol):
 
 
 class IndexReader(Protocol):
-    """Reads the index at one moment. The id of a document is line * FIRST + its position from 1."""
+    """Reads the index at one moment.
+
+    The id of a document is line * IDS_PER_LINE + its position in the line, from 1.
+    """
 
     def timeline(self, name: str) -> tuple[int, int]:
         """Return the number of a timeline and its last indexed event, or (0, 0)."""

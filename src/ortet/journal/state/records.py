@@ -198,4 +198,3 @@ class CoreState(StateRecord, frozen=True):
     # Start of the hash of the last event. It makes the folds of different events different objects,
     # so that the replacement of one after an erasure never stands for the other.
     last: bytes = b""
-    # so that what stands for one of them after an erasure does not stand for the other
