@@ -51,10 +51,12 @@ class ReflogExpiry(msgspec.Struct, frozen=True):
     seq: int = 0
 
     def covers(self, op: Op) -> bool:
+        """Return True if the reflog entry has expired."""
         return op.seq <= self.seq and op.time < self.time
 
 
 def load_reflog_expiry(hub: Hub) -> ReflogExpiry:
+    """Return the stored expiry; by default nothing has expired."""
     row = hub.catalog.row(*_REFLOG_EXPIRY_ROW)
     return decode(ReflogExpiry, row.value) if row else ReflogExpiry()
 
@@ -151,6 +153,7 @@ def sweep_store(
 def export_refs(
     hub: Hub, names: Sequence[str], path: Path, *, progress: Progress | None
 ) -> bundle.BundleReport:
+    """Write the commits of these refs to a bundle; see `Maintenance.export`."""
     heads = {name: hub.refs.resolve(name) for name in names}
     return bundle.export_bundle(hub.objects, heads, references, path, progress=progress)
 

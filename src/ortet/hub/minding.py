@@ -111,7 +111,7 @@ class SessionApi:
 
         Raises:
             Refused: kind "lease_held", if another process has the session open.
-            Conflict: If the session is closed or archived.
+            Conflict: kind "session_closed", if the session is closed or archived.
             Diverged: In a replay, at the first action that was not recorded.
             Invalid: If an argument is not valid.
         """

@@ -199,6 +199,7 @@ def _is_in_use(target: Hub, name: str) -> bool:
 
 
 def ref_not_found(name: str, where: object) -> NotFound:
+    """Return the error for a ref that does not exist in a store or bundle."""
     return NotFound("no_ref", f"{name!r} is no branch or tag of {where}: `ortet branch` lists them")
 
 
@@ -218,6 +219,7 @@ def transfer_report(
     carried: ObjectCopyReport | BundleImport,
     target: Hub,
 ) -> TransferReport:
+    """Return the report of a transfer that is complete."""
     there = {name: target.refs.get(name, kind="tag") for name in tags}
     return TransferReport(
         branches={name: to_hex(oid) for name, (_, oid) in placed.items()},

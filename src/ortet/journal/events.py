@@ -150,6 +150,7 @@ class EventChain:
         )
 
     def tip(self, row: EventRow) -> Tip:
+        """Return the end of a chain whose last event is this row."""
         header = decode(EventHeader, row.head)
         return Tip(header.seq, self._hasher.oid(row.head), header.time)
 

@@ -98,4 +98,5 @@ def iter_segments(objects: ObjectStore, last: bytes) -> Iterator[tuple[Oid, Jour
 
 
 def first_seq(segment: JournalSegment) -> int:
+    """Return the number of the first event of a segment."""
     return decode(EventHeader, segment.heads[0]).seq

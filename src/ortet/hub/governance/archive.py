@@ -90,6 +90,7 @@ def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
 
 
 def find_archive(hub: Hub, id_: str) -> ArchiveRecord | None:
+    """Return the archive record of a session, or None if it is not archived."""
     row = hub.catalog.row(ARCHIVE_KIND, id_)
     return decode(ArchiveRecord, row.value) if row else None
 

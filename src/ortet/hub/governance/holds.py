@@ -29,6 +29,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
+    """Put a session on hold; see `Governance.hold`."""
     check_text(why=why)
     hub, row = sessions.hub, sessions.table.get(id_)
     record = Hold(row.id, why, hub.author, hub.clock.now_ns())
@@ -37,11 +38,13 @@ def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
 
 
 def hold_of(hub: Hub, id_: str) -> Hold | None:
+    """Return the hold of a session, or None."""
     row = hub.catalog.row(_HOLD_KIND, id_)
     return decode(Hold, row.value) if row else None
 
 
 def release_hold(hub: Hub, id_: str) -> None:
+    """End the hold of a session; see `Governance.release`."""
     hub.catalog.drop_row(_HOLD_KIND, id_)
 
 

@@ -49,11 +49,14 @@ class RetentionAction(msgspec.Struct, frozen=True):
 
 
 class RetainReport(msgspec.Struct, frozen=True):
+    """Result of `Governance.retain`: one action for each change or kept session."""
+
     dry_run: bool
     deeds: list[RetentionAction]
 
 
 def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy:
+    """Store the policy of an agent; see `Governance.retention`."""
     days = NUMBER._replace(kind="bad_age", description="a number of days from 0, or None for never")
     optional(days, keep_messages=policy.keep_messages, archive_after=policy.archive_after)
     hub.catalog.put_row(_POLICY_KIND, check_agent(agent), encode(policy))
@@ -61,6 +64,7 @@ def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy
 
 
 def policy_of(hub: Hub, agent: str) -> RetentionPolicy:
+    """Return the policy of an agent; by default everything is kept."""
     row = hub.catalog.row(_POLICY_KIND, check_agent(agent))
     return decode(RetentionPolicy, row.value) if row else RetentionPolicy()
 

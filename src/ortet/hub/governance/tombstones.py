@@ -183,6 +183,7 @@ def replacement_of(catalog: Catalog, oid: Oid) -> Oid | None:
 
 
 def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
+    """Yield all tombstones. Raise Corrupt if a row names another object than its key."""
     after = ""
     while page := catalog.rows(TOMBSTONE_KIND, after):
         for row in page:
@@ -202,6 +203,7 @@ def receipts(catalog: Catalog) -> Iterator[ErasureReceipt]:
 
 
 def record_row(record: Tombstone | ErasureReceipt) -> RowChange:
+    """Return the row change that stores a tombstone or receipt."""
     if isinstance(record, Tombstone):
         return RowChange(TOMBSTONE_KIND, record.old.hex(), encode(record))
     return RowChange(RECEIPT_KIND, record.id, encode(record))

@@ -51,6 +51,7 @@ class RecordedAction(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> str:
+        """State of the action: "begun" without an end, otherwise the state of its last end."""
         return self.ended.data.get("state", "") if self.ended is not None else "begun"
 
 

@@ -94,6 +94,7 @@ def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
 
 
 def message_of(event: Event) -> Message:
+    """Return the message that an event records."""
     data = event.data
     return Message(
         seq=event.seq,

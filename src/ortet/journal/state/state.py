@@ -60,6 +60,7 @@ class StateTable(Generic[T]):
         self._uncommitted: tuple[bytes, dict[str, T | None]] | None = None
 
     def get(self, key: str) -> T | None:
+        """Return the value of a key, or None."""
         if key in self._changes:
             return self._changes[key]
         data = self._maps.get(Oid(self._root), key.encode()) if self._root else None

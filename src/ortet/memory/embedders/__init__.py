@@ -7,8 +7,8 @@ Entry point: `base.find_embedder`, which returns the embedder for a name such as
 - `sentence_transformers` runs any model of that package.
 - `openai` calls an HTTP endpoint.
 
-Invariants: a model is loaded at first use. Vectors of two names are never compared. numpy is an
-optional dependency, so only `base` may be imported without it.
+Invariants: a model is loaded at first use. Vectors of two names are never compared. `base` must be
+importable without numpy, which is an optional dependency.
 
 Imports: `_util` and `errors`.
 """

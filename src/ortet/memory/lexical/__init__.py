@@ -15,5 +15,5 @@ a run of visible documents in a line.
 Invariants: documents that a query may not see influence neither results nor scores. Equal documents
 give equal results, whatever else the file holds. A damaged file is emptied and filled again.
 
-Imports: `memory` modules, `backends` (fork and lock helpers), `_util` and `errors`; apsw.
+Imports: `memory` modules, `backends.sqlite.write_queue`, `_util` and `errors`; apsw.
 """

@@ -176,6 +176,8 @@ class SqliteWordIndex:
 
 
 class TokenizedDocument(NamedTuple):
+    """A document with its tokens, as the index stores it."""
+
     doc: MemoryDocument
     length: int
     words: str

@@ -81,6 +81,7 @@ class FactEndRow(NamedTuple):
 
 
 def tier_of(id_: int) -> Tier:
+    """Return the tier of a document."""
     return TIERS[(id_ // IDS_PER_LINE) % LINES_PER_TIMELINE]
 
 

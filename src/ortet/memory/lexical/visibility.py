@@ -109,6 +109,7 @@ class VisibleDocuments:
         )
 
     def add_heard_span(self, believer: int, timeline: int, span: EventSpan) -> None:
+        """Add a span in which retractions apply to the documents of a believer."""
         self._spans.setdefault((believer, timeline), []).append(span)
 
 

@@ -52,6 +52,7 @@ class QuantisedVectors(NamedTuple):
 
 
 def quantise(half: NDArray[np.float16], length: NDArray[np.float64]) -> QuantisedVectors:
+    """Quantise vectors to bytes, with the error bound of each row."""
     exact = to_float32(half, length)
     scale = np.abs(exact).max(axis=1) / np.float32(127)
     small = np.rint(exact / scale[:, None])

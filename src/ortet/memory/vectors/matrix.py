@@ -26,6 +26,8 @@ _NO_VECTOR = 2
 
 
 class NearestDocument(NamedTuple):
+    """A document and its cosine."""
+
     timeline: str
     seq: int
     cosine: float
@@ -64,9 +66,11 @@ class TierVectors:
         )
 
     def rows_in(self, span: EventSpan) -> range:
+        """Return the rows of the documents in a span."""
         return range(bisect_right(self.seqs, span.after), bisect_right(self.seqs, span.upto))
 
     def count_missing(self, rows: range) -> int:
+        """Return the number of rows whose vector is still missing."""
         return self._vector_states.count(_VECTOR_MISSING, rows.start, rows.stop)
 
     def cosine_bounds(self, rows: range, question: QueryVector) -> tuple[Array, Array]:

@@ -48,15 +48,18 @@ class RetryBackoff:
         self.reason = ""
 
     def is_over(self) -> bool:
+        """Return True if the next attempt is allowed."""
         passed = self._clock.now_ns() - self._since
         return not self.reason or not 0 <= passed < self._length  # the clock may have been set back
 
     def begin(self, why: str) -> None:
+        """Start or prolong the delay after a failure."""
         self.reason = why
         self._since = self._clock.now_ns()
         self._length = min(max(2 * self._length, _FIRST_PAUSE_NS), _MAX_PAUSE_NS)
 
     def end(self) -> None:
+        """End the delay after a success."""
         self.reason = ""
         self._length = 0
 
