@@ -96,7 +96,7 @@ class InboxApi:
     ) -> Session:
         """Fork a session at an event, with that event changed, and continue live.
 
-        The session itself does not change. Another process may write to it meanwhile.
+        The session itself does not change. Another process may write to it at the same time.
 
         Args:
             session: The session, its id, its name, or agent/name.

@@ -25,7 +25,7 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 
 class MergeAdditions(msgspec.Struct, frozen=True):
-    """What a merge adds to our state. Conversation, plan, notes and questions stay ours.
+    """Records that a merge adds to our state. Conversation, plan, notes and questions stay ours.
 
     `artifacts` have their new version numbers. `spent` is what their side spent since `base`.
     """

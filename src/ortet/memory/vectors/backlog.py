@@ -120,7 +120,7 @@ class EmbeddingBacklog:
                 text = texts.get(want.seq, "")
                 if digest not in known and text.strip() and text_hash(text) == digest:
                     self._page[digest] = text
-                else:  # erased meanwhile, or without any text
+                else:  # erased since it was added, or without any text
                     self._finished[digest] = digest in known
 
     def _choose(self) -> dict[bytes, WantedText]:
