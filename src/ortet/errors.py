@@ -1,4 +1,8 @@
-"""Every error Ortet raises. The class says what the caller does; `kind` says which case it is."""
+"""Exceptions that Ortet raises, and their HTTP status and process exit codes.
+
+The class tells the caller how to react. `kind` names the exact case. Every error of Ortet is an
+`OrtetError`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class OrtetError(Exception):
-    """Base of all. `kind` is an append-only machine code; the message says what to do next."""
+    """Base class of all errors of Ortet.
+
+    Attributes:
+        kind: A stable code for programs, such as "lease_held". Codes are only added, never changed.
+        message: One line for people: what happened and what to do next.
+        details: Extra values for programs. The keys depend on `kind`.
+    """
 
     name: ClassVar[str] = "error"
 
@@ -17,7 +27,7 @@ class OrtetError(Exception):
         self.details = details
 
     def as_dict(self) -> dict[str, Any]:
-        """The one shape errors have on every surface."""
+        """Return the error as plain data, in the same form on every surface (CLI, HTTP, MCP)."""
         return {
             "error": self.name,
             "kind": self.kind,
@@ -33,65 +43,67 @@ class NotFound(OrtetError):
 
 
 class Conflict(OrtetError):
-    """The world moved since the caller last looked: look again, then repeat the call."""
+    """The state changed since the caller last read it. Read again, then retry the call."""
 
     name = "conflict"
 
 
 class Invalid(OrtetError):
-    """The request itself is wrong: change it."""
+    """The request itself is wrong. Change it before a retry."""
 
     name = "invalid"
 
 
 class Refused(OrtetError):
-    """A lease, policy, quota or budget says no."""
+    """A lease, policy, quota or budget forbids the call."""
 
     name = "refused"
 
 
 class Unavailable(OrtetError):
-    """Something needed is not there at the moment: the same call may work later."""
+    """A required service or resource is not available now. The same call may succeed later."""
 
     name = "unavailable"
 
 
 class Corrupt(OrtetError):
-    """Stored data does not match its hash or checksum: never retry, restore from a copy."""
+    """Stored data does not match its hash or checksum. Do not retry; restore from a copy."""
 
     name = "corrupt"
 
 
 class Unsupported(OrtetError):
-    """This host, engine or version cannot do it."""
+    """This host, engine or version does not support the call."""
 
     name = "unsupported"
 
 
 class Diverged(Conflict):
-    """A replay met an action that the record does not hold."""
+    """A replay reached an action that is not in the recorded run."""
 
     name = "diverged"
 
 
 class Unsettled(Conflict):
-    """An action was begun and its outcome is not known."""
+    """An action has started and its outcome is unknown. `s.settle` records the outcome."""
 
     name = "unsettled"
 
 
 class RecordedFailure(Conflict):
-    """An action failed when it was recorded, with an error that cannot be made again."""
+    """An action failed in the recorded run with an error that cannot be rebuilt from the record."""
 
     name = "recorded_failure"
 
 
 class Code(NamedTuple):
+    """HTTP status and process exit code of one error class."""
+
     status: int
     exit_code: int
 
 
-# The one table from class to HTTP status and process exit code. Exit 1 is left for bugs.
+# Map from error class to HTTP status and exit code. Exit code 1 is reserved for bugs.
 CODES: dict[type[OrtetError], Code] = {
     NotFound: Code(404, 4),
     Conflict: Code(409, 5),
@@ -104,7 +116,10 @@ CODES: dict[type[OrtetError], Code] = {
 
 
 def code_of(error: BaseException) -> Code:
-    """HTTP status and exit code of an error; anything that is not ours is a bug (500, 1)."""
+    """Return the HTTP status and exit code of an error.
+
+    Any exception that is not an `OrtetError` is a bug: (500, 1).
+    """
     for cls in type(error).__mro__:
         if cls in CODES:
             return CODES[cls]

@@ -1,4 +1,4 @@
-"""Names of things: object ids, unique ids, and the clock and randomness they are made from."""
+"""Object ids, unique ids, and the clock and random source that they are made from."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from typing import NewType, Protocol
 from ortet.errors import Invalid
 
 Oid = NewType("Oid", bytes)
-"""BLAKE3-256 of an object's canonical bytes: 32 raw bytes inside, 64 hex digits outside."""
+"""BLAKE3-256 hash of an object's canonical bytes.
+
+In memory an oid is 32 raw bytes. In text it is 64 hexadecimal digits.
+"""
 
 OID_BYTES = 32
 
 
 class Clock(Protocol):
-    """Where time comes from. Passed in, so that replay and tests can hold it."""
+    """Source of the current time. It is passed in, so that replay and tests can control it."""
 
     def now_ns(self) -> int:
-        """Nanoseconds since 1970, UTC."""
+        """Return nanoseconds since 1970-01-01 UTC."""
         ...
 
 
 class SystemClock:
-    """The host's wall clock."""
+    """Clock that returns the wall-clock time of the host."""
 
     def now_ns(self) -> int:
         return time.time_ns()
 
 
 Random = Callable[[int], bytes]
-"""n -> n random bytes; `os.urandom` outside tests."""
+"""Function that takes n and returns n random bytes; `os.urandom` outside tests."""
 
 
 def to_hex(oid: Oid) -> str:
@@ -39,7 +42,11 @@ def to_hex(oid: Oid) -> str:
 
 
 def from_hex(text: str) -> Oid:
-    """Parse a full 64-digit id."""
+    """Parse an object id of 64 hexadecimal digits.
+
+    Raises:
+        Invalid: kind "bad_oid", if the text is anything else. Short ids are not accepted here.
+    """
     try:
         raw = bytes.fromhex(text)
     except ValueError:
@@ -50,11 +57,11 @@ def from_hex(text: str) -> Oid:
 
 
 def uuid7(clock: Clock, random: Random = os.urandom) -> str:
-    """Return a time-ordered unique id (RFC 9562, version 7) as 32 hex digits.
+    """Return a time-ordered unique id (RFC 9562, version 7) as 32 hexadecimal digits.
 
-    The 12 bits after the milliseconds are the fraction of the millisecond (method 3 of the RFC).
-    So ids of a process sort in the order in which they were made, also within a millisecond: the
-    first of two answers to an approval counts.
+    The 12 bits after the milliseconds hold the fraction of the millisecond (method 3 of the RFC).
+    Ids of one process therefore sort in creation order, also within one millisecond. Approvals rely
+    on that order: the first of two answers counts.
     """
     millis, nanos = divmod(clock.now_ns(), 1_000_000)
     fraction = (nanos << 12) // 1_000_000

@@ -1,4 +1,7 @@
-"""A bundle as the other side of a pull or a push: one file instead of a store."""
+"""Pull from and push to a bundle file instead of another store.
+
+A bundle is one portable file with refs and all objects that they need.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,22 @@ if TYPE_CHECKING:
 
 
 def check_bundle(path: Path) -> None:
-    """That it is one, and whole, as far as its tables tell."""
+    """Check that `path` is a complete bundle, as far as its header and tables show.
+
+    Raises:
+        Invalid: If the file is not a bundle.
+        NotFound: If the file does not exist.
+    """
     _read_bundle_refs(path)
 
 
 def pull_bundle(
     target: Hub, path: Path, names: Sequence[str], *, progress: Progress | None
 ) -> TransferReport:
-    """Its branches, these or all, as those of another store. A tag in it is a branch, unless a tag
-    here has its name."""
+    """Import branches of a bundle into `target`; all of them if `names` is empty.
+
+    A tag in the bundle becomes a branch, unless `target` already has a tag of that name.
+    """
     return run_with_sweep_retry(target, lambda: _import_branches(target, path, names, progress))
 
 
@@ -51,7 +61,7 @@ def _import_branches(
         branches = {name: oid for name, oid in found.refs.items() if not names or name in names}
         known = [name for name in branches if target.refs.get(name, kind="tag") is not None]
         tags = {name: branches.pop(name) for name in known if target.refs.get(name) is None}
-        # all that leads to them is here by now
+        # All objects that the refs need are stored now.
         placed, new = move_heads(target, target, (branches, tags), rows, fast_forward_only=False)
     return transfer_report(placed, tags, new, found, target)
 
@@ -59,7 +69,12 @@ def _import_branches(
 def push_bundle(
     source: Hub, path: Path, names: Sequence[str], *, progress: Progress | None
 ) -> TransferReport:
-    """Into a new file, or in the place of one that holds nothing else: Conflict("not_forward")."""
+    """Write branches and tags of `source` to a bundle; all of them if `names` is empty.
+
+    An existing bundle is replaced only if the new one contains everything that it contains.
+    Raises:
+        Conflict: kind "not_forward", if a commit of the existing bundle would be lost.
+    """
     heads = {head.name: head.oid for head in (*source.refs.tags(), *source.refs.branches())}
     for name in names:
         if name not in heads:
@@ -76,10 +91,13 @@ def push_bundle(
 
 
 def _replaced(source: Hub, path: Path, chosen: dict[str, Oid]) -> dict[str, Oid]:
-    """What a bundle that is there holds: all of it must be in the new one, too."""
+    """Return the refs of an existing bundle at `path`, or {} if there is no bundle.
+
+    Raises Conflict("not_forward") unless every ref is equal to or an ancestor of the chosen one.
+    """
     try:
         before = _read_bundle_refs(path)
-    except (Invalid, NotFound):  # writing it refuses what is no bundle
+    except (Invalid, NotFound):  # `export_bundle` refuses to replace a file that is not a bundle
         return {}
     for name, oid in before.items():
         new = chosen.get(name)

@@ -1,4 +1,7 @@
-"""Looking after a store: is it whole, what can go, what travels in one file."""
+"""Verify a store, collect garbage, and export or import bundles.
+
+`gc_roots` defines which objects a sweep must keep.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +36,38 @@ if TYPE_CHECKING:
 
 _REFLOG_EXPIRY_ROW = ("care", "expired")
 _MAX_NAME_ATTEMPTS = 100
-"""How often names that another process was faster to take are replaced by the next."""
+"""Number of attempts to find free branch names while other processes take names."""
 
 
 class ReflogExpiry(msgspec.Struct, frozen=True):
-    """The reflog that has let go of its commits: up to `seq`, and older than `time`.
+    """Marks reflog entries whose commits a sweep may delete.
 
-    The log itself keeps the last line of every branch, so its age alone does not tell: what that
-    line leaves behind may have been swept.
+    An entry is expired if its number is at most `seq` and it is older than `time`. The catalog
+    keeps the newest entry of each head regardless of age. Age alone is therefore not enough: the
+    old commit of such an entry may already be deleted.
     """
 
     time: int = 0
     seq: int = 0
 
     def covers(self, op: Op) -> bool:
+        """Return True if the reflog entry has expired."""
         return op.seq <= self.seq and op.time < self.time
 
 
 def load_reflog_expiry(hub: Hub) -> ReflogExpiry:
+    """Return the stored expiry; by default nothing has expired."""
     row = hub.catalog.row(*_REFLOG_EXPIRY_ROW)
     return decode(ReflogExpiry, row.value) if row else ReflogExpiry()
 
 
 def gc_roots(hub: Hub, expiry: ReflogExpiry) -> Iterator[ObjectRef]:
-    """What must stay: heads, the reflog that is not `gone`, images private machines rest on, and
-    what events name that no commit holds yet."""
+    """Yield every object that a sweep must keep, without the objects that it refers to.
+
+    The roots are: heads, reflog entries that are not expired, base images of private machines,
+    sealed journals and memories of sessions and scopes, and objects that only uncommitted events
+    refer to.
+    """
     after = ""
     while heads := hub.catalog.heads("", after):
         yield from (ObjectRef(head.oid, Kind.COMMIT) for head in heads)
@@ -86,7 +96,12 @@ def gc_roots(hub: Hub, expiry: ReflogExpiry) -> Iterator[ObjectRef]:
 
 
 def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
-    # first: from damaged rows no one can tell what else should be there
+    """Verify the catalog rows, all objects and all event chains.
+
+    Raises:
+        Corrupt: kind "verify_failed". `details["report"]` holds the report with all problems.
+    """
+    # Check rows first: damaged rows cannot tell which objects should exist.
     rows = [Problem(oid="", where="catalog", what=what) for what in hub.catalog.check()]
     whole = not rows
     report = verify(
@@ -95,7 +110,7 @@ def verify_store(hub: Hub, progress: Progress | None) -> VerifyReport:
         references_after_erasure(hub.objects),
         progress=progress,
     )
-    if not report.problems and whole:  # else a chain cannot be followed
+    if not report.problems and whole:  # otherwise the event chains cannot be read
         rows = [Problem(oid="", where=where, what=what) for where, what in hub.check_event_chains()]
     if problems := [*report.problems, *rows]:
         raise Corrupt(
@@ -115,6 +130,11 @@ def sweep_store(
     min_garbage: float | None,
     progress: Progress | None,
 ) -> SweepReport:
+    """Collect garbage; see `Maintenance.sweep`.
+
+    With `expire_ns`, older reflog entries expire first. The expiry is stored before the sweep, so
+    that `verify` no longer expects those commits.
+    """
     gone = load_reflog_expiry(hub)
     if expire_ns is not None:
         require(COUNT._replace(kind="bad_age", description="an age from 0"), expire_ns=expire_ns)
@@ -133,11 +153,13 @@ def sweep_store(
 def export_refs(
     hub: Hub, names: Sequence[str], path: Path, *, progress: Progress | None
 ) -> bundle.BundleReport:
+    """Write the commits of these refs to a bundle; see `Maintenance.export`."""
     heads = {name: hub.refs.resolve(name) for name in names}
     return bundle.export_bundle(hub.objects, heads, references, path, progress=progress)
 
 
 def import_bundle(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
+    """Import a bundle and return the created branches; see `Maintenance.import_`."""
     return run_with_sweep_retry(hub, lambda: _import(hub, path, progress))
 
 
@@ -155,7 +177,7 @@ def _import(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
             try:
                 hub.catalog.move(moves, verb="import", actor=hub.author, detail=detail, rows=rows)
                 break
-            except Conflict as error:  # another process made one of them meanwhile
+            except Conflict as error:  # another process created one of the branches concurrently
                 if error.kind == "swept":
                     raise
                 taken = error
@@ -165,7 +187,10 @@ def _import(hub: Hub, path: Path, progress: Progress | None) -> dict[str, str]:
 
 
 def _free_branches(hub: Hub, heads: Mapping[str, Oid]) -> dict[str, Oid]:
-    """A bundle's names; with a number where the branch here, or in the bundle, is another one."""
+    """Choose branch names for the refs of a bundle.
+
+    A name gets a number if a different branch of that name exists here or in the bundle.
+    """
     names: dict[str, Oid] = {}
     for name, oid in heads.items():
         candidate, number = name, 1
@@ -181,5 +206,6 @@ def _free_branches(hub: Hub, heads: Mapping[str, Oid]) -> dict[str, Oid]:
 def _is_taken(hub: Hub, name: str, oid: Oid, names: Mapping[str, Oid]) -> bool:
     head = hub.catalog.head(f"branch:{name}")
     if head is None and name not in names:
-        return hub.workspace_table.get(name) is not None  # a workspace without a commit yet
+        # a workspace reserves its branch name before its first commit
+        return hub.workspace_table.get(name) is not None
     return oid != (head.oid if head else names[name])

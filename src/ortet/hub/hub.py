@@ -1,4 +1,7 @@
-"""A hub is an opened store: it opens workspaces, reads history, and looks after the store."""
+"""The `Hub` class: an open store and its public verbs.
+
+`Hub` itself holds workspaces and history. Its base classes hold the other verbs; see `ortet.hub`.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,19 @@ from ortet.workspaces.table import FilesMode, RootScope, WorkspaceRow, Workspace
 from ortet.workspaces.workspace import Workspace
 
 _MAX_NAME_ATTEMPTS = 100
-"""How often a name that another process was faster to take is replaced by the next."""
+"""Number of attempts to find a free workspace name while other processes take names."""
 
 
 class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governance, InboxApi):
-    """An opened store. Not for use in a forked child: open it again there."""
+    """An open store.
+
+    A hub opens sessions and workspaces, reads history and maintains the store. Use it as a context
+    manager, or call `close()`. Do not use it in a forked child process; open the store again there.
+
+    Example:
+        with ortet.open() as hub, hub.session("fix-42") as s:
+            s.say("user", "the login test fails")
+    """
 
     def __init__(self, store: StoreContext) -> None:
         self.url = store.url
@@ -60,10 +71,10 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         self.environ, self.initial_environ = (
             store.environ,
             dict(store.environ),
-        )  # now, and as of opening
-        self.close_callbacks: list[Callable[[], None]] = []  # called first when it is closed
+        )  # live environment, and a copy from when the hub was opened
+        self.close_callbacks: list[Callable[[], None]] = []  # called before anything else is closed
         self.allows_lease_handover = (
-            False  # lets a session go when another process asks for it: a server does
+            False  # True in a server: release a session when another process requests it
         )
         self._store = store
         self._machines = MachineHomes(store.root, store.engine, store.hide)
@@ -72,7 +83,7 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         store.objects.find_replacement = lambda oid: replacement_of(store.catalog, oid)
 
     def __repr__(self) -> str:
-        # what stands behind the question mark of an address may be a password
+        # The query part of a URL may contain a password.
         return f"<Hub {self.url.partition('?')[0] if '://' in self.url else self.url}>"
 
     def __enter__(self) -> Hub:
@@ -82,8 +93,11 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         self.close()
 
     def close(self) -> None:
-        """Close every workspace it opened, forks too, then the store."""
-        with ExitStack() as last:  # which goes on when one of them fails
+        """Pause all sessions, close all workspaces including forks, then close the store.
+
+        Every step runs even if an earlier one fails.
+        """
+        with ExitStack() as last:  # runs all callbacks even if one fails
             last.callback(self.catalog.close)
             last.callback(self.bucket.close)
             last.callback(self.signal.close)
@@ -100,9 +114,12 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """From the first put until the head has moved: no sweep takes an object away meanwhile."""
+        """Guard a write: no sweep deletes an object from the first put until the head has moved.
+
+        If the block raises, the objects written in it are abandoned.
+        """
         with self.objects.writing() as epoch:
-            if epoch != self._epoch:  # pages of trees nothing refers to may be gone
+            if epoch != self._epoch:  # a sweep ran since; cached tree pages may be deleted
                 self.trees.clear_cache()
                 self._epoch = epoch
             self.objects.scanner = self.known_secrets()
@@ -125,14 +142,33 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         limits: Mapping[str, Any] | None = None,
         network: str | None = None,
     ) -> Workspace:
-        """Open a directory (or, by `name` alone, one opened before) and go on where it was.
+        """Open a directory as a workspace and continue at its head commit.
 
-        A directory opened for the first time gets `name`, or its base name.
-        In place by default: the directory is the state. "overlay" and "criu" are private: the
-        directory stays untouched until `land`. Forks use a named engine too, else the host's best.
-        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none",
-        "outbound", or "host": also what listens on this host's loopback) are those of its live
-        machine, and kept for forks and later opens.
+        A directory that is opened for the first time becomes a new workspace.
+
+        Args:
+            path: The directory. Leave it out to open a known workspace by `name`.
+            name: Name of a new workspace. The default is the base name of the directory.
+            engine: "folder", "overlay", "criu" or "auto". Forks use a named engine too; with "auto"
+                they use the best engine of the host.
+            files: "inplace" works in the directory itself. "private" works on a copy and leaves the
+                directory untouched until `land`. The engines "overlay" and "criu" are always
+                private. The default is "inplace" for the other engines.
+            scope: Which directory tree a private machine covers. The default comes from the store
+                settings.
+            limits: Limits of the live machine, such as {"memory": "2G", "cpu": 1.5, "pids": 500}.
+                They are stored for forks and later opens.
+            network: "none", "outbound", or "host", which also reaches the loopback of this host. It
+                is stored for forks and later opens.
+
+        Returns:
+            The open workspace. Leaving its `with` block closes it.
+
+        Raises:
+            Invalid: If the directory, name, engine or files mode is not valid.
+            Conflict: kind "name_taken", if the directory is a workspace of another name.
+            Refused: kind "other_host", if the files are in a directory of another host.
+            Unsupported: If this host cannot run the engine.
         """
         if path is None:
             if name is None:
@@ -158,32 +194,41 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         return self._open_workspace(self.workspace_table.limit(row, limits, network))
 
     def reopen(self, name: str, directory: Path) -> Workspace:
-        """Open the in-place workspace a pointer file names, at the directory that holds it.
+        """Open the in-place workspace that a pointer file in `directory` names.
 
-        A moved directory keeps its history; a copied one (the first still stands) gets its own.
+        A moved directory keeps its history. A copied directory (the first one still exists) gets a
+        history of its own.
         """
         row = self.locate(name, directory)
         if row is not None:
             return self._open_workspace(row)
-        # dropped, it goes on with the branch that was left
+        # After `drop` the branch still exists; the directory continues on it.
         left = self.refs.get(name) and self.workspace_table.get(name) is None
         return self.workspace(directory, name=name if left else None)
 
     def locate(self, name: str, directory: Path) -> WorkspaceRow | None:
-        """The row `reopen` opens; None when the directory has no history in this store yet."""
+        """Return the workspace row that `reopen` opens, or None.
+
+        None means that the directory has no history in this store yet. If the directory has moved,
+        the row is updated.
+        """
         directory = directory.resolve()
         row = self.workspace_table.get(name) if name else None
         if row is None or row.files != "inplace":
             return self.workspace_table.find_at(directory, "inplace", "folder")
         if row.directory == directory:
             return row
-        if os.path.lexists(row.directory):  # this one is a copy
+        if os.path.lexists(row.directory):  # the original still exists, so this directory is a copy
             return self.workspace_table.find_at(directory, "inplace", "folder")
         return self.workspace_table.move(row, directory)
 
     @contextmanager
     def inplace_workspace(self, directory: Path) -> Iterator[Workspace]:
-        """The in-place workspace of a directory: as it is open in this hub, or for the block."""
+        """Yield the in-place workspace of a directory.
+
+        If this hub already has it open, that workspace is used and stays open. Otherwise it is open
+        for the block only.
+        """
         row = self.workspace_table.find_at(directory, "inplace", "folder")
         if row is not None and (found := self.open_workspaces(row.name)):
             yield found[0]
@@ -193,9 +238,11 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
 
     @contextmanager
     def private_workspace(self, name: str) -> Iterator[Workspace | None]:
-        """The private workspace of this name: as it is open in this hub, or for the block.
+        """Yield the private workspace of this name, or None.
 
-        None when no private workspace of this host has the name, as for a branch, tag or commit.
+        None means that this host has no private workspace of that name; the name may be a branch,
+        tag or commit. A workspace that this hub has open is used and stays open. Otherwise it is
+        open for the block only.
         """
         row = self.workspace_table.get(name) if is_ref_name(name) else None
         if row is None or row.files != "private" or row.host != self._store.host:
@@ -222,31 +269,64 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
             yield workspace
 
     def open_workspaces(self, name: str = "") -> list[Workspace]:
-        """The workspaces of this name, or all, that this hub has open."""
+        """Return the workspaces that this hub has open; with `name`, only those of that name."""
         return [workspace for workspace in self._open_workspaces if name in ("", workspace.name)]
 
     def untrack_workspace(self, workspace: Workspace) -> None:
-        """A workspace says that it was closed."""
+        """Remove a workspace from the list of open ones. `Workspace.close` calls this."""
         if workspace in self._open_workspaces:
             self._open_workspaces.remove(workspace)
 
     # history
 
     def log(self, ref: Ref = "HEAD", *, limit: int | None = None) -> list[CommitInfo]:
-        """Commits reachable from `ref`, newest first; HEAD is the only branch, if there is one."""
+        """Return the commits that are reachable from `ref`, newest first.
+
+        Args:
+            ref: A branch, tag, commit id or its prefix. "HEAD" is the only branch of the store, if
+                it has exactly one.
+            limit: Largest number of commits to return.
+
+        Raises:
+            NotFound: If the ref does not exist.
+        """
         return list(self.history.log(self.refs.resolve(ref), limit=limit))
 
     def show(self, ref: Ref) -> CommitInfo:
+        """Return the commit that `ref` names.
+
+        Raises:
+            NotFound: If the ref does not exist.
+        """
         return self.history.info(self.refs.resolve(ref))
 
     def diff(self, old: Ref, new: Ref) -> list[TreeChange]:
+        """Compare the files of two commits.
+
+        Returns:
+            One entry for each path that was added, removed or changed from `old` to `new`.
+
+        Raises:
+            NotFound: If a ref does not exist, or its commit has no files.
+        """
         before, after = (self.history.image(self.refs.resolve(ref)) for ref in (old, new))
         return diff_images(self.trees, before, after)
 
     def restore(
         self, ref: Ref, to: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Report:
-        """Write the workspace files of a commit into a new directory."""
+        """Write the workspace files of a commit into a new directory.
+
+        This does not move a branch and does not change a workspace.
+
+        Args:
+            ref: A branch, tag or commit.
+            to: The new directory. It must be outside the store.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            A report with the parts that could not be restored on this host.
+        """
         from ortet.machines.restore.materialise import checkout_image
 
         target = check_outside_store(self.root, real_path(to))
@@ -254,30 +334,38 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         return checkout_image(self.objects, self.trees, image, target, progress=progress)
 
     def image_oid(self, commit: Oid, default: bytes = b"") -> Oid:
-        """The machine image inside a commit; `nothing`, if given, where it holds no files."""
+        """Return the oid of the machine image in a commit.
+
+        If the commit has no files, return `default`, or raise NotFound("no_files") if `default` is
+        empty.
+        """
         found = self.history.state(commit).machine or default
         if not found:
             raise NotFound("no_files", f"commit {to_hex(commit)[:12]} holds no files")
         return Oid(found)
 
     def read_image(self, oid: Oid) -> records.Image:
+        """Read an image record from the object store."""
         return decode(records.Image, self.objects.get(oid))
 
-    # inside
+    # internal
 
     @property
     def default_scope(self) -> RootScope:
-        """What private machines cover, unless told."""
+        """Directory tree that private machines cover by default."""
         return self._store.scope
 
     def check_engine(self, engine: str) -> None:
-        """Unsupported where this host cannot run it."""
+        """Raise Unsupported if this host cannot run the engine."""
         self._machines.check(engine)
 
     def resolve_files_and_engine(
         self, engine: str, files: FilesMode | None
     ) -> tuple[FilesMode, str]:
-        """Whose the files are, and the engine that is meant."""
+        """Return the files mode and the engine name that the two arguments mean.
+
+        Raises Invalid if they contradict each other or the engine is unknown.
+        """
         check_text(engine=engine)
         if files not in (None, "inplace", "private"):
             raise Invalid("bad_workspace", f"files={files!r}: give 'inplace' or 'private'")
@@ -287,16 +375,16 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         mode: FilesMode = "private" if private else "inplace"
         if engine == "auto":
             engine = self._store.strongest() if mode == "private" else "folder"
-        self._store.engine(engine)  # which knows its name, or says so
+        self._store.engine(engine)  # raises Invalid if the engine is unknown
         return mode, engine
 
     def _register(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
-        """A new row for a directory; what another process has made meanwhile is taken instead."""
-        self._machines.check(draft.engine)  # refuse before anything is stored
+        """Insert a workspace row for a directory, or return the row of a concurrent process."""
+        self._machines.check(draft.engine)  # fail before anything is stored
         return run_with_sweep_retry(self, lambda: self._registered(draft, name))
 
     def _registered(self, draft: WorkspaceRow, name: str | None) -> WorkspaceRow:
-        with self.writing():  # until the row holds the base, a sweep must not take it
+        with self.writing():  # no sweep may delete the base image before the row refers to it
             if draft.files == "private":
                 draft = replace(draft, base=self._machines.capture_directory(draft, self.new_id()))
                 self.objects.flush()
@@ -320,8 +408,9 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         return self._open_local_workspace(row)
 
     def _open_shared_workspace(self, row: WorkspaceRow) -> Workspace:
-        """The same of one that another host of the store may have had."""
-        from ortet.sessions.history.cross_host_files import (  # here: others do without it
+        """Open a private workspace that another host of the shared store may have had open."""
+        # imported here: only shared stores need it
+        from ortet.sessions.history.cross_host_files import (
             recover_former_files,
             take_over_workspace,
         )
@@ -343,14 +432,20 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
             raise
 
     def is_local_host(self, host: str) -> bool:
-        """Whether what was recorded of a host is of this one: of some sessions that earlier
-        releases began, none was."""
+        """Return True if a recorded host name means this host.
+
+        Some sessions of earlier releases have no host name. They count as local.
+        """
         return host in ("", self._store.host)
 
     def check_local_host(self, name: str, host: str) -> None:
-        """A directory of another host is not that of this one at the same path: a server opens
-        whatever it is asked for by name, and a store that others share knows their directories. A
-        store on this disk goes where its directories go, also into a container of another name."""
+        """Raise Refused("other_host") if a directory belongs to another host of a shared store.
+
+        The same path on two hosts is not the same directory. A server opens workspaces by name, and
+        a shared store knows the directories of all hosts. A store on the local disk moves together
+        with its directories, for example into a container with another host name. It is not
+        checked.
+        """
         shared = self.allows_lease_handover or self.url != str(self.root)
         if shared and not self.is_local_host(host):
             raise Refused(
@@ -371,9 +466,11 @@ class Hub(SessionApi, MemoryQueries, WorkspaceForksMixin, Maintenance, Governanc
         return workspace
 
     def _close_objects(self) -> None:
-        # Every commit has flushed what it holds: what cannot be written now belongs to none.
+        # Every commit has flushed its objects. Objects that cannot be written now belong to no
+        # commit.
         with suppress(Refused, Unavailable):
             self.objects.close()
 
     def new_id(self) -> str:
+        """Return a new time-ordered unique id."""
         return uuid7(self.clock, self._store.random)

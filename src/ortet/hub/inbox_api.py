@@ -1,4 +1,8 @@
-"""What a hub does beside the writer of a session: comment, approve, ask what would have been."""
+"""Verbs of `Hub` that write to a session without its lease: comment, approve, whatif.
+
+Comments and answers go to the inbox of the session. The process that holds the lease moves them to
+the journal.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,29 @@ if TYPE_CHECKING:
 
 
 class InboxApi:
-    """The part of Hub that needs no lease. What it needs is imported where it is used."""
+    """Base class of `Hub` for verbs that need no lease. Imports happen in the verbs."""
 
     @property
     def _hub(self) -> Hub:
         return cast("Hub", self)
 
     def comment(self, session: str | SessionReader, text: str, *, by: str = "") -> Event:
-        """Say something to a session, whoever writes to it; it never conflicts.
+        """Send a comment to a session, also while another process writes to it.
 
-        The writer takes it into the journal when it next acts or commits; readers see it at once.
+        A comment never causes a conflict. Readers see it at once. The writer moves it to the
+        journal at its next action or commit.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            text: The comment.
+            by: Author of the comment. The default is the author of the hub.
+
+        Returns:
+            The event as it is in the inbox.
+
+        Raises:
+            Invalid: kind "bad_comment", if the text is empty or not text.
+            Conflict: kind "session_closed", if the session is closed or archived.
         """
         from ortet.journal.events import Draft
 
@@ -49,7 +66,22 @@ class InboxApi:
         ok: bool = True,
         why: str = "",
     ) -> Approval:
-        """Answer what a session asked for; returns how it stands: the first answer counts."""
+        """Answer an approval request of a session. The first answer counts.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            approval: Id of the approval request.
+            by: Author of the answer. The default is the author of the hub.
+            ok: False denies the request.
+            why: Reason for the answer.
+
+        Returns:
+            The approval with the answer that counts, which may be an earlier one.
+
+        Raises:
+            NotFound: If the session has no such approval request.
+            Conflict: kind "session_closed", if the session is closed or archived.
+        """
         from ortet.sessions.actions.approvals import draft_answer, need
 
         session = self._hub._session_manager().table.resolve(session)
@@ -62,8 +94,20 @@ class InboxApi:
     def whatif(
         self, session: str | SessionReader, at: int, *, machine: bool = True, **change: Any
     ) -> Session:
-        """Fork a session at event `at` with one change, `message`, `result` or `error`, and go on
-        live; the session itself is left alone, whoever writes to it."""
+        """Fork a session at an event, with that event changed, and continue live.
+
+        The session itself does not change. Another process may write to it at the same time.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            at: Number of the event to change.
+            machine: False forks without files and processes.
+            **change: Exactly one of `message` (other content), `result` (other outcome of an
+                action) or `error` (its failure).
+
+        Returns:
+            The new session. Its files are those of the last commit before the event.
+        """
         from ortet.sessions.history.whatif import whatif
 
         require(FLAG, machine=machine)
@@ -72,13 +116,18 @@ class InboxApi:
         return whatif(hub._session_manager(), view, at, machine=machine, **change)
 
     def diff_runs(self, a: str | SessionReader, b: str | SessionReader) -> RunDiff:
-        """Where two sessions part, and then what each did; str() of it is readable."""
+        """Compare the events of two sessions.
+
+        Returns:
+            The point where the two runs diverge and what each did after it. `str()` of it is
+                readable text.
+        """
         from ortet.journal.replay.run_diff import diff_runs
 
         return diff_runs(self._session_reader(a).events(), self._session_reader(b).events())
 
     def _session_reader(self, session: str | SessionReader) -> SessionReader:
-        """To read: a session that is open here as it is, else by what it is called."""
+        """Return the given open session itself, or a reader of the session that is named."""
         from ortet.sessions.reader import SessionReader
 
         return session if isinstance(session, SessionReader) else self._hub.get(session)

@@ -1,4 +1,4 @@
-"""What a hub does for its store: verify, sweep, tidy, drop, and carry commits out and in."""
+"""Verbs of `Hub` that maintain the store: verify, sweep, tidy, drop, and bundles and transfer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 class Maintenance:
-    """The half of Hub that looks after the store. What it needs is imported where it is used."""
+    """Base class of `Hub` for maintenance verbs. Imports happen in the verbs."""
 
     root: Path
     workspace_table: WorkspaceTable
@@ -36,7 +36,17 @@ class Maintenance:
         return cast("Hub", self)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Recompute every hash, follow every reference; Corrupt carries the report in details."""
+        """Recompute every hash, follow every reference and check every event chain.
+
+        Args:
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Counts of what was checked. The report has no problems.
+
+        Raises:
+            Corrupt: kind "verify_failed". `details["report"]` lists the problems.
+        """
         from ortet.hub.care import verify_store
 
         optional(CALLABLE, progress=progress)
@@ -50,10 +60,19 @@ class Maintenance:
         min_garbage: float | None = None,
         progress: Progress | None = None,
     ) -> SweepReport:
-        """Remove objects nothing refers to; with `expire_ns`, older reflog lets go first.
+        """Delete objects that nothing refers to (garbage collection).
 
-        A pack is rewritten when more than `min_garbage` of it (a fraction) is garbage. In a store
-        that many hosts share, packs of the last hour stay.
+        Args:
+            dry_run: Only report; delete nothing.
+            expire_ns: First expire reflog entries older than this age in nanoseconds, so that their
+                commits can be deleted.
+            min_garbage: Rewrite a pack if more than this fraction of it is garbage.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Counts and bytes that were freed, or with `dry_run` would be.
+
+        In a store that several hosts share, packs of the last hour are kept.
         """
         from ortet.hub.care import sweep_store
         from ortet.store.sweep_retry import check_sweep
@@ -80,18 +99,22 @@ class Maintenance:
         return report
 
     def leftovers(self) -> list[Leftover]:
-        """What crashes left in the store's local part and nobody uses."""
+        """Return unused files that crashed processes left in the local part of the store."""
         from ortet.machines.cleanup import find_leftovers
 
         found = find_leftovers(
             self.root, {one for row in self.workspace_table.all() for one in row.machines}
         )
-        # read again: what was being made while we looked has its row now
+        # Read the rows again: a machine that was created during the search has its row now.
         known = {one for row in self.workspace_table.all() for one in row.machines}
         return [one for one in found if one.what != "home" or Path(one.path).name not in known]
 
     def tidy(self) -> tuple[list[Leftover], int]:
-        """Remove leftovers, and cached layers no workspace rests on: these, and how many those."""
+        """Delete leftovers of crashes, and cached layers that no workspace uses.
+
+        Returns:
+            The deleted leftovers, and the number of deleted layers.
+        """
         from ortet.machines.cleanup import remove_leftovers
 
         found = self.leftovers()
@@ -99,9 +122,17 @@ class Maintenance:
         return found, self._machines.prune()
 
     def drop(self, name: str, *, discard: bool = False) -> None:
-        """Forget a workspace and its machine's files; its branch and commits stay.
+        """Delete a workspace and the files of its machine. Its branch and commits stay.
 
-        What private files hold and no commit does is committed first, unless you `discard` it.
+        Private files that are not committed are committed first.
+
+        Args:
+            name: Name of the workspace.
+            discard: Delete uncommitted private files without a commit.
+
+        Raises:
+            NotFound: If there is no such workspace.
+            Conflict: If another process has the machine open. Nothing is changed then.
         """
         require(FLAG, discard=discard)
         row = self.workspace_table.need(name)
@@ -120,7 +151,16 @@ class Maintenance:
         *,
         progress: Progress | None = None,
     ) -> BundleReport:
-        """Write commits with all they need into one file."""
+        """Write commits, with all objects that they need, to one bundle file.
+
+        Args:
+            refs: One or several branches, tags or commits.
+            path: The file to write.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: If a ref does not exist.
+        """
         from ortet.hub.care import export_refs
 
         chosen = [refs] if isinstance(refs, str | CommitInfo) else refs
@@ -133,7 +173,22 @@ class Maintenance:
     def import_(
         self, path: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> dict[str, str]:
-        """Read a bundle; everything is verified before a branch is made. Returns branch -> oid."""
+        """Read a bundle file and create its branches.
+
+        All objects are verified before a branch is created. A branch name that is taken gets a
+        number.
+
+        Args:
+            path: The bundle file.
+            progress: Called with (done, total) during the work.
+
+        Returns:
+            Map from branch name to commit id.
+
+        Raises:
+            Invalid: If the file is not a bundle.
+            Refused: kind "bundle_too_large", if there is not enough free space.
+        """
         from ortet.hub.care import import_bundle
 
         require(PATH, path=path)
@@ -147,10 +202,21 @@ class Maintenance:
         *,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Bring branches and tags of another hub here, or of a bundle, these or all: only objects
-        that are missing travel, verified, and what an interrupted call brought is not sent again. A
-        branch that has gone on there goes on here; one that is another here, or that somebody works
-        on, gets a number."""
+        """Copy branches and tags from another hub or a bundle into this store.
+
+        Only missing objects are sent, and they are verified. After an interruption, the next call
+        does not send the same objects again. A branch that is ahead in the other store moves
+        forward here. A branch that has diverged, or is in use here, is created under a name with a
+        number.
+
+        Args:
+            other: An open hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            NotFound: kind "no_ref", if a name does not exist in the other store.
+        """
         from ortet.hub.bundling import pull_bundle
         from ortet.hub.transfer import transfer_refs
 
@@ -166,8 +232,20 @@ class Maintenance:
         *,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """The same the other way. A branch that is another there, or that somebody works on there,
-        is Conflict("not_forward"), and nothing is sent. A bundle is written whole."""
+        """Copy branches and tags to another hub or a bundle.
+
+        A bundle file is always written as a whole.
+
+        Args:
+            other: An open hub, or the path of a bundle.
+            refs: Names of branches and tags. The default is all.
+            progress: Called with (done, total) during the work.
+
+        Raises:
+            Conflict: kind "not_forward", if a branch has diverged there or is in use there. Nothing
+                is sent then.
+            NotFound: kind "no_ref", if a name does not exist in this store.
+        """
         from ortet.hub.bundling import push_bundle
         from ortet.hub.transfer import transfer_refs
 
@@ -176,12 +254,12 @@ class Maintenance:
             return push_bundle(self._hub, Path(other), names, progress=progress)
         return transfer_refs(self._hub, other, names, fast_forward_only=True, progress=progress)
 
-    # inside
+    # internal
 
     def _commit_before_drop(self, row: WorkspaceRow) -> None:
         if not self._hub.open_workspaces(row.name):
             with self._machines.lock_for_removal(row):
-                pass  # else nothing is to happen, also no commit
+                pass  # fails before the commit if another process has the machine open
         if self._machines.exists(row):
             with self._hub.private_workspace(row.name) as private:
                 if private is not None:

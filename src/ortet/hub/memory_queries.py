@@ -1,4 +1,4 @@
-"""What a hub does with the memories of its sessions: finds, gathers and compares them."""
+"""Verbs of `Hub` that search, consolidate and compare the memories of all sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_RECALL_ATTEMPTS = 20
 
 
 class MemoryQueries:
-    """The half of Hub that deals with memory. Who recalls nothing loads nothing of it."""
+    """Base class of `Hub` for memory verbs. Imports happen in the verbs that need them."""
 
     _store: StoreContext
 
@@ -47,8 +47,25 @@ class MemoryQueries:
         scope: str | None = None,
         explain: bool = False,
     ) -> RecallResult:
-        """The k memories nearest to a question in all sessions, those of an `agent` or several, or
-        one, and in what they share, or in one `scope` alone; see `Session.recall`."""
+        """Return the `k` memories that match a query best, from all sessions.
+
+        Args:
+            query: The question, in natural language.
+            k: Largest number of hits.
+            agent: Search only sessions of this agent, or of these agents.
+            session: Search only this session and the scopes that it shares.
+            tiers: Search only "working" (messages), "episodic" (episodes) or "semantic" (facts).
+            at: Search only what was recorded up to this time.
+            on: Return only facts that are valid at this time.
+            since: Return only memories from this time on.
+            scope: Search only this shared scope, such as "user:NAME".
+            explain: Fill `scores` of each hit with the parts of its score.
+
+        Returns:
+            Hits, best first. `text` is the exact stored text, `source` its event.
+
+        `Session.recall` searches one open session.
+        """
         from ortet.sessions.memory import recall as remembering
 
         asked = remembering.parse_query(
@@ -61,14 +78,14 @@ class MemoryQueries:
                     minds, agent=agent, session=session, word=asked.scope
                 )
                 return remembering.recall(minds, reach, asked, explain=explain)
-            except NotFound as error:  # of a session that another process removes
+            except NotFound as error:  # another process is removing that session; search again
                 tries -= 1
                 if error.kind != "no_timeline" or not tries:
                     raise
 
     @cached_property
     def library(self) -> Library:
-        """Where memories are found again: an index of the journals, which is made of them."""
+        """The search index of all journals. It can be rebuilt from them."""
         from ortet.memory.library import Library
 
         parts = self._store
@@ -81,7 +98,7 @@ class MemoryQueries:
 
     @cached_property
     def summariser(self) -> Summariser:
-        """Tells what was said in an episode, in a few words; set it to have your own."""
+        """Function that summarises an episode in a few words. Assign another to replace it."""
         from ortet.memory.extraction.summaries import summarise
 
         return summarise
@@ -100,7 +117,15 @@ class MemoryQueries:
         until: Moment | None = None,
         outcome: str | None = None,
     ) -> list[Episode]:
-        """What happened in all sessions, of an `agent` or of one session; the oldest first."""
+        """Return the episodes of all sessions, oldest first.
+
+        Args:
+            agent: Only episodes of this agent.
+            session: Only episodes of this session: an id, a name, or agent/name.
+            since: Only episodes from this time on.
+            until: Only episodes up to this time.
+            outcome: Only episodes with this outcome.
+        """
         optional(TEXT, agent=agent, session=session)
         minds = self._manager()
         meant = minds.table.resolve(session) if session is not None else None
@@ -118,11 +143,20 @@ class MemoryQueries:
     def consolidate(
         self, agent: str = "default", *, extractor: Extractor | None = None, dry_run: bool = False
     ) -> ConsolidationReport:
-        """Make facts of an agent's episodes, each with the event that it is from: for all its
-        sessions, or, of a session that was opened with a user's scope, for that user's.
+        """Extract facts from the episodes of an agent and add them to shared memory.
 
-        What is said already, or was given up since, is linked and not learned. Nothing is
-        rewritten, and what was done is not done again. `dry_run` tells what it would add.
+        Each fact records the event that it comes from. Facts of a session that has a user scope go
+        to that user's scope. All others go to the agent's scope. A fact that is already known, or
+        was retracted since, is linked and not added. Episodes that an extractor has processed are
+        not processed again.
+
+        Args:
+            agent: The agent.
+            extractor: A callable with a `name`. The default is the rule-based `RuleExtractor`.
+            dry_run: Only report the facts that would be added.
+
+        Raises:
+            Invalid: kind "no_name", if the extractor has no name.
         """
         from ortet.memory.extraction.extracting import RuleExtractor
         from ortet.sessions.memory.consolidate import consolidate
@@ -140,7 +174,7 @@ class MemoryQueries:
         return consolidate(self._manager(), check_agent(agent), chosen, dry_run=dry_run)
 
     def memory_diff(self, old: Ref, new: Ref) -> MemoryDiff:
-        """What is believed at one commit or branch and not at another, and what happened since."""
+        """Compare the facts of two commits or branches, and list the episodes between them."""
         from ortet.sessions.memory.report import memory_diff
 
         hub = cast("Hub", self)

@@ -1,4 +1,4 @@
-"""What a hub does with sessions: open, list, read, and find the mind that goes with files."""
+"""Verbs of `Hub` that open, list and read sessions, and redact secrets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SECRETS_MAX_AGE_NS = 1_000_000_000
 
 
 class SessionApi:
-    """The half of Hub that deals with minds. A command about files alone loads nothing of it."""
+    """Base class of `Hub` for session verbs. A command about files alone loads no session code."""
 
     root: Path
     catalog: Catalog
@@ -50,7 +50,7 @@ class SessionApi:
     _secrets_checked: tuple[int, int] = (
         0,
         0,
-    )  # when, and how often the vault had been changed then
+    )  # time of the last check, and `_vault_changes` at that time
 
     def session(
         self,
@@ -73,22 +73,47 @@ class SessionApi:
         network: str | None = None,
         scopes: Sequence[str] | None = None,
     ) -> Session:
-        """Go on with a session at its head, or begin one of this name; nothing re-executes.
+        """Open a session at its head, or create it. Nothing is executed again.
 
-        With `workspace`, its commits hold that directory's files too; see `workspace()`. A session
-        that works for another, its `parent`, spends inside that one's budget. `budget` is for a new
-        one: `s.budget(usd=…)` changes it. `profile` names a set of policies (docs/profiles.md),
-        `durability`, `commit`, `handover` (a directory of the workspace for handover files, written
-        at each commit) and `environment` (when its surroundings are looked at) go before it.
+        The session is leased to this process until it is paused or closed.
 
-        With `replay` it starts at the first event: each step gets what it got then, and the first
-        that was not recorded is Diverged, or with "live" goes on from there on a new timeline.
+        Args:
+            name: Name of the session; unique for its agent.
+            agent: The agent that the session belongs to.
+            goal: Goal of the session.
+            workspace: Directory whose files become part of every commit; see `workspace()`.
+            files: "inplace" or "private"; see `workspace()`.
+            engine: Engine of the machine; see `workspace()`.
+            budget: Limits of a new session, such as {"usd": 5.0}. `s.budget(usd=...)` changes them
+                later.
+            durability: When an event is on disk: "event" (before the verb returns), "group" (within
+                milliseconds) or "commit" (with the next commit).
+            commit: When the session commits automatically: "manual", "action", "milestone",
+                {"minutes": 5} or {"cost": 3.0}.
+            profile: Name of a set of policies (docs/profiles.md). `durability`, `commit`,
+                `handover` and `environment` override it.
+            parent: Session that this one works for. Spending counts against the budget of the
+                parent.
+            replay: True starts at the first event and returns recorded outcomes. "live" continues
+                on a new timeline at the first action that was not recorded.
+            handover: Directory in the workspace for handover files, written at each commit. ""
+                writes none.
+            environment: When the environment is probed: "asked" (only by `s.environment()`), "ends"
+                (also when the session is opened and released) or "commit" (also at each commit).
+            limits: Limits of the live machine, such as {"memory": "2G", "cpu": 1.5, "pids": 500}.
+            network: "none", "outbound", or "host", which also reaches the loopback of this host.
+            scopes: Shared memories beside the agent's: "user:NAME", "project:NAME". With a user
+                scope, episodes are shared with that user's sessions and not with all sessions of
+                the agent.
 
-        `limits` ({"memory": "2G", "cpu": 1.5, "pids": 500}) and `network` ("none", "outbound",
-        or "host": also what listens on this host's loopback) are those of its live machine.
+        Returns:
+            The open session. Leaving its `with` block pauses it.
 
-        `scopes` are memories that it shares beside its agent's: "user:NAME", "project:NAME". With
-        one user's, what happens in it is told to that user's sessions, not to all of its agent.
+        Raises:
+            Refused: kind "lease_held", if another process has the session open.
+            Conflict: kind "session_closed", if the session is closed or archived.
+            Diverged: In a replay, at the first action that was not recorded.
+            Invalid: If an argument is not valid.
         """
         from ortet.sessions.memory.shared_scopes import check_scopes
         from ortet.sessions.profiles import OpenOptions
@@ -113,14 +138,14 @@ class SessionApi:
         limits: dict[str, Any] | None,
         network: str | None,
     ) -> FilesLocation:
-        """Where a session has its files; Invalid for what cannot be."""
+        """Return where the session has its files. Raise Invalid if the arguments contradict."""
         from ortet.sessions.starting import FilesLocation
 
         if workspace is not None:
             directory = check_outside_store(self.root, existing_directory(workspace))
             cast("Hub", self).resolve_files_and_engine(
                 engine, files
-            )  # which refuses what cannot be
+            )  # raises Invalid if the arguments contradict
             return FilesLocation(os.fspath(directory), engine, files, limits, network)
         if files == "inplace":
             raise Invalid("bad_workspace", "files='inplace' of which directory? give workspace=")
@@ -133,31 +158,41 @@ class SessionApi:
     def find_workspace_row(
         self, path: str, engine: str, files: FilesMode | None
     ) -> WorkspaceRow | None:
-        """The workspace of a directory, if it is one already."""
+        """Return the workspace row of a directory, or None if it is not a workspace yet."""
         return self.workspace_table.find_at(
             Path(path), *cast("Hub", self).resolve_files_and_engine(engine, files)
         )
 
     def sessions(self) -> list[SessionRow]:
-        """All of them, oldest first."""
+        """Return the rows of all sessions, oldest first."""
         return self._session_manager().all()
 
     def get(self, session: str) -> SessionReader:
-        """A session to read, by id, name or agent/name, without a lease."""
+        """Return a read-only view of a session. It needs no lease.
+
+        Args:
+            session: Id, name, or agent/name.
+
+        Raises:
+            NotFound: If there is no such session.
+        """
         minds = self._session_manager()
         return minds.get(minds.table.resolve(session))
 
     @cached_property
     def vault(self) -> Vault:
-        """Secrets by name, encrypted, outside of every commit."""
+        """Encrypted secrets by name. They are never part of a commit."""
         from ortet.vault.vault import Vault
 
         parts = self._store
         return Vault(parts.catalog, parts.vault, clock=parts.clock, random=parts.random)
 
     def known_secrets(self) -> SecretScanner | None:
-        """What no commit may hold: the vault's secrets, and those in the environment. None where
-        there are none, or one is allowed to be stored."""
+        """Return a scanner for secrets that no commit may contain, or None.
+
+        The secrets are those of the vault and of the environment. None means that there are none,
+        or that `allow_secrets` is active.
+        """
         if self._allows_secrets:
             return None
         versions, after = list[tuple[str, int]](), ""
@@ -175,8 +210,11 @@ class SessionApi:
         return self._secret_scanner[1] or None
 
     def redact(self, value: Any) -> Any:
-        """Plain data as it may be recorded: names stand for secrets. What another process has just
-        put into the vault may take a second to be known; a commit looks anew."""
+        """Return plain data with every known secret replaced by its name.
+
+        The list of secrets is at most one second old. A secret that another process has just added
+        may be missed here. A commit reads the list again.
+        """
         when, puts = self._secrets_checked
         if self._allows_secrets:
             return value
@@ -189,15 +227,19 @@ class SessionApi:
         return known.redact(value) if known else value
 
     def redact_bytes(self, data: bytes) -> bytes:
-        """The same of bytes."""
+        """Return bytes with every known secret replaced by its name. The list is read again."""
         known = self.known_secrets()
         return known.redact_bytes(data) if known else data
 
     def unrestorable_since(
         self, branch: str, commit: Oid
     ) -> tuple[list[Effect], list[UnavailableSecret]]:
-        """What going to a commit does not undo and cannot give back, of the session that works on a
-        branch: deeds done since, and secrets that it refers to and that are not to be had here."""
+        """Return what a restore of `branch` to `commit` cannot undo or restore.
+
+        Returns:
+            Effects on the outside world since the commit, and secrets that the commit refers to and
+                that are not available here. Both are empty if no session works on the branch.
+        """
         if self.catalog.row("session-branch", branch) is None:
             return [], []
         from ortet.sessions.environment.environments import environment_at_commit
@@ -212,13 +254,13 @@ class SessionApi:
 
     @property
     def _vault_changes(self) -> int:
-        """How often this process has changed the vault."""
+        """Number of changes that this process made to the vault."""
         vault: Vault | None = self.__dict__.get("vault")
         return vault.change_count if vault is not None else 0
 
     @contextmanager
     def allow_secrets(self, allow: bool) -> Iterator[None]:
-        """During the block a commit may hold secrets."""
+        """Within the block, commits may contain secrets if `allow` is True."""
         before, self._allows_secrets = self._allows_secrets, self._allows_secrets or allow
         try:
             yield
@@ -227,7 +269,7 @@ class SessionApi:
 
     @property
     def swarms(self) -> SwarmRunner:
-        """Runs swarms, and knows those that were."""
+        """Runs swarms and reads those that were run before."""
         return self._store.swarms
 
     def _session_manager(self) -> SessionManager:
@@ -238,7 +280,7 @@ class SessionApi:
         return self._sessions
 
     def open_branch_session(self, branch: str) -> Session | None:
-        """The session that works on a branch, opened; None where there is none any more."""
+        """Open the session that works on a branch, or return None if it is closed or missing."""
         if self.catalog.row("session-branch", branch) is None:
             return None
         row = self._session_manager().table.find_by_branch(branch)
@@ -247,35 +289,44 @@ class SessionApi:
         return self.session(row.name, agent=row.agent)
 
     def pause_open_sessions(self, keep_open: Session | None = None) -> None:
-        """Pause every session that is open here, or all but one, for whoever wants it; the hub
-        stays open."""
+        """Pause every session that is open in this hub, so that other processes can open them.
+
+        The hub stays open.
+
+        Args:
+            keep_open: A session that is not paused.
+        """
         if self._sessions is None:
             return
         if keep_open is None:
             self._sessions.close()
             self._sessions = None
             return
-        with ExitStack() as last:  # which goes on when one of them fails
+        with ExitStack() as last:  # pauses all sessions even if one fails
             for session in self._sessions._open:
                 if session is not keep_open:
                     last.callback(session.pause)
 
     @property
     def has_open_sessions(self) -> bool:
+        """True if this hub has at least one session open."""
         return self._sessions is not None and bool(self._sessions._open)
 
     def is_open(self, session: str) -> bool:
-        """Whether a living process, here or elsewhere, has the session of this id open."""
+        """Return True if a live process on any host has the session with this id open."""
         check_text(session=session)
         return self._session_manager().is_leased(session)
 
     def commit_participant(self, branch: str) -> CommitParticipant:
-        """The mind that goes with the files of a branch."""
+        """Return the participant that stores session state in commits of a branch.
+
+        A branch without a session gets `NoParticipant`.
+        """
         if self.catalog.row("session-branch", branch) is None:
             return NoParticipant()
         return self._session_manager().detached_participant(branch)
 
     def notify(self, topic: str) -> None:
-        """Wake whoever waits for news of this."""
-        with suppress(OSError):  # a hint, and the deed is done
+        """Wake processes that wait for changes of a topic."""
+        with suppress(OSError):  # only a hint: the change itself is already stored
             self.signal.notify(topic)

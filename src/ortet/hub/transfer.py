@@ -1,4 +1,4 @@
-"""Branches and tags of one store brought into another, with all they need."""
+"""Copy branches and tags from one store to another, with all objects that they need."""
 
 from __future__ import annotations
 
@@ -19,12 +19,21 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 _MAX_NAME_ATTEMPTS = 100
-"""How often a name that another process was faster to take is replaced by the next."""
+"""Number of attempts to find free branch names while other processes take names."""
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """What is there now: branches and tags by name, `moved` those of them that were not so before.
-    `objects` travelled, in `bytes`; `known` were there. `kept` are tags that are others there."""
+    """Result of a pull or push.
+
+    Attributes:
+        branches: Branches in the target by name, with their commit ids.
+        tags: Tags in the target by name, with their commit ids.
+        moved: Names of the branches and tags that are new or have moved.
+        kept: Tags that exist in the target with another commit. They did not change.
+        objects: Number of objects that were sent.
+        bytes: Size of the objects that were sent.
+        known: Number of objects that the target already had.
+    """
 
     branches: dict[str, str]
     tags: dict[str, str]
@@ -43,13 +52,16 @@ def transfer_refs(
     fast_forward_only: bool,
     progress: Progress | None,
 ) -> TransferReport:
-    """Of `source`, these branches and tags, or all. A branch that is another in `target`, or that
-    somebody works on there, gets a number; with `forward` it is Conflict("not_forward")."""
+    """Copy branches and tags of `source` to `target`; all of them if `names` is empty.
+
+    A branch that has diverged in `target`, or is in use there, gets a name with a number. With
+    `fast_forward_only` it raises Conflict("not_forward") instead, before anything is sent.
+    """
     branches, tags = _select_refs(source, names)
     if fast_forward_only:
         _plan_branch_moves(
             source, target, branches, fast_forward_only=True
-        )  # before anything travels
+        )  # check before anything is sent
     return run_with_sweep_retry(
         target, lambda: _transfer(source, target, (branches, tags), fast_forward_only, progress)
     )
@@ -90,7 +102,14 @@ def move_heads(
     *,
     fast_forward_only: bool,
 ) -> tuple[dict[str, tuple[Oid | None, Oid]], dict[str, Oid]]:
-    """Make branches and tags of what has come: where each branch went, and which tags are new."""
+    """Move the branches and create the tags in one catalog transaction.
+
+    All objects must be stored already. The transaction is retried with other names if another
+    process takes a name.
+
+    Returns:
+        For each branch, its old and new commit; and the tags that are new.
+    """
     branches, tags = chosen
     for _ in range(_MAX_NAME_ATTEMPTS):
         placed = _plan_branch_moves(source, target, branches, fast_forward_only=fast_forward_only)
@@ -105,7 +124,7 @@ def move_heads(
         ]
         try:
             target.catalog.move(moves, verb="pull", actor=target.author, rows=rows)
-        except Conflict as error:  # another process moved or made one of them meanwhile
+        except Conflict as error:  # another process moved or created one of them concurrently
             if error.kind == "swept":
                 raise
             taken = error
@@ -131,7 +150,7 @@ def _select_refs(source: Hub, names: Sequence[str]) -> tuple[dict[str, Oid], dic
 def _plan_branch_moves(
     source: Hub, target: Hub, branches: Mapping[str, Oid], *, fast_forward_only: bool
 ) -> dict[str, tuple[Oid | None, Oid]]:
-    """Where each branch goes: what is there now, and what is to be."""
+    """Return for each branch its name in `target`, its present head and its new head."""
     placed: dict[str, tuple[Oid | None, Oid]] = {}
     for name, oid in branches.items():
         candidate, number = name, 1
@@ -149,14 +168,18 @@ def _plan_branch_moves(
 
 
 def _branch_move(source: Hub, target: Hub, name: str, oid: Oid) -> tuple[Oid | None, Oid] | None:
-    """The head and what it becomes; None where this branch is another."""
+    """Return the present and the new head of a branch, or None if the name is taken.
+
+    The name is taken by a branch that has diverged or is in use, or by a workspace without
+    commits.
+    """
     head = target.refs.get(name)
     if head is None:
         return None if target.workspace_table.get(name) is not None else (None, oid)
     if head.oid == oid:
         return head.oid, oid
     if target.objects.has(oid) and _is_ancestor_of_head(target, oid, head):
-        return head.oid, head.oid  # it has gone on there
+        return head.oid, head.oid  # the branch in `target` is ahead; leave it there
     if _is_in_use(target, name) or not source.objects.has(head.oid):
         return None
     return (head.oid, oid) if source.history.is_ancestor(head.oid, oid) else None
@@ -167,12 +190,16 @@ def _is_ancestor_of_head(target: Hub, oid: Oid, head: Head) -> bool:
 
 
 def _is_in_use(target: Hub, name: str) -> bool:
-    """Somebody's files or mind are at its head, and would not be any more."""
+    """Return True if a session or a workspace uses the branch.
+
+    Moving its head would leave their state behind.
+    """
     in_use = target.catalog.row("session-branch", name) is not None
     return in_use or target.workspace_table.get(name) is not None
 
 
 def ref_not_found(name: str, where: object) -> NotFound:
+    """Return the error for a ref that does not exist in a store or bundle."""
     return NotFound("no_ref", f"{name!r} is no branch or tag of {where}: `ortet branch` lists them")
 
 
@@ -192,6 +219,7 @@ def transfer_report(
     carried: ObjectCopyReport | BundleImport,
     target: Hub,
 ) -> TransferReport:
+    """Return the report of a transfer that is complete."""
     there = {name: target.refs.get(name, kind="tag") for name in tags}
     return TransferReport(
         branches={name: to_hex(oid) for name, (_, oid) in placed.items()},

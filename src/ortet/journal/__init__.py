@@ -1,1 +1,24 @@
-"""The journal of a session: hash-chained events, and the state that they fold into."""
+"""The journal of a session: hash-chained events, and the state that they fold into.
+
+Start with `events.EventChain` (make, chain and read events) and `event_log.EventLog` (read the
+events of a timeline). `state.reducers.fold` turns events into a `state.state.SessionState`. To add
+an event kind, start with `kinds` and `state.reducers`.
+
+- `events`, `kinds`, `upcast`, `spill`: one event, its checks, schema versions and long texts.
+- `event_log`, `segments`: events of a timeline, in catalog rows and in sealed objects.
+- `state`: the records of a session state, their reducers and three-way merge.
+- `conversation`: messages, tool calls, compaction, and formats of model providers.
+- `reports`: briefing, progress and checkpoint texts.
+- `replay`: the cursor of a replay, and comparison of runs.
+- `environment`: packages, variables, hosts and git state around a workspace.
+
+Invariants:
+
+- Events are never changed. Header and body are separate, so that a body can be erased and the hash
+  chain stays valid.
+- Folding is deterministic: equal events give an equal state.
+- Events of an unknown kind, from a later release, are kept and do not change the state.
+
+Imports: `history`, `objects`, `backends`, `_util`, `ids` and `errors`. The siblings `machines` and
+`memory` and all higher layers are not imported.
+"""

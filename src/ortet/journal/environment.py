@@ -1,5 +1,8 @@
-"""What surrounds a workspace and does not come back with its files: packages, variables, hosts,
-the state of its repository. As a record, and as what differs between two of them."""
+"""The environment of a workspace: packages, variables, hosts and git state.
+
+A restore of files does not restore the environment. This module holds its record, and the
+comparison of two records.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,29 @@ from ortet._util.structs import thread_safe_struct
 from ortet.journal.events import Event
 
 _MAX_VARIABLE_CHARS = 1000
-"""Characters of a variable that are shown."""
+"""Largest number of characters of a variable that are shown."""
 
 
 class PythonPackages(msgspec.Struct, frozen=True):
-    """The distributions of the environment the workspace uses, by normal name."""
+    """Python version, and installed distributions by normalised name."""
 
     version: str = ""
     packages: dict[str, str] = {}
 
 
 class DebianPackages(msgspec.Struct, frozen=True):
-    """Too many to list: a digest of dpkg's status, and how many are known to it."""
+    """Digest of the dpkg status file and the number of packages in it. The list is too long."""
 
     digest: str
     count: int
 
 
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One that differs from the opening environment. Of a secret only `ref` is kept, which names
-    it; of what is too long, or no text, only a `digest`; `unset`: it is not there any more."""
+    """An environment variable that differs from the environment when the hub was opened.
+
+    A secret is recorded only as `ref`, its name. A value that is too long or not text is recorded
+    only as `digest`. `unset` means that the variable no longer exists.
+    """
 
     value: str = ""
     ref: str = ""
@@ -47,39 +53,43 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
         return repr(self.value[:_MAX_VARIABLE_CHARS]) + cut
 
     def matches(self, other: Variable | None) -> bool:
-        """Whether it is the same, as far as is known; a digest beside a value adds nothing."""
+        """Return True if both have the same value, as far as it is recorded.
+
+        If a value is recorded, its digest is not compared.
+        """
         if other is None or not self.value:
             return self == other
         return self.value == other.value
 
 
 class Git(msgspec.Struct, frozen=True):
-    """`changed` are the first of `dirty` paths, each with its two letters of `git status`.
+    """State of the git repository.
 
-    `dirty` is -1 when nobody could tell.
+    `dirty` is the number of changed paths, or -1 if it is unknown. `changed` lists the first of
+    them, each with its two status letters.
     """
 
     head: str = ""
-    branch: str = ""  # "": detached
+    branch: str = ""  # "" if HEAD is detached
     dirty: int = -1
     changed: list[str] = []
     stashes: int = 0
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What surrounds a workspace. A part that is not there is None or empty."""
+    """Record of an environment. A missing part is None or empty."""
 
     python: PythonPackages | None = None
     npm: str = ""  # digest of the lock file
     debian: DebianPackages | None = None
     variables: dict[str, Variable] = {}
-    hosts: list[str] = []  # lines that no distribution brings
+    hosts: list[str] = []  # lines that the distribution does not install
     resolver: list[str] = []  # nameserver and search lines
     git: Git | None = None
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
-    """One thing that is not as it was; "" is not there."""
+    """One difference between two environments. "" means that the value does not exist."""
 
     part: str
     name: str
@@ -96,7 +106,7 @@ ENVIRONMENT_PARTS = Environment.__struct_fields__
 
 
 def changed_parts(old: Environment | None, new: Environment) -> dict[str, Any]:
-    """The parts that are not the same, as data for an event; all of them when none is known."""
+    """Return the changed parts as event data; all parts if `old` is None."""
     return {
         part: msgspec.to_builtins(getattr(new, part))
         for part in ENVIRONMENT_PARTS
@@ -107,7 +117,15 @@ def changed_parts(old: Environment | None, new: Environment) -> dict[str, Any]:
 def environment_from_events(
     parts: Mapping[str, int], events: Callable[[int, int], Iterable[Event]]
 ) -> Environment | None:
-    """The record whose parts were last told by these events; None when none was."""
+    """Build the environment from the events that last recorded each part.
+
+    Args:
+        parts: Part name -> number of the event that recorded it last.
+        events: Function that returns the events with after < seq <= upto.
+
+    Returns:
+        The environment, or None if `parts` is empty.
+    """
     found: dict[str, Any] = {}
     for seq in sorted(set(parts.values())):
         for event in events(seq - 1, seq):
@@ -117,7 +135,7 @@ def environment_from_events(
 
 
 def differences(before: Environment, after: Environment) -> list[EnvironmentDifference]:
-    """From one to the other, in the order of the parts."""
+    """Return the differences from `before` to `after`, in the order of the parts."""
     return list(_differences(before, after))
 
 
@@ -194,8 +212,10 @@ def _debian(debian: DebianPackages | None) -> str:
 def environment_lines(
     initial: Environment | None, current: Environment | None
 ) -> list[tuple[str, Any]]:
-    """What a briefing says of it: the repository, what was installed since the beginning, and what
-    is overridden; each as a line and as data."""
+    """Return the lines about the environment for a briefing, each as text and as data.
+
+    They show the repository, packages that were installed since the start, and overridden values.
+    """
     if current is None:
         return []
     found: list[tuple[str, Any]] = []

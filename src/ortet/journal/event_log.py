@@ -1,5 +1,7 @@
-"""One line of events, from the first of its family to the last of its timeline, wherever they are:
-in rows of the catalog, or, trimmed there, in the segments of a commit."""
+"""Read and seal the events of one timeline and its ancestors.
+
+Events are in rows of the catalog. Rows that were trimmed are read from the segments of a commit.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ortet.objects.base import ObjectStore
 
 _PAGE = 1000
 EMPTY_JOURNAL = JournalHead(b"", 0, b"", b"")
-"""The journal of a mind that nothing happened to."""
+"""Journal head of a session without events."""
 
 
 class TimelineSpan(msgspec.Struct, frozen=True):
@@ -29,7 +31,10 @@ class TimelineSpan(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """Reads a timeline together with those it began on. `base` is what a commit has sealed."""
+    """Reads a timeline together with the timelines that it was forked from.
+
+    `base` is the journal head of the last commit. Events up to `base.seq` are sealed in segments.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class EventLog:
         self._chain = chain
 
     def tip(self) -> Tip:
-        """Where it ends now."""
+        """Return the number, hash and time of the last event."""
         rows = self._catalog.events(self.timeline, limit=1, newest=True)
         if rows:
             return self._chain.tip(rows[0])
@@ -61,27 +66,35 @@ class EventLog:
         return self._chain.tip(found[-1]) if found else Tip()
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
-        """In order."""
+        """Yield the events with after < seq <= upto, in order."""
         for timeline, row in self._rows(after, upto):
             yield self._chain.read(row, timeline)
 
     def event(self, timeline: str, seq: int) -> Event | None:
-        """One of a timeline that it is made of; None where another is in its place."""
+        """Return one event of a timeline that belongs to this log.
+
+        Return None if the event of that number belongs to another timeline.
+        """
         rows = self._catalog.events(timeline, seq - 1, 1)
         if rows and rows[0].seq == seq:
             return self._chain.read(rows[0], timeline)
-        found = next(self.events(seq - 1, seq), None)  # sealed, and trimmed here
+        found = next(self.events(seq - 1, seq), None)  # sealed, and its row was trimmed
         return found if found is not None and found.timeline == timeline else None
 
     def pick_events(self, timeline: str, seqs: Sequence[int]) -> list[Event]:
-        """The same of several, which are in order, in one question; not those it has not here."""
+        """Return several events of a timeline with one query. `seqs` is sorted.
+
+        Events that are not in the catalog are left out.
+        """
         return [
             self._chain.read(row, timeline) for row in self._catalog.events_by_seq(timeline, seqs)
         ]
 
     def events_by_seq(self, seqs: Sequence[int]) -> list[Event] | None:
-        """Events of these numbers, which are in order; None where one of them is not in the catalog
-        alone, or not there at all."""
+        """Return the events with these numbers, or None. `seqs` is sorted.
+
+        None means that at least one of them is not in the catalog.
+        """
         found: list[Event] = []
         for span in self.timeline_spans():
             low, high = bisect_right(seqs, span.after), bisect_right(seqs, span.upto)
@@ -91,16 +104,17 @@ class EventLog:
         return found if len(found) == len(seqs) else None
 
     def rows(self, after: int = 0, upto: int | None = None) -> Iterator[EventRow]:
+        """Yield the rows with after < seq <= upto, in order."""
         return (row for _, row in self._rows(after, upto))
 
     def rows_with_timeline(
         self, after: int = 0, upto: int | None = None
     ) -> Iterator[tuple[str, EventRow]]:
-        """The same with the timeline of each."""
+        """Yield (timeline, row) for the rows with after < seq <= upto, in order."""
         return self._rows(after, upto)
 
     def newest(self, limit: int) -> list[Event]:
-        """The last ones, in order."""
+        """Return the last `limit` events, in order."""
         found: list[tuple[str, EventRow]] = []
         for span in reversed(self.timeline_spans()):
             want = limit - len(found)
@@ -123,19 +137,19 @@ class EventLog:
         return [row for row in rows if row.seq <= span.upto]
 
     def timeline_spans(self) -> list[TimelineSpan]:
-        """The timelines it is made of, the oldest first."""
+        """Return the timelines of this log with their ranges, oldest first."""
         return timeline_spans_to(
             self._catalog, self.timeline, self._catalog.last_seq(self.timeline)
         )
 
     def _rows(self, after: int, upto: int | None) -> Iterator[tuple[str, EventRow]]:
-        """From the catalog as far as it has them, the rest from segments."""
+        """Read rows from the catalog, and those that are missing there from segments."""
         spans = self.timeline_spans()
         last = spans[-1].upto if spans else self.base.seq
         upto = last if upto is None else min(upto, last)
         done = after
         start = min(spans[0].after if spans else upto, upto)
-        if done < start:  # what came before is another host's
+        if done < start:  # earlier events belong to another host
             yield from self._sealed(done, start)
             done = start
         for span in spans:
@@ -143,7 +157,7 @@ class EventLog:
             while low < high:
                 rows = self._catalog.events(span.timeline, low, min(_PAGE, high - low))
                 first = rows[0].seq if rows else high + 1
-                if first > low + 1:  # trimmed
+                if first > low + 1:  # rows were trimmed
                     yield from self._sealed(low, min(first - 1, high))
                 for row in rows:
                     if row.seq <= high:
@@ -152,7 +166,7 @@ class EventLog:
             done = max(done, high)
 
     def _sealed(self, after: int, upto: int) -> Iterator[tuple[str, EventRow]]:
-        """From the segments of `base`."""
+        """Yield events from the segments of `base`."""
         chosen = []
         for _, segment in iter_segments(self._objects, self.base.segment):
             chosen.append(segment)
@@ -165,7 +179,8 @@ class EventLog:
                     found = row.seq
                     yield segment.timeline.hex(), row
         if found < upto:
-            self._catalog.last_seq(self.timeline)  # NotFound: it was removed meanwhile
+            # raises NotFound if the timeline was removed concurrently
+            self._catalog.last_seq(self.timeline)
             raise Corrupt(
                 "no_events",
                 f"events {found + 1} to {upto} of timeline {self.timeline} are neither in the "
@@ -173,8 +188,11 @@ class EventLog:
             )
 
     def seal(self, tip: Tip, previous: JournalHead | None = None) -> bytes:
-        """Put what `base`, or an earlier journal of this line, does not hold yet into segments;
-        returns the last one."""
+        """Write the events after `base`, or after `previous`, to segments.
+
+        Returns:
+            Oid of the last segment.
+        """
         base = previous or self.base
         segment = base.segment
         run: list[EventRow] = []
@@ -189,11 +207,14 @@ class EventLog:
 
 
 def timeline_spans_to(catalog: Catalog, timeline: str, upto: int) -> list[TimelineSpan]:
-    """The timelines that lead to an event of one, the oldest first; none if it is not known."""
+    """Return the timelines that lead to event `upto`, oldest first.
+
+    The list is empty if the timeline is unknown here.
+    """
     found: list[TimelineSpan] = []
     while timeline:
         line = catalog.timeline(timeline)
-        if line is None:  # another host's: its events are in segments
+        if line is None:  # of another host: its events are in segments
             break
         found.append(TimelineSpan(timeline, line.at, upto))
         timeline, upto = line.parent, line.at
@@ -201,11 +222,11 @@ def timeline_spans_to(catalog: Catalog, timeline: str, upto: int) -> list[Timeli
 
 
 def last_shared_seq(before: Sequence[TimelineSpan], after: Sequence[TimelineSpan]) -> int:
-    """Up to which event two lines of one family are one."""
+    """Return the number of the last event that two logs of one family share."""
     if not before or not after:
         return 0
     known = {span.timeline: span.upto for span in before}
-    shared = min(before[0].after, after[0].after)  # what lies before is another host's
+    shared = min(before[0].after, after[0].after)  # earlier events belong to another host
     for span in after:
         upto = known.get(span.timeline, 0)
         shared = max(shared, min(span.upto, upto))
@@ -215,7 +236,7 @@ def last_shared_seq(before: Sequence[TimelineSpan], after: Sequence[TimelineSpan
 
 
 def seq_ranges(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers, as (first, last)."""
+    """Return runs of consecutive event numbers as (first, last)."""
     found: list[tuple[int, int]] = []
     for event in events:
         if found and found[-1][1] == event.seq - 1:

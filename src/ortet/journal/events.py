@@ -1,5 +1,8 @@
-"""Events: made, chained by hash, and read back. Header and body are apart, so that a body can be
-destroyed and the chain stays whole."""
+"""Events: records, hash chain, encoding and reading.
+
+Header and body are stored separately. The header commits to a salted hash of the body. A body can
+therefore be erased while the chain stays valid.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ SALT_BYTES = 16
 _MAX_DEPTH = 64
 
 ObjectRef = tuple[Oid, Kind]
-"""An object that an event names, and that lives as long as it does."""
+"""Reference from an event to an object. The object is kept as long as the event."""
 
 
 class EventBody(StoredRecord, frozen=True):
-    """What happened. `version` is that of the schema of `data`, which is its author's own."""
+    """Body of an event. `version` is the schema version of `data`."""
 
     data: dict[str, Any]
     refs: list[tuple[bytes, int]] = []
@@ -35,9 +38,10 @@ class EventBody(StoredRecord, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened, as its readers see it. `data` is empty when it was erased.
+    """One event, as readers see it. `data` is empty if the event was erased.
 
-    `waiting`: it came in beside the writer (see sessions/writing/inbox.py) and has no number yet.
+    `waiting` means that the event is in the inbox and has no number yet (see
+    sessions/writing/inbox.py).
     """
 
     seq: int
@@ -54,7 +58,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """Where a chain ends."""
+    """End of a chain: number, hash and time of its last event."""
 
     seq: int = 0
     hash: bytes = b""
@@ -62,7 +66,7 @@ class Tip(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """An event on its way into the journal."""
+    """An event before it is written: no number, no time, no hash."""
 
     kind: str
     data: dict[str, Any]
@@ -72,26 +76,29 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def header_time(head: bytes) -> int:
-    """Of a header as its row has it; 0 without one."""
+    """Return the time in an encoded header, or 0 for b""."""
     return decode(EventHeader, head).time if head else 0
 
 
 class EventChain:
-    """Makes and reads events: the one place that knows how they are bound together."""
+    """Makes, chains, reads and checks events. No other code knows how events are linked."""
 
     def __init__(self, hasher: Hasher, random: Random) -> None:
         self._hasher = hasher
         self._random = random
 
     def make(self, tip: Tip, draft: Draft, now: int) -> tuple[EventRow, Event]:
-        """The event that follows `tip`. Its time is not before that of the one before it."""
+        """Make the event that follows `tip`.
+
+        Its time is never earlier than the time of the event before.
+        """
         rows, events = self.make_all(tip, (draft,), lambda: now)
         return rows[0], events[0]
 
     def make_all(
         self, tip: Tip, drafts: Sequence[Draft], now: Callable[[], int]
     ) -> tuple[list[EventRow], list[Event]]:
-        """Those that follow `tip`, and one another."""
+        """Make the events that follow `tip`, one after the other."""
         oid, salts = self._hasher.oid, self._random(SALT_BYTES * len(drafts))
         seq, time, prev = tip.seq, tip.time, tip.hash
         rows, events = [], []
@@ -109,7 +116,11 @@ class EventChain:
         return rows, events
 
     def read(self, row: EventRow, timeline: str = "") -> Event:
-        """An event from its row; Corrupt when the body is not the one its header commits to."""
+        """Read an event from its row.
+
+        Raises:
+            Corrupt: kind "bad_event", if the body does not match the hash in the header.
+        """
         header = decode(EventHeader, row.head)
         if not row.salt:
             version, data = 1, dict[str, Any]()
@@ -139,11 +150,16 @@ class EventChain:
         )
 
     def tip(self, row: EventRow) -> Tip:
+        """Return the end of a chain whose last event is this row."""
         header = decode(EventHeader, row.head)
         return Tip(header.seq, self._hasher.oid(row.head), header.time)
 
     def check(self, tip: Tip, rows: Iterable[EventRow]) -> Tip:
-        """Follow the chain from `tip`; Corrupt where a link or a body does not fit."""
+        """Check that the rows follow `tip` without a gap, and return the new tip.
+
+        Raises:
+            Corrupt: If a link or a body does not match.
+        """
         for row in rows:
             event, header = self.read(row), decode(EventHeader, row.head)
             if header.prev != tip.hash or header.seq != tip.seq + 1 or header.seq != row.seq:
@@ -158,7 +174,11 @@ class EventChain:
 
 
 def encode_body(draft: Draft) -> bytes:
-    """Canonical bytes of what happened; Invalid when it is no plain data, or too much."""
+    """Return the canonical bytes of an event body.
+
+    Raises:
+        Invalid: If the data is not plain data, has a wrong shape, or is too large.
+    """
     check_plain(draft.data)
     if draft.version == 1:
         check_shape(draft.kind, draft.data)
@@ -177,12 +197,15 @@ def encode_body(draft: Draft) -> bytes:
 
 _SCALARS = (str, int, type(None))
 _EXACT = frozenset({str, int, bool, type(None)})
-"""Nearly all that is recorded is of these very types: seen in less than half the time."""
+"""Exact types of nearly all values. Checking them first halves the time of `check_plain`."""
 _ARRAYS = (list, tuple)
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Invalid unless it is what JSON can say: then every surface shows the same."""
+    """Raise Invalid unless the value can be written as JSON.
+
+    All surfaces can then show the same data.
+    """
     kind = type(value)
     if kind in _EXACT:
         return
@@ -208,7 +231,10 @@ def check_plain(value: Any, depth: int = 0) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether the journal can hold it as it is: not numbers above 64 bits, halves of characters."""
+    """Return True if the journal can store the value unchanged.
+
+    Integers above 64 bits and lone surrogates cannot be stored.
+    """
     try:
         check_plain(value)
         encode(value)

@@ -1,5 +1,7 @@
-"""What the data of each kind of event must look like: looked at before it is written, since what
-cannot be folded would make a session that nobody can open."""
+"""Shapes of event data by kind, checked before an event is written.
+
+An event that cannot be folded would make the session impossible to open.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,7 @@ _SHAPES: dict[str, type[msgspec.Struct]] = {
 
 
 def check_shape(kind: str, data: dict[str, Any]) -> None:
-    """Invalid("bad_value") when a field has not the type its readers rely on."""
+    """Raise Invalid("bad_value") if a field does not have the type that readers rely on."""
     shape = _SHAPES.get(kind)
     if shape is not None:
         try:

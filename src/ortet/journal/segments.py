@@ -1,4 +1,4 @@
-"""Events behind a commit: sealed into objects, each linked to the one before."""
+"""Segments: events sealed into objects of a commit. Each segment links to the one before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortet.objects.base import Kind, ObjectStore
 
 
 class _BodyRefs(StoredRecord, frozen=True):
-    """A Body of which only what it names is read."""
+    """An event body of which only the references are decoded."""
 
     data: msgspec.Raw
     refs: list[tuple[bytes, int]] = []
@@ -27,12 +27,15 @@ _ERASE = "close the session and erase that event (hub.erase(session, seqs=[N]), 
 
 _MAX_SEGMENT_BYTES = 4 << 20
 _MAX_SEGMENT_EVENTS = 20_000
-"""Of one segment: an object has a largest size, and who wants one event reads a whole segment."""
+"""Limits of one segment: objects have a largest size, and one event costs a whole segment."""
 
 
 def seal(objects: ObjectStore, timeline: str, rows: Sequence[EventRow], before: bytes) -> Oid:
-    """Store these events, at least one, which follow those of segment `before`; returns the last
-    new segment."""
+    """Store events as segments that follow segment `before`. `rows` is not empty.
+
+    Returns:
+        Oid of the last new segment.
+    """
     if objects.scanner is not None:
         for row in rows:
             objects.scanner.data(row.body, partial(_describe_row, row), _ERASE)
@@ -75,7 +78,7 @@ def _describe_row(row: EventRow) -> str:
 
 
 def unseal(objects: ObjectStore, segment: JournalSegment) -> list[EventRow]:
-    """The events of a segment."""
+    """Return the rows of a segment."""
     bodies = decode(Bodies, objects.get(objects.replacement_of(segment.bodies))).items
     if len(bodies) != len(segment.heads):
         raise Corrupt("bad_segment", "a segment has not as many bodies as events")
@@ -86,7 +89,7 @@ def unseal(objects: ObjectStore, segment: JournalSegment) -> list[EventRow]:
 
 
 def iter_segments(objects: ObjectStore, last: bytes) -> Iterator[tuple[Oid, JournalSegment]]:
-    """This segment and all before it, newest first."""
+    """Yield this segment and all before it, newest first."""
     while last:
         oid = Oid(last)
         segment = decode(JournalSegment, objects.get(objects.replacement_of(oid)))
@@ -95,4 +98,5 @@ def iter_segments(objects: ObjectStore, last: bytes) -> Iterator[tuple[Oid, Jour
 
 
 def first_seq(segment: JournalSegment) -> int:
+    """Return the number of the first event of a segment."""
     return decode(EventHeader, segment.heads[0]).seq

@@ -1,4 +1,7 @@
-"""Long texts of an event that lie beside it in the store: it says where, and how they began."""
+"""Store long texts of an event as separate objects.
+
+The event keeps the start of each text and a reference to the whole.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,23 @@ import msgspec
 from ortet._util.codec import to_json
 
 SPILL_KEY = "beside"
-"""Of the data of an event: [[keys that lead there], {"oid", "size", "json"}], in order."""
+"""Key in event data: a list of [path of keys, {"oid", "size", "json"}], in order."""
 
 _MEDIA_TYPES = ("image", "image_url", "document", "file", "input_image")
 _PREVIEW_CHARS = 2000
 
 PutContent = Callable[[bytes], dict[str, Any]]
-"""Stores a content; returns how an event names it."""
+"""Function that stores content and returns the reference for the event."""
 
 LoadContent = Callable[[dict[str, Any]], bytes]
-"""The reverse."""
+"""Function that loads the content of a reference."""
 
 
 def spill_long_texts(data: dict[str, Any], limit: int, put: PutContent) -> dict[str, Any]:
-    """The same with texts of more than `limit` characters cut, and the whole of each stored. Of a
-    picture nothing is left but that it was there: half of one is none."""
+    """Return the data with texts longer than `limit` stored separately and cut.
+
+    An image or document is replaced as a whole by a placeholder.
+    """
     beside = list(data.get(SPILL_KEY, ()))
     light: Any = data
     for path, value in list(_find_long_values(data, limit)):
@@ -37,7 +42,7 @@ def spill_long_texts(data: dict[str, Any], limit: int, put: PutContent) -> dict[
 
 
 def load_spilled(data: dict[str, Any], load: LoadContent) -> dict[str, Any]:
-    """As it was before anything was cut."""
+    """Return the data with all separately stored values put back."""
     found: Any = {key: value for key, value in data.items() if key != SPILL_KEY}
     for path, named in reversed(data.get(SPILL_KEY, ())):
         content = load(named)

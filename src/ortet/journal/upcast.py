@@ -1,4 +1,4 @@
-"""Payloads of an older schema, brought to the present one when they are read."""
+"""Convert event data of older schema versions to the newest one when it is read."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from typing import Any
 from ortet.errors import Invalid
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
-"""Data of one version in, data of the next version out."""
+"""Function from data of one version to data of the next version."""
 
 _CUSTOM_KIND = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
 _MAX_KIND_CHARS = 100
 
 
 class UpcastRegistry:
-    """Which function leads from a version of a kind to the next. What none leads on from stays as
-    it is: a newer version than this program knows is kept and shown."""
+    """Holds the conversion functions by event kind and version.
+
+    Data without a conversion stays as it is. That includes versions newer than this program.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, int], Upcast] = {}
 
     def register(self, kind: str, version: int, function: Upcast) -> None:
-        """From now on, data of `kind` at `version` is read through `function`, as version + 1."""
+        """Register the conversion of `kind` from `version` to version + 1.
+
+        Raises:
+            Invalid: kind "bad_upcast", if an argument is not valid.
+        """
         if not kind or not isinstance(kind, str):
             raise Invalid("bad_upcast", f"kind {kind!r}: give the kind of event it is for")
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -33,10 +39,18 @@ class UpcastRegistry:
         self._steps[kind, version] = function
 
     def unregister(self, kind: str, version: int) -> None:
+        """Remove the conversion of `kind` from `version`, if there is one."""
         self._steps.pop((kind, version), None)
 
     def apply(self, kind: str, version: int, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """As far up as it goes; what was recorded is not changed by it."""
+        """Convert data as far as conversions exist. The stored event does not change.
+
+        Returns:
+            The reached version and its data.
+
+        Raises:
+            Invalid: kind "bad_upcast", if a conversion fails or does not return a dict.
+        """
         while self._steps and (step := self._steps.get((kind, version))) is not None:
             try:
                 data = step(dict(data))
@@ -57,7 +71,10 @@ class UpcastRegistry:
 
 
 def check_custom_kind(kind: Any) -> str:
-    """A program's own kind has a dot, so that it is never one of ours, of any release."""
+    """Return the kind if a program may use it for its own events.
+
+    It must contain a dot. Kinds of Ortet, of any release, never do.
+    """
     if isinstance(kind, str) and len(kind) <= _MAX_KIND_CHARS and _CUSTOM_KIND.fullmatch(kind):
         return kind
     raise Invalid(
@@ -67,9 +84,13 @@ def check_custom_kind(kind: Any) -> str:
 
 
 def upcast(kind: str, version: int) -> Callable[[Upcast], Upcast]:
-    """Decorate a function that makes data of `version` of your own kind that of version + 1.
+    """Decorate a function that converts data of your own event kind to the next version.
 
-    Whatever is read from now on goes through it; what was recorded stays as it is.
+    Events are converted when they are read. Stored events do not change.
+
+    Args:
+        kind: Kind of the event, with a dot, such as "myapp.ticket".
+        version: Version that the function converts from.
     """
 
     def keep(function: Upcast) -> Upcast:
@@ -79,7 +100,7 @@ def upcast(kind: str, version: int) -> Callable[[Upcast], Upcast]:
     return keep
 
 
-_REGISTRY = UpcastRegistry()  # a program's schemas are the same for every store it opens
+_REGISTRY = UpcastRegistry()  # one registry for all stores that a program opens
 register = _REGISTRY.register
 unregister = _REGISTRY.unregister
 apply = _REGISTRY.apply

@@ -1,4 +1,4 @@
-"""The seams of the index of memories: where words and vectors are kept, in a file or a database."""
+"""Protocols of the memory index: words and vectors, in a file or a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class IndexPage(NamedTuple):
-    """All there is in events after < seq <= upto of a timeline."""
+    """All documents and fact ends in events after < seq <= upto of one timeline."""
 
     timeline: str
     after: int
@@ -29,80 +29,92 @@ class IndexPage(NamedTuple):
 
 
 class IndexState(NamedTuple):
-    """Up to which event timelines were taken in, those of which nothing was left out; `mark` is
-    of that moment: what is read behind it may be taken in as long as nothing was emptied."""
+    """Progress of the index.
+
+    `indexed` maps each timeline to its last indexed event. `mark` identifies this moment. Documents
+    read after it may be added, as long as nothing was erased meanwhile.
+    """
 
     indexed: dict[str, int]
     mark: object
 
 
 class TermPostings(Protocol):
-    """Which of the documents that can be seen have a term, and how many they are."""
+    """Documents with a term, among the visible ones."""
 
     def count(self, terms: Iterable[str]) -> dict[str, float]:
-        """How many documents have each term: counted, or, from the limit on, inferred from how
-        many had to be looked at: the nearest stretches first, each from its beginning."""
+        """Return the number of documents with each term.
+
+        The number is exact up to a limit. Above it the number is estimated from the nearest
+        stretches.
+        """
 
     def ids_with_term(self, term: str) -> list[int]:
-        """Ids of all that have it, the nearest first."""
+        """Return the ids of all documents with the term, nearest first."""
 
     def nearest(self, term: str, limit: int) -> list[int]:
-        """The same, and no more than so many."""
+        """Return the ids of at most `limit` documents with the term, nearest first."""
 
 
 class IndexReader(Protocol):
-    """The index at one moment. Ids are those of `lookup`: line * FIRST + 1 and so on."""
+    """Reads the index at one moment.
+
+    The id of a document is line * IDS_PER_LINE + its position in the line, from 1.
+    """
 
     def timeline(self, name: str) -> tuple[int, int]:
-        """Its number, and the last event of it that was taken in; 0, 0: none."""
+        """Return the number of a timeline and its last indexed event, or (0, 0)."""
 
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """The same of many; those that are not known are left out."""
+        """Return number and last indexed event of many timelines. Unknown ones are left out."""
 
     def last_positions(
         self, tiers: Iterable[Tier], ends: Collection[int]
     ) -> dict[Tier, dict[int, IndexPosition]]:
-        """The last document of each tier at or before each of `end_of`, as far as there is one."""
+        """Return the last document of each tier at or before each end, if there is one."""
 
     def document_ids(self, wanted: Mapping[int, Sequence[int]]) -> dict[tuple[int, int], int]:
-        """The ids of the documents at events of timelines, by their numbers, where there are any:
-        (timeline, seq) -> id."""
+        """Return (timeline, seq) -> id for the documents at the given events, where they exist."""
 
     def seqs(self, ids: Collection[int]) -> dict[int, int]:
-        """At which event each document is."""
+        """Return the event number of each document."""
 
     def last_before(
         self, pieces: Sequence[tuple[IndexPosition, IndexPosition]], time: int
     ) -> list[IndexPosition]:
-        """The last of low.id < id <= high.id that happened by then, of each (low, high); its `low`:
-        none. Times along a timeline never go back."""
+        """Return for each (low, high) the last document up to `time`, or `low` if there is none.
+
+        The document has low.id < id <= high.id. Times on a timeline never decrease.
+        """
 
     def token_totals(self, ids: Collection[int]) -> dict[int, int]:
-        """All tokens of its line up to each document; 0 where it is a line's beginning."""
+        """Return the number of tokens of the line up to each document; 0 at the start of a line."""
 
     def entries(self, ids: Iterable[int], *, without_words: bool = False) -> dict[int, DocumentRow]:
-        """In the order of the ids; `bare`: without their words."""
+        """Return rows in the order of the ids. `without_words` leaves out their words."""
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
-        """(id, length, words, counts) of documents."""
+        """Yield (id, length, words, counts) of documents."""
 
     def ends(self, keys: Iterable[str]) -> list[FactEndRow]: ...
 
     def text_hashes(
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
-        """(seq, hash of the text) of the documents of events after < seq <= upto."""
+        """Return (seq, hash of the text) of the documents of events after < seq <= upto."""
 
     def postings(self, visible: VisibleDocuments, *, limit: int) -> TermPostings:
-        """Of what can be seen; counts are exact as far as `limit`."""
+        """Return the postings of the visible documents. Counts are exact up to `limit`."""
 
 
 class WordIndex(Protocol):
-    """Documents by their words. Any thread may use it, and any process, of any host that can see
-    it. All of it is made of the journals, and is made of them again when it is lost.
+    """Index of documents by their words.
 
-    To ask it: `take` what is behind `standing`; then search. Both may raise Lost, when another has
-    emptied it or it was damaged: then do both again.
+    It can be used by several threads, processes and hosts. It is derived from the journals and
+    rebuilt from them when it is lost.
+
+    To search: call `index_state`, add missing documents with `add_pages`, then read. Each step may
+    raise IndexLost, if another process emptied the index or it was damaged. Then repeat all steps.
     """
 
     @property
@@ -111,40 +123,54 @@ class WordIndex(Protocol):
     def index_state(self, timelines: Iterable[str]) -> IndexState: ...
 
     def add_pages(self, pages: Iterable[IndexPage], mark: object) -> None:
-        """Takes them in, each whole. What another was faster with is passed over. Raises Lost
-        when a page does not follow what is known, or it was emptied since `mark`: what was read
-        before that may have been erased."""
+        """Add pages, each as a whole. Pages that another process added first are skipped.
+
+        Raises:
+            IndexLost: If a page does not follow the indexed events, or the index was emptied since
+                `mark`. Texts that were read before that may be erased.
+        """
 
     def open_reader(self) -> AbstractContextManager[IndexReader]:
-        """All that is read in the block is of one moment."""
+        """Open a reader. All reads in the block see the same moment."""
 
     def forget(self, timelines: Collection[str] | None) -> None:
-        """Nothing stays of what some timelines said, or of all: they are read again. Raises
-        Unavailable."""
+        """Delete everything of some timelines, or of all. They are indexed again when needed.
+
+        Raises:
+            Unavailable: If the index cannot be changed now.
+        """
 
     def close(self) -> None: ...
 
 
 class VectorStore(Protocol):
-    """The vectors of one embedder by hash of text, as bytes in half precision: no text is embedded
-    twice. The mark is another one whenever something was taken out."""
+    """Vectors of one embedder by hash of text, as bytes in half precision.
+
+    No text is embedded twice. The mark changes whenever a vector is deleted.
+    """
 
     def state(self) -> tuple[bytes, int]:
-        """The mark, and the size of this embedder's vectors; 0: there is none yet."""
+        """Return the mark and the vector size of this embedder; size 0 means no vectors yet."""
 
     def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Those that are there."""
+        """Return the stored vectors of these hashes."""
 
     def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
-        """What another was faster with stays as it is. False, and nothing is done, when the mark is
-        another one by now: these texts may have been erased since they were read. Invalid when
-        vectors under this name have another size."""
+        """Store vectors. Existing vectors stay.
+
+        Returns:
+            False, without any change, if the mark has changed. The texts may have been erased since
+                they were read.
+
+        Raises:
+            Invalid: If this embedder has vectors of another size.
+        """
 
     def forget(self, hashes: Iterable[bytes]) -> int:
-        """Takes the vectors of erased texts out, whoever made them. Returns how many."""
+        """Delete the vectors of erased texts, of all embedders. Return their number."""
 
     def prune(self) -> int:
-        """Takes out what other embedders made. Returns how many."""
+        """Delete the vectors of all other embedders. Return their number."""
 
     def empty(self) -> None: ...
 
@@ -152,20 +178,20 @@ class VectorStore(Protocol):
 
 
 class SemanticIndex(Protocol):
-    """Finds by meaning, with one embedder."""
+    """Finds documents by meaning, with one embedder."""
 
     def ranker(self, index: WordIndex, read_documents: ReadDocuments) -> SemanticRanker:
-        """To be searched with, for one question: what the index has, as far as `news` reads it."""
+        """Return a ranker for one query on the indexed documents."""
 
     def close(self) -> None: ...
 
 
 class IndexFactory(Protocol):
-    """Where a store keeps what its memories are found by, when that is not this host's disk."""
+    """Creates the index of a store that is not on the disk of this host."""
 
     def word_index(self) -> WordIndex: ...
 
     def vector_store(self, embedder: str) -> VectorStore:
-        """Of one embedder; "" for what is of all."""
+        """Return the vectors of one embedder; "" for operations on all embedders."""
 
     def semantic_index(self, embedder: Embedder, clock: Clock) -> SemanticIndex: ...

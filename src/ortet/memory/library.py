@@ -1,4 +1,4 @@
-"""Everything that can be recalled in a store: the index of words, and the meanings beside it."""
+"""The library of a store: the word index and the semantic index, searched together."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 ReadDocuments = Callable[
     [EventSpan, int], Iterator[tuple[int, list[MemoryDocument], list[FactEnd]]]
 ]
-"""Pages of a span behind an event: up to which event each is, and what is in it. It is also called
-later, in another thread, for texts that have no vectors yet."""
+"""Function that yields pages of a span after an event: (last event, documents, fact ends).
+
+It may be called later, in another thread, for texts without vectors.
+"""
 
 _MAX_SEARCH_ATTEMPTS = 3
 
 
 class Library:
-    """Derived from the journals: what is lost here is read from them again."""
+    """Searches the memories of a store. Everything in it can be rebuilt from the journals."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Library:
         embedder: Embedder | str | None = None,
         index_factory: IndexFactory | None = None,
     ) -> None:
-        """In files of a directory, unless hosts share it on `shelves`."""
+        """Create a library in files of `directory`, or in the index of `index_factory`."""
         self._directory = directory
         self._clock = clock
         self._embedder = embedder
@@ -63,7 +65,10 @@ class Library:
     def search(
         self, paths: Sequence[TimelinePath], query: Query, read_documents: ReadDocuments
     ) -> SearchResult:
-        """What is nearest to the query, with all that was appended before the call."""
+        """Return the best matches of a query.
+
+        All events that were appended before the call are included.
+        """
         for _ in range(_MAX_SEARCH_ATTEMPTS):
             try:
                 self._catch_up(paths, read_documents)
@@ -92,9 +97,9 @@ class Library:
             from ortet.memory.embedders.base import find_embedder, require_package, trust_of
 
             try:
-                require_package("numpy", "embed")  # which vectors import
+                require_package("numpy", "embed")  # needed by the vector modules
                 found = find_embedder(self._embedder)
-            except Unsupported as missing:  # on this host; the words are there all the same
+            except Unsupported as missing:  # words can still be searched on this host
                 return _UnavailableRanker(f"failed: {missing.message}")
             self._cosine_weight = trust_of(found)
             self._semantic_index = self._create_semantic_index(found)
@@ -107,8 +112,15 @@ class Library:
     def forget(
         self, texts: Iterable[str] | None = None, *, timelines: Collection[str] | None = None
     ) -> None:
-        """These texts were erased, on these timelines; None: which ones is not known any more. The
-        index is read from the journals again; to make every vector again would be dear."""
+        """Remove erased texts from the index and the vectors.
+
+        The index of the timelines is rebuilt later. Vectors of other texts are kept, because they
+        are expensive.
+
+        Args:
+            texts: The erased texts. None means unknown: all vectors are deleted.
+            timelines: The timelines of these texts. None means all.
+        """
         self._index.forget(timelines)
         stored = self._vector_store()
         if stored is None:
@@ -120,7 +132,7 @@ class Library:
                 file.forget(text_hash(text) for text in texts)
 
     def _vector_store(self) -> VectorStore | None:
-        """The vectors of all embedders, if there may be any."""
+        """Return the vectors of all embedders, or None if there are none."""
         if self._index_factory is not None:
             return self._index_factory.vector_store("")
         if not (self._directory / "vectors.db").exists():
@@ -138,7 +150,7 @@ class Library:
 def _missing_pages(
     paths: Sequence[TimelinePath], indexed: dict[str, int], read_documents: ReadDocuments
 ) -> Iterator[IndexPage]:
-    """What is not known yet."""
+    """Yield the pages that are not indexed yet."""
     for path in paths:
         for span in path.spans:
             known = indexed.get(span.timeline, 0)
@@ -149,7 +161,7 @@ def _missing_pages(
 
 
 class _UnavailableRanker:
-    """Meanings that cannot be had."""
+    """Ranker that returns no matches, with the reason."""
 
     def __init__(self, why: str) -> None:
         self._why = why

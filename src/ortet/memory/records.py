@@ -1,4 +1,4 @@
-"""What the index of memories takes and gives: documents at their places in timelines."""
+"""Records of the memory index: documents, queries and matches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 Tier = Literal["working", "episodic", "semantic"]
 TIERS: tuple[Tier, ...] = ("working", "episodic", "semantic")
-"""What was said, what happened, what is known."""
+""""working" are messages, "episodic" are episodes, "semantic" are facts."""
 
 
 class EventSpan(NamedTuple):
-    """Events of one timeline with after < seq <= upto: what of it can be seen."""
+    """Events of one timeline with after < seq <= upto, which a search may see."""
 
     timeline: str
     after: int
@@ -23,13 +23,12 @@ EVERYONE = -1
 
 
 class TimelinePath(NamedTuple):
-    """Spans that follow one another: a timeline with those it began on, the oldest first.
+    """Consecutive spans: a timeline with the timelines that it was forked from, oldest first.
 
-    `scope` is whose it is: "" of the session itself, else "agent", "user:…", "project:…".
-    `tiers` are those in which something is to be found there, where not all are: what was given
-    up there is given up in any case.
-    `believer` is whose it is, where many are asked: what one of them gave up others may believe,
-    but what was given up for EVERYONE is.
+    `scope` is "" for the session itself, or "agent", "user:NAME", "project:NAME". `tiers` limits
+    what is found there. Facts retracted there count as retracted in any case. `believer` tells
+    paths of different sessions apart: a fact that one retracted may still hold for another. A fact
+    retracted for EVERYONE holds for none.
     """
 
     scope: str
@@ -39,9 +38,12 @@ class TimelinePath(NamedTuple):
 
 
 class MemoryDocument(msgspec.Struct, frozen=True):
-    """One message, fact or episode, at event `seq` of its timeline. `key` is the fact's or
-    episode's id; `about` is found like the text, and is no part of it; `speaker` likewise.
-    `scope` is whom it is meant for, where that is not whose line it is on."""
+    """One message, fact or episode, at event `seq` of its timeline.
+
+    `key` is the id of the fact or episode. `about` and `speaker` are searched too, and are not part
+    of the text. `scope` is set if the document is meant for another scope than that of its
+    timeline.
+    """
 
     seq: int
     tier: Tier
@@ -51,13 +53,13 @@ class MemoryDocument(msgspec.Struct, frozen=True):
     about: str = ""
     speaker: str = ""
     importance: float = 0.5
-    since: int = 0  # valid from, ns; 0: always
-    until: int = 0  # valid to, ns; 0: still
+    since: int = 0  # valid from, in ns; 0: always
+    until: int = 0  # valid to, in ns; 0: no end
     scope: str = ""
 
 
 class FactEnd(msgspec.Struct, frozen=True):
-    """Event `seq` says that the fact `key` is believed no longer: forgotten, or superseded."""
+    """Event `seq` retracts the fact `key`: it was forgotten or superseded."""
 
     seq: int
     key: str
@@ -65,19 +67,23 @@ class FactEnd(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """`at`: what could be known then (ns; 0: now). `on`: what was valid then (0: do not ask)."""
+    """A search.
+
+    `at` limits it to what was recorded up to this time (ns; 0: now). `on` limits facts to those
+    valid at this time (0: no limit).
+    """
 
     text: str
     k: int = 10
     tiers: tuple[Tier, ...] = TIERS
     at: int = 0
     on: int = 0
-    after: int = 0  # only what happened since, ns
-    scope: str | None = None  # only facts that are meant for it
+    after: int = 0  # only documents from this time on, in ns
+    scope: str | None = None  # only facts of this scope
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """Why a memory was found: its rank, from 1, and value in each list it is in; 0: in none."""
+    """Parts of a score: value and rank (from 1) in each list; 0 means not in the list."""
 
     bm25: float = 0.0
     bm25_rank: int = 0
@@ -85,12 +91,12 @@ class Scores(msgspec.Struct, frozen=True):
     cosine_rank: int = 0
     recency_rank: int = 0
     importance: float = 0.0
-    terms: tuple[str, ...] = ()  # of the query that it has, with its neighbours
-    pruned: tuple[str, ...] = ()  # too common to be looked for
+    terms: tuple[str, ...] = ()  # query terms that the document or its neighbours contain
+    pruned: tuple[str, ...] = ()  # query terms that were too common to search for
 
 
 class MemoryMatch(msgspec.Struct, frozen=True):
-    """A memory by its place; its text is read from the journal by whoever asked."""
+    """A match by its position. The caller reads the text from the journal."""
 
     timeline: str
     seq: int
@@ -103,8 +109,11 @@ class MemoryMatch(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """`dense` says how meaning took part: "", "all", "some" (others are not embedded yet), or why
-    not: "failed: …", "late"."""
+    """Result of a search.
+
+    `dense` says how vectors were used: "" (no embedder), "all", "some" (others have no vector yet),
+    "late", or "failed: REASON".
+    """
 
     found: list[MemoryMatch]
     dense: str = ""

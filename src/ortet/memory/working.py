@@ -1,4 +1,4 @@
-"""Working memory: where a session stands, at one place of its timeline, read through a cache."""
+"""Working memory: the state of a session at one event of its timeline, read through a cache."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ortet.backends.base import Cache
 from ortet.errors import Corrupt
 
 TTL_NS = 3600 * 1_000_000_000
-"""How long it is kept: what another process erases is forgotten here by then."""
+"""Cache lifetime. Erased content leaves the caches of other processes within this time."""
 
 _KEY_PREFIX = "working/1/"
-"""What every key begins with. The number goes up with the shape: releases may share a server."""
+"""Prefix of all cache keys. Raise the number with the format: releases may share a server."""
 
 
 class WorkingNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A note. `expires` is in ns since 1970, 0 for never."""
+    """A note. `expires` is in ns since 1970, or 0 for never."""
 
     key: str
     value: Any
@@ -27,9 +27,9 @@ class WorkingNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkingMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What events up to number `seq` of a timeline come to, in plain values.
+    """State of a session after event `seq` of a timeline, in plain values.
 
-    `questions` and `effects` are those that are open; `messages` are the last ones, oldest first.
+    `questions` and `effects` are the open ones. `messages` are the newest, oldest first.
     """
 
     timeline: str
@@ -45,27 +45,30 @@ class WorkingMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def current(self) -> str:
-        """The step that is being done; "" without a plan, and when all is done."""
+        """The current plan step; "" without a plan, or if all steps are done."""
         return self.plan[self.step] if self.step < len(self.plan) else ""
 
     def without_expired_notes(self, now: int) -> WorkingMemory:
-        """Without the notes whose time has run out."""
+        """Return the working memory without expired notes."""
         live = [note for note in self.notes if not note.expires or note.expires > now]
         return self if len(live) == len(self.notes) else msgspec.structs.replace(self, notes=live)
 
 
 def cache_key(timeline: str, seq: int, messages: int) -> str:
-    """Where it is kept, with so many messages. What lies before an event never changes, so what is
-    found there cannot be stale; only an erasure changes it, see `let_go`."""
+    """Return the cache key for a state with this number of messages.
+
+    Events before `seq` never change, so a cached value is never stale. Only an erasure changes it;
+    see `clear_working_memory`.
+    """
     return f"{_KEY_PREFIX}{timeline}/{seq}/{messages}"
 
 
 def read_through(
     cache: Cache, key: str, make: Callable[[], WorkingMemory], *, now: int
 ) -> WorkingMemory:
-    """What the cache has under this key, else what `make` reads from the journal.
+    """Return the cached value of the key, or make and cache it.
 
-    Both are the same: time is looked at when it is read, not when it is kept.
+    Expired notes are removed on reading, so that both ways give the same result.
     """
     kept = cache.get(key)
     found = None if kept is None else _decode_cached(kept)
@@ -76,18 +79,20 @@ def read_through(
 
 
 def clear_working_memory(cache: Cache) -> None:
-    """Forget all of it. An erased message may be in the working memory of any fork of its session,
-    so after an erasure nothing less will do."""
+    """Delete all working memory from the cache.
+
+    After an erasure, the erased message may be in the working memory of any fork.
+    """
     cache.drop(_KEY_PREFIX)
 
 
 def forget_timeline(cache: Cache, timeline: str) -> None:
-    """That of one timeline, whose session was removed."""
+    """Delete the working memory of one timeline, whose session was removed."""
     cache.drop(f"{_KEY_PREFIX}{timeline}/")
 
 
 def _decode_cached(data: bytes) -> WorkingMemory | None:
-    """None for bytes that somebody else put there: a cache is not the truth."""
+    """Decode a cached value. Return None for foreign bytes: a cache is not trusted."""
     try:
         return decode(WorkingMemory, data)
     except Corrupt:

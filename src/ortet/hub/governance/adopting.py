@@ -1,4 +1,8 @@
-"""What was erased elsewhere, and comes in a bundle: believed where it takes nothing away here."""
+"""Accept erasures of another store that arrive with a bundle or a transfer.
+
+An erasure is accepted only for objects that this store does not have. It never deletes anything
+here.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,17 @@ if TYPE_CHECKING:
 
 
 def adopt_erasures(sessions: SessionManager, imported: BundleImport, name: str) -> list[RowChange]:
-    """Tombstones signed by this store, for objects it never had; a receipt for bodies that the
-    bundle has not."""
+    """Return the rows that record the erasures of imported objects.
+
+    The rows are tombstones for missing objects and a receipt for events without a body. Both are
+    signed by this store.
+    """
     hub, mine = sessions.hub, store_signer(sessions.hub) if imported.heirs else None
     by, now = f"bundle {name}", hub.clock.now_ns()
     heirs: dict[Oid, Oid] = {}
     rows: list[RowChange] = []
     for old, (new, kind) in imported.heirs.items():
-        # what is whole here stays whole, whatever a bundle says
+        # An object that exists here stays, whatever the bundle says.
         if mine is not None and hub.objects.replacement_of(old) == old and not hub.objects.has(old):
             heirs[old] = new
             stone = Tombstone(old, new, int(kind), "", [], now, by)
@@ -47,7 +54,7 @@ def adopt_erasures(sessions: SessionManager, imported: BundleImport, name: str) 
 def _events_without_body(
     sessions: SessionManager, found: BundleImport, replacements: dict[Oid, Oid]
 ) -> dict[tuple[str, int], ErasedEvent]:
-    """Events of the imported journals without a body, which no erasure here accounts for."""
+    """Return imported events that have no body and are not in an erasure of this store."""
     hub = sessions.hub
     known = erased_events(hub)
     bare: dict[tuple[str, int], ErasedEvent] = {}

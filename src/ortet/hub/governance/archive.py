@@ -1,4 +1,7 @@
-"""Sessions put away: one verified bundle in the bucket, rows trimmed; and brought back."""
+"""Archive a session to a bundle in the bucket, and restore it.
+
+The bundle is verified before the status changes and rows are trimmed.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +36,28 @@ _PREFIX = "archives/"
 
 
 class ArchiveRecord(msgspec.Struct, frozen=True):
-    """A session in the bucket. `key` names its bundle, `commit` is what to go on from."""
+    """An archived session.
+
+    `key` is the bucket key of its bundle. `commit` is the commit to continue from.
+    """
 
     session: str
     key: str
     commit: str
     size: int
     time: int
-    status: str = PAUSED  # what it was before, and will be again
+    status: str = PAUSED  # status before the archive; `unarchive` restores it
 
 
 def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
-    """See Hub.archive."""
+    """Archive a session; see `Governance.archive`."""
     check_text(why=why)
     hub, row = sessions.hub, sessions.table.get(id_)
     check_hold(hub, row)
     held = hub.catalog.lease(f"session:{id_}")
     if held is None or not is_handover_owner(
         held.owner
-    ):  # or it is paused when its lender lets go of it
+    ):  # if a server will hand it over, it pauses the session first
         check_move(row.name, row.status, ARCHIVED)
     with sessions.leased_session(row) as session:
         row = session.row
@@ -68,7 +74,7 @@ def archive(sessions: SessionManager, id_: str, why: str = "") -> ArchiveRecord:
 
 
 def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
-    """See Hub.unarchive."""
+    """Restore an archived session; see `Governance.unarchive`."""
     hub, row = sessions.hub, sessions.table.get(id_)
     check_move(row.name, row.status, PAUSED)
     done = find_archive(hub, id_)
@@ -84,12 +90,13 @@ def unarchive(sessions: SessionManager, id_: str) -> SessionRow:
 
 
 def find_archive(hub: Hub, id_: str) -> ArchiveRecord | None:
+    """Return the archive record of a session, or None if it is not archived."""
     row = hub.catalog.row(ARCHIVE_KIND, id_)
     return decode(ArchiveRecord, row.value) if row else None
 
 
 def rewrite_archive(sessions: SessionManager, id_: str) -> None:
-    """Something was erased: a bundle without it takes the place of the old one."""
+    """Replace the bundle of an archived session after an erasure."""
     hub, done = sessions.hub, find_archive(sessions.hub, id_)
     if done is not None:
         row = sessions.table.get(id_)
@@ -101,7 +108,7 @@ def rewrite_archive(sessions: SessionManager, id_: str) -> None:
 
 
 def trim_rows(sessions: SessionManager, row: SessionRow) -> int:
-    """Forget the rows that a commit of this session holds; returns how many."""
+    """Delete event rows that a commit of this session contains. Return their number."""
     line = sessions.load(row).line
     return sessions.hub.catalog.trim_events(row.timeline, line.base.seq)
 
@@ -110,7 +117,7 @@ def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archive
     key = f"{_PREFIX}{id_}/{hub.new_id()}.bundle"
     with _temporary_file(hub) as file:
         report = bundle.export_bundle(hub.objects, {branch: commit}, references, file)
-        # proves it, and puts nothing: all of it is here
+        # Verifies the bundle. It stores nothing, because all objects are here.
         bundle.import_bundle(hub.objects, file, references)
         hub.bucket.put_file(key, file)
     failpoint("archive.stored")
@@ -118,7 +125,7 @@ def _store(hub: Hub, id_: str, branch: str, commit: Oid, status: str) -> Archive
 
 
 def _restore_bundle(hub: Hub, row: SessionRow, done: ArchiveRecord) -> None:
-    """Put what is missing, and the branch, should it be gone."""
+    """Store missing objects, and create the branch if it no longer exists."""
     run_with_sweep_retry(hub, lambda: _import_archive(hub, row, done))
 
 
@@ -164,7 +171,7 @@ def _temporary_file(hub: Hub) -> Iterator[Path]:
 
 
 def _delete_other_bundles(hub: Hub, id_: str, keep: str) -> None:
-    """Bundles of this session that no row names: a killed process may have left one."""
+    """Delete bundles of this session that no row names. A killed process may have left some."""
     keys = [item.key for item in hub.bucket.list(f"{_PREFIX}{id_}/") if item.key != keep]
     hub.bucket.delete(keys)
     for path in (hub.root / "local").glob("archive.*"):

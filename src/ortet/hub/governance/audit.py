@@ -1,4 +1,4 @@
-"""Who did what, when and why: the whole chain of a session checked, and told line by line."""
+"""Check the hash chain of events, and list the events of a session line by line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _MAX_TEXT_CHARS = 200
 
 
 class AuditLine(msgspec.Struct, frozen=True):
-    """One event. `what` is short; `why` is the reason its author gave, "" for none."""
+    """One event of an audit.
+
+    `what` is a short text. `why` is the reason that the author gave, or "".
+    """
 
     seq: int
     time: int
@@ -45,8 +48,11 @@ class AuditLine(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """`head` is the hash of the last event: kept elsewhere, it proves later that nothing before it
-    was changed."""
+    """Result of an audit.
+
+    `head` is the hash of the last event. A copy of it, kept elsewhere, proves later that no event
+    before it was changed.
+    """
 
     session: str
     name: str
@@ -54,14 +60,14 @@ class AuditReport(msgspec.Struct, frozen=True):
     status: str
     events: int
     erased: int
-    sealed: int  # events that a commit holds too
+    sealed: int  # number of events that are also in a commit
     head: str
     lines: list[AuditLine]
     erasures: list[ErasureReceipt]
 
 
 def audit(sessions: SessionManager, id_: str) -> AuditReport:
-    """See Hub.audit."""
+    """Audit a session; see `Governance.audit`."""
     row = sessions.table.get(id_)
     line = sessions.load(row).line
     gone = erased_events(sessions.hub)
@@ -97,7 +103,7 @@ def audit(sessions: SessionManager, id_: str) -> AuditReport:
 
 
 def audit_line(event: Event) -> AuditLine:
-    """An event in a line of text."""
+    """Return an event as one line of an audit."""
     data = event.data
     what, why = _what(event.kind, data), data.get("why", "")
     return AuditLine(
@@ -113,7 +119,7 @@ def audit_line(event: Event) -> AuditLine:
 
 
 def _spans(data: dict[str, Any]) -> Iterator[str]:
-    """What an event says that was set aside, or is of the conversation again."""
+    """Describe the message ranges that an event marks as superseded or restores."""
     for word, what in (("out", "set aside"), ("back", "back again")):
         if spans := ranges_of(data, word):
             told = ", ".join(f"{first} to {last}" for first, last in spans)
@@ -121,7 +127,7 @@ def _spans(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _short_id(data: dict[str, Any]) -> str:
-    """Digits of an id that tell deeds apart: the first ones are those of its time."""
+    """Return the last digits of an id. The first digits are a time and often equal."""
     return str(data.get("id", ""))[-8:]
 
 
@@ -175,11 +181,11 @@ def _what(kind: str, data: dict[str, Any]) -> str:
     return to_json(data) if "." in kind and data else ""
 
 
-# for verify
+# used by verify
 
 
 def check_event_chains(sessions: SessionManager) -> Iterator[tuple[str, str]]:
-    """(where, what) of everything that is wrong with events: rows, segments and erasures."""
+    """Yield (where, what) for each problem in event rows, segments and erasure records."""
     try:
         gone = erased_events(sessions.hub)
     except OrtetError as error:
@@ -204,7 +210,7 @@ def check_event_chains(sessions: SessionManager) -> Iterator[tuple[str, str]]:
 def _check_rows(
     sessions: SessionManager, erased: set[tuple[str, int]]
 ) -> Iterator[tuple[str, str]]:
-    """Each timeline once, from the event before its first."""
+    """Check every timeline once, starting at the event before its first."""
     done: dict[str, int] = {}
     for row in sessions.all():
         if row.status == ARCHIVED and sessions.hub.catalog.head(f"branch:{row.branch}") is None:
@@ -217,7 +223,8 @@ def _check_rows(
                     _check_span(sessions.chain, line, after, span.upto, erased)
                     done[span.timeline] = span.upto
         except OrtetError as error:
-            if sessions.table.has(row.id):  # else it was removed meanwhile
+            # otherwise another process removed the session concurrently
+            if sessions.table.has(row.id):
                 yield f"session {row.name}", error.message
     for name, scope in scope_rows(sessions.hub.catalog):
         try:
@@ -246,7 +253,7 @@ def _check_span(
 def check_segment(
     sessions: SessionManager, segment: JournalSegment, erased: set[tuple[str, int]]
 ) -> None:
-    """Every seal in it, and how it follows the segment before."""
+    """Check the body hashes of a segment, and its link to the segment before."""
     objects, chain = sessions.hub.objects, sessions.chain
     rows = unseal(objects, segment)
     header = decode(EventHeader, segment.heads[0])
@@ -263,7 +270,7 @@ def check_segment(
 
 
 def _check_fold(sessions: SessionManager, segment: bytes, old: bytes) -> None:
-    """What stands for an erased fold must be what the events that are left add up to."""
+    """Check that the fold that replaces an erased one equals a fold of the remaining events."""
     objects = sessions.hub.objects
     again = SessionState(sessions.maps)
     for _, each in reversed(list(iter_segments(objects, segment))):

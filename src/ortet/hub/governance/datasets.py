@@ -1,4 +1,4 @@
-"""Sessions as data sets for evaluation: one JSON object a line."""
+"""Export sessions as data sets for evaluation, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _OUTCOME_FIELDS = ("state", "outcome", "error")
 
 
 def export_jsonl(sessions: SessionManager, path: Path, ids: Sequence[str] | None) -> int:
-    """See Hub.export_jsonl."""
+    """Write sessions to a JSONL file; see `Governance.export_jsonl`."""
     wanted = [row.id for row in sessions.all()] if ids is None else list(ids)
-    views = [sessions.get(id_) for id_ in wanted]  # an unknown one leaves no file behind
+    # read all first: an unknown session must not leave a file behind
+    views = [sessions.get(id_) for id_ in wanted]
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -45,8 +46,10 @@ def jsonl_lines(views: Iterable[SessionReader]) -> Iterator[str]:
 
 
 def dataset_record(view: SessionReader) -> dict[str, Any]:
-    """A session as an example: all that was said, also what was compacted, not what was erased or
-    set aside."""
+    """Return a session as one example of a data set.
+
+    It contains compacted messages. It does not contain erased or superseded messages.
+    """
     messages: list[dict[str, Any]] = []
     actions: dict[str, dict[str, Any]] = {}
     for event in view.events():

@@ -1,4 +1,9 @@
-"""Erasing: bodies and salts are destroyed in rows, objects and folds; the chain of events stays."""
+"""Erase events: destroy their bodies and salts in rows, objects and folds.
+
+Headers stay, so that the hash chain of events can still be checked. The steps are: sign and store a
+`PendingErasure`, replace objects and write tombstones, clear the rows, rewrite archives, sweep, and
+store the receipt. Each step can be repeated after a crash.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 _AMOUNT_KINDS = frozenset({"spend", "budget"})
-"""Kinds that say how much and nothing else: a bill outlives who it is about."""
+"""Event kinds that hold only amounts. They are kept when a session or user is erased."""
 
 _LOCK_TIMEOUT_SECONDS = 60.0
 
@@ -54,7 +59,7 @@ _LOCK_TIMEOUT_SECONDS = 60.0
 def erase(
     sessions: SessionManager, session: str | None, seqs: Sequence[int] | None, user: str | None
 ) -> ErasureReceipt:
-    """See Hub.erase."""
+    """Erase events; see `Governance.erase`."""
     hub = sessions.hub
     check_erasure_supported(hub)
     if session is None and user is None:
@@ -79,7 +84,7 @@ def erase(
     if receipt is not None and {(e.timeline, e.seq) for e in events} <= {
         (e.timeline, e.seq) for e in receipt.events
     }:
-        return receipt  # it is what the one that was cut short had begun
+        return receipt  # the interrupted erasure already covered these events
     with ExitStack() as held:
         known = _lock_sessions(sessions, events, held)
         pending = store_signer(hub).sign_pending(pending)
@@ -89,7 +94,7 @@ def erase(
 
 
 def finish_pending_erasures(sessions: SessionManager) -> ErasureReceipt | None:
-    """End what another process had begun; the last receipt, None when there was nothing."""
+    """Finish erasures that another process started. Return the last receipt, or None."""
     receipt: ErasureReceipt | None = None
     for row in sessions.hub.catalog.rows(PENDING_KIND):
         pending = decode(PendingErasure, row.value)
@@ -108,7 +113,7 @@ def _run_erasure(
         hub.objects.sweep_lock.hold_gc_lock(exclusive=True),
         hub.objects.sweep_lock.exclusive(_LOCK_TIMEOUT_SECONDS),
     ):
-        # nobody commits a mind that still knows what is to go
+        # The exclusive lock stops commits of session states that still contain the data.
         replaced = replace_objects(sessions, pending.events, pending.by)
         pairs = dict(pending.replaced) | {r.old.hex(): r.new.hex() for r in replaced}
         pending = msgspec.structs.replace(pending, replaced=sorted(pairs.items()))
@@ -129,7 +134,7 @@ def _run_erasure(
         state_cache.clear_all(hub.cache)
     for row in affected:
         rewrite_archive(sessions, row.id)
-    # what the old objects held goes with the packs they were in
+    # Old objects are deleted together with the packs that contain them.
     sweep_store(hub, dry_run=False, expire_ns=None, min_garbage=0.0, progress=None)
     failpoint("erase.swept")
     receipt = store_signer(hub).sign_receipt(_receipt(hub, pending))
@@ -166,7 +171,7 @@ def _tombstone_rows(hub: Hub, replaced: Iterable[Tombstone]) -> list[RowChange]:
 
 
 def _texts(sessions: SessionManager, events: Sequence[ErasedEvent]) -> list[str] | None:
-    """What is to be forgotten; None when some of it cannot be read any more."""
+    """Return the texts to remove from the index, or None if one of them cannot be read."""
     found: list[str] = []
     for event in events:
         if event.kind not in INDEXED_KINDS:
@@ -199,7 +204,7 @@ def _wipe(hub: Hub, pending: PendingErasure) -> None:
     hub.catalog.scrub()
 
 
-# what is meant
+# selection of events
 
 
 def _select_events(
@@ -208,7 +213,10 @@ def _select_events(
     seqs: Sequence[int] | None,
     user: str | None,
 ) -> tuple[list[ErasedEvent], list[tuple[str, str]], list[tuple[str, str]]]:
-    """Events, effects, and rows that repeat what they said of the world around."""
+    """Return the events to erase, their effects, and catalog rows that repeat their data.
+
+    The rows repeat what the events recorded about external state.
+    """
     outside: dict[tuple[str, str], None] = {}
     found: dict[tuple[str, int], ErasedEvent] = {}
     effects: dict[tuple[str, str], None] = {}
@@ -232,7 +240,7 @@ def _select_events(
                 effects[row.family, str(event.data["id"])] = None
             outside |= dict.fromkeys(rows_repeating_event(sessions, row, event))
         _add_derived_events(sessions.load(row).line.events(), found)
-        if user is not None:  # which of the same number is meant is not looked at: nobody is there
+        if user is not None:  # match by number alone: no session is there
             _add_derived_events(_timeline_events(sessions, own), found, {seq for _, seq in found})
         if missing := (wanted or set()) - seen:
             raise Invalid(
@@ -248,8 +256,10 @@ def _select_events(
 def _add_shared_memory_events(
     sessions: SessionManager, found: dict[tuple[str, int], ErasedEvent], user: str | None
 ) -> None:
-    """What shared memories were told by these events, and what was made of that; of a person also
-    all that is known about them."""
+    """Add events of shared memories that were derived from the selected events.
+
+    With `user`, also add all events of the scope "user:NAME".
+    """
     for name, event in _shared_memory_events(sessions):
         told = (event.data.get(word) or {} for word in ("told", "source"))
         made_of = {(one.get("timeline"), one.get("seq")) for one in told}
@@ -259,7 +269,10 @@ def _add_shared_memory_events(
 
 
 def _shared_memory_events(sessions: SessionManager) -> Iterator[tuple[str, Event]]:
-    """All events of shared memories: as they are here, and as commits of other stores hold them."""
+    """Yield all events of shared memories with the name of their scope.
+
+    Events that came from other stores exist only in commits. They are included.
+    """
     for known in sessions.scopes.all():
         for event in known.events(sessions):
             yield known.name, event
@@ -276,8 +289,11 @@ def _add_derived_events(
     found: dict[tuple[str, int], ErasedEvent],
     selected_seqs: Collection[int] = (),
 ) -> None:
-    """A compaction or an episode may quote the messages it stands for, and a fact repeats what it
-    was learned from: they go with them."""
+    """Add events that repeat the content of selected ones.
+
+    A compaction or an episode may quote its messages. A fact repeats the event that it was learned
+    from.
+    """
     meant = set(selected_seqs)
     for event in events:
         if (event.timeline, event.seq) in found:
@@ -319,8 +335,11 @@ def _concerns_user(event: Event, user: str) -> bool:
 def _session_events(
     sessions: SessionManager, row: SessionRow, own: Collection[str], *, with_inherited: bool
 ) -> Iterator[Event]:
-    """Of the line of a session, all or what is its own; then of those timelines, restored away or
-    not."""
+    """Yield the events of a session, then all events of its own timelines.
+
+    Its own timelines include those that a restore has left. Without `with_inherited`, events that
+    it shares with a parent are left out.
+    """
     line = sessions.load(row).line
     for event in line.events():
         if with_inherited or event.timeline in own:
@@ -329,7 +348,7 @@ def _session_events(
 
 
 def _timeline_events(sessions: SessionManager, timelines: Collection[str]) -> Iterator[Event]:
-    """All events of these timelines, in rows and, where those were trimmed, in commits."""
+    """Yield all events of these timelines, from rows and, where those are trimmed, from commits."""
     hub, trimmed = sessions.hub, set[str]()
     for timeline in timelines:
         known = hub.catalog.timeline(timeline)
@@ -345,15 +364,17 @@ def _timeline_events(sessions: SessionManager, timelines: Collection[str]) -> It
 
 
 def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
-    """Those a session made: not what it shares with the one it was forked from, nor what it took
-    over from a fork."""
+    """Return the timelines that a session created itself.
+
+    Timelines shared with its parent, or taken over from a fork, are not included.
+    """
     left = sessions.table.former_timelines(row.id)
     mine = {span.timeline for span in _path(sessions, row)} | left
     forks = {row.id}
     others: set[str] = set()
-    theirs: set[str] = set()  # where others stand now, or stood, whoever goes on from there
-    for other in sessions.all():  # oldest first: a fork comes after what it was forked from
-        if other.id != row.id:  # of any family: a session may adopt what is none of its own
+    theirs: set[str] = set()  # present and former timelines of all other sessions
+    for other in sessions.all():  # oldest first, so that a fork comes after its parent
+        if other.id != row.id:  # of any family: a session can adopt one of another family
             theirs |= {other.timeline, *sessions.table.former_timelines(other.id)}
         if other.family == row.family and other.id != row.id:
             try:
@@ -361,7 +382,7 @@ def timelines_of(sessions: SessionManager, row: SessionRow) -> set[str]:
             except NotFound:
                 if sessions.table.has(other.id):
                     raise
-                continue  # another process has removed it meanwhile
+                continue  # another process removed it concurrently
             if other.parent in forks:
                 forks.add(other.id)
                 path -= mine
@@ -387,8 +408,10 @@ def _path(sessions: SessionManager, row: SessionRow) -> list[TimelineSpan]:
 def _lock_sessions(
     sessions: SessionManager, events: Sequence[ErasedEvent], stack: ExitStack
 ) -> list[SessionRow]:
-    """Nobody may write to a session that knows one of these events: Refused("lease_held"). Those
-    sessions."""
+    """Lease every session that contains one of these events, and return those sessions.
+
+    Raises Refused("lease_held") if another process has one open.
+    """
     hub = sessions.hub
     known: list[SessionRow] = []
     meant: dict[str, int] = {}
@@ -409,8 +432,10 @@ def _lock_sessions(
 def _blank_erased_summary(
     sessions: SessionManager, row: SessionRow, lease: Lease, erased: Collection[tuple[str, int]]
 ) -> None:
-    """A summary that goes must not bring back into context the messages it stands for: another
-    compaction of the same span, without one, comes first."""
+    """Add a compaction without a summary, if the present summary will be erased.
+
+    Otherwise the messages that the summary replaces would come back into the context.
+    """
     where = sessions.load(row)
     at, line = where.mind.core.summary, where.line
     if not at or row.status == ARCHIVED:
@@ -422,7 +447,7 @@ def _blank_erased_summary(
     if all(
         e.erased or (e.timeline, e.seq) in erased for e in message_events(line.events(0, past.last))
     ):
-        return  # all of them go with it
+        return  # all messages of the summary are erased too
     bare = msgspec.structs.replace(past, summary="")
     draft = Draft("compaction", compaction_data(bare), sessions.hub.author)
     made, _ = sessions.chain.make(line.tip(), draft, sessions.hub.clock.now_ns())

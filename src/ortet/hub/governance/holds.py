@@ -1,4 +1,4 @@
-"""What keeps anything of a session from going: legal holds, and a store that hosts share."""
+"""Legal holds, and the check that a store supports erasure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOLD_KIND = "hold"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Nothing of this session may be erased, archived or removed."""
+    """A legal hold: nothing of this session may be erased, archived or removed."""
 
     session: str
     why: str
@@ -29,6 +29,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
+    """Put a session on hold; see `Governance.hold`."""
     check_text(why=why)
     hub, row = sessions.hub, sessions.table.get(id_)
     record = Hold(row.id, why, hub.author, hub.clock.now_ns())
@@ -37,16 +38,21 @@ def hold(sessions: SessionManager, id_: str, why: str) -> Hold:
 
 
 def hold_of(hub: Hub, id_: str) -> Hold | None:
+    """Return the hold of a session, or None."""
     row = hub.catalog.row(_HOLD_KIND, id_)
     return decode(Hold, row.value) if row else None
 
 
 def release_hold(hub: Hub, id_: str) -> None:
+    """End the hold of a session; see `Governance.release`."""
     hub.catalog.drop_row(_HOLD_KIND, id_)
 
 
 def check_erasure_supported(hub: Hub) -> None:
-    """Unsupported where other hosts may know what is to go: they would write it again."""
+    """Raise Unsupported if other hosts share the store.
+
+    Another host may have the erased data in memory and write it again.
+    """
     if isinstance(hub.catalog, EpochFencedCatalog):
         raise Unsupported(
             "shared_store",
@@ -58,7 +64,7 @@ def check_erasure_supported(hub: Hub) -> None:
 
 
 def check_hold(hub: Hub, row: SessionRow) -> None:
-    """Refused("on_hold") when nothing of it may go."""
+    """Raise Refused("on_hold") if the session is on hold."""
     held = hold_of(hub, row.id)
     if held is not None:
         raise Refused(

@@ -1,4 +1,4 @@
-"""Taking a session out of the store: its rows, its timelines, its branch."""
+"""Remove a session from the store: its rows, its timelines and its branch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ortet.sessions.manager import SessionManager
 
 _REMOVING_KIND = "removing"
-"""Rows of this kind name the timelines of a session that is no more, until they are gone too."""
+"""Row kind: the timelines of a removed session that still have to be deleted."""
 
 
 def remove(sessions: SessionManager, id_: str) -> None:
-    """See Hub.remove."""
+    """Remove a session; see `Governance.remove`."""
     hub = sessions.hub
     if hub.catalog.row(_REMOVING_KIND, id_) is not None:
         finish_pending_removals(hub)
@@ -66,7 +66,7 @@ def remove(sessions: SessionManager, id_: str) -> None:
 
 
 def finish_pending_removals(hub: Hub) -> None:
-    """End removals that a killed process had begun: nothing else knows what they leave behind."""
+    """Finish removals that a killed process started. No other row refers to the remains."""
     for row in hub.catalog.rows(_REMOVING_KIND):
         hub.bucket.delete([item.key for item in hub.bucket.list(f"archives/{row.key}/")])
         failpoint("remove.archives")
@@ -84,8 +84,11 @@ def _inbox_row_changes(catalog: Catalog, id_: str) -> list[RowChange]:
 
 
 def _family_row_changes(catalog: Catalog, row: SessionRow) -> list[RowChange]:
-    """What all sessions of a family share, which nobody needs when the last is gone. What it spent
-    for another family stays in that one's account, and the bill stays for good."""
+    """Return changes that delete the rows shared by a family of sessions.
+
+    They apply when the last session of the family is removed. Spending for another family stays in
+    the budget of that family. Bills are never deleted.
+    """
     found: list[RowChange] = []
     for kind, prefix in (
         (f"deed/{row.family}", ""),
@@ -104,7 +107,10 @@ def _family_row_changes(catalog: Catalog, row: SessionRow) -> list[RowChange]:
 
 
 def _drop_timelines(catalog: Catalog, own: Collection[str]) -> None:
-    """Those that others began on come last, and stay when a fork still reads what it shares."""
+    """Drop timelines, children before parents.
+
+    A timeline that a fork of another session still reads is kept.
+    """
     left = set(own)
     while left:
         before = len(left)

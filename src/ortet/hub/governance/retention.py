@@ -1,4 +1,4 @@
-"""How long what is kept: policies by agent, holds that win over them, and applying both."""
+"""Retention policies by agent, and their application to all sessions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 _POLICY_KIND = "retention"
 _DAY_NS = 86_400 * 10**9
 _MESSAGE_KINDS = frozenset({"message", "thought", "model", "compaction"})
-"""Kinds that "messages" means: what was said, and what repeats it."""
+"""Event kinds that count as messages: texts, and events that repeat them."""
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
-    """Of one agent, in days; None: for ever, never."""
+    """Retention policy of one agent, in days. None means: keep forever, never archive."""
 
     keep_messages: float | None = None
     archive_after: float | None = None
 
 
 class RetentionAction(msgspec.Struct, frozen=True):
-    """What was done, or would be, to one session: erase, archive, trim or keep; and why."""
+    """One action on one session, done or with `dry_run` only planned.
+
+    `what` is "erase", "archive", "trim" or "keep".
+    """
 
     what: str
     session: str
@@ -46,11 +49,14 @@ class RetentionAction(msgspec.Struct, frozen=True):
 
 
 class RetainReport(msgspec.Struct, frozen=True):
+    """Result of `Governance.retain`: one action for each change or kept session."""
+
     dry_run: bool
     deeds: list[RetentionAction]
 
 
 def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy:
+    """Store the policy of an agent; see `Governance.retention`."""
     days = NUMBER._replace(kind="bad_age", description="a number of days from 0, or None for never")
     optional(days, keep_messages=policy.keep_messages, archive_after=policy.archive_after)
     hub.catalog.put_row(_POLICY_KIND, check_agent(agent), encode(policy))
@@ -58,12 +64,13 @@ def set_policy(hub: Hub, agent: str, policy: RetentionPolicy) -> RetentionPolicy
 
 
 def policy_of(hub: Hub, agent: str) -> RetentionPolicy:
+    """Return the policy of an agent; by default everything is kept."""
     row = hub.catalog.row(_POLICY_KIND, check_agent(agent))
     return decode(RetentionPolicy, row.value) if row else RetentionPolicy()
 
 
 def policies(hub: Hub) -> dict[str, RetentionPolicy]:
-    """Of every agent that was given one."""
+    """Return the policies of all agents that have one."""
     found: dict[str, RetentionPolicy] = {}
     after = ""
     while page := hub.catalog.rows(_POLICY_KIND, after):
@@ -73,7 +80,7 @@ def policies(hub: Hub) -> dict[str, RetentionPolicy]:
 
 
 def retain(sessions: SessionManager, *, dry_run: bool) -> RetainReport:
-    """See Hub.retain."""
+    """Apply all policies; see `Governance.retain`."""
     deeds: list[RetentionAction] = []
     for row in sessions.all():
         deeds += _apply_policy(sessions, row, dry_run=dry_run)
@@ -96,7 +103,7 @@ def _apply_policy(
         return [RetentionAction("keep", row.id, row.name, "in use")]
     try:
         return _erase_archive_trim(sessions, row, dry_run=dry_run)
-    except Refused as error:  # somebody works on it, or on a fork that shares with it, or holds one
+    except Refused as error:  # the session or a fork that shares events is open or on hold
         return [RetentionAction("keep", row.id, row.name, error.message)]
 
 

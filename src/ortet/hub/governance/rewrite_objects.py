@@ -1,4 +1,4 @@
-"""Objects without what is to be erased: bodies, segments and folds that stand for the old ones."""
+"""Build objects without erased events: bodies, segments and folds that replace the old ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def reachable_journals(hub: Hub) -> list[JournalHead]:
-    """Every one that a commit in reach, or a session, holds; the shortest first."""
+    """Return the journal heads of all reachable commits and sessions, shortest first."""
     found: dict[bytes, JournalHead] = {}
     for state in _reachable_states(hub):
         for journal in (state.journal, *(oid for _, oid in scope_journals(hub, state.memory))):
@@ -44,7 +44,7 @@ def reachable_journals(hub: Hub) -> list[JournalHead]:
 
 
 def _reachable_states(hub: Hub) -> Iterator[State]:
-    """Of every commit in reach; and what is held without one."""
+    """Yield the states of all reachable commits, and of journals that no commit holds yet."""
     seen: set[bytes] = set()
     todo: list[bytes] = []
     for link in gc_roots(hub, load_reflog_expiry(hub)):
@@ -65,13 +65,15 @@ def _reachable_states(hub: Hub) -> Iterator[State]:
 
 
 def scope_journals(hub: Hub, memory: bytes) -> list[tuple[str, bytes]]:
-    """The journals of the shared memories that a commit knows, by name."""
+    """Return (scope name, journal oid) for the shared memories in a memory record."""
     return decode(Memory, hub.objects.get(Oid(memory))).scopes if memory else []
 
 
 def shared_segments(hub: Hub) -> Iterator[tuple[str, JournalSegment]]:
-    """All there is of shared memories in commits, each segment once: what another store told is
-    nowhere else."""
+    """Yield (scope name, segment) of all shared memories in commits, each segment once.
+
+    Events of another store's shared memory exist only there.
+    """
     memories = {state.memory for state in _reachable_states(hub)}
     held = {pair for memory in memories for pair in scope_journals(hub, memory)}
     seen: set[bytes] = set()
@@ -85,7 +87,7 @@ def shared_segments(hub: Hub) -> Iterator[tuple[str, JournalSegment]]:
 
 
 def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, EventRow]]:
-    """What commits in reach hold of these timelines."""
+    """Yield (timeline, row) of these timelines from all reachable commits."""
     seen: set[bytes] = set()
     for journal in reachable_journals(hub) if timelines else ():
         for oid, segment in iter_segments(hub.objects, journal.segment):
@@ -99,9 +101,13 @@ def sealed_rows(hub: Hub, timelines: Collection[str]) -> Iterator[tuple[str, Eve
 def replace_objects(
     sessions: SessionManager, events: Sequence[ErasedEvent], by: str
 ) -> list[Tombstone]:
-    """Put what stands for all objects that hold one of these events; durable on return.
+    """Write replacements for all objects that contain one of these events.
 
-    The caller writes the tombstones, and keeps writers and sweeps out until then.
+    The new objects are durable on return. The caller writes the tombstones, and blocks writers and
+    sweeps until then.
+
+    Returns:
+        Unsigned tombstones, one for each replaced object.
     """
     hub = sessions.hub
     meant: dict[str, set[int]] = {}
@@ -131,11 +137,11 @@ class _ObjectRewriter:
         self._visited_segments: set[bytes] = set()
         self._affected_segments: set[bytes] = (
             set()
-        )  # segments that are, or follow, one with such an event
-        self._folds: dict[bytes, bytes] = {}  # segment -> the fold of all up to it
+        )  # segments with an erased event, and all after them
+        self._folds: dict[bytes, bytes] = {}  # segment -> fold of all events up to it
 
     def new_segments(self, journal: JournalHead) -> Iterator[tuple[Oid, JournalSegment]]:
-        """Segments not seen before, the oldest first."""
+        """Return the segments of a journal that were not visited yet, oldest first."""
         found = []
         for oid, segment in iter_segments(self._objects, journal.segment):
             if oid in self._visited_segments:
@@ -165,7 +171,7 @@ class _ObjectRewriter:
             )
 
     def rewrite_fold(self, journal: JournalHead) -> None:
-        """Fold again what is left; on top of the commit before, where that was done already."""
+        """Compute the fold of the remaining events, starting at the nearest rewritten fold."""
         if journal.segment not in self._affected_segments:
             self._folds[journal.segment] = journal.fold
             return
@@ -195,7 +201,10 @@ class _ObjectRewriter:
     def _add_tombstone(
         self, old: Oid, new: Oid, kind: Kind, timeline: str, seqs: Sequence[int]
     ) -> None:
-        """What stood for it until now, if something did, is what goes."""
+        """Add a tombstone for the object that now stands for `old`.
+
+        That is `old` itself, or its replacement by an earlier erasure.
+        """
         hub = self._sessions.hub
         self.tombstones.append(
             Tombstone(

@@ -1,4 +1,4 @@
-"""What a hub does with what is recorded: audit, erase, archive, retain, hand to clients."""
+"""Verbs of `Hub` that govern recorded data: audit, erase, archive, retention and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Governance(ABC):
-    """The part of Hub that answers for sessions. What it needs is imported where it is used."""
+    """Base class of `Hub` for governance verbs. Imports happen in the verbs."""
 
     @abstractmethod
     def _session_manager(self) -> SessionManager: ...
@@ -38,9 +38,16 @@ class Governance(ABC):
         return self._session_manager().table.resolve(session)
 
     def audit(self, session: str | SessionReader) -> AuditReport:
-        """Check every link and every seal of a session, then tell who did what, when and why.
+        """Check the whole hash chain of a session, and list who did what, when and why.
 
-        Corrupt names the first event that is not what was recorded.
+        Args:
+            session: The session, its id, its name, or agent/name.
+
+        Returns:
+            One line for each event, the erasure receipts, and the hash of the last event.
+
+        Raises:
+            Corrupt: If an event is not the one that was recorded. The message names the first one.
         """
         from ortet.hub.governance.audit import audit
 
@@ -53,12 +60,26 @@ class Governance(ABC):
         seqs: Sequence[int] | None = None,
         user: str | None = None,
     ) -> ErasureReceipt:
-        """Destroy what events say, in rows, objects and folds; that they happened stays recorded.
+        """Destroy the content of events in rows, objects and folds.
 
-        Of a session: all it did itself, or these events. Of a user: what that actor did, and
-        messages said with user=NAME, in one session or in all. Amounts spent stay. Forks lose what
-        they share. Nobody may have one of these sessions open: Refused("lease_held"). When it is
-        cut short, the next call ends it.
+        The record that the events happened stays. Spent amounts stay. Forks lose the events that
+        they share. If the call is interrupted, the next call finishes it.
+
+        Args:
+            session: Erase everything that this session did itself. With `user`, only that user's
+                part.
+            seqs: Erase only these events of the session.
+            user: Erase what this actor did and messages with user=NAME, in `session` or in all
+                sessions.
+
+        Returns:
+            A signed receipt. If `complete` is False, repeat the call when the other process has
+                ended.
+
+        Raises:
+            Invalid: If no session or user is given, or an event does not exist.
+            Refused: kind "lease_held", if a session is open; "on_hold", if one is on hold.
+            Unsupported: kind "shared_store", if several hosts share the store.
         """
         from ortet.hub.governance.erase import erase
 
@@ -72,30 +93,43 @@ class Governance(ABC):
         )
 
     def bill(self, *, since: Since = None, by: GroupBy = "session") -> list[Bill]:
-        """What was spent since a time, in totals by agent, session, model or day; see billing."""
+        """Return what was spent, in totals by agent, session, model or day.
+
+        Args:
+            since: Count from this time on. The default is everything.
+            by: "agent", "session", "model" or "day".
+
+        Raises:
+            Invalid: kind "bad_bill", if `by` is another word.
+        """
         from ortet.sessions.actions.bill import bill
 
         return bill(self._session_manager().hub.catalog, since, by)
 
     def unsealed_objects(self) -> Iterator[ObjectRef]:
-        """Objects that only events outside of commits name."""
+        """Yield objects that only events outside of commits refer to. A sweep keeps them."""
         from ortet.hub.governance.unsealed import unsealed_objects
 
         return unsealed_objects(self._session_manager())
 
     def check_event_chains(self) -> Iterable[tuple[str, str]]:
-        """Where, and what, is wrong with the events of all sessions."""
+        """Return (where, what) for each problem in the events of all sessions."""
         from ortet.hub.governance.audit import check_event_chains
 
         return check_event_chains(self._session_manager())
 
     def adopt_erasures(self, imported: BundleImport, name: str) -> list[RowChange]:
-        """Rows that let this store believe what was erased where a bundle comes from."""
+        """Return rows that record the erasures of the store that a bundle comes from.
+
+        Args:
+            imported: Result of the import.
+            name: Name of the bundle or store, for the records.
+        """
         from ortet.hub.governance.adopting import adopt_erasures
 
         return adopt_erasures(self._session_manager(), imported, name)
 
-    # state that no process holds
+    # stateless use: no process keeps the session open
 
     def turn(
         self,
@@ -106,8 +140,23 @@ class Governance(ABC):
         agent: str = "default",
         reply: Callable[[Session], Any] | None = None,
     ) -> list[Message]:
-        """One turn of a conversation, by whichever process gets it: opens the session by name, says
-        `message`, and what `reply` answers; commits and lets go. Returns what was said.
+        """Run one turn of a conversation: open the session, say the message, commit, release it.
+
+        Any process can run the next turn.
+
+        Args:
+            session: Name of the session. It is created if it does not exist.
+            message: Content of the message.
+            role: Role of the message.
+            agent: Agent of the session.
+            reply: Function that gets the open session and returns the answer of the assistant.
+
+        Returns:
+            The message, and the answer if `reply` is given.
+
+        Raises:
+            Invalid: kind "no_reply", if `reply` returns None.
+            Refused: kind "lease_held", if another process has the session open.
         """
         from ortet.sessions.portable.carry_token import turn
 
@@ -115,10 +164,15 @@ class Governance(ABC):
         return turn(self._session_manager(), session, message, role=role, agent=agent, reply=reply)
 
     def from_carry(self, text: str) -> Session:
-        """Go on with what a client carried; the session is opened.
+        """Open the session that a carry token describes. `Session.carry` makes the token.
 
-        Refused("bad_carry") when it was changed, Conflict("stale_carry") when the store knows more,
-        Unsupported("newer_carry") when a later release made it.
+        Args:
+            text: The carry token.
+
+        Raises:
+            Refused: kind "bad_carry", if the token was changed.
+            Conflict: kind "stale_carry", if the store has newer events.
+            Unsupported: kind "newer_carry", if a later release made the token.
         """
         from ortet.sessions.portable.carry_token import from_carry
 
@@ -127,34 +181,59 @@ class Governance(ABC):
     def from_checkpoint(
         self, checkpoint: AgentCheckpoint | str | bytes, *, name: str = "", agent: str = ""
     ) -> Session:
-        """A new session that knows what a checkpoint holds; name and agent are its own by default.
+        """Create a session with the state of a checkpoint, and open it.
 
-        Deeds done once are not done again, here or in another store, and unsettled ones stay so.
-        Invalid("bad_checkpoint") names the field that is wrong; nothing is made then.
+        Effects that were executed once are not executed again, here or in another store. Unsettled
+        effects stay unsettled.
+
+        Args:
+            checkpoint: The checkpoint, or its JSON text.
+            name: Name of the new session. The default is the name in the checkpoint.
+            agent: Agent of the new session. The default is the agent in the checkpoint.
+
+        Raises:
+            Invalid: kind "bad_checkpoint". The message names the wrong field. Nothing is created.
         """
         from ortet.sessions.portable.checkpoint import from_checkpoint
 
         return from_checkpoint(self._session_manager(), checkpoint, name, agent)
 
-    # how long what is kept
+    # retention
 
     def archive(self, session: str | SessionReader, why: str = "") -> ArchiveRecord:
-        """Put a paused or closed session away: one verified bundle in the bucket, rows trimmed.
+        """Move a paused or closed session to one verified bundle in the bucket.
 
-        It can still be read. When it is cut short, the next call does it.
+        Its event rows are trimmed. The session can still be read. If the call is interrupted, call
+        it again.
+
+        Args:
+            session: The session, its id, its name, or agent/name.
+            why: Reason, for the journal.
+
+        Raises:
+            Conflict: If the status does not allow it, for example because the session is in use.
+            Refused: kind "on_hold", if the session is on hold.
         """
         from ortet.hub.governance.archive import archive
 
         return archive(self._session_manager(), self._resolve_session(session), why)
 
     def unarchive(self, session: str | SessionReader) -> SessionRow:
-        """Bring an archived session back: paused, or closed if it was closed before."""
+        """Restore an archived session. It is paused, or closed if it was closed before.
+
+        Raises:
+            Corrupt: kind "no_archive", if the bundle is not in the bucket.
+        """
         from ortet.hub.governance.archive import unarchive
 
         return unarchive(self._session_manager(), self._resolve_session(session))
 
     def remove(self, session: str | SessionReader) -> None:
-        """Take a session and its events out of the store; its commits stay until reflog expires."""
+        """Remove a session and its events. Its commits stay until their reflog entries expire.
+
+        Raises:
+            Refused: kind "lease_held", if the session is open; "on_hold", if it is on hold.
+        """
         from ortet.hub.governance.remove import remove
 
         remove(self._session_manager(), self._resolve_session(session))
@@ -166,8 +245,15 @@ class Governance(ABC):
         keep_messages: float | None = None,
         archive_after: float | None = None,
     ) -> RetentionPolicy:
-        """Set how many days an agent's messages are kept, and after how many idle ones its sessions
-        are archived; None: for ever, never."""
+        """Set the retention policy of an agent.
+
+        Args:
+            agent: The agent.
+            keep_messages: Erase messages after this number of days. None keeps them forever.
+            archive_after: Archive sessions after this number of idle days. None never archives.
+
+        `retain` applies the policies.
+        """
         from ortet.hub.governance.retention import RetentionPolicy, set_policy
 
         return set_policy(
@@ -175,19 +261,26 @@ class Governance(ABC):
         )
 
     def hold(self, session: str | SessionReader, why: str = "") -> Hold:
-        """Let nothing of a session go, whatever a policy or an erasure says, until `release`."""
+        """Put a session on hold until `release`: nothing of it is erased, archived or removed."""
         from ortet.hub.governance.holds import hold
 
         return hold(self._session_manager(), self._resolve_session(session), why)
 
     def release(self, session: str | SessionReader) -> None:
-        """End a hold."""
+        """End the hold of a session."""
         from ortet.hub.governance.holds import release_hold
 
         release_hold(self._session_manager().hub, self._resolve_session(session))
 
     def retain(self, *, dry_run: bool = False) -> RetainReport:
-        """Apply all policies: erase, archive, trim rows that commits hold. `dry_run` only tells."""
+        """Apply the policies of all agents: erase, archive, and trim rows that commits contain.
+
+        Args:
+            dry_run: Only report; change nothing.
+
+        Returns:
+            The actions, and the sessions that were kept with the reason.
+        """
         from ortet.hub.governance.retention import retain
 
         require(FLAG, dry_run=dry_run)
@@ -196,7 +289,19 @@ class Governance(ABC):
     def export_jsonl(
         self, path: str | os.PathLike[str], *, sessions: Sequence[str] | None = None
     ) -> int:
-        """Write sessions as an evaluation data set, one JSON object a line; returns how many."""
+        """Write sessions as an evaluation data set, one JSON object per line.
+
+        Args:
+            path: The file. It is replaced as a whole.
+            sessions: Ids or names. The default is all sessions.
+
+        Returns:
+            Number of sessions written.
+
+        Raises:
+            NotFound: If a session does not exist. No file is written then.
+            Unavailable: kind "io_error", if the file cannot be written.
+        """
         from ortet.hub.governance.datasets import export_jsonl
 
         require(PATH, path=path)

@@ -1,4 +1,8 @@
-"""Signed records of what was erased: what stands in its place, and which events lost their body."""
+"""Signed records of erasures: tombstones, receipts and pending erasures.
+
+A tombstone says which object replaces an erased one. A receipt says which events lost their body.
+Both are signed with the secret of the store.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 TOMBSTONE_KIND, RECEIPT_KIND, PENDING_KIND = "tombstone", "erasure", "erasing"
-"""Kinds of rows: of an object that was replaced; of an erasure; of one that is not finished."""
+"""Row kinds: a replaced object, a finished erasure, and an erasure that is not finished."""
 
 SECRET_BYTES = 32
 _SECRET_ROW = ("store", "secret")
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """An object that is no more. `seqs` are the events of `timeline` it lost."""
+    """Record of a replaced object. `seqs` are the events of `timeline` that it lost."""
 
     old: bytes
     new: bytes
@@ -42,7 +46,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class ErasedEvent(msgspec.Struct, frozen=True):
-    """One event whose body is gone. `hash` is that of the event in its chain, in hex."""
+    """One event without a body. `hash` is its hash in the chain, in hex."""
 
     timeline: str
     seq: int
@@ -51,8 +55,11 @@ class ErasedEvent(msgspec.Struct, frozen=True):
 
 
 class ErasureReceipt(msgspec.Struct, frozen=True):
-    """What an erasure destroyed. `left` are objects, in hex, that another process still holds in an
-    unfinished pack: repeat the call when it has ended."""
+    """Record of what an erasure destroyed.
+
+    `left` are old objects, in hex, that another process still holds in an unfinished pack. Repeat
+    the call when that process has ended.
+    """
 
     id: str
     time: int
@@ -65,25 +72,30 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
+        """True if no erased object is left."""
         return not self.left
 
 
 class PendingErasure(msgspec.Struct, frozen=True):
-    """An erasure that was begun: whoever erases next ends it first."""
+    """An erasure that has started. The next erasure finishes it first."""
 
     id: str
     by: str
     session: str
     events: list[ErasedEvent]
-    effects: list[tuple[str, str]]  # (family, id) of deeds whose arguments or outcome are meant
-    letters: list[tuple[str, str]] = []  # (session, key) of what is not in the journal yet
+    effects: list[tuple[str, str]]  # (family, id) of effects whose arguments or outcome are erased
+    # (session, key) of inbox messages that are not in the journal yet
+    letters: list[tuple[str, str]] = []
     replaced: list[tuple[str, str]] = []
-    rows: list[tuple[str, str]] = []  # (kind, key) of what events said of the world around
+    rows: list[tuple[str, str]] = []  # (kind, key) of rows that repeat external state of the events
     signature: bytes = b""
 
 
 def load_or_create_secret(root: Path, random: Random) -> bytes:
-    """The key this store signs with; made at first use, and never part of a commit or bundle."""
+    """Return the key that this store signs with; create it at first use.
+
+    It is never part of a commit or bundle.
+    """
     file = root / "local" / "secret"
     with suppress(FileNotFoundError):
         return _check_secret(file, file.read_bytes())
@@ -94,8 +106,8 @@ def load_or_create_secret(root: Path, random: Random) -> bytes:
         os.fsync(fd)
     finally:
         os.close(fd)
-    if written == SECRET_BYTES:  # else the disk is full, and half a key would stay for ever
-        with suppress(FileExistsError):  # another process was faster: its key counts
+    if written == SECRET_BYTES:  # on a full disk a partial key must not be kept
+        with suppress(FileExistsError):  # another process was faster; use its key
             os.link(part, file)
     part.unlink()
     sync_directory(file.parent)
@@ -109,7 +121,7 @@ def _check_secret(file: Path, secret: bytes) -> bytes:
 
 
 class Signer:
-    """Marks records so that only who can read the store's secret can make them."""
+    """Signs records with the store secret, which is needed to make a valid record."""
 
     def __init__(self, secret: bytes) -> None:
         self._hasher = Hasher(secret)
@@ -134,7 +146,10 @@ class Signer:
 
 
 def store_signer(hub: Hub) -> Signer:
-    """With the secret of the store: in a file of it, or, where hosts share one, in its catalog."""
+    """Return a signer with the secret of the store.
+
+    The secret is a file of the store, or a catalog row if several hosts share the store.
+    """
     if isinstance(hub.catalog, EpochFencedCatalog):
         return Signer(shared_secret(hub.catalog, hub.random))
     hub.objects.require_exclusive("what is signed with the store's secret")
@@ -142,11 +157,13 @@ def store_signer(hub: Hub) -> Signer:
 
 
 def shared_secret(catalog: Catalog, random: Random) -> bytes:
-    """Of a store that has no disk of its own, made by who needs it first. Whoever reads the tables
-    can sign: the database's own log of connections tells who that was."""
+    """Return the secret of a shared store; create it at first use.
+
+    Everybody who can read the tables can sign. The connection log of the database shows who did.
+    """
     row = catalog.row(*_SECRET_ROW)
     if row is None:
-        with suppress(Conflict):  # another was faster
+        with suppress(Conflict):  # another process was faster
             catalog.put_row(*_SECRET_ROW, random(SECRET_BYTES), expect=0)
         return shared_secret(catalog, random)
     if len(row.value) != SECRET_BYTES:
@@ -155,7 +172,10 @@ def shared_secret(catalog: Catalog, random: Random) -> bytes:
 
 
 def replacement_of(catalog: Catalog, oid: Oid) -> Oid | None:
-    """What stands for an erased object; None for one that was not. Erased again, the last one."""
+    """Return the object that replaces an erased one, or None if it was not erased.
+
+    After several erasures this is the newest replacement.
+    """
     found: Oid | None = None
     while row := catalog.row(TOMBSTONE_KIND, (found or oid).hex()):
         found = Oid(decode(Tombstone, row.value).new)
@@ -163,6 +183,7 @@ def replacement_of(catalog: Catalog, oid: Oid) -> Oid | None:
 
 
 def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
+    """Yield all tombstones. Raise Corrupt if a row names another object than its key."""
     after = ""
     while page := catalog.rows(TOMBSTONE_KIND, after):
         for row in page:
@@ -174,7 +195,7 @@ def tombstones(catalog: Catalog) -> Iterator[Tombstone]:
 
 
 def receipts(catalog: Catalog) -> Iterator[ErasureReceipt]:
-    """Of every erasure, oldest first."""
+    """Yield the receipts of all erasures, oldest first."""
     after = ""
     while page := catalog.rows(RECEIPT_KIND, after):
         yield from (decode(ErasureReceipt, row.value) for row in page)
@@ -182,17 +203,18 @@ def receipts(catalog: Catalog) -> Iterator[ErasureReceipt]:
 
 
 def record_row(record: Tombstone | ErasureReceipt) -> RowChange:
+    """Return the row change that stores a tombstone or receipt."""
     if isinstance(record, Tombstone):
         return RowChange(TOMBSTONE_KIND, record.old.hex(), encode(record))
     return RowChange(RECEIPT_KIND, record.id, encode(record))
 
 
 def erased_events(hub: Hub) -> set[tuple[str, int]]:
-    """(timeline, seq) of all that was erased here, as signed; Corrupt when a signature is not ours.
+    """Return (timeline, seq) of every event that was erased in this store.
 
-    A body that is missing and not named here was taken away by somebody else.
+    A missing body of any other event is damage. Raises Corrupt if a record has a wrong signature.
     """
-    # a remote hub has no secret, and takes what its server says: `ortet verify` there looks
+    # A remote hub has no secret and trusts its server. `ortet verify` on the server checks.
     far = hub.objects.is_remote and not isinstance(hub.catalog, EpochFencedCatalog)
     mine = None if far else store_signer(hub)
     found: set[tuple[str, int]] = set()
@@ -210,7 +232,7 @@ def erased_events(hub: Hub) -> set[tuple[str, int]]:
             found.update((record.timeline, seq) for seq in record.seqs)
     for row in hub.catalog.rows(
         PENDING_KIND
-    ):  # cut short: some of its events are gone, some not yet
+    ):  # interrupted: only some of its events are erased yet
         pending = decode(PendingErasure, row.value)
         if mine is None or mine.has_valid_signature(pending):
             found.update((one.timeline, one.seq) for one in pending.events)

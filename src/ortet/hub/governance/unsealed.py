@@ -1,5 +1,7 @@
-"""Objects that only events in the catalog name: no commit holds them yet, and no sweep may take
-them."""
+"""Objects that only events in the catalog refer to. A sweep must keep them.
+
+No commit contains these events yet.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def unsealed_objects(sessions: SessionManager) -> Iterator[ObjectRef]:
-    """What the events of all sessions name that are not in a commit."""
+    """Yield the objects that uncommitted events of all sessions refer to."""
     for row in sessions.table.all():
-        if row.status == ARCHIVED:  # all of it is sealed, and its branch may be gone
+        if row.status == ARCHIVED:  # all its events are sealed, and its branch may not exist
             continue
         try:
             yield from _referenced_objects(sessions, row)
@@ -35,7 +37,7 @@ def unsealed_objects(sessions: SessionManager) -> Iterator[ObjectRef]:
 
 def _referenced_objects(sessions: SessionManager, row: SessionRow) -> Iterator[ObjectRef]:
     for event in _unsealed_rows(sessions, row):
-        if event.salt:  # else it is erased
+        if event.salt:  # an event without salt is erased
             for oid, kind in decode(EventBody, event.body).refs:
                 yield ObjectRef(Oid(oid), kind_of(kind))
 
@@ -45,7 +47,8 @@ def _unsealed_rows(sessions: SessionManager, row: SessionRow) -> Iterator[EventR
     head = hub.catalog.head(f"branch:{row.branch}")
     try:
         journal, _ = sealed_journal(sessions, row, head.oid if head else None)
-    except OrtetError:  # the commit is damaged, which `verify` tells: rather too many than too few
+    # damaged commit, which `verify` reports; keep too many objects rather than too few
+    except OrtetError:
         return _all_rows(hub.catalog, row.timeline)
     if hub.catalog.last_seq(row.timeline) <= journal.seq:
         return iter(())

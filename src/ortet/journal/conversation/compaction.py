@@ -1,6 +1,8 @@
-"""Compaction: old messages go out of context, a summary stands for them, and a record says what
-was left out. Nothing is deleted, and nothing but messages can be left out: facts, decisions, the
-plan and all else that is durable is not kept in messages."""
+"""Compaction: a summary replaces old messages in the context.
+
+A record says which messages were left out. Nothing is deleted. Only messages are affected: facts,
+decisions, the plan and other durable records are not stored in messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from ortet.journal.state.records import Message, ToolCall
 from ortet.journal.state.reducers import message_of
 
 Summarise = Callable[[list[Message]], str]
-"""What stands for these messages. An earlier summary is the first of them, `extra.summary` true."""
+"""Function that summarises messages.
+
+An earlier summary is the first message; its `extra.summary` is True.
+"""
 
 SUMMARY_CHARS = 2000
 _LINE = 160
@@ -31,9 +36,10 @@ _MAX_SYSTEM_MESSAGES = 16
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What one compaction left out: messages from event `first` to event `last`, and their digest.
+    """Record of one compaction: messages of events `first` to `last`, and their digest.
 
-    `before` is the compaction before it, `rules` are the events of system messages, which stay.
+    `before` is the event number of the previous compaction. `rules` are the events of system
+    messages, which stay in the context.
     """
 
     first: int
@@ -48,7 +54,7 @@ class Compaction(msgspec.Struct, frozen=True):
 
 
 def compaction_of(event: Event) -> Compaction:
-    """The record of a compaction; when it was erased, only that it happened is known."""
+    """Return the record of a compaction event. An erased event gives an empty record."""
     data = event.data
     return Compaction(
         first=data.get("first", 0),
@@ -64,20 +70,22 @@ def compaction_of(event: Event) -> Compaction:
 
 
 def compaction_data(compaction: Compaction) -> dict[str, Any]:
-    """What the event of a compaction says."""
+    """Return the event data of a compaction."""
     data: dict[str, Any] = msgspec.to_builtins(compaction)
     del data["seq"], data["time"]
     return data
 
 
 def message_events(events: Iterable[Event]) -> list[Event]:
-    """Those that are messages, erased or not."""
+    """Return the message events, erased or not."""
     return [event for event in events if event.kind == "message"]
 
 
 def select_for_compaction(events: Sequence[Event], keep_last: int) -> list[Event]:
-    """The messages to leave out so that `keep_last` stay, and no call is parted from its result,
-    be it there or still to come."""
+    """Return the messages to leave out, so that the last `keep_last` messages stay.
+
+    A tool call is never separated from its result, also if the result is still to come.
+    """
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
         raise Invalid("bad_count", f"keep_last={keep_last!r}: give a number from 0")
     if len(events) <= keep_last:
@@ -101,7 +109,7 @@ def select_for_compaction(events: Sequence[Event], keep_last: int) -> list[Event
 def make_compaction(
     events: Sequence[Event], before: Compaction | None, summarise: Summarise, hasher: Hasher
 ) -> Compaction:
-    """The record that stands for these messages."""
+    """Return the compaction record that replaces these messages."""
     messages = without_obsolete_results([message_of(event) for event in events if not event.erased])
     earlier = [summary_message(before)] if before is not None and before.summary else []
     summary = summarise([*earlier, *messages])
@@ -124,14 +132,18 @@ def make_compaction(
 
 
 def digest_of(events: Iterable[Event], hasher: Hasher) -> str:
-    """Of their places in the chain, so that it holds when a message is erased later."""
+    """Return a digest of the event hashes. It stays valid when a message is erased later."""
     return hasher.oid(b"".join(event.hash for event in events)).hex()
 
 
 def recover_messages(
     compaction: Compaction, events: Iterable[Event], hasher: Hasher
 ) -> list[Message]:
-    """The messages of a span again; Corrupt when they are not those that were left out."""
+    """Return the messages that a compaction left out, except erased ones.
+
+    Raises:
+        Corrupt: kind "bad_compaction", if the messages do not match the digest.
+    """
     found = message_events(events)
     if compaction.digest and (len(found), digest_of(found, hasher)) != (
         compaction.count,
@@ -148,24 +160,24 @@ def recover_messages(
 
 
 def compactions(at: int, read: Callable[[int, int], Iterable[Event]]) -> Iterator[Compaction]:
-    """The compaction at an event and all before it, newest first."""
+    """Yield the compaction at event `at` and all before it, newest first."""
     while at:
         (event,) = read(at - 1, at)
         past = compaction_of(event)
         yield past
         at = past.before
-        if event.erased:  # which one was before it went with it
+        if event.erased:  # the link to the previous one was erased with the body
             at = max((e.seq for e in read(0, past.seq - 1) if e.kind == event.kind), default=0)
 
 
 def summary_message(compaction: Compaction) -> Message:
-    """A summary as models take it: said by the user, since some refuse a late system message."""
+    """Return the summary as a user message. Some models refuse a late system message."""
     text = f"Summary of what was said before:\n{compaction.summary}"
     return Message(compaction.seq, "user", text, compaction.time, {"summary": True})
 
 
 def extract_summary(messages: list[Message], limit: int = SUMMARY_CHARS) -> str:
-    """The plain summary: how it began, then the beginnings of what came last, within `limit`."""
+    """Return a summary made of excerpts: the first message and the newest ones within `limit`."""
     earlier = ""
     if messages and messages[0].extra.get("summary"):
         earlier = clip(text_of(messages[0].content), limit // 2)

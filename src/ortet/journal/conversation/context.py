@@ -1,5 +1,8 @@
-"""What a model is given of a conversation: the rules, the summary, and the newest messages that fit
-a number of tokens, with every tool call beside its result."""
+"""Select the messages for a model call within a number of tokens.
+
+The context has system messages, the summary and the newest messages. Every tool call is next to its
+result.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ from ortet.journal.state.reducers import message_of
 
 _FIRST_PAGE_EVENTS = 256
 _MIN_MESSAGES = 256
-"""Messages looked at in any case, so that a huge result still finds its call."""
+"""Smallest number of messages to read, so that a very long result still finds its call."""
 
 
 class ModelContext(msgspec.Struct, frozen=True):
-    """`messages` are to be given to a model as they are; iterating goes over them.
+    """Messages for one model call. Iterating yields `messages`.
 
-    `left_out` says whether older messages in context did not fit. The first `stable` messages only
-    grow from call to call, so that a provider's prompt cache holds; behind them is what was
-    remembered for this call: `facts`, `episodes` and what was `said` earlier and does not fit, as
-    texts, with plan and open effects.
+    `left_out` is True if older messages did not fit. The first `stable` messages only grow between
+    calls, so that the prompt cache of a provider stays valid. The messages after them were recalled
+    for this call, with the plan and open effects. `facts`, `episodes` and `said` are the recalled
+    texts.
     """
 
     messages: list[Message]
@@ -40,12 +43,14 @@ class ModelContext(msgspec.Struct, frozen=True):
     said: list[str] = []
 
     def chat(self) -> list[dict[str, Any]]:
-        """As chat completions take it: [{"role", "content", "tool_calls", …}]."""
+        """Return the messages in the format of chat completions: [{"role", "content", ...}]."""
         return to_chat_completions(self.messages)
 
     def parts(self) -> dict[str, Any]:
-        """As APIs take it with rules apart and content in parts: {"system", "messages"}, the end of
-        the stable part marked for the cache."""
+        """Return {"system", "messages"}, with content as lists of parts.
+
+        The end of the stable messages is marked for the prompt cache.
+        """
         return to_content_parts(self.messages, self.stable)
 
     def __iter__(self) -> Iterator[Message]:
@@ -63,8 +68,10 @@ def newest_first(
     superseded: Sequence[SeqRange] = (),
     page: int = _FIRST_PAGE_EVENTS,
 ) -> Iterator[Message]:
-    """Messages from the end on, but those set aside, read in pages: a long conversation costs what
-    is looked at."""
+    """Yield messages from newest to oldest, without superseded ones.
+
+    Events are read in pages, so that the cost depends on the messages used and not on the length.
+    """
     upto = last
     while upto > since:
         after = max(since, upto - page)
@@ -86,7 +93,10 @@ def build_context(
     tokens: int,
     count: TokenCounter,
 ) -> ModelContext:
-    """Rules and summary first, then the newest groups that fit; what is too large is cut."""
+    """Return system messages, summary and the newest groups of messages that fit.
+
+    The newest group is cut if it is too long. Raises Invalid if it does not fit even then.
+    """
     check_tokens(tokens)
     first = [*rules]
     room = tokens - sum(message_tokens(message, count) for message in first)
@@ -116,7 +126,7 @@ def build_context(
 def _read_newest(
     newest: Iterator[Message], tokens_left: int, count: TokenCounter
 ) -> tuple[list[Message], bool]:
-    """Enough of the newest messages to fill the room, in order, and whether there are more."""
+    """Return the newest messages that fill `tokens_left`, in order, and True if there are more."""
     looked: list[Message] = []
     for message in newest:
         if tokens_left < 0 and len(looked) >= _MIN_MESSAGES:
@@ -127,7 +137,7 @@ def _read_newest(
 
 
 def _cut(group: Sequence[Message], tokens_left: int, count: TokenCounter) -> list[Message]:
-    """The group with its longest texts cut so that it fits; [] when it cannot."""
+    """Return the group with its longest texts cut so that it fits, or [] if it cannot fit."""
 
     def fits(limit: int) -> bool:
         return (
@@ -155,7 +165,7 @@ def _clipped(message: Message, limit: int) -> Message:
 
 
 def _clip(content: Any, limit: int) -> Any:
-    """Texts and results only: a cut argument of a call would be another call."""
+    """Cut texts and results. Arguments of a call are never cut: that would be another call."""
     if isinstance(content, str):
         return clip(content, limit)
     if isinstance(content, list):

@@ -1,5 +1,8 @@
-"""A conversation made fit for a model API: the parts of one answer together, each call with its one
-result behind it, and pictures as that API takes them."""
+"""Normalise a conversation for model APIs.
+
+Parts of one answer become one message. Each call has exactly one result directly after it. Images
+get the form that the API accepts.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,22 @@ from ortet.journal.state.records import Message, ToolCall
 _DATA = "data:"
 _BASE64 = ";base64,"
 _NEEDS = {"text": "text", "tool_use": "id", "tool_result": "tool_use_id", "thinking": "thinking"}
-"""What a part of each kind cannot be without, as text."""
+"""Field that a part of each type must have as text."""
 _TOOL_USE_KEYS = ("type", "id", "name", "cache_control")
 _TOOL_RESULT_KEYS = ("type", "tool_use_id", "is_error", "cache_control")
-"""What calls and results may have there beside what they say: more is refused."""
+"""Fields that the API accepts in calls and results, beside their content."""
 _API_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 ConvertPart = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def normalise_messages(messages: Iterable[Message], convert: ConvertPart) -> list[Message]:
-    """`part` makes a part of a content one that the API takes."""
+    """Return the messages in a form that a model API accepts.
+
+    Args:
+        messages: The conversation.
+        convert: Function that converts one content part to the form of the API.
+    """
     whole = group_messages(
         without_obsolete_results(list(_join_answers(map(_misplaced_parts_as_text, messages))))
     )
@@ -43,7 +51,7 @@ def normalise_messages(messages: Iterable[Message], convert: ConvertPart) -> lis
 
 
 def _misplaced_parts_as_text(message: Message) -> Message:
-    """Only an assistant calls, and nobody answers itself: what says otherwise is text."""
+    """Turn calls that no assistant made, and results in assistant messages, into text."""
     other = "tool_result" if message.role == "assistant" else "tool_use"
     content = message.content
     if not isinstance(content, list) or not any(_is_part_of_type(part, other) for part in content):
@@ -59,8 +67,10 @@ def _is_part_of_type(part: Any, kind: str) -> bool:
 
 
 def _join_answers(messages: Iterable[Message]) -> Iterator[Message]:
-    """Parts of one answer were recorded as they came, with results between them: `extra.id` tells
-    which belong together. An API wants them in one message."""
+    """Join parts of one answer, which share `extra.id`, into one message.
+
+    They were recorded as they arrived, with results between them.
+    """
     waiting: Message | None = None
     between: list[Message] = []
     for message in messages:
@@ -98,7 +108,7 @@ def _content_parts(message: Message) -> list[Any]:
 
 
 def _pair_calls_with_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call once, and each with one result right behind it."""
+    """Yield each call once, with exactly one result directly after it."""
     at = 0
     while at < len(messages):
         message = messages[at]
@@ -115,7 +125,7 @@ def _pair_calls_with_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _matching_results(message: Message, calls: dict[str, ToolCall]) -> Iterator[Message]:
-    """What of it answers calls that still wait, which are done then."""
+    """Yield the results in a message that answer open calls, and close those calls."""
     news = [id_ for id_ in results_of(message) if id_ in calls]
     if message.role == "tool" and not news:
         return
@@ -126,7 +136,7 @@ def _matching_results(message: Message, calls: dict[str, ToolCall]) -> Iterator[
 
 
 def _without_duplicate_parts(message: Message, id_key: str, excluded: set[str]) -> Message:
-    """Without parts whose id was there before, or is of those that are `gone`."""
+    """Return the message without parts whose id is a duplicate or in `excluded`."""
     if not isinstance(message.content, list):
         return message
     seen, kept = set(excluded), list[Any]()
@@ -147,12 +157,12 @@ def _synthetic_result(call: ToolCall) -> Message:
 
 
 def _normalise_role(message: Message) -> Message:
-    """Who speaks, as APIs know them: others are users with a name."""
+    """Return the message with a role that APIs know. Other roles become "user"."""
     return message if message.role in _API_ROLES else replace(message, role="user")
 
 
 def _convert_content(content: Any, convert: ConvertPart) -> Any:
-    """A session takes any content, an API text and parts that it knows."""
+    """Return content as text or as parts that the API knows."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -161,7 +171,7 @@ def _convert_content(content: Any, convert: ConvertPart) -> Any:
 
 
 def _normalise_part(part: Any) -> dict[str, Any]:
-    """What is no part is text."""
+    """Return a valid part. A value that is not a part becomes text."""
     kind = part.get("type") if isinstance(part, dict) else None
     needs = _NEEDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(kind, str) or (needs is not None and not isinstance(part.get(needs), str)):
@@ -172,7 +182,7 @@ def _normalise_part(part: Any) -> dict[str, Any]:
 
 
 def to_chat_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Pictures by their address, or their data as one."""
+    """Convert a part for chat completions. An image becomes a URL, if needed a data URL."""
     source = part.get("source")
     if part.get("type") == "image" and isinstance(source, dict):
         url = source.get("url")
@@ -185,7 +195,7 @@ def to_chat_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(content: Any) -> dict[str, Any]:
-    """Frameworks have results that are neither text nor parts."""
+    """Return the content of a result. Content that is neither text nor parts becomes text."""
     are_parts = isinstance(content, list) and all(
         isinstance(one, dict) and isinstance(one.get("type"), str) for one in content
     )
@@ -193,7 +203,7 @@ def _result(content: Any) -> dict[str, Any]:
 
 
 def to_content_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Pictures by their address, or their data."""
+    """Convert a part for APIs with content parts. An image has a URL or base64 data."""
     kind = part["type"]
     if kind == "tool_use":
         given = part.get("input")

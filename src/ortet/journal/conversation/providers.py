@@ -1,4 +1,4 @@
-"""A conversation in the shapes model APIs take."""
+"""Convert a conversation to the formats of model APIs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ortet.journal.state.records import Message
 
 _SYSTEM_ROLES = ("system", "developer")
 _EXTRA_FIELDS = ("name", "tool_calls", "tool_call_id", "refusal")
-"""What the first of these APIs has beside role and content."""
+"""Fields of a chat completions message, beside role and content."""
 _ARGUMENT_KEYS = ("input", "args", "arguments")
-"""Where others than that API have what a tool is called with."""
+"""Keys that other APIs use for the arguments of a tool call."""
 
 
 def to_chat_completions(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """As chat completions take them; parts of the other shape are turned into this one."""
+    """Return messages in the format of chat completions."""
     found: list[dict[str, Any]] = []
     for message in messages:
         parts = message.content if isinstance(message.content, list) else []
@@ -50,7 +50,10 @@ def to_chat_completions(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _function_call(call: Any) -> Any:
-    """A call in whatever shape, as the first of these APIs has it; what is none stays."""
+    """Return a call of any format in the format of chat completions.
+
+    A value that is not a call is returned unchanged.
+    """
     made = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(made, dict) or "name" not in made:
         return call
@@ -61,9 +64,9 @@ def _function_call(call: Any) -> Any:
 
 
 def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, Any]:
-    """As APIs take them that have rules apart and content in parts: {"system", "messages"}.
+    """Return {"system", "messages"}, for APIs with separate rules and content parts.
 
-    The first `stable` messages are the same in the next call: their end is marked for its cache.
+    The end of the first `stable` messages is marked for the prompt cache.
     """
     rules: list[str] = []
     found: list[dict[str, Any]] = []
@@ -73,7 +76,7 @@ def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, 
             continue
         role = "assistant" if message.role == "assistant" else "user"
         content = [part for part in _message_parts(message) if not _is_blank(part)]
-        if content and found and found[-1]["role"] == role:  # turns alternate there
+        if content and found and found[-1]["role"] == role:  # roles must alternate in this format
             found[-1]["content"] += content
         elif content:
             found.append({"role": role, "content": content})
@@ -83,7 +86,7 @@ def to_content_parts(messages: Iterable[Message], stable: int = 0) -> dict[str, 
 
 
 def to_response_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """As the Responses API takes them: calls, results and reasoning are items of their own."""
+    """Return items of the Responses API. Calls, results and reasoning are separate items."""
     found: list[dict[str, Any]] = []
     for message in messages:
         content = message.content if isinstance(message.content, list) else None
@@ -98,7 +101,7 @@ def to_response_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of one message of the other shape."""
+    """Return the items of one chat completions message."""
     if message["role"] == "tool":
         output = {"call_id": message.get("tool_call_id", ""), "output": text_of(message["content"])}
         return [{"type": "function_call_output", **output}]
@@ -148,7 +151,7 @@ def _message_parts(message: Message) -> list[dict[str, Any]]:
 
 
 def _is_blank(part: dict[str, Any]) -> bool:
-    """These APIs refuse the whole conversation for a text without a word."""
+    """Return True for a text part without words. APIs refuse a conversation with one."""
     return part.get("type") == "text" and not text_of(part.get("text")).strip()
 
 

@@ -1,8 +1,10 @@
-"""Messages that are set aside: said on a way that was left since. They stay in the journal, and are
-no part of the conversation as long as nobody goes back to that way.
+"""Superseded messages: recorded on a path that the conversation has left.
 
-An event "aside" says `out`, spans of events whose messages are set aside, and `back`, spans of
-those that are of the conversation again. A span is [first, last].
+They stay in the journal. They are not part of the conversation, unless it returns to that path.
+
+An "aside" event has `out`, ranges of events whose messages become superseded, and `back`, ranges
+whose messages become part of the conversation again. A range is [first, last]. This is a module of
+its own because reducers, context and audit all use these ranges.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from typing import Any
 SUPERSEDED_KIND = "aside"
 
 SeqRange = tuple[int, int]
-"""Numbers of events, the first and the last."""
+"""First and last event number of a range."""
 
 
 def is_superseded(spans: Sequence[SeqRange], seq: int) -> bool:
-    """Whether an event is within one of these, which are in order and apart."""
+    """Return True if an event is in one of the ranges, which are sorted and disjoint."""
     at = bisect_right(spans, (seq + 1, 0)) if spans else 0
     return at > 0 and spans[at - 1][1] >= seq
 
 
 def merge_ranges(spans: Iterable[SeqRange]) -> list[SeqRange]:
-    """In order, those beside each other as one."""
+    """Return sorted disjoint ranges. Adjacent ranges are joined."""
     found: list[SeqRange] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -35,7 +37,7 @@ def merge_ranges(spans: Iterable[SeqRange]) -> list[SeqRange]:
 
 
 def apply_superseded(spans: Sequence[SeqRange], data: dict[str, Any] | None) -> Sequence[SeqRange]:
-    """What is set aside after an event that says this, or none."""
+    """Return the superseded ranges after an "aside" event with this data."""
     if data is None:
         return spans
     left = subtract_ranges(spans, merge_ranges(ranges_of(data, "back")))
@@ -43,7 +45,7 @@ def apply_superseded(spans: Sequence[SeqRange], data: dict[str, Any] | None) -> 
 
 
 def subtract_ranges(spans: Sequence[SeqRange], others: Sequence[SeqRange]) -> list[SeqRange]:
-    """What is in the first and not in the others; both are in order and apart."""
+    """Return the parts of `spans` that are not in `others`. Both are sorted and disjoint."""
     found: list[SeqRange] = []
     at = 0
     for first, last in spans:
@@ -61,5 +63,5 @@ def subtract_ranges(spans: Sequence[SeqRange], others: Sequence[SeqRange]) -> li
 
 
 def ranges_of(data: dict[str, Any], word: str) -> list[SeqRange]:
-    """`out` or `back` of an event."""
+    """Return the ranges of an event under the key `word`, "out" or "back"."""
     return [(int(first), int(last)) for first, last in data.get(word, ())]

@@ -1,4 +1,4 @@
-"""What was said, as plain text, and how many tokens that is."""
+"""Plain text of messages, and token counts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ortet.errors import Invalid
 from ortet.journal.state.records import Message
 
 TokenCounter = Callable[[str], int]
-"""How many tokens a text is, for the model it is meant for."""
+"""Function that returns the number of tokens of a text for a model."""
 
 _CUT = "…"
 _MESSAGE_OVERHEAD_TOKENS = 4
-"""Tokens a model API spends on the frame of each message."""
+"""Tokens that a model API uses for the frame of each message."""
 
 
 def estimate_tokens(text: str) -> int:
-    """Four characters a token: near enough for prose in most models, with no tokenizer to load."""
+    """Estimate four characters per token. That is close for prose and needs no tokenizer."""
     return -(-len(text) // 4)
 
 
 def text_of(content: Any) -> str:
-    """Content as its reader would see it: the text of parts, the shape of what is none."""
+    """Return content as readable text: the text of its parts, JSON for other values."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -34,7 +34,7 @@ def text_of(content: Any) -> str:
 
 
 def message_text(content: Any, extra: Any) -> str:
-    """A message as its reader would see it: who said nothing may have called something."""
+    """Return a message as readable text. A message without text may have tool calls."""
     if (text := text_of(content)) or not isinstance(extra, dict):
         return text
     calls = extra.get("tool_calls")
@@ -63,11 +63,11 @@ def _part(part: Any) -> str:
 
 
 _COMMAND_ARGUMENTS = {"run": 0, "spawn": 1, "kernel.run": 1}
-"""Actions, and which of their arguments is what was run."""
+"""Actions, and the position of the argument that holds the command."""
 
 
 def command_text(data: dict[str, Any]) -> str:
-    """What a deed was: of a command, what was run, which its name does not tell."""
+    """Return the command of an action, which its name does not show, or ""."""
     args, at = data.get("args"), _COMMAND_ARGUMENTS.get(str(data.get("name")), -1)
     said = args[at] if isinstance(args, list) and 0 <= at < len(args) else _by_name(data)
     words: list[Any] = said if isinstance(said, list) else [said]
@@ -75,25 +75,25 @@ def command_text(data: dict[str, Any]) -> str:
 
 
 def _by_name(data: dict[str, Any]) -> Any:
-    """Tools of agents that run commands take it under this name."""
+    """Return the argument "command", which tools of agents use for commands."""
     given = data.get("kwargs")
     return given.get("command") if isinstance(given, dict) else None
 
 
 def message_tokens(message: Message, count: TokenCounter) -> int:
-    """Tokens of a message with all that goes to the model: its parts and tool calls too."""
+    """Return the tokens of a message with its parts and tool calls."""
     said = message.content if isinstance(message.content, str) else to_json(message.content)
     calls = message.extra.get("tool_calls")
     return count(said) + (count(to_json(calls)) if calls else 0) + _MESSAGE_OVERHEAD_TOKENS
 
 
 def clip(text: str, limit: int) -> str:
-    """At most `limit` characters, with a mark where it was cut."""
+    """Cut a text to at most `limit` characters, with a mark at the cut."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + _CUT[:limit]
 
 
 def one_line(text: str, limit: int) -> str:
-    """The same, in one line."""
+    """Cut a text to at most `limit` characters in one line."""
     return clip(" ".join(text[: limit * 4].split()), limit)
 
 

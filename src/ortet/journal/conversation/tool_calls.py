@@ -1,5 +1,7 @@
-"""Tool calls and their results, in the two shapes model APIs have: a call without a result behind
-it makes them refuse the whole conversation."""
+"""Tool calls and their results, in the two formats of model APIs.
+
+APIs refuse a conversation in which a call has no result directly after it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ LOST_RESULT_TEXT = (
 
 
 def calls_of(message: Message) -> list[ToolCall]:
-    """The tool calls a message makes: `extra.tool_calls`, or parts of the type `tool_use`."""
+    """Return the tool calls of a message: `extra.tool_calls`, or parts of type `tool_use`."""
     if message.role != "assistant":
         return []
     found = [
@@ -33,7 +35,7 @@ def calls_of(message: Message) -> list[ToolCall]:
 
 
 def results_of(message: Message) -> list[str]:
-    """Ids of the calls a message answers: `extra.tool_call_id`, or parts `tool_result`."""
+    """Return the call ids that a message answers: `extra.tool_call_id`, or `tool_result` parts."""
     one = _extra(message, "tool_call_id")
     found = [one] if message.role == "tool" and isinstance(one, str) else []
     found += [
@@ -45,8 +47,10 @@ def results_of(message: Message) -> list[str]:
 
 
 def unanswered_calls(pending: Sequence[ToolCall], message: Message) -> list[ToolCall]:
-    """The calls that wait for a result once this was said: an assistant's next message is about
-    its own."""
+    """Return the calls without a result after this message.
+
+    A message of the assistant replaces all earlier calls.
+    """
     if message.role == "assistant":
         return calls_of(message)
     answered = results_of(message) if pending else []
@@ -54,7 +58,7 @@ def unanswered_calls(pending: Sequence[ToolCall], message: Message) -> list[Tool
 
 
 def lost_result(call: ToolCall, actor: str) -> Draft:
-    """The result of a call that a crash has cut off, marked as made up."""
+    """Return a synthetic result for a call that a crash interrupted."""
     extra: dict[str, Any] = {"synthetic": True}
     if call.part:
         part = {
@@ -69,12 +73,12 @@ def lost_result(call: ToolCall, actor: str) -> Draft:
 
 
 def without_obsolete_results(messages: Sequence[Message]) -> list[Message]:
-    """Without made-up results whose real ones came after all."""
+    """Return the messages without synthetic results that a real result has replaced."""
     return list(without_obsolete_results_newest_first(reversed(messages)))[::-1]
 
 
 def without_obsolete_results_newest_first(newest: Iterable[Message]) -> Iterator[Message]:
-    """The same from the end on, for who wants only the last ones."""
+    """Filter synthetic results as `without_obsolete_results` does, from newest to oldest."""
     real: set[str] = set()
     for message in newest:
         ids = results_of(message)
@@ -82,16 +86,17 @@ def without_obsolete_results_newest_first(newest: Iterable[Message]) -> Iterator
             continue
         yield message
         real.update(ids)
-        real.difference_update(call.id for call in calls_of(message))  # ids are used again
+        # an id can be used again by an earlier call
+        real.difference_update(call.id for call in calls_of(message))
 
 
 def group_messages(messages: Sequence[Message]) -> list[list[Message]]:
-    """What must stay together, in order: a call with its results right behind it, or one message.
+    """Group messages that must stay together: a call with its results, or one message.
 
-    A result whose call is not among them is left out: it stands for nothing.
+    Results are placed directly after their call. A result without its call is left out.
     """
     made: dict[str, int] = {}
-    reach: list[int] = []  # of each message, the first that it belongs with
+    reach: list[int] = []  # index of the first message that each one belongs with
     for at, message in enumerate(messages):
         answered = results_of(message)
         known = [made[id_] for id_ in answered if id_ in made]
@@ -112,7 +117,7 @@ def group_messages(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _order_group(group: Sequence[Message]) -> Iterator[Message]:
-    """Each call with its results right behind it, whatever was said in between."""
+    """Yield each call with its results directly after it, before messages in between."""
     if len(group) == 1:
         yield group[0]
         return

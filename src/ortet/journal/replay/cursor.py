@@ -1,4 +1,7 @@
-"""A cursor over what was recorded: each call is given what it gave then, until one is new."""
+"""Cursor over the recorded events of a session during a replay.
+
+Each call of the program gets its recorded outcome, until a call was not recorded.
+"""
 
 from __future__ import annotations
 
@@ -33,45 +36,45 @@ SKIPPED_KINDS = frozenset(
         "environment",
     }
 )
-"""Kinds that do not come from the steps of a program, or not from each run of it: they are passed,
-never waited for."""
+"""Event kinds that a replay skips. A program does not produce them, or not in every run."""
 
 
 _NEVER_REQUESTED_KINDS = frozenset({"lifecycle", "comment", "given", "warning", "merge"})
-"""Of those, what no verb of a program makes."""
+"""Those of `SKIPPED_KINDS` that no verb of a program produces."""
 
 
 class RecordedAction(msgspec.Struct, frozen=True):
-    """An action as it was: its begin, and its last end if it has one."""
+    """A recorded action: its "begun" event, and its last "ended" event or None."""
 
     begun: Event
     ended: Event | None
 
     @property
     def state(self) -> str:
+        """State of the action: "begun" without an end, otherwise the state of its last end."""
         return self.ended.data.get("state", "") if self.ended is not None else "begun"
 
 
 class ReplayCursor:
-    """Stands behind the events that were re-enacted. Calls match by what they are and how often
-    they were made, not by their order: threads do not keep one.
+    """Matches calls of a replayed program with recorded events.
 
-    Events are read when they are needed, and let go when they were asked for: a long run is not
-    held as a whole. `news` are events that were passed since it was last emptied: whoever holds a
-    mind folds them.
+    Calls match by content and by count, not by order, because threads have no fixed order. Events
+    are read when they are needed and released after they were matched, so that a long run is never
+    in memory as a whole. `passed_events` are the events passed since the list was last emptied. The
+    owner of the session state folds them.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._source = iter(events)
         self._read = 0
-        self._buffer: dict[int, Event] = {}  # those that may still be asked for, or be passed
-        self._consumed: set[int] = set()  # of those not before `_next`
-        self._matched: set[int] = set()  # of those: asked for
+        self._buffer: dict[int, Event] = {}  # events that may still be matched or passed
+        self._consumed: set[int] = set()  # consumed events at or after `_next`
+        self._matched: set[int] = set()  # the matched ones among `_consumed`
         self._next = 0
         self._seq = 0
-        self._open: dict[str, int] = {}  # by the id of an action, the begin its ends belong to
+        self._open: dict[str, int] = {}  # action id -> its latest "begun" event
         self._ends: dict[int, list[int]] = defaultdict(list)
-        self._final: set[int] = set()  # begins of which all ends were read
+        self._final: set[int] = set()  # "begun" events whose "ended" events were all read
         self._calls: dict[tuple[str, str], deque[int]] = defaultdict(deque)
         self._events_by_key: dict[bytes, deque[int]] = defaultdict(deque)
         self.passed_events: list[Event] = []
@@ -79,21 +82,21 @@ class ReplayCursor:
 
     @property
     def seq(self) -> int:
-        """All up to this event were re-enacted."""
+        """Number of the event up to which everything was replayed."""
         return self._seq
 
     @property
     def expected(self) -> Event | None:
-        """What the program did next, then; None when it has done all it did."""
+        """The next recorded step of the program, or None at the end of the record."""
         return self._buffer.get(self._next)
 
     @property
     def buffered_count(self) -> int:
-        """How many events are in memory."""
+        """Number of events in memory."""
         return len(self._buffer)
 
     def match_call(self, name: str, digest: str) -> RecordedAction | None:
-        """The next action of this name and these arguments."""
+        """Return the next recorded action with this name and argument digest, or None."""
         waiting = self._calls[name, digest]
         while not waiting and self._read_next():
             pass
@@ -104,7 +107,8 @@ class ReplayCursor:
             pass
         ends = self._ends.pop(at, [])
         found = RecordedAction(self._buffer[at], self._buffer[ends[-1]] if ends else None)
-        within = range(at, ends[0]) if ends else (at,)  # its body, which does not run again
+        # events of its body, which does not run again
+        within = range(at, ends[0]) if ends else (at,)
         for index in (*within, *ends):
             self._consume(index)
         self._release(at, *ends)
@@ -112,7 +116,7 @@ class ReplayCursor:
         return found
 
     def match_event(self, kind: str, data: dict[str, Any]) -> Event | None:
-        """The next event that says the same."""
+        """Return the next recorded event with equal content, or None."""
         waiting = self._events_by_key[equality_key(kind, data, with_amounts=False)]
         while not any(map(self._is_unconsumed, waiting)) and self._read_next():
             pass
@@ -127,7 +131,7 @@ class ReplayCursor:
         return found
 
     def divergence_error(self, kind: str, data: dict[str, Any]) -> Diverged:
-        """What to say of a step that was not recorded."""
+        """Return the error for a step that was not recorded."""
         expected = self.expected
         then = (
             "nothing more was recorded"
@@ -144,7 +148,7 @@ class ReplayCursor:
         )
 
     def _read_next(self) -> bool:
-        """Read one more; False when there is none."""
+        """Read one more event into the buffer. Return False at the end."""
         event = next(self._source, None)
         if event is None:
             return False
@@ -177,7 +181,7 @@ class ReplayCursor:
             self.passed_events.append(self._buffer[at])
 
     def _release(self, *indexes: int) -> None:
-        """They were asked for; what is not passed by yet is let go then."""
+        """Release matched events. Events at or after `_next` are released when they are passed."""
         for at in indexes:
             if at < self._next:
                 self._buffer.pop(at, None)
@@ -185,7 +189,7 @@ class ReplayCursor:
                 self._matched.add(at)
 
     def _advance(self) -> None:
-        """Past all that nobody will ask for."""
+        """Move past all events that no call has to match."""
         while self._next in self._buffer or self._read_next():
             event = self._buffer[self._next]
             if self._next not in self._consumed and _is_step(event):
@@ -200,7 +204,7 @@ class ReplayCursor:
 
 
 def failure_of(name: str, data: dict[str, Any]) -> Exception:
-    """The error that a failed action raised, as far as it can be made again."""
+    """Return the error of a failed action, rebuilt from its record if possible."""
     text = str(data.get("error", ""))
     kind, _, message = text.partition(": ")
     known = getattr(errors, kind, None) or getattr(builtins, kind, None)
@@ -209,7 +213,7 @@ def failure_of(name: str, data: dict[str, Any]) -> Exception:
     if isinstance(known, type) and issubclass(known, Exception):
         try:
             return known(message)
-        except TypeError:  # one that wants more than words
+        except TypeError:  # its constructor needs other arguments
             pass
     return RecordedFailure(
         "recorded_failure",
@@ -218,11 +222,11 @@ def failure_of(name: str, data: dict[str, Any]) -> Exception:
 
 
 def _is_step(event: Event) -> bool:
-    """Whether a program that does the same again will do this."""
+    """Return True if the same program, run again, produces this event."""
     extra = event.data.get("extra")
     if event.erased or (isinstance(extra, dict) and extra.get("synthetic")):
         return False
-    if event.data.get("merged"):  # told by a merge, not by the program
+    if event.data.get("merged"):  # written by a merge, not by the program
         return False
     if event.kind == "spend" and not spend_counters(event.data):
         return False

@@ -1,5 +1,8 @@
-"""Where two journals part, and what each has been through since: read from what commits hold, so
-that it is there whoever made them, and wherever."""
+"""Find where two journals diverge, and read the events of each after that point.
+
+Events are read from the segments of commits. They are therefore available in every store that has
+the commits.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ortet.objects.base import ObjectStore
 
 
 class DivergedEvents(NamedTuple):
-    """The events of a journal with a number above `after`; `sealed` holds them, newest first."""
+    """Events of a journal with after < seq <= upto. `sealed` are their segments, newest first."""
 
     after: int
     upto: int
@@ -26,7 +29,7 @@ class DivergedEvents(NamedTuple):
         return self.upto - self.after
 
     def newest(self, objects: ObjectStore, chain: EventChain) -> Iterator[Event]:
-        """The newest first: who wants a few reads a few."""
+        """Yield the events, newest first. Segments are read only as far as needed."""
         for segment in self.sealed:
             for row in reversed(unseal(objects, segment)):
                 if self.after < row.seq <= self.upto:
@@ -34,7 +37,7 @@ class DivergedEvents(NamedTuple):
 
 
 class _SegmentWalk:
-    """Back along the segments of a journal."""
+    """Walks the segments of a journal from newest to oldest."""
 
     def __init__(self, objects: ObjectStore, journal: JournalHead) -> None:
         self._rest = iter_segments(objects, journal.segment)
@@ -55,7 +58,10 @@ class _SegmentWalk:
 def find_divergence(
     objects: ObjectStore, old: JournalHead, new: JournalHead
 ) -> tuple[DivergedEvents, DivergedEvents]:
-    """What each of two journals has that the other has not; takes as long as that is much."""
+    """Return the events that each of two journals has and the other has not.
+
+    The cost grows with the number of these events, not with the length of the journals.
+    """
     a, b = _SegmentWalk(objects, old), _SegmentWalk(objects, new)
     while (a.current and a.current[0]) != (b.current and b.current[0]):
         far = max(a.first, b.first)
@@ -70,7 +76,10 @@ def find_divergence(
 def events_between(
     objects: ObjectStore, journal: JournalHead, after: int, upto: int
 ) -> DivergedEvents:
-    """Some events of a journal; takes as long as what came since is much."""
+    """Return events of a journal with after < seq <= upto.
+
+    The cost grows with the number of events after `after`.
+    """
     found = list[JournalSegment]()
     for _, segment in iter_segments(objects, journal.segment):
         first = first_seq(segment)
@@ -81,5 +90,8 @@ def events_between(
 
 
 def _heads(passed: list[JournalSegment]) -> Iterator[bytes]:
-    """In order: a head names the one before it, so that equal ones have the same past."""
+    """Yield event headers in order. A header contains the hash of the one before.
+
+    Equal headers therefore have an equal past.
+    """
     return (head for segment in reversed(passed) for head in segment.heads)

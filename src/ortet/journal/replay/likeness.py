@@ -1,4 +1,7 @@
-"""When two events say the same: times, salts and ids aside, which differ between any two runs."""
+"""Equality of events from different runs. Times, salts and ids are ignored.
+
+This is a module of its own because both `cursor` and `run_diff` use it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,23 @@ from typing import Any
 from ortet._util.codec import encode
 
 _VOLATILE_KEYS = frozenset({"id", "time", "expires", "sent", "approval", "action", "whatif"})
-"""Keys of data that no two runs share, and the mark of a what-if."""
+"""Keys of event data that differ between runs, and the marker of a what-if fork."""
 
 
 TIME_COUNTER = "seconds"
-"""The counter that goes on by itself."""
+"""Spending counter that increases with time, whatever the program does."""
 
 
 def spend_counters(spend: dict[str, Any]) -> list[str]:
-    """What was spent of, time aside."""
+    """Return the names of the counters in a spend event, without the time counter."""
     return sorted(name for name in spend.get("amounts", {}) if name != TIME_COUNTER)
 
 
 def equality_key(kind: str, data: dict[str, Any], *, with_amounts: bool = True) -> bytes:
-    """The same bytes for events that say the same. Without `amounts`, what is spent is alike
-    whatever it comes to: two runs do not take the same time."""
+    """Return a key that is equal for events with equal content.
+
+    Without `with_amounts`, spent amounts are ignored, because two runs never take the same time.
+    """
     kept = {key: value for key, value in data.items() if key not in _VOLATILE_KEYS}
     if not with_amounts and kind == "spend" and isinstance(kept.get("amounts"), dict):
         kept["amounts"] = spend_counters(kept)

@@ -1,4 +1,4 @@
-"""Two runs side by side: where they part, and what each did from there on."""
+"""Compare two runs: where they diverge, and what each did from there on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortet.journal.events import Event
 from ortet.journal.replay.likeness import equality_key
 
 _IGNORED_KINDS = frozenset({"lifecycle", "environment"})
-"""When a process took it up or let go says nothing about what was done."""
+"""Event kinds about opening and closing a session. They do not describe work."""
 
 
 class EventPair(msgspec.Struct, frozen=True):
-    """Events that stand for the same step; None where one run has no such step."""
+    """The events of one step in both runs. None means that a run has no such step."""
 
     left: Event | None
     right: Event | None
@@ -24,8 +24,11 @@ class EventPair(msgspec.Struct, frozen=True):
 
 
 class RunDiff(msgspec.Struct, frozen=True):
-    """`first` is the pair where they part, None when they do not; `seq` is its number, of the left
-    run, or of the right one where the left has ended."""
+    """Comparison of two runs.
+
+    `first` is the first pair that differs, or None. `seq` is the number of its left event, or of
+    its right event if the left run has ended.
+    """
 
     pairs: list[EventPair]
     first: EventPair | None = None
@@ -36,7 +39,7 @@ class RunDiff(msgspec.Struct, frozen=True):
 
 
 def diff_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDiff:
-    """Times, salts and ids aside."""
+    """Compare two runs event by event. Times, salts and ids are ignored."""
     left, right = _comparable_events(a), _comparable_events(b)
     keys = [_key(event) for event in left], [_key(event) for event in right]
     begin = 0
@@ -56,7 +59,7 @@ def diff_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDiff:
 
 
 def render(diff: RunDiff, *, width: int = 120, context_lines: int = 3) -> str:
-    """As text: a line for each pair, equal ones only near a difference."""
+    """Return the comparison as text, one line for each pair. Equal pairs far away are skipped."""
     if diff.first is None:
         return f"the runs are the same: {len(diff.pairs)} events"
     half = max(20, (width - 3) // 2)
@@ -92,7 +95,7 @@ def _key(event: Event) -> bytes:
 
 
 def _side_by_side(left: list[Event], right: list[Event], *, same: bool) -> list[EventPair]:
-    """In order; steps of the same kind face each other when there are as many."""
+    """Pair events in order. The shorter list is filled with None."""
     count = max(len(left), len(right))
     return [
         EventPair(
@@ -110,7 +113,7 @@ def _cell(event: Event | None, width: int) -> str:
 
 
 def short_text(data: dict[str, Any]) -> str:
-    """What a human wants to read of it first."""
+    """Return the most useful part of event data for a reader."""
     for key in ("content", "text", "outcome", "error", "steps", "what", "amounts"):
         if data.get(key) is not None:
             who = data.get("role") or data.get("state") or ""

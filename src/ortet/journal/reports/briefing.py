@@ -1,5 +1,7 @@
-"""A briefing: the mental state of an agent for whoever goes on, as Markdown and as data, within a
-number of tokens. What matters least is left out first, and the briefing says how much it was."""
+"""Briefing: the state of an agent as Markdown and as data, within a number of tokens.
+
+Lines of the least worth are left out first. The briefing says how many were left out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ortet.journal.reports.known import LONG_CHARS, BriefingItems, BriefingSecti
 
 
 class Briefing(msgspec.Struct, frozen=True):
-    """`data` is what `markdown` says, for programs; `left_out` counts what did not fit."""
+    """A briefing. `data` has the same content as `markdown`; `left_out` counts missing lines."""
 
     markdown: str
     data: dict[str, Any]
@@ -34,7 +36,10 @@ class Briefing(msgspec.Struct, frozen=True):
 def make_briefing(
     items: BriefingItems, tokens: int, count: TokenCounter = estimate_tokens
 ) -> Briefing:
-    """As much as fits: the goal in any case, then what is worth most."""
+    """Make a briefing of at most `tokens` tokens.
+
+    The goal is always included, then lines by their worth.
+    """
     check_tokens(tokens)
     every = sections_of(items)
     sections = [section for section in every if section.items]
@@ -107,7 +112,7 @@ def _left_out_counts(sections: Sequence[BriefingSection], kept: set[int]) -> dic
 
 
 def _cut(text: str, tokens: int, count: TokenCounter) -> str:
-    """The longest beginning that fits: for limits that not even the goal fits."""
+    """Return the longest start of a text that fits, for limits too small for the goal."""
     low, high = 0, len(text)
     while low < high:
         middle = (low + high + 1) // 2

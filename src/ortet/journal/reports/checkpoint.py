@@ -1,6 +1,7 @@
-"""AgentCheckpoint: what an agent knows and where it stands, as one portable JSON record.
+"""AgentCheckpoint: the state of an agent as one portable JSON record.
 
-The schema is published as docs/agent-checkpoint.schema.json; fields are added, never taken away.
+The schema is published as docs/agent-checkpoint.schema.json. It contains the docstrings of the
+records as descriptions. Fields are only added, never removed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _AT = re.compile(r" - at `(?:key in )?(\$[^`]*)`")
 _ANY_KEY = "[...]"
 _MAX_RESET_NS = 10**20
 _LATER_FIELDS = ("collaborations", "windows", "tokens", "expires", "approvals")
-"""Fields that were not there from the beginning."""
+"""Fields that a later release added."""
 
 _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
@@ -107,13 +108,18 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     approvals: list[Approval] = []
 
     def to_json(self) -> str:
-        """With its digest."""
+        """Return the checkpoint as JSON, with its digest."""
         whole = msgspec.structs.replace(self, digest=_digest(self))
         return msgspec.json.encode(whole, order="deterministic").decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AgentCheckpoint:
-        """Invalid("bad_checkpoint") when it is no checkpoint; `details["path"]` is the field."""
+        """Read a checkpoint from JSON and check it.
+
+        Raises:
+            Invalid: kind "bad_checkpoint". `details["path"]` is the wrong field.
+            Unsupported: kind "newer_checkpoint", if a later release made it.
+        """
         try:
             plain = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -137,14 +143,14 @@ def _read(plain: Any) -> AgentCheckpoint:
     try:
         return msgspec.convert(plain, thread_safe_struct(AgentCheckpoint))
     except msgspec.ValidationError as error:
-        try:  # in JSON, and in its schemas, 1.0 is an integer
+        try:  # in JSON and JSON Schema, 1.0 is an integer
             return msgspec.convert(_normalise_numbers(plain), thread_safe_struct(AgentCheckpoint))
         except msgspec.ValidationError:
             raise error from None
 
 
 def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """What types do not say."""
+    """Check the rules that types do not express. Raise Invalid("bad_checkpoint")."""
     if checkpoint.current_step > len(checkpoint.plan):
         raise _bad("$.current_step", f"the plan has {len(checkpoint.plan)} steps")
     for number, artifact in enumerate(checkpoint.artifacts):
@@ -178,10 +184,10 @@ def check_checkpoint(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a checkpoint, as it is published."""
+    """Return the JSON Schema of a checkpoint, as it is published."""
     (ref,), parts = msgspec.json.schema_components([AgentCheckpoint], ref_template="#/$defs/{name}")
     for part in parts.values():
-        if "description" in part:  # laid out differently by releases of Python
+        if "description" in part:  # Python releases indent docstrings differently
             part["description"] = " ".join(part["description"].split())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -192,9 +198,12 @@ def schema() -> dict[str, Any]:
 
 
 def _digest(checkpoint: AgentCheckpoint) -> str:
-    """The same for every way to write the record down: 5 and 5.0 are one number in JSON."""
+    """Return the digest of a checkpoint.
+
+    It does not depend on how numbers are written: 5 and 5.0 are equal in JSON.
+    """
     plain = msgspec.to_builtins(msgspec.structs.replace(checkpoint, digest=""))
-    for name in _LATER_FIELDS:  # a record of an earlier release has a digest without them
+    for name in _LATER_FIELDS:  # digests of earlier releases do not cover these fields
         if not plain[name]:
             del plain[name]
     try:
@@ -214,7 +223,7 @@ def _normalise_numbers(value: Any) -> Any:
 
 
 def _path(plain: Any, error: msgspec.ValidationError) -> str:
-    """Which field is wrong, with the key of a map that msgspec leaves out."""
+    """Return the path of the wrong field, with the map key that msgspec leaves out."""
     at, missing = _AT.search(str(error)), _FIELD.search(str(error))
     path = (at[1] if at else "$") + (f".{missing[1]}" if missing else "")
     shown, kind = "$", cast(Any, AgentCheckpoint)

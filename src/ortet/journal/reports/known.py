@@ -1,4 +1,4 @@
-"""What a briefing tells of a mind: each thing as a line and as data, and what it is worth."""
+"""Sections and lines of a briefing, each as text and as data, with their worth."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ortet.journal.state.records import Artifact, Decision, Effect, Fact, Messag
 
 LONG_CHARS, SHORT_CHARS = 400, 160
 _MAX_SECTION_ITEMS = 60
-"""Items of a section that are looked at: no limit of tokens that is meant has room for more."""
+"""Largest number of items of a section. Briefings never have room for more."""
 
 
 class FailedAction(msgspec.Struct, frozen=True):
-    """An action that failed, and what it said."""
+    """A failed action with its error."""
 
     effect: Effect
     error: str = ""
 
 
 class PendingApproval(msgspec.Struct, frozen=True):
-    """What a human was asked to allow."""
+    """An approval request without an answer."""
 
     id: str
     what: str
@@ -41,7 +41,7 @@ class PendingApproval(msgspec.Struct, frozen=True):
 
 
 class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a briefing may tell; lists are in the order things happened."""
+    """All items that a briefing can show. Lists are in the order of events."""
 
     name: str
     status: str
@@ -67,11 +67,12 @@ class BriefingItems(msgspec.Struct, frozen=True, kw_only=True):
     windows: Sequence[RateLimitWindow] = ()
     tokens: Sequence[ServiceToken] = ()
     browsers: Sequence[BrowserState] = ()
-    environment: Sequence[tuple[str, Any]] = ()  # what surrounds the workspace: lines and data
+    # lines and data about the environment of the workspace
+    environment: Sequence[tuple[str, Any]] = ()
 
 
 class BriefingLine(msgspec.Struct, frozen=True):
-    """One line of a section. Of two items, the one with less `worth` is left out first."""
+    """One line of a section. Lines with less `worth` are left out first."""
 
     line: str
     data: Any
@@ -79,14 +80,16 @@ class BriefingLine(msgspec.Struct, frozen=True):
 
 
 class BriefingSection(msgspec.Struct, frozen=True):
+    """One section of a briefing."""
+
     key: str
     title: str
     items: list[BriefingLine]
-    hidden: int = 0  # not looked at
+    hidden: int = 0  # number of items that were not considered
 
 
 def sections_of(items: BriefingItems) -> list[BriefingSection]:
-    """In the order they are read. A weight is what the first item of a section is worth."""
+    """Return the sections in reading order. The weight is the worth of the newest item."""
     return [
         BriefingSection("plan", "Where we are", _plan(items)),
         _section(
@@ -119,7 +122,7 @@ def _section(
     records: Sequence[Any],
     show: Callable[[Any], tuple[str, Any]],
 ) -> BriefingSection:
-    """The newest is worth the weight, the one before it half of that, then a third."""
+    """Make a section. Worth falls with age: weight, weight / 2, weight / 3, and so on."""
     newest = list(records)[-_MAX_SECTION_ITEMS:]
     items = []
     for age, thing in enumerate(reversed(newest)):
@@ -129,7 +132,7 @@ def _section(
 
 
 def _plan(items: BriefingItems) -> list[BriefingLine]:
-    """The current step is worth most, then those near it."""
+    """Return the plan steps. The current step has the most worth, then the steps near it."""
     found = []
     for number, text in enumerate(items.plan):
         state = "done" if number < items.step else "now" if number == items.step else "to do"
@@ -141,11 +144,11 @@ def _plan(items: BriefingItems) -> list[BriefingLine]:
     return found
 
 
-# how each thing is shown: as a line, and as data
+# one function for each kind of item; returns its line and its data
 
 
 def effect_label(effect: Effect) -> str:
-    """A deed by its name, and what was run by it."""
+    """Return the name of an effect and the command that it ran."""
     command = f": {one_line(effect.command, SHORT_CHARS)}" if effect.command else ""
     return f"{effect.name}{command}"
 

@@ -1,5 +1,7 @@
-"""What happened, for the next worker: each step of the plan with its outcome, and a log of what was
-done, when, why and what failed. Fed event by event, so that it can grow with its session."""
+"""Progress of a session for the next worker: plan steps with outcomes, and a log.
+
+The log says what was done, when, why and what failed. It is fed event by event.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +17,35 @@ from ortet.journal.events import Event
 
 _LONG_CHARS, _SHORT_CHARS = 400, 200
 _MAX_LOG_ENTRIES = 1000
-"""Entries of a log: a file for people, not the journal."""
+"""Largest number of log entries. The log is for people; the journal has everything."""
 
 
 class PlanStepProgress(msgspec.Struct):
-    """A step of the plan. It `passes` when the agent went past it."""
+    """A plan step. `passes` is True when the agent has moved past it."""
 
     id: int
     description: str
     passes: bool = False
     state: str = "to do"
-    attempts: int = 0  # actions that ended while it was the current one
+    attempts: int = 0  # actions that ended while this step was the current one
     failed: int = 0
-    last: dict[str, Any] | None = None  # the last of them
+    last: dict[str, Any] | None = None  # the last of these actions
 
 
 class ProgressLog:
-    """`seq` is the last event it was fed."""
+    """Collects progress from events. `seq` is the number of the last event."""
 
     def __init__(self) -> None:
         self.seq = 0
         self.goal = ""
         self.features: list[PlanStepProgress] = []
         self.entries: deque[str] = deque(maxlen=_MAX_LOG_ENTRIES)
-        self.dropped_entries = 0  # entries that are no more in the log
+        self.dropped_entries = 0  # number of entries that were dropped
         self._step = 0
         self._open_actions: dict[str, tuple[str, str]] = {}
 
     def feed(self, events: Iterable[Event]) -> None:
+        """Add events. Events that were added before are skipped."""
         for event in events:
             if event.waiting or event.seq <= self.seq:
                 continue
@@ -53,7 +56,7 @@ class ProgressLog:
                 self.entries.append(f"- {_when(event.time)} {line}")
 
     def log(self) -> list[str]:
-        """Its lines, the oldest first."""
+        """Return the lines of the log, oldest first."""
         more = f"- ({self.dropped_entries} earlier entries are in the journal: `ortet journal`)"
         return [*([more] if self.dropped_entries else []), *self.entries]
 
@@ -114,7 +117,7 @@ class ProgressLog:
 
 
 def _describe_event(kind: str, data: dict[str, Any]) -> str:
-    """The kinds that say something to a next worker by themselves."""
+    """Describe an event of a kind that is useful for the next worker, or return ""."""
     text = _line(text_of(data.get("text", "")))
     match kind:
         case "decision":

@@ -1,5 +1,8 @@
-"""What a mind knows of the world around it: work with others, rate limits, tokens, a browser; what
-events do to that, and how a briefing tells it. Secrets are named here, never held."""
+"""External state of a session: collaborations, rate limits, tokens and a browser.
+
+This module holds the records, their reducers and their lines in a briefing. Secrets are named here
+and never stored.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,10 @@ class ServiceToken(StateRecord, frozen=True):
 
 
 class BrowserState(StateRecord, frozen=True):
-    """What a browser had open. `storage` names the entry of the vault that holds its cookies and
-    local storage, "" for none."""
+    """Pages that a browser had open.
+
+    `storage` is the vault entry with its cookies and local storage, or "".
+    """
 
     urls: list[str] = []
     storage: str = ""
@@ -70,13 +75,13 @@ class BrowserState(StateRecord, frozen=True):
 
 
 BROWSER = "browser"
-"""The one key of the table of browsers."""
+"""The only key of the browser table."""
 
 
 def update_collaboration(
     old: Collaboration | None, data: dict[str, Any], seq: int, time: int
 ) -> Collaboration:
-    """A record after an event; what the event does not say stays."""
+    """Return the record after an event. Fields that the event does not have stay."""
     given = {field: data[field] for field in _FIELDS if field in data}
     known = old or Collaboration(data["name"])
     return msgspec.structs.replace(known, **given, seq=seq, time=time)
@@ -118,7 +123,7 @@ EXTERNAL_STATE_REDUCERS: dict[str, Callable[[SessionState, Event, dict[str, Any]
     "token": _fold_token,
     "browser": _fold_browser,
 }
-"""Kinds of events, and what each does to a mind."""
+"""Reducers of external state by event kind."""
 
 
 def external_state_events(
@@ -126,7 +131,7 @@ def external_state_events(
     windows: Iterable[RateLimitWindow],
     tokens: Iterable[ServiceToken],
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The events that make another mind know it."""
+    """Return the events that give another session the same external state."""
     found: list[tuple[str, dict[str, Any]]] = []
     for one in collaborations:
         fields = {field: getattr(one, field) for field in ("name", *_FIELDS)}
@@ -138,7 +143,7 @@ def external_state_events(
     return found
 
 
-# in a briefing: as a line, and as data
+# lines of a briefing, as text and as data
 
 
 def describe_collaboration(collaboration: Collaboration) -> tuple[str, Any]:

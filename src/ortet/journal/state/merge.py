@@ -1,4 +1,4 @@
-"""Two minds brought together: what theirs knows and ours does not, and where they contradict."""
+"""Three-way merge of two session states, with contradictions as data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ortet.journal.state.records import Artifact, Decision, Fact
 from ortet.journal.state.state import SessionState
 
 _MAX_LISTED_IDS = 1000
-"""Ids of each sort that the merge event names; the events behind it hold all of them."""
+"""Largest number of ids of each sort in the merge event. Other events hold all of them."""
 
 
 class Contradiction(msgspec.Struct, frozen=True):
-    """Two facts about the same thing that say different things, each known to one side only."""
+    """Two different facts about the same subject, each known to one side only."""
 
     about: str
     ours: Fact
@@ -25,9 +25,9 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 
 class MergeAdditions(msgspec.Struct, frozen=True):
-    """What a merge adds to a mind. Conversation, plan, notes and questions stay ours.
+    """Records that a merge adds to our state. Conversation, plan, notes and questions stay ours.
 
-    `artifacts` have the versions they get here. `spent` is what theirs used up since `base`.
+    `artifacts` have their new version numbers. `spent` is what their side spent since `base`.
     """
 
     facts: list[Fact]
@@ -39,7 +39,7 @@ class MergeAdditions(msgspec.Struct, frozen=True):
     collaborations: list[Collaboration] = []
 
     def event_data(self) -> dict[str, Any]:
-        """For the event that tells of the merge."""
+        """Return the data of the merge event."""
         return {
             "facts": [fact.id for fact in self.facts[:_MAX_LISTED_IDS]],
             "lessons": [fact.id for fact in self.lessons[:_MAX_LISTED_IDS]],
@@ -53,7 +53,7 @@ class MergeAdditions(msgspec.Struct, frozen=True):
         }
 
     def to_events(self, source: str) -> list[tuple[str, dict[str, Any]]]:
-        """The events, without those of artifacts, that make ours know it; `source` is marked."""
+        """Return the events that add the merged records, without artifacts. Each names `source`."""
         found: list[tuple[str, dict[str, Any]]] = []
         for fact in (*self.facts, *self.lessons):
             found.append(
@@ -68,7 +68,7 @@ class MergeAdditions(msgspec.Struct, frozen=True):
 
 
 def fact_data(fact: Fact) -> dict[str, Any]:
-    """A fact as its event tells it, wherever it is told."""
+    """Return a fact as event data, without the fields that belong to one session."""
     data: dict[str, Any] = {"about": fact.about, **msgspec.to_builtins(fact)}
     for own in ("seq", "time", "lesson", "ended", "ended_by", "why"):
         data.pop(own, None)
@@ -76,7 +76,11 @@ def fact_data(fact: Fact) -> dict[str, Any]:
 
 
 def merge_states(base: SessionState, ours: SessionState, theirs: SessionState) -> MergeAdditions:
-    """What ours gave up since `base` stays given up, what theirs gave up stays known here."""
+    """Merge their state into ours, relative to the common state `base`.
+
+    A fact retracted on our side since `base` stays retracted. A fact retracted only on their side
+    is kept.
+    """
     known = {fact.id: fact for fact in ours.facts}
     there = {fact.id: fact for fact in theirs.facts}
     words = {_fact_key(fact) for fact in known.values()}
@@ -105,7 +109,10 @@ def merge_states(base: SessionState, ours: SessionState, theirs: SessionState) -
 
 
 def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Contradiction]:
-    """Both sides are known to one of them only: what both believe together does not clash."""
+    """Yield contradictions between facts that are known to one side only.
+
+    Facts that both sides know do not contradict each other.
+    """
     about: dict[str, list[Fact]] = defaultdict(list)
     for fact in sorted(ours, key=_seq_of):
         if fact.about:
@@ -117,7 +124,7 @@ def _contradictions(ours: Iterable[Fact], theirs: Iterable[Fact]) -> Iterable[Co
 
 
 def _artifacts(base: SessionState, ours: SessionState, theirs: SessionState) -> list[Artifact]:
-    """Theirs become the next versions of a name that both went on with."""
+    """Return their new artifacts. A name that we have too gets the next version numbers."""
     old = {(one.name, one.version, one.oid, one.link) for one in base.artifacts}
     held: dict[str, list[Artifact]] = defaultdict(list)
     for one in ours.artifacts:
@@ -136,7 +143,10 @@ def _artifacts(base: SessionState, ours: SessionState, theirs: SessionState) -> 
 def _collaborations(
     base: SessionState, ours: SessionState, theirs: SessionState
 ) -> Iterable[Collaboration]:
-    """Others see what theirs did: where both went on with a name, theirs gets the next one."""
+    """Yield their new or changed collaborations.
+
+    Others can see them. If both sides changed one, theirs gets a name with a number.
+    """
     for one in sorted(theirs.collaborations, key=_seq_of):
         before, mine = base.collaborations.get(one.name), ours.collaborations.get(one.name)
         if one == before or _without_position(one) == _without_position(mine):
@@ -159,7 +169,7 @@ def _spent(base: SessionState, theirs: SessionState) -> dict[str, float]:
 
 
 def _fact_key(fact: Fact) -> tuple[str, str, bool]:
-    """The same thing said twice is one fact."""
+    """Return the key that makes two facts with equal text one fact."""
     return " ".join(fact.text.split()), fact.about, fact.lesson
 
 

@@ -1,4 +1,4 @@
-"""What a mind holds, each made by an event and named by its number."""
+"""Records of a session state. Each is made by an event and holds the number of that event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True):
-    """`content` is what was said: a str, or the list of parts a model API takes."""
+    """One message. `content` is text, or the list of parts that a model API takes."""
 
     seq: int
     role: str
@@ -18,11 +18,11 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of what maps keep: as maps on disk, so that later releases may add keys."""
+    """Base class of table records. Stored as maps, so that later releases can add fields."""
 
 
 class NoteRecord(StateRecord, frozen=True):
-    """Scratch. `expires` is in ns since 1970, 0 for never."""
+    """A note of the agent. `expires` is in ns since 1970, or 0 for never."""
 
     key: str
     value: Any
@@ -65,10 +65,10 @@ class Fact(StateRecord, frozen=True):
 
 
 class Episode(StateRecord, frozen=True):
-    """What happened from event `first` to event `last`, which began at `began` and ended at `time`.
+    """A summary of events `first` to `last`, which began at `began` and ended at `time`.
 
-    `cause` says why it was written: closed, compacted, milestone, merged. `source` is where it was
-    told first, when this is told by a shared memory.
+    `cause` says why it was written: "closed", "compacted", "milestone" or "merged". `source` is the
+    original event if the episode comes from a shared memory.
     """
 
     id: str
@@ -82,7 +82,7 @@ class Episode(StateRecord, frozen=True):
     seq: int = 0
     time: int = 0
     began: int = 0
-    session: str = ""  # its name
+    session: str = ""  # name of the session
     source: SourceEventRef | None = None
 
 
@@ -131,7 +131,7 @@ class Effect(StateRecord, frozen=True):
     scope: str = ""
     why: str = ""
     digest: str = ""
-    begun: int = 0  # seq
+    begun: int = 0  # event number
     ended: int = 0
     time: int = 0
     actor: str = ""
@@ -139,7 +139,7 @@ class Effect(StateRecord, frozen=True):
 
 
 class ToolCall(StateRecord, frozen=True):
-    """A tool call of the model. `part`: it was made by a part of the message's content."""
+    """A tool call of the model. `part` means that it was a part of the message content."""
 
     id: str
     name: str = ""
@@ -158,7 +158,7 @@ class Approval(StateRecord, frozen=True):
     state: str = "asked"
     by: str = ""
     because: str = ""
-    digest: str = ""  # of the call that waits for it
+    digest: str = ""  # digest of the call that waits for the answer
     used: str = ""
     seq: int = 0
     time: int = 0
@@ -167,7 +167,7 @@ class Approval(StateRecord, frozen=True):
 
 
 class CoreState(StateRecord, frozen=True):
-    """The small part of a mind, stored whole at each commit."""
+    """The small part of a session state, stored as a whole at each commit."""
 
     goal: str = ""
     status: str = "open"
@@ -176,14 +176,17 @@ class CoreState(StateRecord, frozen=True):
     limits: dict[str, float] = {}
     soft: dict[str, float] = {}
     spent: dict[str, float] = {}
-    since: int = 0  # messages behind this event are in context
-    summary: int = 0  # the compaction that stands for those before
-    aside: list[tuple[int, int]] = []  # first and last events of what is set aside, in order
+    since: int = 0  # messages after this event are in the context
+    summary: int = 0  # number of the compaction that replaces the messages before
+    # (first, last) event numbers of superseded messages, in order
+    aside: list[tuple[int, int]] = []
     events: int = 0
-    calling: list[ToolCall] = []  # of the last assistant message, without a result yet
-    environment: dict[str, int] = {}  # part of the environment -> the event that told it last
-    environment_first: dict[str, int] = {}  # the same of the first that did
-    secrets: dict[str, int] = {}  # name of each that a command was given -> the last such event
-    shared: dict[str, int] = {}  # scope -> the last event that others may know of
-    last: bytes = b""  # of the hash of the last event: minds of other events are other folds,
-    # so that what stands for one of them after an erasure does not stand for the other
+    calling: list[ToolCall] = []  # calls of the last assistant message without a result
+    environment: dict[str, int] = {}  # part of the environment -> event that recorded it last
+    # part of the environment -> event that recorded it first
+    environment_first: dict[str, int] = {}
+    secrets: dict[str, int] = {}  # secret name -> last event of a command that used it
+    shared: dict[str, int] = {}  # scope -> last event that the scope shares
+    # Start of the hash of the last event. It makes the folds of different events different objects,
+    # so that the replacement of one after an erasure never stands for the other.
+    last: bytes = b""

@@ -1,4 +1,7 @@
-"""What each kind of event does to a mind. Kinds of a later release change nothing and are kept."""
+"""Reducers: how each kind of event changes a session state.
+
+Events of kinds from a later release are kept and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +60,20 @@ EVENT_KINDS = (
     "environment",
     SUPERSEDED_KIND,
 )
-"""Every kind this release writes."""
+"""Every event kind that this release writes."""
 
 _HASH_PREFIX_BYTES = 16
-"""Bytes of a hash that tell one event from all others."""
+"""Bytes of an event hash that identify the event."""
 
 SHAREABLE_KINDS = frozenset({"fact", "lesson", "episode"})
-"""What may be meant for others too: `scope` says for whom."""
+"""Event kinds that can be shared. `scope` in their data says with whom."""
 
 TRANSIENT_KINDS = frozenset({"message", "thought", "note", "model"})
-"""What compaction may drop from view; all else is durable."""
+"""Event kinds that a compaction may remove from the context. All others are durable."""
 
 
 def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
-    """Bring a mind forward."""
+    """Apply events to a state, in order, and return the same state."""
     last: Event | None = None
     try:
         for event in events:
@@ -82,7 +85,7 @@ def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
                         state.change_core(shared={**state.core.shared, scope: event.seq})
                 except (KeyError, TypeError, ValueError):
                     if event.version <= 1:
-                        raise  # a later schema that does not fit changes nothing, and is kept
+                        raise  # an unknown later schema changes nothing and is kept
             last = event
     finally:
         if last is not None:
@@ -91,6 +94,7 @@ def fold(state: SessionState, events: Iterable[Event]) -> SessionState:
 
 
 def message_of(event: Event) -> Message:
+    """Return the message that an event records."""
     data = event.data
     return Message(
         seq=event.seq,
@@ -104,14 +108,14 @@ def message_of(event: Event) -> Message:
 def _fold_message(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     before = state.core.calling
     if not before and (data.get("role") != "assistant" or _has_no_tool_calls(data)):
-        return  # nothing waits for it, and it asks for nothing
+        return  # no call waits for a result, and this message makes none
     calling = unanswered_calls(before, message_of(event))
     if calling != before:
         state.change_core(calling=calling)
 
 
 def _has_no_tool_calls(data: dict[str, Any]) -> bool:
-    """As most that an assistant says: seen without looking for calls in it."""
+    """Return True for a plain text message: the common case, without a search for calls."""
     return "extra" not in data and type(data.get("content")) is str
 
 
@@ -154,7 +158,7 @@ def _fold_fact(state: SessionState, event: Event, data: dict[str, Any]) -> None:
     if data.get("gone"):
         if "why" in data:
             _end_fact(state, data["id"], event, why=data["why"])
-        else:  # as releases before memory told it
+        else:  # as releases without memory wrote it
             state.facts.drop(data["id"])
         return
     fact = fact_of(event)
@@ -164,7 +168,7 @@ def _fold_fact(state: SessionState, event: Event, data: dict[str, Any]) -> None:
 
 
 def fact_of(event: Event) -> Fact:
-    """The fact that an event tells."""
+    """Return the fact that an event records."""
     data = event.data
     return Fact(
         id=data["id"],
@@ -186,7 +190,7 @@ def fact_of(event: Event) -> Fact:
 def _end_fact(
     state: SessionState, fact_id: str, event: Event, *, by: str = "", why: str = ""
 ) -> None:
-    """Give a fact up; one of a shared memory, which this mind has not, is remembered as ended."""
+    """Retract a fact. A fact of a shared memory, which is not in this state, is marked as ended."""
     known = state.facts.get(fact_id) or state.past.get(fact_id) or Fact(fact_id, "", seq=event.seq)
     state.past.set(fact_id, msgspec.structs.replace(known, ended=event.time, ended_by=by, why=why))
     if state.facts.get(fact_id) is not None:
@@ -205,7 +209,7 @@ def _fold_episode(state: SessionState, event: Event, data: dict[str, Any]) -> No
 
 
 def episode_of(event: Event) -> Episode:
-    """The episode that an event tells."""
+    """Return the episode that an event records."""
     data = event.data
     return Episode(
         id=data["id"],
@@ -266,7 +270,7 @@ def _fold_action_begun(state: SessionState, event: Event, data: dict[str, Any]) 
 
 
 def secrets_in(data: dict[str, Any]) -> list[str]:
-    """Names in the vault of what a command was given."""
+    """Return the vault names of the secrets that a command used."""
     said = data.get("kwargs")
     given = said.get("secrets") if isinstance(said, dict) and data.get("name") == "run" else None
     names = given.values() if isinstance(given, dict) else given
@@ -292,7 +296,7 @@ def _fold_approval_answered(state: SessionState, event: Event, data: dict[str, A
 
 
 def answer_approval(approval: Approval, event: Event) -> Approval:
-    """An approval after an answer; the first that came counts."""
+    """Return an approval after an answer. The first answer counts."""
     if approval.state != "asked":
         return approval
     data = event.data
@@ -318,7 +322,7 @@ def _fold_spend(state: SessionState, event: Event, data: dict[str, Any]) -> None
 
 
 def _fold_merge(state: SessionState, event: Event, data: dict[str, Any]) -> None:
-    """What it knew is told by events of their own; what it cost is ours now too."""
+    """Add their spending. Facts and other records are merged by events of their own."""
     del event
     _add_spent(state, data.get("spent", {}))
 
@@ -345,13 +349,13 @@ def _fold_compaction(state: SessionState, event: Event, data: dict[str, Any]) ->
 
 
 def _fold_superseded(state: SessionState, event: Event, data: dict[str, Any]) -> None:
-    """Which calls wait for a result on the way that is taken now is not known: none is made up."""
+    """Mark messages as superseded. Calls without a result are no longer known after that."""
     del event
     state.change_core(aside=apply_superseded(state.core.aside, data), calling=[])
 
 
 def _fold_environment(state: SessionState, event: Event, data: dict[str, Any]) -> None:
-    """Only where to read each part: the record itself stays in its events."""
+    """Record which events hold each part. The environment itself stays in those events."""
     told = dict.fromkeys(data["parts"], event.seq)
     core = state.core
     state.change_core(

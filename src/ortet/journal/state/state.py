@@ -1,4 +1,4 @@
-"""A mind: what its events add up to, loaded from a fold and brought forward event by event."""
+"""The state of a session, loaded from a stored fold and changed event by event."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ _TABLES: dict[str, type[StateRecord]] = {
 
 
 class StateTable(Generic[T]):
-    """A stored map, and what changed since it was stored. A commit that stores it may fail, and
-    then takes its pages along: what changed is let go of when `saved` says that it did not."""
+    """A stored map with the changes since it was stored.
+
+    Changes are kept until `mark_committed`, because the commit that stores them may fail and its
+    pages are lost then.
+    """
 
     def __init__(self, maps: Maps, record_type: type[T], root: bytes = b"") -> None:
         self._maps = maps
@@ -57,6 +60,7 @@ class StateTable(Generic[T]):
         self._uncommitted: tuple[bytes, dict[str, T | None]] | None = None
 
     def get(self, key: str) -> T | None:
+        """Return the value of a key, or None."""
         if key in self._changes:
             return self._changes[key]
         data = self._maps.get(Oid(self._root), key.encode()) if self._root else None
@@ -69,7 +73,7 @@ class StateTable(Generic[T]):
         self._changes[key] = None
 
     def __iter__(self) -> Iterator[T]:
-        """In order of keys."""
+        """Iterate over the values in key order."""
         stored: dict[str, T | None] = {}
         if self._root:
             for key, data in self._maps.items(Oid(self._root)):
@@ -82,7 +86,7 @@ class StateTable(Generic[T]):
         return self._root
 
     def pending_changes(self) -> tuple[bytes, list[tuple[str, bytes | None]]]:
-        """The root, and what changed since."""
+        """Return the root, and the changes since that root was stored."""
         changes = sorted(self._changes.items())
         return self._root, [(k, None if v is None else encode(v)) for k, v in changes]
 
@@ -91,7 +95,7 @@ class StateTable(Generic[T]):
             self._changes[key] = None if data is None else decode(self._record_type, data)
 
     def save(self) -> bytes:
-        """Store it; returns its root, b"" for an empty map that never held anything."""
+        """Store the map and return its root; b"" for a map that was always empty."""
         if self._changes:
             edits = {
                 key.encode(): None if value is None else encode(value)
@@ -106,7 +110,7 @@ class StateTable(Generic[T]):
         return self._root
 
     def mark_committed(self) -> None:
-        """What was stored last is in a commit."""
+        """Record that the map stored last is in a commit."""
         if self._uncommitted is not None:
             (self._root, held), self._uncommitted = self._uncommitted, None
             self._changes = {
@@ -117,15 +121,20 @@ class StateTable(Generic[T]):
 
 
 class PendingChanges(StoredRecord, frozen=True):
-    """What a mind knows beyond the fold that it was loaded from: its core, and of each table the
-    root that it goes on from, with what was set or dropped since."""
+    """Changes of a state since the fold that it was loaded from.
+
+    `tables` holds for each table its root and the values that were set or dropped since.
+    """
 
     core: bytes
     tables: list[tuple[str, bytes, list[tuple[str, bytes | None]]]]
 
 
 class SessionState:
-    """`core` is replaced, tables are changed, by folding (see folding.py) and nothing else."""
+    """The state that the events of a session fold into.
+
+    `core` is replaced and tables are changed only by folding (see reducers.py).
+    """
 
     def __init__(self, maps: Maps, fold: Fold | None = None) -> None:
         roots = dict(fold.maps) if fold is not None else {}
@@ -139,42 +148,46 @@ class SessionState:
         self.episodes = StateTable(maps, Episode, roots.get("episodes", b""))
         self.facts = StateTable(maps, Fact, roots.get("facts", b""))
         self.notes = StateTable(maps, NoteRecord, roots.get("notes", b""))
-        self.past = StateTable(maps, Fact, roots.get("past", b""))  # facts that were given up
+        self.past = StateTable(maps, Fact, roots.get("past", b""))  # retracted facts
         self.questions = StateTable(maps, Question, roots.get("questions", b""))
         self.tokens = StateTable(maps, ServiceToken, roots.get("tokens", b""))
         self.windows = StateTable(maps, RateLimitWindow, roots.get("windows", b""))
 
     @classmethod
     def load(cls, maps: Maps, objects: ObjectStore, fold: bytes) -> SessionState:
-        """The mind a fold holds; b"": a new one."""
+        """Load the state of a fold; a new state for b""."""
         return cls(
             maps, decode(Fold, objects.get(objects.replacement_of(Oid(fold)))) if fold else None
         )
 
     def equals(self, other: SessionState) -> bool:
-        """Whether both know the same, however their maps came to be."""
+        """Return True if both hold equal records, however their maps were built."""
         mine, theirs = (msgspec.structs.replace(m.core, last=b"") for m in (self, other))
         return mine == theirs and all(
             list(getattr(self, name)) == list(getattr(other, name)) for name in _TABLES
         )
 
     def change_core(self, **fields: object) -> None:
-        """Replace some of the core."""
+        """Replace fields of the core."""
         self.core = msgspec.structs.replace(self.core, **fields)
 
     def save(self, objects: ObjectStore) -> Oid:
-        """Store it: the core, and the pages of tables that changed."""
+        """Store the core and the changed pages of the tables, and return the oid of the fold."""
         roots = [(name, getattr(self, name).save()) for name in sorted(_TABLES)]
         fold = Fold(encode(self.core), [(name, root) for name, root in roots if root])
         return objects.put(Kind.FOLD, encode(fold))
 
     def pending_changes(self) -> PendingChanges:
-        """What another needs to know the same that has its fold."""
+        """Return the changes since the fold, for a process that has loaded the same fold."""
         tables = [(name, *getattr(self, name).pending_changes()) for name in sorted(_TABLES)]
         return PendingChanges(encode(self.core), tables)
 
     def apply_pending_changes(self, pending: PendingChanges) -> bool:
-        """Know that too, as one that was just loaded; False where it goes on from another fold."""
+        """Apply changes to a state that was just loaded.
+
+        Returns:
+            False, without any change, if the changes start from another fold.
+        """
         tables = {name: (root, changes) for name, root, changes in pending.tables}
         if set(tables) != set(_TABLES):
             return False
@@ -187,6 +200,6 @@ class SessionState:
         return True
 
     def mark_committed(self) -> None:
-        """The commit that it was stored for is there."""
+        """Record that the commit with the stored state exists."""
         for name in _TABLES:
             getattr(self, name).mark_committed()

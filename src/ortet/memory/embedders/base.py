@@ -1,4 +1,4 @@
-"""Embedders turn texts into vectors whose angle says how alike they are; any will do."""
+"""The protocol of embedders, and the lookup of an embedder by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class Embedder(Protocol):
-    """What a caller may pass in. `name` is the identity of the model: give another whenever the
-    same text would become another vector, for vectors of two names are never compared.
+    """A model that turns texts into vectors.
 
-    `embed` gives one vector a text, all of one size, none of them zero; how long they are does
-    not matter. It is called by one thread at a time, which need not be the one that made it. An
-    attribute `size`, if there is one, is the size that is checked; `trust`, if there is one, is how
-    much its order counts beside that of the words, 1 for as much.
+    `name` identifies the model. Use another name whenever the same text would give another vector:
+    vectors of two names are never compared.
+
+    `embed` returns one vector for each text. All have the same size, and none is zero; their length
+    does not matter. One thread at a time calls it, not always the thread that created it. The
+    optional attribute `size` is the expected size. The optional attribute `trust` is the weight of
+    its ranking relative to the ranking by words (1).
     """
 
     @property
@@ -33,11 +35,11 @@ class Embedder(Protocol):
 
 
 DEFAULT_TRUST = 0.5
-"""Of an embedder that does not say how good it is."""
+"""Trust of an embedder that has no attribute `trust`."""
 
 
 def trust_of(embedder: Embedder) -> float:
-    """How much its order counts; Invalid for what is no weight."""
+    """Return the weight of the embedder's ranking. Raise Invalid if it is not from 0 to 10."""
     trust = getattr(embedder, "trust", DEFAULT_TRUST)
     if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 10:
         raise Invalid("bad_embedder", f"trust of an embedder is {trust!r}: give 0 to 10")
@@ -48,7 +50,7 @@ _ENDPOINT = re.compile(r"(?P<model>.+)@(?P<url>https?://.+)")
 
 
 def check_embedder(spec: str | Embedder) -> None:
-    """Invalid for what cannot be one, whatever is installed here."""
+    """Raise Invalid if the value cannot be an embedder. Installed packages are not checked."""
     if not isinstance(spec, str):
         _check_embedder_object(spec)
         trust_of(spec)
@@ -65,11 +67,18 @@ def check_embedder(spec: str | Embedder) -> None:
 
 
 def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
-    """The embedder that is meant: "wordllama", "minilm", "sentence-transformers:NAME",
-    "openai:MODEL@http://host/v1", or an object that is one.
+    """Return the embedder for a name, or the given object.
 
-    Its model is loaded when it is first used. Unsupported says what to install; `api_key` is
-    shown to an endpoint and to nobody else.
+    The model is loaded at first use.
+
+    Args:
+        spec: "wordllama", "minilm", "sentence-transformers:NAME", "openai:MODEL@http://host/v1", or
+            an object that is an embedder.
+        api_key: Key for the endpoint. It is sent nowhere else.
+
+    Raises:
+        Unsupported: If a package is missing. The message says what to install.
+        Invalid: If the value is not an embedder.
     """
     check_embedder(spec)
     if not isinstance(spec, str):
@@ -98,7 +107,11 @@ def find_embedder(spec: str | Embedder, *, api_key: str = "") -> Embedder:
 
 
 def require_package(package: str, extra: str) -> str:
-    """Where an optional package lies, found without running it; Unsupported says what to do."""
+    """Return the directory of an optional package, without importing it.
+
+    Raises:
+        Unsupported: If it is missing. The message says what to install.
+    """
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise Unsupported(

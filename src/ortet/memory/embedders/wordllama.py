@@ -1,7 +1,8 @@
-"""WordLlama: a text's vector is the mean of its tokens' vectors. Small, and its wheel holds all.
+"""WordLlama: the vector of a text is the mean of the vectors of its tokens.
 
-The files of the wheel are read here: its package sets up logging for the whole program when it is
-imported, and brings an HTTP client along, to average rows of a table.
+The files of the wheel are read here directly. Importing its package would set up logging for the
+whole program and load an HTTP client. This is a module of its own because it needs an optional
+package.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from ortet.memory.embedders.tensors import read_tensors
 
 _MODEL = "l2_supercat"
 _MAX_TEXT_CHARS = 20_000
-"""Characters that are looked at: the mean of more says nothing."""
+"""Characters that are embedded. A mean over more text has no meaning."""
 
 
 class WordLlama:
-    """256 numbers a text, about ten thousand short texts a second on one core, no download."""
+    """Embedder with 256 numbers per text, about 10,000 short texts per second on one core.
+
+    It needs no download.
+    """
 
     size = 256
-    trust = 0.75  # measured, as those of the others: bench/memory_weights.py
+    trust = 0.75  # measured with bench/memory_weights.py, as for the other embedders
     name = f"wordllama:{_MODEL}_{size}"
 
     def __init__(self) -> None:
@@ -36,7 +40,7 @@ class WordLlama:
     def embed(self, texts: Sequence[str], /) -> NDArray[np.float32]:
         made = np.zeros((len(texts), self.size), np.float32)
         for row, text in zip(made, texts, strict=True):
-            # One at a time: a batch would start threads, which a later fork(2) does not survive.
+            # One at a time: a batch starts threads, which do not survive a later fork(2).
             ids = self._tokenizer.encode(text[:_MAX_TEXT_CHARS], add_special_tokens=False).ids
             if ids:
                 np.mean(self._table[ids], axis=0, dtype=np.float32, out=row)

@@ -1,5 +1,7 @@
-"""Which facts cannot both be true: the seam for detectors, and one by rules that would rather miss
-a contradiction than see one where there is none."""
+"""Detect contradicting facts: the protocol of detectors, and a detector by rules.
+
+The rules prefer to miss a contradiction over reporting a false one.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ _WORD = re.compile(
     r"(?:[-./:@'=][^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+)*"
 )
 _MAX_CLAIM_CHARS = 600
-"""Characters of a fact that are compared: a longer one is no single claim."""
+"""Characters of a fact that are compared. A longer fact is not a single claim."""
 _MAX_DIFFERING_WORDS = 4
-"""Words in which two claims may differ, at one place."""
+"""Largest number of words in which two claims may differ, at one place."""
 
 _IGNORED_WORDS = (
     "a an the do does did that please really very just also always longer definitely indeed"
@@ -38,7 +40,7 @@ _SINGLE = (
     "report to, belong to, point to, owned by, managed by, maintained by, written in, stored "
     "in, deployed to, located in, based in, set to, defaults to"
 )
-"""What has one value at a time."""
+"""Relations that have one value at a time."""
 _OPPOSITE_VERBS = (
     "like/hate like/dislike love/hate love/dislike allow/deny allow/forbid accept/reject "
     "enable/disable start/stop include/exclude require/forbid"
@@ -60,11 +62,11 @@ _ALTERNATIVE_GROUPS = (
     "white, english german french spanish italian dutch norwegian chinese japanese, aws azure "
     "gcp, low medium high critical, daily weekly monthly yearly, macos linux windows"
 )
-"""Of which one is meant where one is said."""
+"""Groups of alternatives. Naming one of them excludes the others."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A fact as detectors see it. Valid from `since` to `until`, in ns; 0 for no bound."""
+    """A fact as detectors see it. Valid from `since` to `until`, in ns; 0 means no bound."""
 
     id: str
     text: str
@@ -74,20 +76,23 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Detector(Protocol):
-    """Gives the ids of those known claims that cannot be true while the new one is."""
+    """Returns the ids of known claims that cannot be true if the new claim is true."""
 
     def __call__(self, new: Claim, known: Sequence[Claim]) -> list[str]: ...
 
 
 class _ParsedClaim(NamedTuple):
-    stems: list[str]  # without those that say nothing, and without the noes
+    stems: list[str]  # without filler words and negations
     raw: list[str]  # the same words as they were written
     negated: bool
 
 
 class RuleDetector:
-    """Sees it where two claims about the same have the same words but for a no, or but for one
-    place with another number, an opposite, or another value of what has one value at a time."""
+    """Detects contradictions between claims about the same subject.
+
+    Two claims contradict if they differ only by a negation. They also contradict if they differ at
+    one place only, by a number, an opposite, or another value of a relation with one value.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._tokenizer = tokenizer if tokenizer is not None else Tokenizer()
@@ -122,7 +127,7 @@ class RuleDetector:
         other = self._stems(claim.about)
         if about and other:
             return about == other
-        # Where one does not say what it is about, its words must.
+        # If a claim has no subject, its words must contain the subject of the other.
         return other <= set(parsed.stems) and about <= set(self._parse(claim.text).stems)
 
     def _contradict(self, one: _ParsedClaim, other: _ParsedClaim, about: frozenset[str]) -> bool:
@@ -144,7 +149,7 @@ class RuleDetector:
             return True
         verb = next((stem for stem in reversed(start) if stem in self._verbs), "")
         if not verb and not (about and about <= set(start)):
-            return False  # what differs is what they are about
+            return False  # the difference is the subject itself
         single = tuple(start[-1:]) in self._single or tuple(start[-2:]) in self._single
         one_value = single or verb in ("be", self._prefer) or (about == set(start))
         if differ in self._opposite or self._alternatives(first, second, words=one_value):
@@ -158,7 +163,7 @@ class RuleDetector:
         return start[-1] == "be" and names
 
     def _alternatives(self, first: list[str], second: list[str], *, words: bool) -> bool:
-        """Other numbers, or also other words of the same group, place by place."""
+        """Return True if all differing words are numbers or, with `words`, of the same group."""
         if len(first) != len(second):
             return False
         for one, other in zip(first, second, strict=True):
@@ -196,14 +201,14 @@ def _words(text: str) -> Iterable[str]:
 
 
 def _overlap(one: Claim, other: Claim) -> bool:
-    """Whether there is a moment at which both are valid."""
+    """Return True if both claims are valid at some moment."""
     return not (one.until and one.until <= other.since) and not (
         other.until and other.until <= one.since
     )
 
 
 def _common_prefix_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many they begin with in common."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     differ = (at for at, (a, b) in pairs if a != b)
     return next(differ, min(len(one), len(other)))

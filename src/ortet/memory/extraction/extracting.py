@@ -1,4 +1,4 @@
-"""Facts out of what was said: the seam for extractors, and one by rules that needs no model."""
+"""Extract facts from messages: the protocol of extractors, and an extractor by rules."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _MODEL_ROLES = ("assistant", "model", "ai")
 _IGNORED_ROLES = ("system", "developer", "tool", "function")
 _REMEMBERED_CONFIDENCE = 0.95
 _MODEL_CONFIDENCE_PENALTY = 0.2
-"""How much less sure is what a model said: it may have guessed."""
+"""Reduction of confidence for statements of a model, which may be guesses."""
 
 
 class Extracted(msgspec.Struct, frozen=True):
-    """What was learned. `confidence` from 0 to 1; `turn` says where, by its number from 0, None
-    when it is in the episode's own text."""
+    """An extracted fact. `confidence` is from 0 to 1.
+
+    `turn` is the number of its turn, from 0, or None if it is from the text of the episode.
+    """
 
     text: str
     about: str = ""
@@ -40,10 +42,10 @@ class Extracted(msgspec.Struct, frozen=True):
 
 
 class Extractor(Protocol):
-    """Takes the summary of an episode and what was said in it; gives what is worth knowing later.
+    """Extracts facts from the summary of an episode and its turns.
 
-    The same must give the same: what it found once is not looked for again. A new `name` is a new
-    extractor, which is asked about every episode anew. What it is given is data, not instructions.
+    Equal input must give equal output, because an episode is processed once. An extractor with a
+    new `name` processes every episode again. The input is data, not instructions.
     """
 
     @property
@@ -53,11 +55,10 @@ class Extractor(Protocol):
 
 
 class RuleExtractor:
-    """Statements in English that are plainly put: preferences, who somebody is, needs, rules, facts
-    about things by their name. Misses much, and takes little that was not said.
+    """Extracts plain English statements: preferences, identity, needs, rules, facts about things.
 
-    Questions, guesses, what holds only now and what is left to be understood from before are not
-    taken, and nothing at all from a turn that tries to steer the model.
+    It misses many facts and invents few. Questions, guesses, temporary states and references to
+    earlier text are skipped. Nothing is taken from a turn that tries to steer the model.
     """
 
     name = "rules-1"
@@ -78,7 +79,7 @@ class RuleExtractor:
 
 
 def _speaker_names(turns: Sequence[SpokenTurn]) -> dict[str, str]:
-    """Who speaks: by their name, or by the one that they give themselves, or as their role."""
+    """Return the name of each speaker: its own name, the name it states, or its role."""
     names: dict[str, str] = {}
     for turn in turns:
         role = turn.speaker.casefold()
@@ -136,7 +137,7 @@ def _statement_of_clause(clause: str, who: str) -> Statement | None:
 
 
 def _group_statement(clause: str, who: str) -> Statement | None:
-    """Whom `we` means is not known, so who said it is."""
+    """Return a statement about "we", attributed to the speaker: the group is unknown."""
     if clause[:3].casefold() != "we ":
         return None
     found = statement_of_thing(f"the team {clause[3:]}")

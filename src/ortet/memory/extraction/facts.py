@@ -1,5 +1,7 @@
-"""What one English sentence states that will still hold later: preferences, who somebody is, needs,
-rules, facts. Rather nothing than something that was not said."""
+"""Find lasting statements in one English sentence: preferences, identity, needs, rules, facts.
+
+The patterns prefer to find nothing over finding something that was not said.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import NamedTuple
 
 
 class Statement(NamedTuple):
-    """A sentence that stands without its conversation."""
+    """A statement that can be understood without its conversation."""
 
     text: str
     about: str
@@ -16,7 +18,7 @@ class Statement(NamedTuple):
 
 
 RULES_SUBJECT = "rules"
-"""What a statement is about that says how to behave."""
+"""Subject of statements about how to behave."""
 _MAX_SENTENCE_CHARS = 300
 
 _UNSURE = re.compile(
@@ -34,7 +36,7 @@ _PASSING = re.compile(
     r"|\b(?:now|here|there)$",
     re.I,
 )
-"""What is true only while it is said."""
+"""Words that mark a temporary statement."""
 _ASKED = re.compile(
     r"(?:what|why|how|when|where|who|whose|which|can|could|would|should|do|does|did|is|are|was|were"
     r"|will|may|shall|have|has|am)\b",
@@ -61,7 +63,7 @@ _POINTING = re.compile(
     r"|approach|first|second|last|other|new|old|latter|former|same|result|plan))\b",
     re.I,
 )
-"""What cannot be understood away from its conversation."""
+"""Words that refer to the conversation and cannot be understood without it."""
 
 _HOW = r"(?:really|just|also|personally|actually|absolutely|definitely|still|do|do really) "
 _HOW_OFTEN = r"always|never|usually|mostly|only|no longer|rarely|often|generally|mainly"
@@ -79,7 +81,7 @@ _KIN = (
     r"|phd|background|car|bike)(?:,|$| (?:named|called|who|and|in|with|at|to|from)\b)"
     r"|(?:asthma|diabetes|celiac|dyslexia|adhd|migraines)\b"
 )
-_VERBS = {  # what follows, how it reads of another, how sure
+_VERBS = {  # verb: (pattern of what follows, third person form, confidence)
     "prefer": ("", "prefers", 0.9),
     "like": ("", "likes", 0.8),
     "love": ("", "loves", 0.8),
@@ -117,7 +119,10 @@ NAME_PATTERN = re.compile(
 
 
 def split_clauses(sentence: str) -> list[str]:
-    """Those that can be stated apart; none of a question, a guess, or what holds only now."""
+    """Split a sentence into clauses that can be stated alone.
+
+    Questions, guesses and temporary statements give no clauses.
+    """
     if len(sentence) > _MAX_SENTENCE_CHARS or sentence[:1] in "\"“«'>‘*|#":
         return []
     bare = _OPENING.sub("", sentence.strip("-• \t")).rstrip(".!。！ ")
@@ -128,7 +133,7 @@ def split_clauses(sentence: str) -> list[str]:
 
 
 def statement_of_speaker(clause: str, who: str) -> Statement | None:
-    """What somebody states of themselves, as others would tell it."""
+    """Return a statement of the speaker about themselves, in the third person, or None."""
     if found := NAME_PATTERN.match(clause):
         name = found["name"]
         return Statement(f"{'the user' if name == who else who} is called {name}", who, 0.9)
@@ -194,7 +199,10 @@ _REMEMBER = re.compile(
 
 
 def rule_of(sentence: str) -> Statement | None:
-    """How to behave, as it was put. A condition is part of a rule, so no guess is looked for."""
+    """Return a rule of behaviour in its own words, or None.
+
+    A rule may contain a condition, so words such as "if" are allowed.
+    """
     bare = _OPENING.sub("", sentence).rstrip(".!。！ ")
     if len(sentence) > _MAX_SENTENCE_CHARS or "?" in sentence:
         return None
@@ -208,7 +216,7 @@ def rule_of(sentence: str) -> Statement | None:
 
 
 def text_to_remember(clause: str) -> str:
-    """What somebody asks to remember; "" when they do not."""
+    """Return the text that the speaker asks to remember, or ""."""
     found = _REMEMBER.match(clause)
     return found["inner"] if found else ""
 
@@ -257,7 +265,10 @@ _SPECIFIC = re.compile(r"\d|[_/@=`]|\b(?-i:[A-Z])")
 
 
 def statement_of_thing(clause: str, *, specific_only: bool = False) -> Statement | None:
-    """What is stated of something by its name. `hard`: only with a number or a name in it."""
+    """Return a statement about a named thing, or None.
+
+    With `specific_only`, the statement must contain a number or a name.
+    """
     found = _THING.fullmatch(clause)
     if found is None:
         return None
@@ -280,6 +291,6 @@ def statement_of_thing(clause: str, *, specific_only: bool = False) -> Statement
         if rest.lower().startswith("to ") or (plain and not (named and bare)):
             return None
         if bare and not _SPECIFIC.search(rest):
-            return None  # "kids need sleep": of none in particular
+            return None  # generic plural, such as "kids need sleep"
         confidence = 0.8
     return Statement(clause, subject, confidence)

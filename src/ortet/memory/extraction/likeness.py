@@ -1,4 +1,4 @@
-"""Texts that say nearly the same: how alike two are, and which of many is nearest to one."""
+"""Near duplicates: similarity of two texts, and the nearest of many texts."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ import msgspec
 from ortet.memory.lexical.tokenizer import Tokenizer
 
 MIN_SIMILARITY = 0.7
-"""How alike texts are that say nearly the same."""
+"""Smallest similarity of texts that say nearly the same."""
 
 _FILLER_WORDS = (
     "a an the is are am was were be been do does did that which please really very just also"
 )
-"""Words that two ways to say the same may differ in."""
+"""Words that two equal statements may differ in."""
 NEGATIONS = (
     "not no never none nor neither cannot can't without nothing nobody don't doesn't didn't isn't "
     "aren't wasn't weren't won't couldn't shouldn't wouldn't hasn't haven't hadn't mustn't needn't"
 )
 
 _CONTAINED_SCORE = 0.9
-"""What a text is worth that is wholly inside one that is not much longer."""
+"""Score of a text that is fully contained in one that is not much longer."""
 _MAX_LENGTH_RATIO = 1.5
 _MIN_CONTAINED_WORDS = 4
-"""Words of a text that can be inside another: fewer are inside of much."""
+"""Smallest number of words of a contained text. Shorter texts are contained in too many."""
 _ORDER = 0.25
-"""How much of the likeness is lost when no two words stand together as they do in the other."""
+"""Share of the similarity that depends on the order of words."""
 _CHANGED_MEANING_FACTOR = 0.5
-"""What is left of it when one of them has another number, or says no."""
+"""Factor if the texts differ in a number or a negation."""
 
 
 class SimilarText(msgspec.Struct, frozen=True):
-    """A known text. `exact`: it has the same words in the same order, but for those that say
-    nothing."""
+    """A known text.
+
+    `exact` means equal words in equal order, without filler words.
+    """
 
     id: str
     score: float
@@ -45,10 +47,10 @@ class SimilarText(msgspec.Struct, frozen=True):
 
 
 class NearDuplicateIndex:
-    """Texts by their ids, and which of them is nearly a given one.
+    """Texts by id, with a search for near duplicates.
 
-    None that is alike enough is missed: of the words of the text asked for, so many are looked up,
-    the rarest ones, that one without any of them could not be.
+    The search never misses a text above the limit. It looks up the rarest words of the query, as
+    many as a similar text must share at least one of.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class NearDuplicateIndex:
         self._filler_tokens = frozenset(self._tokenizer.tokens(_FILLER_WORDS))
         self._negation_tokens = frozenset(self._tokenizer.tokens(NEGATIONS))
         self._numbers: dict[str, int] = {}  # token -> its number
-        self._meaning_tokens: set[int] = set()  # those that change what is said
-        self._texts_by_token: list[array[int]] = []  # texts that have a token, by its number
+        self._meaning_tokens: set[int] = set()  # numbers of tokens that change the meaning
+        self._texts_by_token: list[array[int]] = []  # token number -> texts that contain it
         self._ids: list[str] = []
         self._token_lists: list[array[int]] = []
         for id_, text in texts:
@@ -69,7 +71,7 @@ class NearDuplicateIndex:
         return len(self._ids)
 
     def add(self, id_: str, text: str) -> None:
-        """Know one more; the same id may have several texts."""
+        """Add a text. An id may have several texts."""
         said = array("I", [self._number(token) for token in self._content(text)])
         place = len(self._ids)
         self._ids.append(id_)
@@ -78,13 +80,13 @@ class NearDuplicateIndex:
             self._texts_by_token[token].append(place)
 
     def nearest(self, text: str, min_similarity: float = MIN_SIMILARITY) -> SimilarText | None:
-        """The one most like it, of several the one known longest; None when none is alike."""
+        """Return the most similar text, the oldest if several are equal, or None."""
         return next(iter(self.find_similar(text, min_similarity)), None)
 
     def find_similar(self, text: str, min_similarity: float = MIN_SIMILARITY) -> list[SimilarText]:
-        """Those at least so alike, the most alike first."""
+        """Return the texts with at least this similarity, most similar first."""
         content = self._content(text)
-        # Tokens nobody has cannot be looked up, and still make the text another one.
+        # Unknown tokens cannot be looked up, but they count as differences.
         strange = dict.fromkeys(token for token in content if token not in self._numbers)
         numbers = {token: -1 - at for at, token in enumerate(strange)}
         said = [numbers[t] if t in numbers else self._numbers[t] for t in content]
@@ -92,7 +94,7 @@ class NearDuplicateIndex:
             number for token, number in numbers.items() if self._changes_meaning(token)
         }
         tokens = set(said)
-        # One that is inside of the text asked for shares the fewest of its words: see _score.
+        # A text contained in the query shares the fewest words with it; see _score.
         shared = max(
             1,
             ceil(
@@ -105,7 +107,7 @@ class NearDuplicateIndex:
         for place in self._candidates(tokens, shared):
             other = self._token_lists[place]
             if len(tokens.intersection(other)) < shared:
-                continue  # as most are: the score is dear
+                continue  # the common case: skip the expensive score
             score = _score(said, other, hard)
             if score >= min_similarity:
                 exact = said == other.tolist()
@@ -114,13 +116,16 @@ class NearDuplicateIndex:
         return [SimilarText(self._ids[place], -score, exact) for score, _, place, exact in found]
 
     def similarity(self, text: str, other: str) -> float:
-        """How nearly two texts say the same, from 0 to 1: 1 with the same words in order."""
+        """Return the similarity of two texts, from 0 to 1 (equal words in equal order)."""
         first, second = self._content(text), self._content(other)
         hard = {token for token in (*first, *second) if self._changes_meaning(token)}
         return _score(first, second, hard)
 
     def _candidates(self, tokens: set[int], shared: int) -> set[int]:
-        """Texts with one of so many that whoever shares enough of them has one, the rarest."""
+        """Return texts with one of the rarest tokens.
+
+        Every text that shares at least `shared` tokens is among them.
+        """
         known = sorted(
             (token for token in tokens if token >= 0),
             key=lambda token: (len(self._texts_by_token[token]), token),
@@ -148,7 +153,7 @@ class NearDuplicateIndex:
 
 
 def similarity(text: str, other: str) -> float:
-    """How nearly two texts say the same, from 0 to 1; `Likeness` for more than a few."""
+    """Return the similarity of two texts, from 0 to 1. For many texts use `NearDuplicateIndex`."""
     return NearDuplicateIndex().similarity(text, other)
 
 
@@ -169,7 +174,7 @@ def _score(
 
 
 def _order(one: Sequence[object], other: Sequence[object]) -> float:
-    """The share of neighbours that are neighbours in the other too."""
+    """Return the share of adjacent word pairs that both texts have."""
     first, second = set(pairwise(one)), set(pairwise(other))
     fewer = min(len(first), len(second))
     return len(first & second) / fewer if fewer else 1.0

@@ -1,4 +1,4 @@
-"""What was said, in sentences: where they end in most scripts, and which of them give orders."""
+"""Split text of most scripts into sentences, and detect prompt injection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-# A run of marks is looked at from its first only, so that a megabyte of dots is read once.
+# A run of marks matches from its first mark only, so that a megabyte of dots is linear.
 _END = re.compile(
     r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s|\Z)"
     r"|[。！？｡؟۔।॥።။]++[」』）”’»\"')\]]*+"
@@ -14,14 +14,14 @@ _END = re.compile(
 )
 _FENCES = ("```", "~~~")
 _TITLES = frozenset(["dr", "mr", "mrs", "ms", "nr", "prof", "st", "vs", "e.g", "i.e", "z.b", "d.h"])
-"""Words that a full stop never ends a sentence after."""
+"""Words after which a full stop never ends a sentence."""
 _ABBREVIATIONS = frozenset(
     ["approx", "ca", "cf", "etc", "fig", "inc", "ltd", "bzw", "usw", "resp", "jr"]
 )
-"""Those that it ends one after when the next begins large."""
+"""Words after which a full stop ends a sentence if an upper-case letter follows."""
 
 _MIN_WRAPPED_LINE_CHARS = 60
-"""A line at least so long that ends without a mark goes on in the next, if that begins small."""
+"""Length from which a line without an end mark continues on the next line in lower case."""
 
 _BEFORE = re.compile(r"[\w.]*\Z")
 _LOOK_BACK = 12
@@ -48,14 +48,14 @@ _PROMPT_INJECTION = re.compile(
 
 
 class SpokenTurn(msgspec.Struct, frozen=True):
-    """What one speaker said at once."""
+    """The text of one speaker in one turn."""
 
     speaker: str
     text: str
 
 
 def split_sentences(text: str) -> list[str]:
-    """In order, each in one line; code in fences is left out: it is not said in sentences."""
+    """Return the sentences in order, each on one line. Fenced code is left out."""
     prose = _without_code(text) if any(fence in text for fence in _FENCES) else text
     found: list[str] = []
     start = 0
@@ -69,13 +69,15 @@ def split_sentences(text: str) -> list[str]:
 
 
 def is_prompt_injection(text: str) -> bool:
-    """Whether it tries to steer the model that reads it: such text is quoted, never followed, and
-    nothing is learned from it."""
+    """Return True if a text tries to steer the model that reads it.
+
+    Such text is quoted, never followed, and nothing is learned from it.
+    """
     return _PROMPT_INJECTION.search(text) is not None
 
 
 def clip(text: str, limit: int) -> str:
-    """At most `limit` characters, cut between words where there are any, with a mark."""
+    """Cut a text to at most `limit` characters, between words if possible, with a mark."""
     if len(text) <= limit:
         return text
     cut = text[: max(0, limit - 1)]
@@ -92,7 +94,7 @@ def _without_code(text: str) -> str:
         if not fence and mark in _FENCES:
             fence, opened = mark, len(kept) - 1
         elif fence and mark == fence:
-            del kept[opened:]  # one that is never closed stays: it was no fence
+            del kept[opened:]  # a fence that is never closed stays in the text
             kept.append("")
             fence = ""
     return "\n".join(kept)

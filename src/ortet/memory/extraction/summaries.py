@@ -1,5 +1,7 @@
-"""Summaries of what was said: the seam for summarisers, and one that needs no model: it takes the
-sentences that stand out, as they were said."""
+"""Summaries of a conversation: the protocol of summarisers, and one without a model.
+
+It selects the most important sentences, in their own words.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ __all__ = ["SpokenTurn", "Summariser", "summarise"]
 
 SUMMARY_CHARS = 2000
 _SENTENCE_CHARS = 320
-"""Characters of a sentence that are looked at and told."""
+"""Characters of a sentence that are read and shown."""
 _SPEAKER = 40
 _PARTS = 8
-"""The conversation is told in so many parts, so that none of them takes all the room."""
+"""Number of parts of a conversation. Each part loses weight with each chosen sentence."""
 _DUPLICATE_SHARE = 0.55
-"""The share of their terms that two sentences have in common of which one is enough."""
+"""Share of common terms above which two sentences are duplicates."""
 _MIN_TERMS = 3
-"""Terms below which a sentence must have something else to be told for."""
+"""A sentence with fewer terms needs another reason to be chosen."""
 _MAX_MISSES = 200
-"""So many sentences that do not fit are tried before the rest is taken not to."""
+"""Number of sentences that do not fit, after which the search stops."""
 
 _SMALL_TALK = re.compile(
     r"\W*(?:(?:hi|hello|hey|thanks?|thank you|thx|ok|okay|sure|great|nice|cool|perfect|awesome|yes"
@@ -43,14 +45,14 @@ _SMALL_TALK = re.compile(
     re.I,
 )
 _SMALL_TALK_CHARS = 80
-"""Characters that small talk does not go on for."""
+"""Largest length of small talk."""
 _KEY_WORDS = (
     "decide decided decision agree agreed conclude conclusion cause because reason fix fixed solve "
     "fail error must never always important remember deadline prefer need require instead goal "
     "plan result release promise budget entschieden beschlossen décidé decidido "
     "决定 決定 必须 必須 原因 結論 结论"
 )
-"""What is said of what is settled."""
+"""Words of decisions and results."""
 _NUMBER = re.compile(r"\d|\w[/_=@]\w")
 _NAME = re.compile(r"[a-z,;:] [A-Z]")
 _STOP_WORDS = (
@@ -62,25 +64,27 @@ _STOP_WORDS = (
 
 
 class Summariser(Protocol):
-    """Tells what was said in at most `limit` characters. What it is given is data: a text that asks
-    for something is told, not done."""
+    """Summarises turns in at most `limit` characters.
+
+    The input is data: a text that asks for something is summarised, not obeyed.
+    """
 
     def __call__(self, turns: Sequence[SpokenTurn], limit: int) -> str: ...
 
 
 class _Sentence(NamedTuple):
     turn: int
-    place: int  # in its turn
+    place: int  # position in its turn
     text: str
     terms: tuple[str, ...]
-    worth: float  # of what it is, whatever it is about
+    worth: float  # importance by form, independent of the topic
 
 
 def summarise(turns: Sequence[SpokenTurn], limit: int = SUMMARY_CHARS) -> str:
-    """The sentences that stand out, in the order they were said, a line for each turn with who said
-    it. The same turns always give the same summary; where nothing stands out, it is the beginning.
+    """Return the most important sentences in order, one line for each turn with its speaker.
 
-    What is told is on one line behind its speaker, so that no text can pass for another's.
+    Equal turns always give an equal summary. If nothing stands out, it is the first sentence. Each
+    text is on one line after its speaker, so that it cannot pass as another speaker's.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise Invalid("bad_limit", f"limit={limit!r}: give a number of characters from 1")
@@ -94,7 +98,7 @@ def summarise(turns: Sequence[SpokenTurn], limit: int = SUMMARY_CHARS) -> str:
 
 
 def _candidate_sentences(turns: Sequence[SpokenTurn]) -> list[_Sentence]:
-    """All but small talk."""
+    """Return all sentences except small talk."""
     words = Tokenizer()
     common, settled = frozenset(words.tokens(_STOP_WORDS)), frozenset(words.tokens(_KEY_WORDS))
     settled -= common | {token for token in settled if len(token) == 1}
@@ -123,13 +127,13 @@ def _worth(text: str, terms: int, *, has_key_word: bool) -> float:
 
 
 def _position_weight(turn: int, place: int, turns: int) -> float:
-    """What it is about is said at the beginning, what came of it at the end."""
+    """Return a weight: the start states the topic, and the end states the result."""
     weight = 1.5 if turn == 0 else 1.2 if turn >= turns - 2 else 1.0
     return weight * (1.1 if place == 0 else 1.0)
 
 
 def _weights(candidates: Sequence[_Sentence]) -> dict[str, float]:
-    """Terms that come up again and again weigh most, not those of every sentence nor of one."""
+    """Return term weights. Terms that recur have the most, rare or ubiquitous ones less."""
     times = Counter(term for sentence in candidates for term in sentence.terms)
     return {term: log(1 + n) * log(1 + len(candidates) / n) for term, n in times.items()}
 
@@ -137,8 +141,10 @@ def _weights(candidates: Sequence[_Sentence]) -> dict[str, float]:
 def _choose_sentences(
     candidates: Sequence[_Sentence], turns: Sequence[SpokenTurn], limit: int
 ) -> list[_Sentence]:
-    """The best, again and again, each time counting for less what is told already: a value only
-    ever falls, so that only the one on top of the heap has to be looked at again."""
+    """Choose the best sentence repeatedly, with less weight for terms already covered.
+
+    Values only decrease. Therefore only the top of the heap has to be computed again.
+    """
     weights = _weights(candidates)
     parts = [0] * _PARTS
 
@@ -150,8 +156,8 @@ def _choose_sentences(
     heap = [(-value(sentence), at) for at, sentence in enumerate(candidates)]
     heapq.heapify(heap)
     chosen: list[_Sentence] = []
-    begun: set[int] = set()  # turns with a line
-    room = limit + 1  # the last line has no end
+    begun: set[int] = set()  # turns that already have a line
+    room = limit + 1  # the last line has no line end
     misses = 0
     while heap and misses < _MAX_MISSES:
         before, at = heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""Which documents are worth scoring: those with the rarest terms of a question, and beside them."""
+"""Select the documents to score: those with the rarest query terms, and their neighbours."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from ortet.memory.lexical.scoring import Weights, inverse_document_frequency
 from ortet.memory.lexical.visibility import VisibleDocuments
 
 MAX_TERMS = 64
-"""Of a long question, as many of its rarest terms are looked for."""
+"""Largest number of terms of a long query, the rarest ones."""
 
 
 class SearchEffort(msgspec.Struct, frozen=True):
-    """How much is read for one question: `postings` of its terms, and `documents` scored. Terms
-    are counted exactly up to `counted` documents."""
+    """Limits of one search: `postings` read and `documents` scored.
+
+    Document counts of terms are exact up to `counted`.
+    """
 
     postings: int = 8000
     documents: int = 128
     counted: int = 3000
 
     def for_results(self, k: int) -> SearchEffort:
-        """Enough for `k` answers."""
+        """Return limits that are large enough for `k` results."""
         return msgspec.structs.replace(self, documents=max(self.documents, 2 * k))
 
 
 class QueryTerms(msgspec.Struct, frozen=True):
-    """The terms of a question that occur, in its order, with what each of them tells.
+    """Query terms that occur in visible documents, in query order, with their weight.
 
-    Documents are looked for by `chosen`, the rarest first; those `pruned` are too common for that,
-    and count only in what the others have found.
+    Documents are searched by `chosen`, rarest first. `pruned` terms are too common for that. They
+    count only in documents that other terms found.
     """
 
     rarities: dict[str, float]
@@ -44,7 +46,7 @@ class QueryTerms(msgspec.Struct, frozen=True):
 def choose_terms(
     postings: TermPostings, total: int, words: Sequence[str], effort: SearchEffort
 ) -> QueryTerms:
-    """As many terms as the effort allows, the rarest first, and at least one."""
+    """Choose the rarest terms within the limits, at least one."""
     having = postings.count(words)
     rarest = sorted((count, word) for word, count in having.items() if count)[:MAX_TERMS]
     chosen: list[str] = []
@@ -73,8 +75,11 @@ def find_candidates(
     weights: Weights,
     effort: SearchEffort,
 ) -> Iterator[list[int]]:
-    """Ids of documents by what the chosen terms in them and beside them tell, without how often
-    and how long: lists of `effort.documents` at most, the most telling first."""
+    """Yield lists of candidate ids, best first, at most `effort.documents` each.
+
+    The order uses the weights of the chosen terms in a document and its neighbours. Term frequency
+    and length are not used here.
+    """
     told = _term_scores(postings, terms, effort.postings)
     given: set[int] = set()
     for seeds in _seed_batches(told, effort.documents):
@@ -85,8 +90,10 @@ def find_candidates(
 
 
 def _seed_batches(scores: Mapping[int, float], batch_size: int) -> Iterator[list[int]]:
-    """The most telling first, of equals the nearest: both ways of sorting keep their order. To
-    sort all costs more, and is seldom needed."""
+    """Yield batches of ids by score, then nearest first; both sorts are stable.
+
+    Sorting all ids is expensive and rarely needed, so that the first batch avoids it.
+    """
     yield top_ids(scores, batch_size)
     if len(scores) > batch_size:
         rest = sorted(scores, key=scores.__getitem__, reverse=True)
@@ -96,8 +103,10 @@ def _seed_batches(scores: Mapping[int, float], batch_size: int) -> Iterator[list
 
 
 def top_ids(scores: Mapping[int, float], limit: int) -> list[int]:
-    """The keys of the largest values, of equal ones the first, the largest first. Few values are
-    distinct, so it is cheaper to count them than to compare keys one by one."""
+    """Return the ids with the largest scores, largest first; of equal ones the first.
+
+    Few scores are distinct. Counting them is cheaper than comparing ids one by one.
+    """
     if len(scores) <= limit:
         return sorted(scores, key=scores.__getitem__, reverse=True)
     counts = Counter(scores.values())
@@ -117,7 +126,7 @@ def _term_scores(postings: TermPostings, terms: QueryTerms, limit: int) -> dict[
     told: dict[int, float] = {}
     for number, term in enumerate(terms.chosen):
         tells = terms.rarities[term]
-        # Only the first can have more than all are allowed.
+        # Only the first term can exceed the limit.
         ids = postings.ids_with_term(term) if number else postings.nearest(term, limit)
         new = dict.fromkeys(ids, tells)
         for id_ in told.keys() & new.keys():
@@ -129,7 +138,7 @@ def _term_scores(postings: TermPostings, terms: QueryTerms, limit: int) -> dict[
 def _window(
     visible: VisibleDocuments, scores: Mapping[int, float], seeds: Sequence[int], weights: Weights
 ) -> dict[int, float]:
-    """What is told by documents together with those beside them; those beside the seeds too."""
+    """Return scores that include neighbours, for the seeds and their neighbours."""
     around = visible.neighbours(seeds)
     others = {id_: None for pair in around.values() for id_ in pair if id_ and id_ not in around}
     around |= visible.neighbours(id_ for id_ in others if visible.range_of(id_) is not None)

@@ -1,4 +1,4 @@
-"""The index of memories by their words: made from the journal, for all timelines and forks."""
+"""Word index of all timelines in a SQLite file, built from the journals."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["IndexLost", "SqliteWordIndex", "text_hash"]
 VERSION = 3
 HASH_BYTES = 16
 
-# A timeline has a line of documents for each tier, in which they are numbered without gaps: what
-# stands beside a message is its number's neighbour, and how many there are is a difference.
-# `total` is the number of tokens in the line so far. `words` are distinct; `counts` says how often
-# each one occurs, where any occurs twice. `mark` is another one whenever the file was emptied.
+# A timeline has one line of documents for each tier, numbered without gaps. The neighbour of a
+# message is the next number, and a count is a difference. `total` is the number of tokens in the
+# line so far. `words` are distinct. `counts` says how often each occurs, if any occurs twice.
+# `mark` changes whenever the file is emptied.
 _SCHEMA = """
 CREATE TABLE timelines (no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, known INTEGER NOT NULL);
 CREATE TABLE docs (
@@ -55,26 +55,26 @@ _END = "INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?)"
 
 
 def text_hash(text: str) -> bytes:
-    """What the same text has everywhere: vectors are kept by it."""
+    """Return the hash of a text. It is the key of its vector."""
     return blake3(text.encode("utf-8", "surrogatepass")).digest(HASH_BYTES)
 
 
 class _LineEnd(NamedTuple):
-    """The end of a line: the id of its last document, and all tokens up to it."""
+    """End of a line: the id of its last document, and the number of tokens up to it."""
 
     id: int
     total: int
 
 
 class SqliteWordIndex:
-    """Any thread and process may use it. Opened at first use; see IndexFile for what can go wrong.
+    """`WordIndex` in a SQLite file, for several threads and processes. Opened at first use.
 
-    To ask it: for each timeline of the spans, `add` what is behind `known`; then search. Both may
-    raise Lost, when another process has emptied it or the file was damaged: then do both again.
+    To search, add missing events of all timelines, then read. Both may raise IndexLost, if another
+    process emptied the file or it was damaged. Then repeat both. See `IndexFile` for errors.
     """
 
     def __init__(self, path: Path, *, busy_ms: int = 5000, shared: bool = False) -> None:
-        """`shared`: with all others of this process that say so."""
+        """Create an index. `shared` uses connections of the whole process."""
         opened = partial(IndexFile, path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
         self.tokenizer = Tokenizer()
         self._file: IndexFile | SharedIndexFile = (
@@ -83,17 +83,17 @@ class SqliteWordIndex:
 
     @property
     def in_memory(self) -> bool:
-        """Whether nothing could be written: then it lasts as long as this object."""
+        """True if the file cannot be written. The index then lives as long as this object."""
         return self._file.in_memory
 
     def indexed_seq(self, timeline: str) -> int:
-        """The last event taken in; 0: none."""
+        """Return the last indexed event of a timeline, or 0."""
         with self._file.transaction() as connection:
             row = connection.execute(_KNOWN, (timeline,)).get
             return int(row[1]) if row else 0
 
     def indexed_seqs(self, timelines: Iterable[str]) -> dict[str, int]:
-        """The same of many; those of which nothing was taken in are left out."""
+        """Return the last indexed event of many timelines. Unknown ones are left out."""
         with self.open_reader() as lookup:
             return {name: known for name, (_, known) in lookup.timelines(timelines).items()}
 
@@ -109,7 +109,7 @@ class SqliteWordIndex:
             self.add(*page, mark=mark)
 
     def mark(self) -> bytes:
-        """To be asked for before events are read: see `add`."""
+        """Return the mark. Read it before the events that are passed to `add`."""
         with self._file.transaction() as connection:
             return bytes(connection.execute(_MARK).get)
 
@@ -123,10 +123,20 @@ class SqliteWordIndex:
         *,
         mark: bytes = b"",
     ) -> None:
-        """Takes in all there is in events after < seq <= upto, in one transaction; `after` is
-        what `known` said. What another process was faster with is passed over. Raises Lost when
-        less is known than `after`, or it was emptied since `mark`: what was read before that may
-        have been erased."""
+        """Add everything in events after < seq <= upto, in one transaction.
+
+        Args:
+            timeline: Name of the timeline.
+            after: Result of `indexed_seq`. Events that another process added first are skipped.
+            upto: Last event.
+            docs: Documents in these events.
+            ends: Fact ends in these events.
+            mark: Result of `mark`, read before the events.
+
+        Raises:
+            IndexLost: If events before `after` are missing, or the index was emptied since `mark`.
+                The documents may have been erased meanwhile.
+        """
         made = [tokenize_document(self.tokenizer, doc) for doc in docs]  # before the file is locked
         with self._file.transaction(write=True) as connection:
             if mark and connection.execute(_MARK).get != mark:
@@ -145,16 +155,20 @@ class SqliteWordIndex:
 
     @contextmanager
     def open_reader(self) -> Iterator[SqliteIndexReader]:
-        """All that is read in the block is of one moment."""
+        """Open a reader. All reads in the block see the same moment."""
         with self._file.transaction() as connection:
             yield SqliteIndexReader(connection)
 
     def forget(self, timelines: Collection[str] | None) -> None:  # noqa: ARG002
-        """All of it: a page of the file that was freed keeps what it held."""
+        """Empty the whole index: freed pages of the file still contain deleted text."""
         self.drop()
 
     def drop(self) -> None:
-        """Empties it: nothing of what it held stays in the directory. Raises Unavailable."""
+        """Empty the index. Nothing of its content stays in the directory.
+
+        Raises:
+            Unavailable: If another process locks the file.
+        """
         self._file.empty()
 
     def close(self) -> None:
@@ -162,6 +176,8 @@ class SqliteWordIndex:
 
 
 class TokenizedDocument(NamedTuple):
+    """A document with its tokens, as the index stores it."""
+
     doc: MemoryDocument
     length: int
     words: str
@@ -170,7 +186,7 @@ class TokenizedDocument(NamedTuple):
 
 
 def tokenize_document(tokenizer: Tokenizer, doc: MemoryDocument) -> TokenizedDocument:
-    """A document as it is kept: its distinct words, and how often each occurs if any does twice."""
+    """Return a document as it is stored: distinct words, and counts if any occurs twice."""
     tokens = tokenizer.tokens(f"{doc.speaker} {doc.about} {doc.text}")
     counted = Counter(tokens)
     repeated = len(counted) < len(tokens)

@@ -1,4 +1,8 @@
-"""The file of an index: opened at first use, begun anew when damaged, in memory when it must be."""
+"""The SQLite file of an index.
+
+It is opened at first use and emptied when damaged. If it cannot be written, a database in memory
+replaces it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ _SETTINGS = """PRAGMA synchronous = NORMAL; PRAGMA cell_size_check = ON;
     PRAGMA trusted_schema = OFF; PRAGMA cache_size = -8192"""
 _MEMORY = ":memory:"
 _WRITE_TIMEOUT_SECONDS = 60.0
-"""Seconds that threads of this process wait for one another, all of whom get on."""
+"""Seconds that threads of this process wait for each other's writes."""
 _NAMES = re.compile(r"(?:TABLE|INDEX) (\w+)")
 _DAMAGE_ERRORS = apsw.CorruptError | apsw.NotADBError | apsw.SQLError | UnicodeDecodeError
 
 
 class IndexLost(Conflict):
-    """The index does not hold what was asked for: fill it, from `known`, and ask again."""
+    """The index does not hold the requested events. Add them and search again."""
 
     name = "conflict"
 
@@ -38,10 +42,10 @@ def index_lost(why: str) -> IndexLost:
 class IndexFile:
     """One connection of this process under a lock, for transactions.
 
-    Whatever is in the file can be made again, so no damage is an error of the user's: the file is
-    emptied in place, under SQLite's own locks (other processes may have it open, and removing it
-    under them could mix its log with the next one's), and the caller is told by `Lost`. Where
-    nothing can be written an index in memory takes its place, for the life of this object.
+    All content can be rebuilt, so damage is never an error for the user. The file is emptied in
+    place, under the locks of SQLite, and the caller gets IndexLost. The file is not deleted: other
+    processes may have it open, and its log could mix with that of a new file. If nothing can be
+    written, a database in memory is used for the life of this object.
     """
 
     def __init__(self, path: Path, *, schema: str, version: int, busy_ms: int) -> None:
@@ -64,7 +68,7 @@ class IndexFile:
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[apsw.Connection]:
-        """Of one connection: what is read is of one moment. Raises Lost, Unavailable."""
+        """Run a transaction. All reads see the same moment. Raises IndexLost or Unavailable."""
         with self._lock:
             try:
                 connection = self._connect()
@@ -76,7 +80,7 @@ class IndexFile:
                         yield connection
                         connection.execute("COMMIT")
                     except BaseException:
-                        self._roll_back()  # while it is still our turn
+                        self._roll_back()  # before the next writer gets its turn
                         raise
             except BaseException as error:
                 if isinstance(error, apsw.Error | UnicodeDecodeError | OSError):
@@ -84,7 +88,11 @@ class IndexFile:
                 raise
 
     def empty(self) -> None:
-        """Nothing of what was taken in stays in the directory. Raises Unavailable."""
+        """Empty the index. Nothing of its content stays in the directory.
+
+        Raises:
+            Unavailable: If another process locks the file, or it cannot be removed.
+        """
         with self._lock:
             if self._in_memory:
                 self._disconnect()
@@ -105,7 +113,7 @@ class IndexFile:
             self._closed = True
 
     def before_fork(self) -> None:
-        """A connection to a file must not live in two processes, even if one only closes it."""
+        """Close the connection: it must not exist in two processes, even if one only closes it."""
         self._lock.acquire()
         if not self._in_memory:
             self._disconnect()
@@ -150,7 +158,8 @@ class IndexFile:
         if connection.execute("PRAGMA user_version").get == self._version:
             return
         connection.execute("BEGIN IMMEDIATE")
-        version = connection.execute("PRAGMA user_version").get  # another may have been faster
+        # another process may have created the schema first
+        version = connection.execute("PRAGMA user_version").get
         if (
             version != self._version
             and connection.execute("SELECT count(*) FROM sqlite_schema").get
@@ -165,7 +174,7 @@ class IndexFile:
         connection.execute("COMMIT")
 
     def _reset(self) -> None:
-        """Empties the file, whatever is in it, and leaves it closed or as new."""
+        """Empty the file, whatever it contains, and open it again."""
         self._disconnect()
         connection = apsw.Connection(str(self._path))
         try:
@@ -183,7 +192,7 @@ class IndexFile:
         self._in_memory = True
 
     def _recover_from(self, error: Exception) -> Exception:
-        """What becomes of the index after an error, and what the caller is told."""
+        """Recover from an error, and return the error for the caller."""
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             return Unavailable(
                 "index_busy", f"{self._path} is locked by another process: try again in a moment"
@@ -200,8 +209,10 @@ class IndexFile:
         return index_lost(f"the index of memories could not be used ({error})")
 
     def _is_intact(self) -> bool:
-        """Whether tables are missing only because another process empties the file just now: then
-        it is to be opened again, and not to be emptied once more."""
+        """Return True if tables are missing only because another process is emptying the file.
+
+        It must be opened again then, and not emptied once more.
+        """
         if self._in_memory:
             return False
         self._disconnect()
@@ -215,7 +226,7 @@ class IndexFile:
         return not names if version == 0 else version == self._version and self._names <= names
 
     def _inode_at_path(self) -> int:
-        """The inode at the path; 0: there is none."""
+        """Return the inode at the path, or 0."""
         try:
             return os.stat(self._path).st_ino
         except OSError:
@@ -232,7 +243,7 @@ class IndexFile:
             return
         with suppress(apsw.Error):
             if not self._in_memory and self._inode != self._inode_at_path():
-                # The log at the path is another file's by now: closing would remove it.
+                # The log at the path belongs to another file now. Closing would delete it.
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             connection.close()
 
@@ -252,7 +263,10 @@ class IndexFile:
 
 
 def _to_wal(connection: apsw.Connection, busy_ms: int) -> None:
-    """The change to WAL wants the file alone and, unlike all else, does not wait for it."""
+    """Switch to WAL mode, with retries.
+
+    The switch needs exclusive access and ignores the busy timeout.
+    """
     deadline = time.monotonic() + busy_ms / 1000
     while True:
         try:

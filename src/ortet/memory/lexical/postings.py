@@ -1,4 +1,4 @@
-"""Which of the documents that can be seen have a term, and how many they are."""
+"""Documents with a term among the visible ones, and their number."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from ortet.memory.lexical.reader import SqliteIndexReader
 from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange
 
 MAX_RANGES_QUERIED = 4
-"""So many stretches are asked one by one, which takes about 0.1 ms for each and each term."""
+"""Up to this number of ranges, each is queried alone: about 0.1 ms per range and term."""
 MAX_RANGE_READ = 500
-"""A stretch of so many documents is sooner read than asked for each of several terms."""
+"""Up to this size, reading a range is faster than a query for each of several terms."""
 MAX_IDS_FILTERED = 20_000
-"""When no more documents of the file have a term, those that can be seen are picked out of them."""
+"""If the file has at most this many documents with a term, the visible ones are filtered."""
 
 
 class SqlitePostings:
-    """Counts exactly as far as `limit`. There are three ways to find the same: ask the index for
-    each stretch, pick from all it has, read the documents; what else is in the file decides only
-    which of them is taken."""
+    """`TermPostings` of a SQLite file. Counts are exact up to `limit`.
+
+    Three ways give the same result: query each range, filter all documents with the term, or read
+    the documents. The content of the file decides only which way is used.
+    """
 
     def __init__(self, reader: SqliteIndexReader, visible: VisibleDocuments, *, limit: int) -> None:
         self._reader = reader
         self._visible = visible
         self._limit = limit
-        self._all_ids: dict[str, list[int]] = {}  # the nearest first
+        self._all_ids: dict[str, list[int]] = {}  # nearest first
 
     def count(self, terms: Iterable[str]) -> dict[str, float]:
-        """How many documents have each term: counted, or, from the limit on, inferred from how
-        many had to be looked at, the nearest stretches first."""
+        """Return the number of documents with each term.
+
+        The number is exact up to the limit. Above it the number is estimated from the nearest
+        ranges.
+        """
         tallies = {term: PostingCounter(self._visible.total, self._limit) for term in terms}
         if len(self._visible.ranges) <= MAX_RANGES_QUERIED:
             self._count_by_range(tallies)
@@ -44,7 +49,7 @@ class SqlitePostings:
         return {term: tally.count() for term, tally in tallies.items()}
 
     def ids_with_term(self, term: str) -> list[int]:
-        """Ids of all that have it, the nearest first."""
+        """Return the ids of all documents with the term, nearest first."""
         if term not in self._all_ids:
             stretches = self._visible.ranges
             found = [self._reader.ids_with_term(term, one.low, one.high) for one in stretches]
@@ -52,7 +57,7 @@ class SqlitePostings:
         return self._all_ids[term]
 
     def nearest(self, term: str, limit: int) -> list[int]:
-        """The same, and no more than so many."""
+        """Return the ids of at most `limit` documents with the term, nearest first."""
         if term in self._all_ids:
             return self._all_ids[term][:limit]
         found: list[int] = []
@@ -64,7 +69,7 @@ class SqlitePostings:
         return found
 
     def _count_by_range(self, tallies: dict[str, PostingCounter]) -> None:
-        """Stretch by stretch, until there are enough of each."""
+        """Count range by range, until each term has enough documents."""
         many = len(self._visible.ranges) > MAX_RANGES_QUERIED
         open_ = dict(tallies)
         for stretch in self._visible.ranges:
@@ -91,7 +96,7 @@ class SqlitePostings:
             tallies[term].add(ids, visible_range)
 
     def _count_by_filtering(self, term: str, tally: PostingCounter) -> bool:
-        """Whether the file has few enough of them to look at all."""
+        """Count a term by filtering. Return False if the file has too many documents with it."""
         stretches = self._visible.ranges
         low = min(stretch.low for stretch in stretches)
         high = max(stretch.high for stretch in stretches)
@@ -110,7 +115,7 @@ class SqlitePostings:
 def group_by_range(
     visible: VisibleDocuments, ids: Sequence[int]
 ) -> list[tuple[VisibleRange, list[int]]]:
-    """Ids by their stretches, as far as they are in any; ids and stretches in order."""
+    """Return ids by their range. Ids in no range are left out. `ids` is sorted."""
     stretches = visible.ranges
     if len(ids) > len(stretches):
         return [
@@ -126,7 +131,7 @@ def group_by_range(
 
 
 class PostingCounter:
-    """Counts documents that have one term, stretch by stretch."""
+    """Counts the documents with one term, range by range."""
 
     def __init__(self, total: int, limit: int) -> None:
         self._total = total
@@ -134,7 +139,7 @@ class PostingCounter:
         self._count = 0
         self._limit_position: tuple[VisibleRange, int] | None = None
         self.ids: list[int] = []
-        """The nearest first; all of them, unless it is full."""
+        """nearest first; complete, unless the counter is full"""
 
     @property
     def is_full(self) -> bool:
@@ -144,7 +149,8 @@ class PostingCounter:
         self, reader: SqliteIndexReader, term: str, visible_range: VisibleRange
     ) -> None:
         left = self._limit - self._count
-        enough = visible_range.high - visible_range.low + 1 >= left  # else they cannot be so many
+        # otherwise the limit cannot be reached
+        enough = visible_range.high - visible_range.low + 1 >= left
         last = (
             reader.id_at_count(term, visible_range.low, visible_range.high, left) if enough else 0
         )
@@ -163,6 +169,7 @@ class PostingCounter:
             self._count, self._limit_position = self._limit, (visible_range, ids[left - 1])
 
     def count(self) -> float:
+        """Return the exact count, or an estimate if the limit was reached."""
         if self._limit_position is None:
             return float(self._count)
         stretch, last = self._limit_position

@@ -1,4 +1,4 @@
-"""What a search reads of the index, at one moment."""
+"""Reads the word index in a SQLite file at one moment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ortet.memory.lexical.visibility import VisibleDocuments
 
 LINES_PER_TIMELINE = 4
-"""Lines of a timeline: one for each tier, and one to spare."""
+"""Lines of a timeline: one for each tier, and one reserve."""
 IDS_PER_LINE = 1 << 32
-"""The ids of line n are n * FIRST + 1 and so on."""
+"""Ids of line n are n * IDS_PER_LINE + 1 and up."""
 
 SEQ_BITS = 32
-"""Of the number of an event, where it stands in one number with its line."""
+"""Bits of an event number that is packed together with a timeline number."""
 _TIMELINE = "SELECT no, known FROM timelines WHERE name = ?"
 _TIMELINES = """SELECT name, no, known
     FROM json_each(?) AS wanted CROSS JOIN timelines ON name = wanted.value"""
@@ -49,14 +49,14 @@ _ENDS = """SELECT ends.key, timeline, seq, time
 
 
 class IndexPosition(NamedTuple):
-    """A document of a line, or its beginning; and how many tokens there are up to it."""
+    """A document of a line, or the start of the line, and the number of tokens up to it."""
 
     id: int
     total: int
 
 
 class DocumentRow(NamedTuple):
-    """A document as it is in the index."""
+    """A document as the index stores it."""
 
     id: int
     seq: int
@@ -72,7 +72,7 @@ class DocumentRow(NamedTuple):
 
 
 class FactEndRow(NamedTuple):
-    """An event that ended what `key` names."""
+    """An event that retracts the fact `key`."""
 
     key: str
     timeline: int
@@ -81,34 +81,35 @@ class FactEndRow(NamedTuple):
 
 
 def tier_of(id_: int) -> Tier:
+    """Return the tier of a document."""
     return TIERS[(id_ // IDS_PER_LINE) % LINES_PER_TIMELINE]
 
 
 def pack_timeline_seq(timeline: int, seq: int) -> int:
-    """An event of a timeline, by their numbers, as one."""
+    """Pack a timeline number and an event number into one integer."""
     return timeline << SEQ_BITS | min(seq, (1 << SEQ_BITS) - 1)
 
 
 class SqliteIndexReader:
-    """`abc.Reading` of a file, good while the transaction lasts that it was made in."""
+    """`IndexReader` of a SQLite file, for the transaction that it was created in."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
     def timeline(self, name: str) -> tuple[int, int]:
-        """Its number, and the last event of it that was taken in; 0, 0: none."""
+        """Return the number of a timeline and its last indexed event, or (0, 0)."""
         row = self._connection.execute(_TIMELINE, (name,)).get
         return (row[0], row[1]) if row else (0, 0)
 
     def timelines(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """The same of many; those that are not known are left out."""
+        """Return number and last indexed event of many timelines. Unknown ones are left out."""
         rows = self._connection.execute(_TIMELINES, (_json(names),))
         return {name: (no, known) for name, no, known in rows}
 
     def last_positions(
         self, tiers: Iterable[Tier], ends: Collection[int]
     ) -> dict[Tier, dict[int, IndexPosition]]:
-        """The last document of each tier at or before each of `end_of`, as far as there is one."""
+        """Return the last document of each tier at or before each end, if there is one."""
         found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
         numbers = (TIERS.index(tier) for tier in found)
         rows = self._connection.execute(_PLACES, (_json(numbers), _json(ends)))
@@ -148,30 +149,30 @@ class SqliteIndexReader:
         return {id_: int(self._connection.execute(_TOTAL, (id_,)).get or 0) for id_ in ids}
 
     def id_at_count(self, term: str, low: int, high: int, count: int) -> int:
-        """The first of low <= id <= high by which so many documents have it; 0: fewer have."""
+        """Return the first low <= id <= high at which `count` documents have the term, or 0."""
         row = self._connection.execute(_REACHED, (_quoted(term), low, high, count - 1)).get
         return int(row or 0)
 
     def ids_with_term(self, term: str, low: int, high: int) -> list[int]:
-        """Ids of those that have it, in order."""
+        """Return the ids of documents with the term, sorted."""
         return _ids(self._connection.execute(_HAVING, (_quoted(term), low, high)).get)
 
     def newest_ids_with_term(self, term: str, low: int, high: int, limit: int) -> list[int]:
-        """The newest of them, which come first; slower for each of them."""
+        """Return the newest documents with the term, newest first. Slower per id."""
         return _ids(self._connection.execute(_NEWEST, (_quoted(term), low, high, limit)).get)
 
     def document_words(self, low: int, high: int) -> list[tuple[int, str]]:
-        """(id, words) of all documents of low <= id <= high, in order."""
+        """Return (id, words) of all documents with low <= id <= high, in order."""
         rows = self._connection.execute(_WORDS, (low, high))
         return [(id_, words) for id_, words in rows]
 
     def entries(self, ids: Iterable[int], *, without_words: bool = False) -> dict[int, DocumentRow]:
-        """In the order of the ids; `bare`: without their words."""
+        """Return rows in the order of the ids. `without_words` leaves out their words."""
         rows = self._connection.execute(_BARE if without_words else _ENTRIES, (_json(ids),))
         return {row[0]: DocumentRow._make(row) for row in rows}
 
     def contents(self, ids: Iterable[int]) -> Iterator[tuple[int, int, str, bytes | None]]:
-        """(id, length, words, counts) of documents."""
+        """Yield (id, length, words, counts) of documents."""
         yield from self._connection.execute(_CONTENTS, (_json(ids),))
 
     def ends(self, keys: Iterable[str]) -> list[FactEndRow]:
@@ -184,7 +185,7 @@ class SqliteIndexReader:
     def text_hashes(
         self, timeline: int, tiers: Sequence[Tier], after: int, upto: int
     ) -> list[tuple[int, bytes]]:
-        """(seq, hash of the text) of the documents of events after < seq <= upto."""
+        """Return (seq, hash of the text) of the documents of events after < seq <= upto."""
         found: list[tuple[int, bytes]] = []
         for tier in tiers:
             line = timeline * LINES_PER_TIMELINE + TIERS.index(tier)
@@ -202,10 +203,10 @@ def _json(values: Iterable[int] | Iterable[str]) -> str:
 
 
 def _ids(got: list[int] | int | None) -> list[int]:
-    """apsw gives a row alone as itself."""
+    """Return a list: apsw returns a single row as a plain value."""
     return got if isinstance(got, list) else [] if got is None else [got]
 
 
 def _quoted(term: str) -> str:
-    """As a string of FTS5: nothing in it is syntax."""
+    """Quote a term as an FTS5 string, so that nothing in it is syntax."""
     return '"' + term.replace('"', '""') + '"'

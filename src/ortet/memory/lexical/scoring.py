@@ -1,4 +1,4 @@
-"""How well a memory answers: BM25 of a turn with those beside it, and lists fused by rank."""
+"""Scores of memories: BM25 of a message with its neighbours, and fusion of ranked lists."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What counts how much. Of a turn: its own words 1, those of the turn before and of the turn
-    after less. Of the lists that are fused: recency and importance only decide between likes."""
+    """Weights of a score.
+
+    The words of a message count 1, those of the message before and after less. In the fusion,
+    recency and importance only break ties.
+    """
 
     before: float = 0.5
     behind: float = 0.1
     k1: float = 1.0
     b: float = 0.4
     bm25: float = 1.0
-    cosine: float = 0.5  # see Embedder.trust
+    cosine: float = 0.5  # see `Embedder.trust`
     recency: float = 0.02
     importance: float = 0.02
-    short: float = 15.0  # tokens of a message whose nearness counts half: few are near to all
-    flatness: float = 10.0  # of ranks: the first is worth 1 / (flatness + 1)
+    short: float = 15.0  # length in tokens at which the cosine of a message counts half
+    flatness: float = 10.0  # the first rank is worth 1 / (flatness + 1)
 
 
 class TermFrequencies(NamedTuple):
-    """How often the terms of a query are in one document, and its length in tokens."""
+    """Frequencies of the query terms in one document, and its length in tokens."""
 
     frequencies: Mapping[str, int]
     length: int
 
 
 class NeighbourWindow(NamedTuple):
-    """A document with those beside it. None: it has none there, which costs it nothing."""
+    """A document with its neighbours. A missing neighbour is None and costs nothing."""
 
     own: TermFrequencies
     before: TermFrequencies | None = None
     behind: TermFrequencies | None = None
 
 
-# In a conversation that has just begun "and" is as rare as anything else: so many documents are
-# imagined besides, of which the commonest words are in one in three.
+# At the start of a conversation "and" is as rare as other words. Therefore this number of documents
+# is assumed in addition, with stop words in one of three.
 _PRIOR_DOCUMENTS = 200
 _STEMS = """
     a about after all also am an and ani ar as at be becaus been befor but by can could did do doe
@@ -55,11 +58,11 @@ _STEMS = """
     would you your
 """
 _STOP_WORDS = frozenset(_STEMS.split())
-"""English words that tell next to nothing, as they are stemmed."""
+"""English stop words in stemmed form."""
 
 
 def inverse_document_frequency(term: str, total: int, document_frequency: float) -> float:
-    """What a term tells that `having` of `total` documents have; never less than nothing."""
+    """Return the weight of a term in `document_frequency` of `total` documents; at least 0."""
     total += _PRIOR_DOCUMENTS
     document_frequency = min(
         document_frequency + (_PRIOR_DOCUMENTS / 3 if term in _STOP_WORDS else 0), total
@@ -68,7 +71,7 @@ def inverse_document_frequency(term: str, total: int, document_frequency: float)
 
 
 def count_terms(words: str, counts: bytes | None, terms: Mapping[str, float]) -> dict[str, int]:
-    """Those of the terms that are among distinct words, with their counts."""
+    """Return the terms that occur in `words`, with their counts."""
     listed = words.split(" ")
     has = terms.keys() & listed
     if counts is None:
@@ -79,7 +82,10 @@ def count_terms(words: str, counts: bytes | None, terms: Mapping[str, float]) ->
 def bm25(
     window: NeighbourWindow, *, rarities: Mapping[str, float], average: float, weights: Weights
 ) -> float:
-    """BM25 of a document with its neighbours; `average` is the length of documents of its kind."""
+    """Return BM25 of a document with its neighbours.
+
+    `average` is the average length of documents of its tier.
+    """
     own, before, behind = window
     often: dict[str, float] = dict(own.frequencies)
     length, share = float(own.length), 1.0
@@ -93,20 +99,25 @@ def bm25(
     k1 = weights.k1
     relative = length / (average * share) if average else 1.0
     norm = k1 * (1 - weights.b + weights.b * relative)
-    # Exactly rounded: the order in which terms are added must not decide between likes.
+    # Exact summation: the order of terms must not decide between equal documents.
     return math.fsum(
         [rarities[term] * count * (k1 + 1) / (count + norm) for term, count in often.items()]
     )
 
 
 def damped_cosine(cosine: float, length: int, weights: Weights) -> float:
-    """Of a message by its cosine: "And then?" is near to every question, and answers none."""
+    """Return the cosine, damped for short messages.
+
+    Very short messages, such as "And then?", are similar to any query and answer none.
+    """
     return cosine * length / (length + weights.short) if cosine > 0 else cosine
 
 
 def ranks(values: Mapping[Key, float]) -> dict[Key, int]:
-    """How many are at least as good, itself among them: the best alone is 1. Of equal ones none is
-    the first: a thousand that share a word of no account are worth nothing."""
+    """Return ranks: the number of values that are at least as good. A unique best has rank 1.
+
+    Equal values share the worst rank. A thousand documents with one common word are worth little.
+    """
     counts = Counter(values.values())
     ordered = sorted(counts, reverse=True)
     places = accumulate(counts[value] for value in ordered)
@@ -117,7 +128,7 @@ def ranks(values: Mapping[Key, float]) -> dict[Key, int]:
 def fuse_ranks(
     keys: Iterable[Key], lists: Sequence[tuple[float, Mapping[Key, int]]], *, flatness: float
 ) -> dict[Key, float]:
-    """Weighted reciprocal ranks. What is not in a list gets nothing of it."""
+    """Return weighted sums of reciprocal ranks. A key that is not in a list gets 0 from it."""
     fused = dict.fromkeys(keys, 0.0)
     for weight, ranked in lists:
         if weight:

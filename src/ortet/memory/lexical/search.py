@@ -1,4 +1,4 @@
-"""Memories that answer a question, among those that can be seen from where it is asked."""
+"""Search memories by words and meaning, among the documents that the query may see."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ from ortet.memory.records import (
 )
 
 _SEMANTIC_OVERSAMPLING = 2
-"""How many more are looked at by meaning: the shortest of the nearest are none."""
+"""Factor for semantic candidates, because very short ones are dropped later."""
 _RETRY_OVERSAMPLING = 16
-"""So many times more are asked for by meaning, when those that were found are all gone."""
+"""Factor for a second search, if all semantic candidates were retracted facts."""
 
 
 class SemanticMatches(msgspec.Struct, frozen=True):
-    """Memories by meaning: (timeline, seq, cosine), the nearest first. `status` as in Answer."""
+    """Semantic matches (timeline, seq, cosine), nearest first.
+
+    `status` has the values of `SearchResult.dense`.
+    """
 
     places: list[tuple[str, int, float]]
     status: str = "all"
 
 
 class SemanticRanker(Protocol):
-    """Finds by meaning. It never raises because an embedder fails or is late: `status` says so."""
+    """Finds documents by meaning. Failures of an embedder do not raise; `status` reports them."""
 
     def rank(
         self, spans: Sequence[EventSpan], tiers: Sequence[Tier], text: str, limit: int
@@ -70,9 +73,12 @@ def search(
     weights: Weights | None = None,
     effort: SearchEffort | None = None,
 ) -> SearchResult:
-    """The `query.k` best, the best first. Raises Lost when the index is not filled for the paths.
+    """Return the `query.k` best matches, best first.
 
-    Whatever is not on the paths has no influence: not on what is found, nor on its score.
+    Documents outside the paths influence neither the matches nor their scores.
+
+    Raises:
+        IndexLost: If the index does not contain all events of the paths.
     """
     weights = weights or Weights()
     effort = (effort or SearchEffort()).for_results(query.k)
@@ -83,7 +89,7 @@ def search(
         near = ranker.rank(spans, query.tiers, query.text, limit)
     answer = _search_index(index, paths, query, matches=near, weights=weights, effort=effort)
     if ranker is not None and len(near.places) >= limit and len(answer.found) < query.k:
-        # What is believed no longer has taken all the places.
+        # Retracted facts took all places; search again with a larger limit.
         near = ranker.rank(spans, query.tiers, query.text, limit * _RETRY_OVERSAMPLING)
         answer = _search_index(index, paths, query, matches=near, weights=weights, effort=effort)
     return answer
@@ -115,7 +121,10 @@ def _search_index(
 def _searched_spans(
     index: WordIndex, paths: Sequence[TimelinePath], query: Query
 ) -> list[EventSpan]:
-    """Those of the paths, cut by time: what is not asked for must take nobody's place."""
+    """Return the spans of the paths, cut by time.
+
+    Documents outside the requested time must not take places of others.
+    """
     if not query.at and not query.after:
         heard = (path for path in paths if path.tiers)
         return [span for path in heard for span in path.spans if span.upto > span.after]
@@ -130,7 +139,7 @@ def _valid_candidates(
     query: Query,
     limit: int,
 ) -> dict[int, DocumentRow]:
-    """Candidates that are believed and valid, by their ids."""
+    """Return candidates that are not retracted and are valid, by id."""
     found: dict[int, DocumentRow] = {}
     for ids in batches:
         found.update(_believed_entries(reader, visible, reader.entries(ids), query))
@@ -146,7 +155,7 @@ def _score_documents(
     rarities: Mapping[str, float],
     weights: Weights,
 ) -> dict[int, _ScoredDocument]:
-    """With how often and how long, and what stands beside them."""
+    """Return scores with term frequency, length and neighbours."""
     beside = visible.neighbours(entries)
     others = {id_ for pair in beside.values() for id_ in pair if id_ and id_ not in entries}
     own = ((id_, entry.length, entry.words, entry.counts) for id_, entry in entries.items())
@@ -174,7 +183,7 @@ def _add_semantic_matches(
     query: Query,
     hits: dict[int, _ScoredDocument],
 ) -> dict[int, float]:
-    """Cosines of what is near and can be seen; what words did not find joins the hits."""
+    """Return cosines of visible matches. Matches that words did not find are added to `hits`."""
     numbers = reader.timelines({timeline for timeline, _, _ in matches.places})
     places: dict[str, list[int]] = {}
     for timeline, seq, _ in matches.places:
@@ -196,7 +205,7 @@ def _add_semantic_matches(
 def _believed_entries(
     reader: IndexReader, visible: VisibleDocuments, entries: Mapping[int, DocumentRow], query: Query
 ) -> dict[int, DocumentRow]:
-    """Those that are believed, and were valid when it is asked for."""
+    """Return entries that are not retracted and are valid at the requested time."""
     keys = [entry.key for entry in entries.values() if entry.key]
     ends: dict[str, list[FactEndRow]] = {}
     for end in reader.ends(keys):
@@ -221,7 +230,10 @@ def _valid(entry: DocumentRow, query: Query) -> bool:
 
 
 def _is_in_scope(visible: VisibleDocuments, entry: DocumentRow, query: Query) -> bool:
-    """Facts are found where they are meant for, also before they are told there."""
+    """Return True if an entry belongs to the requested scope.
+
+    A fact is found in its scope also before it was shared there.
+    """
     stretch = visible.range_of(entry.id)
     if query.scope is None or stretch is None:
         return True
@@ -273,7 +285,7 @@ def _fuse_results(
 
 
 def _semantic_score(hit: _ScoredDocument, cosine: float, weights: Weights) -> float:
-    """Facts and episodes are short and say something: only of messages does length tell."""
+    """Return the cosine, damped for messages. Facts and episodes are short but meaningful."""
     if tier_of(hit.entry.id) != "working":
         return cosine
     return damped_cosine(cosine, hit.entry.length, weights)
@@ -302,7 +314,7 @@ def _to_match(hit: _ScoredDocument, score: float, scores: Scores) -> MemoryMatch
 
 
 def _first_by_key(hits: Mapping[int, _ScoredDocument]) -> list[int]:
-    """A fact that is on two paths is found on the first of them."""
+    """Return ids with a fact on two paths only once, on the first path."""
     first: dict[str, int] = {}
     for id_ in sorted(hits, key=lambda id_: (hits[id_].visible_range.order, id_)):
         first.setdefault(hits[id_].entry.key, id_)

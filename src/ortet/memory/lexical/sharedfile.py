@@ -1,9 +1,9 @@
-"""The file of an index as a whole process has it open: a few connections, lent for a transaction.
+"""Connections to an index file that a whole process shares.
 
-A process may have hundreds of hubs on one store: a server has one for each open session. With a
-connection for each of them every thread that searches gives the interpreter away at every row, to
-some other thread that does the same: thirty of them did half as much as one alone, and each kept
-megabytes of the same pages. Who finds no connection free waits, in order.
+A process may have hundreds of hubs on one store: a server has one for each open session. With one
+connection for each, searching threads switch the interpreter at every row. Thirty of them did half
+the work of one, and each cached megabytes of the same pages. Therefore a process has a small pool.
+A thread that finds no free connection waits in a queue.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ortet.errors import Invalid, Unavailable
 from ortet.memory.lexical.index_file import IndexFile
 
 _MAX_CONNECTIONS = 2
-"""Connections of a process: while one waits for SQLite, another scores."""
+"""Connections of a process: while one waits for SQLite, another one scores."""
 _CONNECTION_TIMEOUT_SECONDS = 60.0
-"""Seconds for which a thread waits for one: all others get on meanwhile."""
+"""Seconds that a thread waits for a connection."""
 
 
 class SharedIndexFile:
-    """An IndexFile for one user of it, who closes it. What is said there holds here."""
+    """An `IndexFile` of one user that shares its connections with others of the process."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SharedIndexFile:
 
 
 class _Waiter:
-    """A thread that waits. Its gate is shut until `file` is lent to it."""
+    """A waiting thread. Its gate is locked until `file` is assigned."""
 
     __slots__ = ("file", "gate")
 
@@ -75,8 +75,11 @@ class _Waiter:
 
 
 class _IndexFilePool:
-    """The connections to one file. `alone` is the one that had to begin in memory: all that is
-    known is in it, so it is used by all, for as long as it is so."""
+    """The connections to one file.
+
+    `memory_file` is set if the file cannot be written. It holds the whole index, so that all users
+    share it.
+    """
 
     def __init__(self, open_file: Callable[[], IndexFile], max_connections: int) -> None:
         self.users = 0
@@ -116,7 +119,7 @@ class _IndexFilePool:
         return turn.file
 
     def _cancel_wait(self, waiter: _Waiter) -> bool:
-        """False: somebody was faster to lend it one."""
+        """Stop waiting. Return False if a file was assigned first."""
         with self._lock:
             if waiter.file is None:
                 self._waiting.remove(waiter)
@@ -124,7 +127,7 @@ class _IndexFilePool:
 
     def _next_free(self) -> IndexFile | None:
         if self._free:
-            return self._free.pop()  # its pages are those that are warm
+            return self._free.pop()  # the most recent one has the warmest page cache
         if self.memory_file is not None or self._count >= self._max_connections:
             return None
         self._count += 1
@@ -146,11 +149,12 @@ class _IndexFilePool:
                 turn = self._waiting.popleft()
                 turn.file = found
                 turn.gate.release()
-        for one in gone:  # which waits for a fork, as a fork does for us
+        # outside the lock: closing waits for a fork, and a fork waits for the lock
+        for one in gone:
             one.close()
 
     def close(self) -> None:
-        """What is lent is closed when it comes back."""
+        """Close free connections. Borrowed ones are closed when they are returned."""
         with self._lock:
             gone, self._free = self._free, []
             self._count -= len(gone)
@@ -166,11 +170,11 @@ class _IndexFilePool:
 
 _POOLS: dict[str, _IndexFilePool] = {}
 _POOLS_LOCK = Lock()
-# Of the whole process, as the locks are that the kernel and SQLite keep on the file.
+# Shared by the process, as are the file locks of the kernel and of SQLite.
 
 
 def _reset_after_fork() -> None:
-    """Threads that are not here may have held what is in them. Their connections were closed."""
+    """Reset in a forked child: threads that do not exist here may have held locks."""
     global _POOLS_LOCK
     _POOLS_LOCK = Lock()
     _POOLS.clear()

@@ -1,4 +1,4 @@
-"""Words of a text, as memories are found by them: folded, stemmed, in any script."""
+"""Tokens of texts: folded, stemmed, in any script."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from threading import Lock
 import apsw
 
 MAX_WORD_CHARS = 64
-"""Characters of a word that count: the rest of a key or a blob tells nothing more."""
+"""Characters of a word that are used. The rest of a key or blob adds nothing."""
 
 _CACHE_SIZE = 1 << 15
 _MAX_QUERY_CHARS = 10_000
 _MAX_QUERY_TERMS = 256
 
-# What stands together: words, and what names are joined with. The joints are ASCII and words are
-# not made of them, so that no text takes more than one pass.
+# Words, and the characters that join names. Joints are ASCII and never part of words, so that the
+# pattern is linear.
 _CHUNK = re.compile(
     r"[0-9A-Za-z\x80-\U0010ffff]+(?:(?:://|::|[_.:/\\@'-]|__)[0-9A-Za-z\x80-\U0010ffff]+)*"
     r"(?:\+\+|#)?"
@@ -29,7 +29,7 @@ _HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _NUMBERED = re.compile(r"([a-z]+)([0-9]+)|([0-9]+)([a-z]+)")
 _CLITICS = frozenset(("s", "t", "re", "ve", "ll", "d", "m"))
 
-# Scripts without spaces between words, and Korean, whose words carry their particles.
+# Scripts without spaces between words, and Korean, whose words include particles.
 _UNSPACED_SCRIPTS = re.compile(
     "([\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f"
     "\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
@@ -40,23 +40,23 @@ _IGNORED = {
     for c in "\u00ad\u0640\u200d\u2060\ufe0e\ufe0f"
     "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 }
-"""Soft hyphens, stretched Arabic, joiners, and what only changes how an emoji looks."""
+"""Soft hyphens, Arabic elongation, joiners, and modifiers of emoji."""
 
 
 class Tokenizer:
-    """Makes tokens of texts. Any thread may use it; what it made of a word it keeps for a while."""
+    """Splits texts into tokens. Thread-safe. Tokens of words are cached."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        # The tokenizers of FTS5 belong to a connection; this one holds nothing.
+        # FTS5 tokenizers belong to a connection; this one has no data.
         self._porter = apsw.Connection(":memory:").fts5_tokenizer("porter", ["ascii"])
         self._cache: dict[str, tuple[str, ...]] = {}
 
     def tokens(self, text: str) -> list[str]:
-        """In order, repeated as they are in the text. None has a space, or a capital letter.
+        """Return the tokens in order, with repetitions. None has a space or a capital letter.
 
-        A name made of several words (snake_case, CamelCase, a path, an address) gives its words
-        and itself; text without spaces gives its characters and every two that stand together.
+        A name of several words (snake_case, CamelCase, a path, an address) gives its words and
+        itself. Text without spaces gives its characters and all pairs of adjacent characters.
         """
         if not text.isascii():
             text = unicodedata.normalize("NFKC", text).replace("\u2019", "'").translate(_IGNORED)
@@ -68,7 +68,7 @@ class Tokenizer:
         return found
 
     def query_terms(self, text: str) -> list[str]:
-        """What a question asks for: each token once, in order. Of a long one only the beginning."""
+        """Return the distinct tokens of a query, in order. A long query is cut."""
         terms = dict.fromkeys(self.tokens(text[:_MAX_QUERY_CHARS]))
         return list(terms)[:_MAX_QUERY_TERMS]
 
@@ -92,7 +92,7 @@ class Tokenizer:
         if len(chunk) > 2 * MAX_WORD_CHARS or not chunk.isascii():
             return
         joints = set(_JOINT.findall(chunk)) - {"'"}
-        if joints == {"-"}:  # check-in is also found as checkin
+        if joints == {"-"}:  # check-in also matches checkin
             yield self._stem("".join(parts).lower())
         elif joints:
             yield from _wholes(chunk.lower())
@@ -106,13 +106,13 @@ class Tokenizer:
         if _CAMEL.search(part):
             for hump in _HUMPS.findall(part):
                 yield self._stem(hump.lower())
-        elif (match := _NUMBERED.fullmatch(lower)) is not None:  # gpt4 is also gpt and 4
+        elif (match := _NUMBERED.fullmatch(lower)) is not None:  # gpt4 also matches gpt and 4
             for group in match.groups():
                 if group:
                     yield self._stem(group)
 
     def _split_unicode(self, part: str) -> Iterator[str]:
-        """Words of other scripts than ASCII, emoji, and what is written without spaces."""
+        """Yield words of other scripts, emoji, and text without spaces."""
         for number, run in enumerate(_UNSPACED_SCRIPTS.split(part)):
             if number % 2:
                 yield from run
@@ -135,7 +135,7 @@ class Tokenizer:
 
 
 def _without_clitics(parts: list[str]) -> Iterator[str]:
-    """Caroline's -> Caroline, don't -> dont, we'll -> we; l'avion is left in two."""
+    """Remove clitics: Caroline's -> Caroline, don't -> dont, we'll -> we. l'avion stays two."""
     for part, following in zip(parts, [*parts[1:], ""], strict=True):
         if following.lower() == "t" and part[-1:].lower() == "n":
             yield part + following
@@ -144,7 +144,7 @@ def _without_clitics(parts: list[str]) -> Iterator[str]:
 
 
 def _wholes(chunk: str) -> Iterator[str]:
-    """A joined name itself, and those of its segments that are joined in turn."""
+    """Yield a joined name, and its segments that are joined names too."""
     yield chunk
     segments = _SEGMENT.split(chunk)
     if len(segments) > 1:
@@ -152,7 +152,7 @@ def _wholes(chunk: str) -> Iterator[str]:
 
 
 def _scripts(run: str) -> Iterator[str]:
-    """Letters with their marks as words; symbols one by one, but flags by their two letters."""
+    """Yield letters with their marks as words, and symbols one by one. Flags are two letters."""
     word = ""
     flag = ""
     for character in run:
@@ -177,8 +177,10 @@ def _scripts(run: str) -> Iterator[str]:
 
 
 def _strip_accents(word: str) -> str:
-    """Folded, without accents, points and vowel marks that writers leave out; with those that make
-    another letter (classes between: Indic, Thai, Japanese)."""
+    """Fold case, and strip accents and vowel marks that writers leave out.
+
+    Marks that make another letter are kept (combining classes of Indic, Thai and Japanese).
+    """
     kept = [
         character
         for character in unicodedata.normalize("NFD", word.casefold())

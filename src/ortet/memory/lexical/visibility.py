@@ -1,4 +1,4 @@
-"""What of the index a question may see: stretches of lines, cut by time, each counted once."""
+"""Visibility: the ranges of documents that a query may see, cut by time, each counted once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from ortet.memory.records import EVERYONE, TIERS, EventSpan, Query, Tier, Timeli
 
 
 class VisibleRange(NamedTuple):
-    """Documents low <= id <= high, of one tier of one span. `before` and `behind` are what stands
-    beside its ends along the path, in whatever stretch; 0: nothing. `order` is its place among
-    the stretches, `nearer` the number of documents in those before it."""
+    """Visible documents low <= id <= high of one tier of one span.
+
+    `before` and `behind` are the neighbours of its ends along the path, in any range; 0 means none.
+    `order` is its position among the ranges. `nearer` is the number of documents in the ranges
+    before it.
+    """
 
     span: EventSpan
     scope: str
@@ -36,10 +39,10 @@ class VisibleRange(NamedTuple):
 
 
 class VisibleDocuments:
-    """The stretches, the nearest first: the first path before the others, each from its end.
+    """The visible ranges, nearest first: the first path first, each path from its end.
 
-    The order is of the paths and not of the file, so that an index filled in another order gives
-    the same answers.
+    The order depends on the paths and not on the file. An index that was filled in another order
+    gives the same results.
     """
 
     def __init__(self, ranges: list[VisibleRange], tokens: dict[Tier, int], as_of: int) -> None:
@@ -55,20 +58,20 @@ class VisibleDocuments:
         self._spans: dict[tuple[int, int], list[EventSpan]] = {}
 
     def range_of(self, id_: int) -> VisibleRange | None:
-        """Where a document is; None: it is not to be found."""
+        """Return the range of a document, or None if it is not visible."""
         at = bisect_right(self._lows, id_) - 1
         if at < 0 or id_ > self._sorted[at].high:
             return None
         return self._sorted[at]
 
     def average_length(self, id_: int) -> float:
-        """The average length of documents of its tier."""
+        """Return the average length of documents of the same tier."""
         return self._averages[tier_of(id_)]
 
     def neighbours(self, ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """What was said before and after messages; 0: nothing, or it is none."""
+        """Return the ids of the messages before and after each one; 0 if there is none."""
         found: dict[int, tuple[int, int]] = {}
-        low, high, before, behind = 1, 0, 0, 0  # of the stretch that the last one was in
+        low, high, before, behind = 1, 0, 0, 0  # values of the range of the last id
         for id_ in ids:
             if not low <= id_ <= high:
                 stretch = self.range_of(id_)
@@ -83,7 +86,7 @@ class VisibleDocuments:
         return found
 
     def spans(self, reader: IndexReader) -> list[EventSpan]:
-        """As much of the timelines as there is to be found: no more events than that."""
+        """Return the smallest spans of the timelines that contain all visible documents."""
         ends: dict[str, tuple[int, int]] = {}
         seqs = reader.seqs({id_ for one in self.ranges for id_ in (one.low, one.high)})
         for stretch in self.ranges:
@@ -93,7 +96,10 @@ class VisibleDocuments:
         return [EventSpan(timeline, first - 1, last) for timeline, (first, last) in ends.items()]
 
     def is_ended_by(self, end: FactEndRow, id_: int) -> bool:
-        """Whether who believes a document has heard that something ended."""
+        """Return True if the retraction `end` applies to a document.
+
+        It applies if it is on a path of the same believer, or of EVERYONE.
+        """
         stretch = self.range_of(id_)
         who = stretch.believer if stretch is not None else EVERYONE
         return (not self._as_of or end.time <= self._as_of) and any(
@@ -103,12 +109,15 @@ class VisibleDocuments:
         )
 
     def add_heard_span(self, believer: int, timeline: int, span: EventSpan) -> None:
+        """Add a span in which retractions apply to the documents of a believer."""
         self._spans.setdefault((believer, timeline), []).append(span)
 
 
 class _DocumentPiece(NamedTuple):
-    """Documents of one tier of one span: low.id < id <= high.id; of these, what happened since it
-    is asked for is behind `since`."""
+    """Documents of one tier of one span: low.id < id <= high.id.
+
+    Documents from the requested start time on come after `since`.
+    """
 
     span: EventSpan
     low: IndexPosition
@@ -119,7 +128,10 @@ class _DocumentPiece(NamedTuple):
 def visible_documents(
     reader: IndexReader, paths: Sequence[TimelinePath], query: Query
 ) -> VisibleDocuments:
-    """Raises Lost when the index does not hold a span to its end."""
+    """Return the documents that a query may see on these paths.
+
+    Raises IndexLost if the index does not contain a span completely.
+    """
     numbers = _numbers(reader, paths)
     spans = (span for path in paths for span in path.spans if span.timeline in numbers)
     places = reader.last_positions(
@@ -157,7 +169,10 @@ def visible_documents(
 
 
 def _numbers(reader: IndexReader, paths: Iterable[TimelinePath]) -> dict[str, int]:
-    """Of their timelines: a store has many, and they are asked for at once."""
+    """Return the numbers of all timelines, with one query.
+
+    Raises IndexLost if the index does not contain all events of the paths.
+    """
     spans = [span for path in paths for span in path.spans if span.upto > span.after]
     found = reader.timelines({span.timeline for span in spans})
     for span in spans:
@@ -192,7 +207,7 @@ _TierPieces = tuple[TimelinePath, Tier, list[_DocumentPiece]]
 def _cut_by_time(
     reader: IndexReader, tier_pieces: Sequence[_TierPieces], query: Query
 ) -> list[_TierPieces]:
-    """By time, all of them at once: a store has many."""
+    """Cut all pieces by time, with one query for all of them."""
     every = [piece for _, _, pieces in tier_pieces for piece in pieces]
     if query.at:
         highs = reader.last_before([(one.low, one.high) for one in every], query.at)
@@ -210,7 +225,7 @@ def _cut_by_time(
 def _tokens(
     reader: IndexReader, ranges: Iterable[VisibleRange], tier_pieces: Iterable[_TierPieces]
 ) -> dict[Tier, int]:
-    """Of all stretches of each tier: those up to whole spans have been read with their places."""
+    """Return the number of tokens of each tier. Totals at the ends of spans are known already."""
     totals: dict[int, int] = {}
     for _, _, pieces in tier_pieces:
         for piece in pieces:
@@ -227,7 +242,7 @@ def _tokens(
 def _unclaimed_path_ranges(
     scope: str, pieces: list[_DocumentPiece], claimed: dict[int, list[tuple[int, int]]]
 ) -> Iterator[VisibleRange]:
-    """Those parts of a path that no path before it has, from its end."""
+    """Yield the parts of a path that no earlier path has, from its end."""
     for number, piece in reversed(list(enumerate(pieces))):
         before = pieces[number - 1].high.id if number else 0
         behind = pieces[number + 1].low.id + 1 if number + 1 < len(pieces) else 0
@@ -247,7 +262,7 @@ def _unclaimed_path_ranges(
 def _unclaimed(
     low: int, high: int, claimed: Collection[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """The gaps between what others have, the last first."""
+    """Yield the gaps in low..high that are not claimed, last first."""
     if not claimed:
         return iter([(low, high)] if low <= high else [])
     borders = [(low - 1, low - 1), *sorted(claimed), (high + 1, high + 1)]

@@ -1,4 +1,4 @@
-"""The index of memories by their words in PostgreSQL: what one host has taken in all find."""
+"""Word index in PostgreSQL, shared by all hosts of a store."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _ADD = """SELECT memory_add(%(mark)s, %(names)s::text[], %(gone)s::bigint[], %(a
     %(often)b::bytea[], %(hashes)b::bytea[], %(ends_of)s::int[], %(end_keys)b::bytea[],
     %(end_seqs)s::bigint[], %(end_times)s::bigint[])"""
 _VACUUM = "VACUUM (FULL) memory_docs, memory_terms, memory_ends"
-# Everything has an index for what is asked, whatever is believed of how much there is of it.
+# Every query has an index. The planner must use it, whatever its statistics say.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
 
 _MAX_BATCH_DOCUMENTS = 2000
 _MAX_BATCH_BYTES = 8 << 20
-"""Taken in at once, of as many timelines as there are: each time is a transaction."""
+"""Limits of one batch. A batch may hold pages of many timelines; it is one transaction."""
 _NO_TABLE = "42P01"
 
 
 class MemoryDatabase(Protocol):
-    """What is needed of a catalog: `backend.postgres_open.Link`."""
+    """Part of a catalog that the index needs: the connection in `backends.postgres`."""
 
     def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]: ...
 
@@ -51,8 +51,11 @@ class _IndexMark(NamedTuple):
 
 
 class PostgresWordIndex:
-    """`abc.WordIndex` of a store that many hosts share. The database is its catalog's, who closes
-    it. Tables that are not there, or lack rows, are made anew: nothing is lost with them."""
+    """`WordIndex` of a store that several hosts share.
+
+    The database belongs to the catalog, which closes it. Missing tables or rows are created again
+    from the journals.
+    """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self.tokenizer = Tokenizer()
@@ -60,7 +63,7 @@ class PostgresWordIndex:
 
     def index_state(self, timelines: Iterable[str]) -> IndexState:
         rows = self._run(_STANDING, (list(timelines),))
-        if not rows:  # somebody took out the mark itself
+        if not rows:  # another process deleted the mark row
             self._run("INSERT INTO memory_marks VALUES (gen_random_uuid())")
             self.forget(None)
             raise index_lost("the index of memories had no mark")
@@ -80,7 +83,7 @@ class PostgresWordIndex:
         self._add(batch)
 
     def _split_page(self, page: IndexPage) -> Iterator[tuple[IndexPage, list[TokenizedDocument]]]:
-        """A page may hold more than fits."""
+        """Split a page that is larger than a batch."""
         after, size, docs = page.after, 0, list[TokenizedDocument]()
         for doc in sorted(page.docs, key=lambda doc: doc.seq):
             docs.append(tokenize_document(self.tokenizer, doc))
@@ -113,7 +116,10 @@ class PostgresWordIndex:
         raise index_lost(f"the index of memories lacks rows ({why})")
 
     def forget(self, timelines: Collection[str] | None) -> None:
-        """A row that was deleted stays in its page until the table is written anew."""
+        """Delete the documents of timelines, and rewrite the tables.
+
+        A deleted row stays in its page until the table is rewritten.
+        """
         if timelines is None:
             self._run("SELECT memory_empty(NULL)")
         elif timelines:
@@ -122,7 +128,7 @@ class PostgresWordIndex:
                 connection.execute(_VACUUM)
 
     def close(self) -> None:
-        """Nothing is its own."""
+        """Do nothing: the database belongs to the catalog."""
 
     def _run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
         try:
@@ -131,20 +137,20 @@ class PostgresWordIndex:
             raise self._recover_from(error) from error
 
     def _recover_from(self, error: OrtetError) -> OrtetError:
-        """What becomes of it after an error, and what the caller is told."""
+        """Recover from an error, and return the error for the caller."""
         cause = error.__cause__
         if not isinstance(cause, psycopg.Error):
             return error
         if cause.sqlstate == _NO_TABLE:
             self._database.run("SELECT memory_make()")
             return index_lost(f"the index of memories was not there ({cause})")
-        if error.kind == "database_gone":  # in the middle of it; whoever asks again waits for it
+        if error.kind == "database_gone":  # the connection broke; the next call waits for a new one
             return index_lost(error.message)
         return error
 
 
 class _PageBatch:
-    """Pages of several timelines; those of one follow each other."""
+    """Pages of several timelines. Pages of one timeline are consecutive."""
 
     def __init__(self, mark: _IndexMark) -> None:
         self._mark = mark

@@ -1,4 +1,7 @@
-"""Which documents have a term, asked of PostgreSQL: the same as of a file, in a few statements."""
+"""Documents with a term, counted in PostgreSQL with few statements.
+
+The results equal those of `SqlitePostings`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,21 @@ from ortet.memory.lexical.visibility import VisibleDocuments, VisibleRange
 from ortet.memory.postgres.reader import PostgresIndexReader
 
 SCAN_ALL_LIMIT = 2000
-"""Where no more documents can be seen, each of them is looked at."""
+"""Up to this number of visible documents, all of them are scanned."""
 SAMPLE_SIZE = 500
-"""Else so many at first: what is common among them is common."""
+"""Number of documents in the first sample. Terms that are common in it are common."""
 SAMPLE_MARGIN = 1.1
-"""So much more is looked at than should do: to look again costs a journey."""
+"""Factor for the size of the next sample. Another round trip costs more than a larger one."""
 MAX_INDEX_IDS = 20_000
 INDEX_IDS_PER_VISIBLE = 2
-"""So many that have a term, and so many more for each document that can be seen: above that it is
-sooner told by looking at what can be seen."""
+"""Limit of ids from the term index: a constant, plus this number for each visible document.
+
+Above it, scanning the visible documents is faster.
+"""
 
 
 class _RangePart(NamedTuple):
-    """Some of a stretch: low <= id <= high."""
+    """Part of a visible range: low <= id <= high."""
 
     stretch: VisibleRange
     low: int
@@ -33,8 +38,11 @@ class _RangePart(NamedTuple):
 
 
 class PostgresPostings:
-    """`abc.Having`. A term that is common is counted in documents, the nearest first, until there
-    are enough; the index of terms tells of the others. Which way is taken changes nothing."""
+    """`TermPostings` in PostgreSQL.
+
+    Common terms are counted in documents, nearest first, up to the limit. Other terms are counted
+    with the term index. Both ways give the same result.
+    """
 
     def __init__(
         self, reader: PostgresIndexReader, visible: VisibleDocuments, *, limit: int
@@ -42,7 +50,7 @@ class PostgresPostings:
         self._reader = reader
         self._visible = visible
         self._limit = limit
-        self._all_ids: dict[str, list[int]] = {}  # the nearest first
+        self._all_ids: dict[str, list[int]] = {}  # nearest first
 
     def count(self, terms: Iterable[str]) -> dict[str, float]:
         total = self._visible.total
@@ -71,8 +79,7 @@ class PostgresPostings:
         return found[:limit]
 
     def _count_by_scan(self, tallies: dict[str, PostingCounter], size: int, total: int) -> None:
-        """Document by document, until there are enough of each term; those that turn out to be
-        rare are left to the index of terms."""
+        """Count terms in documents until each has enough. Rare terms are left to the index."""
         open_ = dict(tallies)
         found: dict[str, list[tuple[VisibleRange, Sequence[int]]]] = {term: [] for term in tallies}
         seen = 0
@@ -83,7 +90,7 @@ class PostgresPostings:
 
         def sizes() -> Iterator[int]:
             yield size
-            while True:  # as many as should do, judging by those that were seen
+            while True:  # estimated from the documents seen so far
                 left = ((self._limit - many(term)) / many(term) for term in open_)
                 yield max(seen, int(SAMPLE_MARGIN * seen * max(left)))
 
@@ -110,7 +117,7 @@ class PostgresPostings:
             self._all_ids[term] = _nearest_first(found[term])
 
     def _count_by_index(self, terms: Sequence[str], tallies: dict[str, PostingCounter]) -> None:
-        """By all that have them."""
+        """Count terms with the term index."""
         if not terms:
             return
         found = self._find_all(terms)
@@ -141,8 +148,10 @@ class PostgresPostings:
         return found
 
     def _range_batches(self, sizes: Iterator[int], *, newest: bool) -> Iterator[list[_RangePart]]:
-        """All that can be seen, the nearest stretches first, each from its end or its beginning:
-        so many documents at a time."""
+        """Yield the visible documents in batches of the given sizes, nearest ranges first.
+
+        `newest` reads each range from its end, otherwise from its start.
+        """
         parts: list[_RangePart] = []
         left = next(sizes)
         for stretch in self._visible.ranges:
@@ -171,7 +180,7 @@ def _ranges(parts: Iterable[_RangePart]) -> list[tuple[int, int]]:
 def _by_part(
     ids: Sequence[int], parts: Iterable[_RangePart]
 ) -> Iterator[tuple[VisibleRange, list[int]]]:
-    """Ids by the parts they are in; ids in order, parts as they come."""
+    """Yield the ids of each part. `ids` is sorted."""
     for part in parts:
         some = list(ids[bisect_left(ids, part.low) : bisect_right(ids, part.high)])
         if some:
@@ -179,7 +188,7 @@ def _by_part(
 
 
 def _nearest_first(found: Iterable[tuple[VisibleRange, Sequence[int]]]) -> list[int]:
-    """Stretches as they come; of one that comes in parts, the last part is the newest."""
+    """Return ids nearest first. Ranges keep their order; each is read from its end."""
     whole: dict[int, list[int]] = {}
     for stretch, ids in found:
         whole.setdefault(stretch.order, []).extend(ids)

@@ -1,4 +1,8 @@
-"""What the memories of a store in PostgreSQL are found by, for all its hosts."""
+"""Creates the memory index of a store in PostgreSQL.
+
+This is a module of its own because the catalog imports it, and a store without recall must not load
+the index.
+"""
 # ruff: noqa: PLC0415 - who recalls nothing loads nothing of it
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PostgresIndexFactory:
-    """`abc.Shelves`, in the schema of a catalog."""
+    """`IndexFactory` in the schema of a PostgreSQL catalog."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
@@ -30,7 +34,7 @@ class PostgresIndexFactory:
         return PostgresVectorStore(self._database, embedder)
 
     def semantic_index(self, embedder: Embedder, clock: Clock) -> SemanticIndex:
-        """In the database, where pgvector can be had, else on this host."""
+        """Return an index in the database if it has pgvector, otherwise one on this host."""
         store = self.vector_store(embedder.name)
         if store.has_pgvector:
             from ortet.memory.postgres.vectors import PostgresSemanticIndex

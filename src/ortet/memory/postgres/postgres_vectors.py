@@ -1,4 +1,7 @@
-"""Vectors in PostgreSQL, by embedder and hash of text: no host embeds what another has."""
+"""Vectors in PostgreSQL, by embedder and hash of text.
+
+No host embeds a text that another host has embedded.
+"""
 # ruff: noqa: PLC0415 - who erases needs no numpy
 
 from __future__ import annotations
@@ -29,12 +32,15 @@ _BATCH_SIZE = 4096
 _HEADER = 4
 """Bytes of a halfvec before its numbers."""
 _ROW = 64
-"""Bytes of a row beside them."""
+"""Bytes of a row beside its vector."""
 
 
 class PostgresVectorStore:
-    """`abc.VectorStore` of a store that many hosts share. `kind` is the type that they are kept as:
-    "bytea", or that of pgvector with its schema; tables that are not there are made."""
+    """`VectorStore` of a store that several hosts share.
+
+    `column_type` is "bytea", or the halfvec type of pgvector with its schema. Missing tables are
+    created.
+    """
 
     def __init__(self, database: MemoryDatabase, embedder: str) -> None:
         self.name = embedder
@@ -43,6 +49,7 @@ class PostgresVectorStore:
 
     @property
     def column_type(self) -> str:
+        """Type of the vector column. Missing tables are created."""
         if not self._column_type:
             rows = self._database.run(_TYPE)
             if not rows:
@@ -53,12 +60,12 @@ class PostgresVectorStore:
 
     @property
     def schema(self) -> str:
-        """Of pgvector, with a point behind it; empty where there is none."""
+        """Schema of pgvector with a trailing dot, or "" without pgvector."""
         return self.column_type.removesuffix("halfvec") if self.column_type != "bytea" else ""
 
     @property
     def has_pgvector(self) -> bool:
-        """Whether the database itself finds what is near."""
+        """True if the database can search for the nearest vectors."""
         return self.column_type != "bytea"
 
     def vector_expression(self, column: str = "vector") -> str:
@@ -78,7 +85,7 @@ class PostgresVectorStore:
         return found
 
     def to_float16(self, raw: bytes) -> bytes:
-        """As it came, in the bytes of a file."""
+        """Return a vector as float16 bytes, as a file stores it."""
         if not self.has_pgvector:
             return raw
         import numpy as np
@@ -115,39 +122,40 @@ class PostgresVectorStore:
         many = int(self.run(statement, (hashes, keep_embedder))[0][0])
         if many:
             with self._database.dedicated_connection() as connection:
-                connection.execute("VACUUM (FULL) memory_vectors")  # or its pages keep them
+                # otherwise the pages still contain the deleted rows
+                connection.execute("VACUUM (FULL) memory_vectors")
         return many
 
     def close(self) -> None:
-        """Nothing is its own."""
+        """Do nothing: the database belongs to the catalog."""
 
     def estimated_rows(self, size: int) -> int:
-        """How many vectors of so many numbers the table may hold, by its bytes."""
+        """Estimate the number of rows from the size of the table."""
         ((bytes_,),) = self.run("SELECT pg_relation_size('memory_vectors')")
         return int(bytes_) // (2 * size + _ROW)
 
     def walk(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
-        """For a statement that joins so much that looking each up costs most."""
+        """Run a statement that joins so many rows that index lookups are slower than a scan."""
         rows: list[tuple[Any, ...]]
         with self._database.read_transaction(_WALKED) as connection:
             rows = connection.execute(statement, values, prepare=False, binary=True).fetchall()
         return rows
 
     def run(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        assert self.column_type  # so the tables are there
+        assert self.column_type  # creates missing tables
         try:
             return self._database.run(statement, values)
         except OrtetError as error:
             cause = error.__cause__
             if not isinstance(cause, psycopg.Error) or cause.sqlstate != _NO_TABLE:
                 raise
-        self._column_type = ""  # somebody took them out
+        self._column_type = ""  # the tables were dropped; create them again
         assert self.column_type
         return self._database.run(statement, values)
 
 
 def to_pgvector_text(raw: bytes) -> str:
-    """As pgvector reads it, to the last digit."""
+    """Return a vector as text for pgvector, without loss."""
     import numpy as np
 
     return str(np.frombuffer(raw, np.float16).astype(np.float64).tolist())

@@ -1,5 +1,7 @@
-"""What a search reads of the index in PostgreSQL, at one moment: few statements, however many
-timelines can be seen."""
+"""Reads the word index in PostgreSQL at one moment.
+
+A search uses few statements, however many timelines are visible.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,13 @@ _CONTENTS = "SELECT id, length, words, times FROM memory_docs WHERE id = ANY (%s
 _ENDS = "SELECT key, no, seq, time FROM memory_ends WHERE key = ANY (%s::bytea[])"
 _HASHES = """SELECT seq, hash FROM memory_docs
     WHERE line = ANY (%s::bigint[]) AND seq > %s::bigint AND seq <= %s::bigint ORDER BY seq"""
-# All terms in one walk, which costs a third of joining them with what was walked over.
+# All terms in one scan: a third of the cost of a join.
 _SCAN = """SELECT count(*) FILTER (WHERE part = 0){columns}
     FROM unnest(%s::bigint[], %s::bigint[]) AS w (low, high)
     JOIN memory_terms ON id BETWEEN low AND high"""
 _COLUMN = ", string_agg(int8send(id), ''::bytea) FILTER (WHERE words @@ %s::tsquery)"
 _COLUMNS = 64
-# `id + 0`: by the index of terms, and not by looking at all between the ids
+# `id + 0` makes the planner use the term index and not a range scan of ids.
 _FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea) FROM (
         SELECT id FROM memory_terms
         WHERE words @@ word::tsquery AND id + 0 BETWEEN %s::bigint AND %s::bigint
@@ -63,11 +65,11 @@ _FIND = """SELECT n, (SELECT string_agg(int8send(id), ''::bytea) FROM (
 
 
 class IndexDamaged(Exception):
-    """The tables do not hold what they must: somebody took something out."""
+    """The tables lack rows that must exist. Another process deleted them."""
 
 
 class _TimelineEnd(NamedTuple):
-    """The end of a timeline: its last event, and of each tier how many documents and tokens."""
+    """End of a timeline: its last event, and documents and tokens of each tier."""
 
     known: int
     counts: list[int]
@@ -75,7 +77,7 @@ class _TimelineEnd(NamedTuple):
 
 
 class PostgresIndexReader:
-    """`abc.Reading`, good while the transaction lasts that it was made in. Raises Damaged."""
+    """`IndexReader` for the transaction that it was created in. Reads may raise IndexDamaged."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -101,7 +103,10 @@ class PostgresIndexReader:
     def last_positions(
         self, tiers: Iterable[Tier], ends: Collection[int]
     ) -> dict[Tier, dict[int, IndexPosition]]:
-        """Where a timeline ends has been read with its number: most are asked for to their end."""
+        """Return the last document of each tier at or before each end.
+
+        The end of a timeline is known from `timelines`. Most requests need only that.
+        """
         found: dict[Tier, dict[int, IndexPosition]] = {tier: {} for tier in tiers}
         numbers = {TIERS.index(tier): places for tier, places in found.items()}
         rest: list[int] = []
@@ -188,8 +193,10 @@ class PostgresIndexReader:
     def scan_terms(
         self, terms: Sequence[str], ranges: Sequence[tuple[int, int]]
     ) -> dict[str, list[int]]:
-        """Which of all documents of low <= id <= high have each term, in order of id; by looking
-        at each of them."""
+        """Return the documents with each term among low <= id <= high, sorted by id.
+
+        Every document is scanned.
+        """
         lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
         wanted = sum(high - low + 1 for low, high in ranges)
         having: dict[str, list[int]] = {}
@@ -206,7 +213,7 @@ class PostgresIndexReader:
     def find_terms(
         self, terms: Sequence[str], low: int, high: int, limit: int
     ) -> dict[str, list[int]]:
-        """The same by the index of terms; any `most` of them where there are more."""
+        """Return documents with each term from the term index; at most `limit`, in any choice."""
         rows = self._query(_FIND, low, high, limit, [_quoted(term) for term in terms])
         return {terms[number - 1]: _ids(raw or b"") for number, raw in rows}
 
@@ -216,7 +223,7 @@ class PostgresIndexReader:
         return found
 
     def _query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        # not prepared: the plan depends on what is asked for
+        # not prepared: the best plan depends on the values
         return self._connection.execute(statement, values, prepare=False, binary=True).fetchall()
 
 
@@ -226,8 +233,7 @@ def _check(wanted: Sized, found: Sized) -> None:
 
 
 def _ids(raw: bytes) -> list[int]:
-    """In order: they come as they lie in the table, which is in order already as a rule, and then
-    sorting them here costs next to nothing."""
+    """Decode ids and sort them. They are usually in order, so that sorting is cheap."""
     made = array("q", raw)
     if byteorder == "little":
         made.byteswap()
@@ -235,12 +241,12 @@ def _ids(raw: bytes) -> list[int]:
 
 
 def _quoted(term: str) -> str:
-    """As a tsquery: nothing in it is syntax."""
+    """Quote a term for a tsquery, so that nothing in it is syntax."""
     return "'" + term.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def encode_text(text: str) -> bytes:
-    """PostgreSQL keeps no NUL in text."""
+    """Encode text as bytes: PostgreSQL text cannot contain NUL."""
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -1,5 +1,8 @@
-"""Memories by their meaning where pgvector compares them: exact search in the database, then each
-of the nearest computed as everywhere else, so that the answers are the same."""
+"""Semantic index with pgvector: exact search in the database.
+
+The cosines of the nearest vectors are computed again on this host, as everywhere else. The results
+are therefore equal.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _ABSENT = f"""SELECT span.name, tier, docs.seq, docs.hash FROM {_VISIBLE_DOCS}
         AND v.embedder = (SELECT e.no FROM memory_embedders AS e WHERE e.name = %(embedder)s))
     ORDER BY docs.seq"""
 _EMBEDDER_NO = "(SELECT e.no FROM memory_embedders AS e WHERE e.name = %(embedder)s)"
-# Which are near enough, by vectors in half precision; then those as they are kept.
+# Select near candidates by half-precision distance, then read their stored vectors.
 _NEAREST = f"""WITH far AS MATERIALIZED (
         SELECT span.name, docs.seq, v.hash,
             v.vector OPERATOR({{schema}}<=>) %(query)s::{{kind}} AS away
@@ -51,8 +54,8 @@ _NEAREST = f"""WITH far AS MATERIALIZED (
         WHERE away <= coalesce((SELECT away FROM last), 3) + %(margin)s::float8)
     SELECT chosen.name, chosen.seq, {{sent}} FROM chosen JOIN memory_vectors AS v USING (hash)
     WHERE v.embedder = {_EMBEDDER_NO}"""
-# The same where most vectors are asked for: each is read once, beside the hashes of what is seen.
-# Run without nested loops, which LATERAL and OFFSET 0 leave where an index is meant.
+# Variant for queries that need most vectors: each is read once and joined by hash. It runs without
+# nested loops. LATERAL and OFFSET 0 keep them where an index is intended.
 _WALK = f"""WITH far AS MATERIALIZED (
         SELECT n, docs.seq, v.hash, v.vector OPERATOR({{schema}}<=>) %(query)s::{{kind}} AS away
         FROM unnest(%(names)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[])
@@ -71,11 +74,11 @@ _WALK = f"""WITH far AS MATERIALIZED (
         SELECT vector FROM memory_vectors
         WHERE hash = chosen.hash AND embedder = {_EMBEDDER_NO} OFFSET 0) AS v"""
 SCAN_MIN_EVENTS = 5000
-"""Events from which on it may be sooner to read all vectors than to look up those of each."""
+"""Number of events from which a scan of all vectors can be faster than lookups."""
 SCAN_MAX_RATIO = 4
-"""That is so where there are not so many times more of them: to look one up costs that of ten."""
+"""A scan is faster if there are at most this many vectors per event. A lookup costs ten reads."""
 _MARGIN = 4e-3
-"""Half precision moves a cosine by less than a quarter of this."""
+"""Half precision changes a cosine by less than a quarter of this."""
 
 
 class _MissingVector(NamedTuple):
@@ -85,8 +88,10 @@ class _MissingVector(NamedTuple):
 
 
 class PostgresSemanticIndex:
-    """`abc.Meanings`, as `vectors.Vectors`: what is said there of waiting holds here. In memory is
-    only what has no vector yet, and how far that was looked for."""
+    """`SemanticIndex` in PostgreSQL. Timeouts work as in `LocalSemanticIndex`.
+
+    Memory holds only texts without a vector, and the ranges that were checked for them.
+    """
 
     def __init__(
         self,
@@ -126,7 +131,10 @@ class PostgresSemanticIndex:
         text: str,
         limit: int,
     ) -> SemanticMatches:
-        """Raises nothing of itself."""
+        """Return the documents nearest to a text.
+
+        Failures of the embedder or the database are reported in the result and do not raise.
+        """
         try:
             query = self._worker.embed_query(text_hash(text), text, self._query_timeout)
             with self._lock:
@@ -135,9 +143,7 @@ class PostgresSemanticIndex:
             if query.vector is None:
                 return SemanticMatches([], query.status)
             if len(query.vector) != self._worker.size:
-                return SemanticMatches(
-                    [], "late"
-                )  # another process began with vectors of another size
+                return SemanticMatches([], "late")  # another process stored vectors of another size
             with self._lock:
                 self._absorb_finished()
                 absent = self._count_missing(spans, tiers)
@@ -159,7 +165,7 @@ class PostgresSemanticIndex:
     def _find_missing(
         self, read_documents: ReadDocuments, spans: Sequence[EventSpan], tiers: Sequence[Tier]
     ) -> dict[bytes, WantedText]:
-        """Which texts are to be embedded, the oldest first. What was looked at is not again."""
+        """Return the texts to embed, oldest first. Checked ranges are not checked again."""
         mark, size = self._store.state()
         if mark != self._mark:
             self._mark = mark
@@ -202,13 +208,11 @@ class PostgresSemanticIndex:
         return dict(sorted(wants.items(), key=lambda item: item[1].seq))
 
     def _absorb_finished(self) -> None:
-        for digest in (
-            self._backlog.take_finished()
-        ):  # those that have none, and never will, are not waited for
+        for digest in self._backlog.take_finished():  # also texts that never get a vector
             self._missing.pop(digest, None)
 
     def _count_missing(self, spans: Sequence[EventSpan], tiers: Sequence[Tier]) -> int:
-        """How many that can be seen have no vector."""
+        """Return the number of visible documents without a vector."""
         numbers = {TIERS.index(tier) for tier in tiers}
         return len(
             {
@@ -238,7 +242,7 @@ class PostgresSemanticIndex:
         values = {**self._values(spans, tiers), "query": asked, "limit": limit, "margin": _MARGIN}
         rows = None
         if self._should_scan(spans, len(query)):
-            with suppress(OrtetError):  # that is tried once; the other way tells what is wrong
+            with suppress(OrtetError):  # one attempt; the other statement reports the error
                 rows = store.walk(_WALK.format(**parts), values)
         if rows is None:
             rows = store.run(_NEAREST.format(**parts), values)
@@ -273,7 +277,7 @@ class PostgresSemanticIndex:
 
 
 class PostgresRanker:
-    """What a search asks: `ortet.memory.lexical.search.Vectors`."""
+    """Ranker of one query, for `ortet.memory.lexical.search`."""
 
     def __init__(self, index: PostgresSemanticIndex, read_documents: ReadDocuments) -> None:
         self._index = index

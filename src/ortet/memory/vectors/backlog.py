@@ -1,4 +1,4 @@
-"""Texts that have no vectors yet, read from the journal a page at a time, the newest first."""
+"""Backlog of texts without vectors, read from the journal in pages, newest first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ortet.memory.library import ReadDocuments
 
 _PAGE_EVENTS = 2000
-"""How far back a page reaches."""
+"""Largest range of events in one page."""
 
 
 class WantedText(NamedTuple):
-    """A document by its place, and who can read it, in any thread."""
+    """A document by its position, and the function that reads it in any thread."""
 
     read_documents: ReadDocuments
     span: EventSpan
@@ -27,10 +27,10 @@ class WantedText(NamedTuple):
 
 
 class EmbeddingBacklog:
-    """By hash of text: a text is wanted once, wherever it was said. For several threads.
+    """Texts to embed, by hash, so that each text is embedded once. Thread-safe.
 
-    `file` has what others made meanwhile, and its mark says whether anything was erased since a
-    page was read. `made` are those that are done: whether they have a vector now, or never will.
+    The mark of the store tells if something was erased after a page was read. `_finished` holds
+    finished texts: True if they have a vector, False if they never get one.
     """
 
     def __init__(self, store: VectorStore) -> None:
@@ -48,7 +48,7 @@ class EmbeddingBacklog:
         return bool(self._wanted or self._reading or self._page)
 
     def add(self, wants: Mapping[bytes, WantedText], *, retry_deferred: bool) -> None:
-        """`again`: what failed alone may be tried once more."""
+        """Add texts. `retry_deferred` allows texts that failed alone to be tried again."""
         with self._lock:
             if retry_deferred:
                 self._deferred.difference_update(wants)
@@ -58,14 +58,17 @@ class EmbeddingBacklog:
                     self._wanted[digest] = want
 
     def next_batch(self, count: int) -> tuple[bytes, dict[bytes, str]]:
-        """Up to `count` texts, and the mark of when they were read."""
+        """Return the mark of the page and up to `count` of its texts."""
         if not self._page:
             self._read()
         with self._lock:
             return self._page_mark, dict(islice(self._page.items(), count))
 
     def mark_done(self, batch: Mapping[bytes, bool]) -> None:
-        """Whether each can be used; what cannot is not tried again by this process."""
+        """Record for each text of a batch if its vector is usable.
+
+        This process does not try unusable ones again.
+        """
         with self._lock:
             for digest, fine in batch.items():
                 self._page.pop(digest, None)
@@ -75,7 +78,7 @@ class EmbeddingBacklog:
                     self._unusable.add(digest)
 
     def mark_failed(self, batch: Mapping[bytes, str]) -> None:
-        """One that fails alone is put aside, so that the others have their turn."""
+        """Record that a batch failed. A text that fails alone is deferred."""
         with self._lock:
             if len(batch) == 1:
                 for digest in batch:
@@ -83,12 +86,12 @@ class EmbeddingBacklog:
                     self._deferred.add(digest)
 
     def drop_page(self) -> None:
-        """Something was erased: what is still wanted will be asked for again."""
+        """Discard the page after an erasure. Texts that are still needed are added again later."""
         with self._lock:
             self._page.clear()
 
     def take_finished(self) -> dict[bytes, bool]:
-        """Since this was last asked."""
+        """Return the texts finished since the last call."""
         with self._lock:
             made, self._finished = self._finished, {}
             return made
@@ -117,11 +120,11 @@ class EmbeddingBacklog:
                 text = texts.get(want.seq, "")
                 if digest not in known and text.strip() and text_hash(text) == digest:
                     self._page[digest] = text
-                else:  # gone by now, or nothing that could have a meaning
+                else:  # erased since it was added, or without any text
                     self._finished[digest] = digest in known
 
     def _choose(self) -> dict[bytes, WantedText]:
-        """The last ones, as long as they are near one another."""
+        """Choose the newest texts, as long as they are close to each other."""
         chosen: dict[bytes, WantedText] = {}
         last: WantedText | None = None
         while self._wanted:
@@ -135,7 +138,7 @@ class EmbeddingBacklog:
 
 
 def _texts(chosen: Sequence[WantedText]) -> dict[int, str]:
-    """By number of event."""
+    """Return the texts by event number."""
     if not chosen:
         return {}
     seqs = {want.seq for want in chosen}

@@ -1,8 +1,8 @@
-"""Vectors as single bytes, and how far their cosines can be from the true ones.
+"""Vectors quantised to single bytes, with exact error bounds of their cosines.
 
-To look at all vectors takes as long as to read them from memory, which a busy host makes slower
-than all else. A byte for each number is a quarter of that: it tells which few may be the nearest,
-never wrongly, and those are computed from what was kept.
+A full scan is limited by memory bandwidth. One byte per number needs a quarter of it. The bounds
+select the few rows that may be nearest, and never miss one. Exact cosines are computed only for
+those.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ Array = NDArray[np.float32]
 RowSelector = Sequence[int] | slice | NDArray[np.int64] | NDArray[np.bool_]
 
 _SINGLE_THREAD_ELEMENTS = 32_768
-"""Numbers of a matrix that BLAS does not share out to threads, which wait for one another."""
+"""Size of a matrix that BLAS does not split over threads. Threads would wait for each other."""
 _GROUPS_PER_BLOCK = 8
-"""So many such matrices at a time stay where they are quick to reach, as floats."""
+"""Number of such matrices converted to floats at a time, so that they stay in the CPU cache."""
 _ROUNDING_ERROR = 1.2e-7
-"""Twice that of a float: what each step of a sum can add to its error, in whatever order."""
+"""Twice the rounding error of a float: the error that each step of a sum can add."""
 
 
 class QuantisedVectors(NamedTuple):
-    """Vectors of length 1: as they are kept, in half precision, with the length they have so; and
-    each as bytes to be multiplied by `scale`, of which no cosine is farther away than `error`."""
+    """Unit vectors in half precision with their real length, and quantised to bytes.
+
+    A quantised row times `scale` gives each cosine with an error of at most `error`.
+    """
 
     half: NDArray[np.float16]
     length: NDArray[np.float64]
@@ -41,7 +43,7 @@ class QuantisedVectors(NamedTuple):
         self.half[at], self.length[at], self.quantised[at], self.scale[at], self.error[at] = rows
 
     def with_capacity(self, count: int) -> QuantisedVectors:
-        """The same, with room behind them."""
+        """Return a copy with room for `count` rows."""
         more = QuantisedVectors._make(
             np.zeros((count, *part.shape[1:]), part.dtype) for part in self
         )
@@ -50,25 +52,26 @@ class QuantisedVectors(NamedTuple):
 
 
 def quantise(half: NDArray[np.float16], length: NDArray[np.float64]) -> QuantisedVectors:
+    """Quantise vectors to bytes, with the error bound of each row."""
     exact = to_float32(half, length)
     scale = np.abs(exact).max(axis=1) / np.float32(127)
     small = np.rint(exact / scale[:, None])
     exact -= small * scale[:, None]
-    # By Cauchy and Schwarz; a little more, since all this is rounded, and a question's length too.
+    # Cauchy-Schwarz bound, slightly enlarged for rounding and for the length of the query.
     error = np.sqrt(np.square(exact).sum(axis=1)) * np.float32(1.001)
     error += np.float32((half.shape[1] + 16) * _ROUNDING_ERROR)
     return QuantisedVectors(half, length, small.astype(np.int8), scale, error)
 
 
 def to_float32(half: NDArray[np.float16], length: NDArray[np.float64]) -> Array:
-    """In single precision; the same numbers for a vector, whatever else it stands beside."""
+    """Return the vectors in single precision. Each row is independent of the others."""
     rows = half.astype(np.float32)
     rows /= length[:, None]
     return rows
 
 
 class QueryVector:
-    """A vector to be compared with rows."""
+    """A query vector that is compared with rows."""
 
     def __init__(self, vector: Array) -> None:
         self.exact = vector.astype(np.float64)
@@ -77,7 +80,7 @@ class QueryVector:
         self._block: Array = np.empty((_GROUPS_PER_BLOCK * self._group, len(vector)), np.float32)
 
     def bound_cosines(self, rows: QuantisedVectors, lower: Array, upper: Array) -> None:
-        """The least and the most that the cosine of each row may be."""
+        """Write the lower and the upper bound of the cosine of each row."""
         for start in range(0, len(upper), len(self._block)):
             part = rows.quantised[start : start + len(self._block)]
             floats = self._block[: len(part)]

@@ -1,8 +1,8 @@
-"""Memories by their meaning: vectors of all that can be seen, made when they are first needed.
+"""Semantic index: vectors of all visible documents, computed when first needed.
 
-What a text means is asked once: vectors are kept in a file by embedder and hash of text, so that a
-fork, a restore or an index made anew finds them there. Half precision is kept (it moves a cosine
-by about 1e-4, and takes half the space); bytes are searched, see `coarse`.
+Vectors are stored by embedder and hash of text. A fork, a restore or a rebuilt index therefore
+finds them again. Half precision is stored: it changes a cosine by about 1e-4 and halves the space.
+The search uses bytes; see `coarse`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _READ_BATCH = 4096  # vectors read at once
 
 
 class LocalSemanticIndex:
-    """All that one embedder has made, for any thread; a child of fork(2) begins with what is in
-    the file.
+    """Ranks documents with the vectors of one embedder. Thread-safe and fork-safe.
 
-    A question is waited for as long as `patience`, texts that have no vectors yet as long as
-    `allowance`, both in seconds; the rest of them is made in the background. Vectors of lines
-    that were not asked for lately are dropped from memory above `room` bytes.
+    A search waits at most `query_timeout` seconds for the vector of the query, and `fill_timeout`
+    seconds for missing vectors. The background thread computes the rest. Above `max_bytes`, vectors
+    of timelines that were not used lately are evicted from memory. A forked child starts with the
+    stored vectors.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class LocalSemanticIndex:
         reset_in_child(self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()  # of what is in memory; never held while texts are embedded
+        # guards the state in memory; never held while texts are embedded
+        self._lock = threading.Lock()
         self._mark = b""
         self._matrix = VectorMatrix(self._max_bytes)
         self._missing: dict[bytes, list[tuple[EventSpan, Tier, int]]] = {}
@@ -76,7 +77,7 @@ class LocalSemanticIndex:
         )
 
     def ranker(self, index: WordIndex, read_documents: ReadDocuments) -> LocalRanker:
-        """To be searched with, for one question: what the index has, as far as `news` reads it."""
+        """Return a ranker for one query on the documents of `index`."""
         return LocalRanker(self, index, read_documents)
 
     def rank(
@@ -89,7 +90,13 @@ class LocalSemanticIndex:
         text: str,
         limit: int,
     ) -> SemanticMatches:
-        """Raises Lost when the index lacks some of the spans; of itself, nothing."""
+        """Return the documents nearest to a text.
+
+        Failures of the embedder or the store are reported in the result and do not raise.
+
+        Raises:
+            IndexLost: If the word index does not contain the spans.
+        """
         try:
             with self._lock:
                 self._refresh()
@@ -100,9 +107,7 @@ class LocalSemanticIndex:
             if query.vector is None:
                 return SemanticMatches([], query.status)
             if len(query.vector) != self._worker.size:
-                return SemanticMatches(
-                    [], "late"
-                )  # another process began with vectors of another size
+                return SemanticMatches([], "late")  # another process stored vectors of another size
             with self._lock:
                 self._absorb_finished()
                 return self._nearest(spans, tiers, query.vector, limit)
@@ -119,7 +124,7 @@ class LocalSemanticIndex:
         tiers: Sequence[Tier],
         timeout: float,
     ) -> bool:
-        """Whether all there is has a vector, after so many seconds at most."""
+        """Compute missing vectors for at most `timeout` seconds. Return True if none is missing."""
         with self._lock:
             wants = self._load_spans(index, read_documents, spans, tiers)
         self._worker.fill(wants, timeout)
@@ -130,15 +135,15 @@ class LocalSemanticIndex:
             )
 
     def forget(self, hashes: Iterable[bytes]) -> int:
-        """Takes the vectors of erased texts out of the file, and of every process. Erase first."""
+        """Delete the vectors of erased texts, for all processes. Erase the texts first."""
         return self._store.forget(hashes)
 
     def prune(self) -> int:
-        """Takes out what other embedders made. Returns how many vectors."""
+        """Delete the vectors of other embedders. Return their number."""
         return self._store.prune()
 
     def drop(self) -> None:
-        """Takes out everything."""
+        """Delete all vectors."""
         self._store.empty()
 
     def close(self) -> None:
@@ -152,8 +157,7 @@ class LocalSemanticIndex:
         spans: Sequence[EventSpan],
         tiers: Sequence[Tier],
     ) -> dict[bytes, WantedText]:
-        """Takes in what the spans have more than before; returns which texts are to be embedded,
-        the oldest first."""
+        """Load new documents of the spans. Return the texts to embed, oldest first."""
         self._refresh()
         self._absorb_finished()
         wants: dict[bytes, WantedText] = {}
@@ -170,7 +174,7 @@ class LocalSemanticIndex:
                         ):
                             self._missing.setdefault(digest, []).append((span, tier, seq))
                             absent[seq] = digest
-            for seq in sorted(absent):  # a text that was said again stands where it was said last
+            for seq in sorted(absent):  # a repeated text counts at its last position
                 wants.pop(absent[seq], None)
                 wants[absent[seq]] = WantedText(read_documents, span, seq)
         self._matrix.evict(spans)
@@ -179,9 +183,9 @@ class LocalSemanticIndex:
         return wants
 
     def _refresh(self) -> None:
-        """Whether the file still is as it was known to be."""
+        """Reload everything if vectors were deleted from the store."""
         mark, size = self._store.state()
-        if mark != self._mark:  # something was taken out, perhaps by another process
+        if mark != self._mark:  # vectors were deleted, perhaps by another process
             self._mark, self._matrix = mark, VectorMatrix(self._max_bytes)
             self._missing.clear()
         self._worker.set_size(size)
@@ -189,7 +193,7 @@ class LocalSemanticIndex:
     def _load(
         self, span: EventSpan, tier: Tier, found: Sequence[tuple[int, bytes]]
     ) -> list[tuple[int, bytes]]:
-        """Puts what the file has into its rows; returns what it has not."""
+        """Load stored vectors into their rows. Return the documents without one."""
         places, vectors = self._read_vectors(digest for _, digest in found)
         here = [(seq, places[digest]) for seq, digest in found if digest in places]
         if vectors is not None:
@@ -203,7 +207,7 @@ class LocalSemanticIndex:
         spans: Sequence[EventSpan],
         new: Mapping[bytes, WantedText],
     ) -> dict[bytes, WantedText]:
-        """What was tried in vain, with who can read it now."""
+        """Return texts that were tried without success, with a function that can read them now."""
         ends = {span.timeline: span for span in spans}
         wants: dict[bytes, WantedText] = {}
         for digest, places in self._missing.items():
@@ -226,7 +230,7 @@ class LocalSemanticIndex:
     def _read_vectors(
         self, hashes: Iterable[bytes]
     ) -> tuple[dict[bytes, int], QuantisedVectors | None]:
-        """Those that the file has, and at which row each is."""
+        """Return the stored vectors, and the row of each hash."""
         raw = self._store.get(hashes)
         if not raw:
             return {}, None
@@ -234,7 +238,7 @@ class LocalSemanticIndex:
         made = np.frombuffer(b"".join(one.ljust(size) for one in raw.values()), np.float16)
         half = made.reshape(len(raw), -1)
         length = np.sqrt(np.square(half, dtype=np.float64).sum(axis=1))
-        if not (np.abs(length - 1) < 0.01).all():  # what was kept had length 1
+        if not (np.abs(length - 1) < 0.01).all():  # stored vectors have length 1
             self._store.empty()
             return {}, None
         return {digest: place for place, digest in enumerate(raw)}, quantise(half, length)
@@ -259,7 +263,7 @@ class LocalSemanticIndex:
 
 
 class LocalRanker:
-    """What a search asks: `ortet.memory.lexical.search.Vectors`."""
+    """Ranker of one query, for `ortet.memory.lexical.search`."""
 
     def __init__(
         self, vectors: LocalSemanticIndex, index: WordIndex, read_documents: ReadDocuments

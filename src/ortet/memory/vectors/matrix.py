@@ -1,4 +1,4 @@
-"""Vectors in memory, in the order of events: what can be seen is some slices, searched exactly."""
+"""Vectors in memory, in event order. Visible documents are slices that are searched exactly."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ Float64Array = NDArray[np.float64]
 Int64Array = NDArray[np.int64]
 
 _CHUNK_ROWS = 8192
-"""Rows of a block at most: growing never copies more."""
+"""Largest number of rows of a chunk. Growing never copies more."""
 _VECTOR_MISSING = 0
 _VECTOR_PRESENT = 1
 _NO_VECTOR = 2
 
 
 class NearestDocument(NamedTuple):
+    """A document and its cosine."""
+
     timeline: str
     seq: int
     cosine: float
 
 
 class TierVectors:
-    """Documents of one tier of one timeline, with after < seq <= upto, in their order."""
+    """Vectors of one tier of one timeline, for events after < seq <= upto, in order."""
 
     def __init__(self, after: int) -> None:
         self.after = self.upto = after
@@ -41,13 +43,13 @@ class TierVectors:
         self._chunks: list[QuantisedVectors] = []
 
     def add(self, seqs: Iterable[int], upto: int) -> None:
-        """Documents behind the last, without their vectors."""
+        """Append documents without vectors."""
         self.seqs.extend(seqs)
         self._vector_states.extend(bytes(len(self.seqs) - len(self._vector_states)))
         self.upto = upto
 
     def put(self, seqs: Sequence[int], vectors: QuantisedVectors | None) -> None:
-        """Of documents, in order; None when they have no meaning to be found by."""
+        """Set the vectors of documents, in order. None means that they never get one."""
         wanted = np.array(seqs, np.int64)
         places = np.searchsorted(self._seqs(), wanted)
         fits = places < len(self.seqs)
@@ -64,13 +66,15 @@ class TierVectors:
         )
 
     def rows_in(self, span: EventSpan) -> range:
+        """Return the rows of the documents in a span."""
         return range(bisect_right(self.seqs, span.after), bisect_right(self.seqs, span.upto))
 
     def count_missing(self, rows: range) -> int:
+        """Return the number of rows whose vector is still missing."""
         return self._vector_states.count(_VECTOR_MISSING, rows.start, rows.stop)
 
     def cosine_bounds(self, rows: range, question: QueryVector) -> tuple[Array, Array]:
-        """The least and the most each cosine may be; below any where there is no vector."""
+        """Return lower and upper bounds of the cosines; -2 for rows without a vector."""
         least, most = (np.full(len(rows), -2, np.float32) for _ in range(2))
         for number, at, place in self._parts(rows):
             some = self._chunks[number].select(at)
@@ -82,7 +86,7 @@ class TierVectors:
         return least, most
 
     def cosines(self, rows: Int64Array, query: Float64Array) -> Float64Array:
-        """Of rows in order, each on its own, so that what else is in memory changes no digit."""
+        """Return exact cosines. Each row is computed alone, so that other rows change no digit."""
         found = np.empty(len(rows), np.float64)
         for number in np.unique(rows // _CHUNK_ROWS).tolist():
             of = rows // _CHUNK_ROWS == number
@@ -100,11 +104,11 @@ class TierVectors:
         return sum(part.nbytes for chunk in self._chunks for part in chunk)
 
     def _seqs(self) -> Int64Array:
-        """Not to be kept: nothing can be added as long as it is."""
+        """Return a view of `seqs`. Do not keep it: `seqs` cannot grow while it exists."""
         return np.frombuffer(self.seqs, np.int64)
 
     def _parts(self, rows: range) -> Iterator[tuple[int, slice, int]]:
-        """Numbers and slices of chunks, and where each begins: some may have no room yet."""
+        """Yield chunk number, slice and first row. The last chunks may not exist yet."""
         start = rows.start
         while start < rows.stop and start // _CHUNK_ROWS < len(self._chunks):
             number, first = divmod(start, _CHUNK_ROWS)
@@ -130,32 +134,34 @@ class _VisibleRows(NamedTuple):
 
 
 class VectorMatrix:
-    """Lines by timeline and tier. Not for several threads at once. Those that were not asked for
-    lately are given up when all of them take more than `room` bytes."""
+    """Vectors by timeline and tier. Not thread-safe.
+
+    Above `max_bytes`, those that were not used lately are evicted.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lines: dict[tuple[str, Tier], TierVectors] = {}
 
     def tier_vectors(self, span: EventSpan, tier: Tier) -> TierVectors:
-        """The line for a span; what it lacks is behind its `upto`."""
+        """Return the vectors for a span. Documents after its `upto` are missing."""
         key = span.timeline, tier
         line = self._lines.pop(key, None)
         if line is None or line.after > span.after:
             line = TierVectors(span.after)
-        self._lines[key] = line  # now the one used last
+        self._lines[key] = line  # moves the entry to the end: most recently used
         return line
 
     def put(
         self, timeline: str, tier: Tier, seqs: Sequence[int], vectors: QuantisedVectors | None
     ) -> None:
-        """Of documents of a line, in order; None when they have none."""
+        """Set the vectors of documents of a timeline. None means that they never get one."""
         line = self._lines.get((timeline, tier))
         if line is not None and seqs:
             line.put(seqs, vectors)
 
     def evict(self, spans: Sequence[EventSpan]) -> None:
-        """Gives up what is too much, but nothing of these spans."""
+        """Evict vectors above the limit, but none of these spans."""
         needed = {span.timeline for span in spans}
         room = self._max_bytes - sum(line.size_bytes for line in self._lines.values())
         for key in [key for key in self._lines if key[0] not in needed]:
@@ -164,7 +170,7 @@ class VectorMatrix:
             room += self._lines.pop(key).size_bytes
 
     def visible_rows(self, spans: Sequence[EventSpan], tiers: Sequence[Tier]) -> list[_VisibleRows]:
-        """Rows of the spans, each once."""
+        """Return the rows of the spans, each span once."""
         found = []
         for span in dict.fromkeys(spans):
             for tier in tiers:
@@ -175,7 +181,7 @@ class VectorMatrix:
 
 
 def cosines(half: NDArray[np.float16], length: Float64Array, query: Float64Array) -> Float64Array:
-    """Of vectors as they are kept; the same for one, whatever else it stands beside."""
+    """Return the cosines of stored vectors. Each row is independent of the others."""
     products = to_float32(half, length).astype(np.float64)
     products *= query
     found: Float64Array = products.sum(axis=1)
@@ -185,10 +191,10 @@ def cosines(half: NDArray[np.float16], length: Float64Array, query: Float64Array
 def nearest_documents(
     visible: Sequence[_VisibleRows], query: Array, limit: int
 ) -> list[NearestDocument]:
-    """The `limit` rows with the greatest cosine, the greatest first, then the latest.
+    """Return the `limit` rows with the largest cosine, then the newest.
 
-    Whatever might be among them, by the bounds of its cosine, is computed, each row on its own: the
-    same documents always have the same cosines and order, whatever else is in memory.
+    Bounds select all rows that may belong to the result. Exact cosines are computed for those, each
+    row alone. Equal documents therefore always get equal cosines and the same order.
     """
     if not visible or limit < 1:
         return []

@@ -1,4 +1,4 @@
-"""Vectors in one SQLite file, by embedder and hash of text: no text is embedded twice."""
+"""Vectors in a SQLite file, by embedder and hash of text. No text is embedded twice."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ortet.memory.lexical.index_file import IndexFile, IndexLost
 
 VERSION = 1
 
-# By number in the order of making, so that neighbours in time are neighbours in the file: with the
-# hash as key 100 000 of them took 5 s to write and 0.5 s to read, so it is 1 s and 0.3 s.
-# `mark` is another one whenever something was taken out, for processes that remember it.
+# Rows are numbered in creation order, so that neighbours in time are neighbours in the file. With
+# the hash as primary key, 100,000 rows took 5 s to write and 0.5 s to read. Now it is 1 s and 0.3
+# s. `mark` changes whenever a row is deleted; other processes compare it.
 _SCHEMA = """
 CREATE TABLE embedders (no INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);
 CREATE TABLE vectors (
@@ -40,8 +40,10 @@ T = TypeVar("T")
 
 
 class SqliteVectorStore:
-    """The vectors of one embedder, as bytes. A damaged file is begun anew. Raises Unavailable when
-    other processes have it locked for too long."""
+    """The vectors of one embedder, as bytes. A damaged file is replaced by an empty one.
+
+    Methods raise Unavailable if other processes lock the file for too long.
+    """
 
     def __init__(self, path: Path, name: str, *, busy_ms: int = 5000) -> None:
         self._path = path
@@ -49,7 +51,7 @@ class SqliteVectorStore:
         self._file = IndexFile(path, schema=_SCHEMA, version=VERSION, busy_ms=busy_ms)
 
     def state(self) -> tuple[bytes, int]:
-        """The mark, and the size of this embedder's vectors; 0: there is none yet."""
+        """Return the mark and the vector size of this embedder; size 0 means no vectors yet."""
 
         def work(db: apsw.Connection) -> tuple[bytes, int]:
             return db.execute(_MARK).get, self._embedder_row(db)[1]
@@ -57,7 +59,7 @@ class SqliteVectorStore:
         return self._run(work)
 
     def get(self, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Those that are there."""
+        """Return the stored vectors of these hashes."""
         wanted = list(dict.fromkeys(hashes))
 
         def work(db: apsw.Connection) -> dict[bytes, bytes]:
@@ -67,16 +69,22 @@ class SqliteVectorStore:
                 some: list[bytes | None] = [*wanted[start : start + _BATCH_SIZE]]
                 some += [None] * (
                     _BATCH_SIZE - len(some)
-                )  # one statement, so that it stays prepared
+                )  # fixed length, so that the statement stays prepared
                 found.update(db.execute(_GET, (no, *some)))
             return found
 
         return self._run(work)
 
     def put(self, mark: bytes, size: int, rows: Sequence[tuple[bytes, bytes]]) -> bool:
-        """What another process was faster with stays as it is. False, and nothing is done, when
-        the mark is another one by now: these texts may have been erased since they were read.
-        Invalid when vectors under this name have another size."""
+        """Store vectors. Existing vectors stay.
+
+        Returns:
+            False, without any change, if the mark has changed. The texts may have been erased since
+                they were read.
+
+        Raises:
+            Invalid: kind "vector_size", if this embedder has vectors of another size.
+        """
 
         def work(db: apsw.Connection) -> bool:
             if db.execute(_MARK).get != mark:
@@ -95,12 +103,15 @@ class SqliteVectorStore:
         return self._run(work, write=True)
 
     def forget(self, hashes: Iterable[bytes]) -> int:
-        """Takes the vectors of erased texts out, whoever made them, so that no page of the file or
-        its log has them. Returns how many. The texts are to be out of reach already."""
+        """Delete the vectors of erased texts, of all embedders. Return their number.
+
+        No page of the file or its log contains them afterwards. The texts must be erased before
+        this call.
+        """
         gone = list(hashes)
 
         def work(db: apsw.Connection) -> int:
-            db.execute(_NEW_MARK)  # even for none: one may be on its way
+            db.execute(_NEW_MARK)  # also without rows: another process may be about to store one
             count = 0
             for digest in gone:
                 db.execute(_FORGET, (digest,))
@@ -110,7 +121,7 @@ class SqliteVectorStore:
         return self._delete_and_vacuum(work)
 
     def prune(self) -> int:
-        """Takes out what other embedders made. Returns how many."""
+        """Delete the vectors of other embedders. Return their number."""
 
         def work(db: apsw.Connection) -> int:
             db.execute(_PRUNE, (self._name,))
@@ -134,7 +145,7 @@ class SqliteVectorStore:
         try:
             with self._file.transaction(write=write) as db:
                 return work(db)
-        except IndexLost:  # begun anew
+        except IndexLost:  # the damaged file was replaced; try once more
             pass
         try:
             with self._file.transaction(write=write) as db:
@@ -149,7 +160,7 @@ class SqliteVectorStore:
             count = work(db)
             if count:
                 db.execute("COMMIT")
-                db.execute("VACUUM")  # a page that was freed or split keeps what it held
+                db.execute("VACUUM")  # freed pages still contain the deleted data
                 busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").get[0]
                 db.execute("BEGIN")
                 if busy:

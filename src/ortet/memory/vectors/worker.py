@@ -1,4 +1,4 @@
-"""The one thread that calls an embedder, which may be slow, fail, hang, or give nonsense."""
+"""The only thread that calls an embedder, which may be slow, fail, hang or return nonsense."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 StoreVectors = Callable[[bytes, Mapping[bytes, Array]], bool]
-"""Stores vectors by the hash of their text. The mark is of when the texts were read; False when
-something was erased since."""
+"""Function that stores vectors by hash of text.
+
+Its first argument is the mark from when the texts were read. It returns False if something was
+erased since.
+"""
 
 STATUS_LATE = "late"
 _FIRST_PAUSE_NS = 1_000_000_000
 _MAX_PAUSE_NS = 300_000_000_000
-_MIN_BATCH, _INITIAL_BATCH, _MAX_BATCH = 1, 16, 256  # batches: after a failure, at first, at most
+_MIN_BATCH, _INITIAL_BATCH, _MAX_BATCH = 1, 16, 256  # after a failure, at the start, at most
 _FAST_BATCH_SECONDS, _SLOW_BATCH_SECONDS = (
     0.05,
     0.2,
-)  # seconds that a batch took: the next one is larger, or smaller
-_MAX_CACHED_QUERIES = 64  # questions whose vectors are kept
-_MAX_WAITING_QUERIES = (
-    4  # questions that a slow embedder still has to answer, though nobody waits any more
-)
+)  # below the first the batch grows, above the second it shrinks
+_MAX_CACHED_QUERIES = 64  # number of query vectors that are kept
+_MAX_WAITING_QUERIES = 4  # queries that are still computed although no caller waits for them
 
 
 class RetryBackoff:
-    """After a failure nothing is tried for a while, twice as long after each further one."""
+    """Delays retries after a failure. The delay doubles with each further failure."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,29 +48,34 @@ class RetryBackoff:
         self.reason = ""
 
     def is_over(self) -> bool:
+        """Return True if the next attempt is allowed."""
         passed = self._clock.now_ns() - self._since
-        return not self.reason or not 0 <= passed < self._length  # a clock may be set back
+        return not self.reason or not 0 <= passed < self._length  # the clock may have been set back
 
     def begin(self, why: str) -> None:
+        """Start or prolong the delay after a failure."""
         self.reason = why
         self._since = self._clock.now_ns()
         self._length = min(max(2 * self._length, _FIRST_PAUSE_NS), _MAX_PAUSE_NS)
 
     def end(self) -> None:
+        """End the delay after a success."""
         self.reason = ""
         self._length = 0
 
 
 class QueryEmbedding(NamedTuple):
-    """The vector of a question, or why there is none: LATE, or "failed: …"."""
+    """The vector of a query, or the reason why there is none: "late" or "failed: REASON"."""
 
     vector: Array | None
     status: str = ""
 
 
 class EmbeddingWorker:
-    """Questions come first, then the backlog, the newest texts before the others. The thread is
-    there only while there is something to do. Nothing an embedder does raises here."""
+    """Embeds queries first, then the backlog, newest texts first.
+
+    The thread runs only while there is work. Errors of the embedder never raise here.
+    """
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class EmbeddingWorker:
         self.size = int(getattr(embedder, "size", None) or 0)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._call_started = 0.0  # since when the embedder has not answered
+        self._call_started = 0.0  # start time of the call that has not returned; 0.0: none
         self._queries: dict[bytes, str] = {}
         self._query_vectors: dict[bytes, Array] = {}
         self._query_backoff = RetryBackoff(clock)
@@ -95,11 +101,14 @@ class EmbeddingWorker:
 
     @property
     def failure_reason(self) -> str:
-        """Why the last texts have no vectors; empty when they have."""
+        """Reason why the last texts have no vectors, or ""."""
         return self._query_backoff.reason or self._backlog_backoff.reason
 
     def embed_query(self, digest: bytes, text: str, timeout: float) -> QueryEmbedding:
-        """Waits no longer than `patience`, in seconds; the answer is remembered when it comes."""
+        """Return the vector of a query. Wait at most `timeout` seconds.
+
+        A vector that arrives later is kept for the next call.
+        """
         with self._changed:
             if digest not in self._query_vectors:
                 if not self._query_backoff.is_over():
@@ -117,14 +126,14 @@ class EmbeddingWorker:
             return QueryEmbedding(None, f"failed: {failed}" if failed else STATUS_LATE)
 
     def fill(self, wants: Mapping[bytes, WantedText], timeout: float) -> None:
-        """Waits until all that is wanted has been tried, or the allowance is used up."""
+        """Embed texts. Wait until all were tried, at most `timeout` seconds."""
         with self._changed:
             self._backlog.add(wants, retry_deferred=self._backlog_backoff.is_over())
             self._start()
             self._changed.wait_for(lambda: self._thread is None, self._remaining_wait(timeout))
 
     def set_size(self, size: int) -> None:
-        """The size of the vectors that were kept under this name; 0: there are none."""
+        """Set the size of the stored vectors; 0 if there are none."""
         self.size = size or self.size
 
     def close(self) -> None:
@@ -135,7 +144,7 @@ class EmbeddingWorker:
             self._changed.notify_all()
 
     def _remaining_wait(self, seconds: float) -> float:
-        """Of a wait, when the embedder has already been waited for in vain."""
+        """Return the time to wait: 0 if the running call already took longer."""
         late = self._call_started and time.monotonic() - self._call_started > seconds
         return 0 if late or self._closed else seconds
 
@@ -204,7 +213,7 @@ class EmbeddingWorker:
         except BaseException as error:
             with self._changed:
                 self._backlog_backoff.begin(_reason(error))
-                self._batch_size = _MIN_BATCH  # perhaps it is one text that cannot be embedded
+                self._batch_size = _MIN_BATCH  # perhaps a single text cannot be embedded
             self._backlog.mark_failed(batch)
             return
         self._backlog.mark_done(dict(zip(batch, good.tolist(), strict=True)))
@@ -229,7 +238,11 @@ class EmbeddingWorker:
 def normalise_vectors(
     embedder: Embedder, vectors: Floats, count: int, size: int
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Vectors of length 1, and which of them can be used. Invalid when none can."""
+    """Return unit vectors, and which of them are usable.
+
+    Raises:
+        Invalid: If the embedder returned no usable array.
+    """
     try:
         exact = np.asarray(vectors, np.float64)
     except (TypeError, ValueError) as error:
@@ -243,7 +256,8 @@ def normalise_vectors(
             "needs another name",
         )
     with np.errstate(all="ignore"):
-        exact = exact / np.abs(exact).max(axis=1, keepdims=True)  # whose squares are not too large
+        # avoids an overflow of the squares
+        exact = exact / np.abs(exact).max(axis=1, keepdims=True)
         exact /= np.sqrt(np.square(exact).sum(axis=1, keepdims=True))
         good: NDArray[np.bool_] = np.isfinite(exact).all(axis=1)
     return exact.astype(np.float32), good
