@@ -1,4 +1,7 @@
-"""What tools give back, and how a model reads it. Field names are those of `--json`."""
+"""Result types that several tools share, and their text for a model.
+
+Field names are those of `--json`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     from ortet.mcp_server.context import McpContext
 
 MAX_CHANGES = 200
-"""Changes that are listed; more are counted."""
+"""Maximum number of changes in a list; all are counted."""
 
 _MAX_LINES = 40
-"""The same in text."""
+"""Maximum number of lines of a list in the text of a result."""
 
 
 class CommitItem(ToolResult, frozen=True):
@@ -102,7 +105,7 @@ def losses_of(losses: Iterable[Any]) -> list[LossItem]:
 
 
 def limit_lines(lines: Iterable[object], total: int | None = None) -> list[str]:
-    """As many as are read, and how many more there are."""
+    """Return the first lines as text, and a line with the number of those left out."""
     shown = [str(line) for line in lines]
     count = len(shown) if total is None else total
     rest = count - min(_MAX_LINES, len(shown))
@@ -114,7 +117,7 @@ def join_lines(*lines: str) -> str:
 
 
 def cut_middle(text: str, max_characters: int) -> str:
-    """Of a long text, the beginning and the end."""
+    """Return a long text without its middle."""
     if len(text) <= max_characters:
         return text
     half = max_characters // 2
@@ -122,7 +125,7 @@ def cut_middle(text: str, max_characters: int) -> str:
 
 
 def image_at(context: McpContext, commit: str) -> Image | None:
-    """The files of a commit, if it holds any."""
+    """Return the image of a commit, or None if the commit has no files."""
     from ortet.ids import from_hex
 
     oid = from_hex(commit)
@@ -130,7 +133,7 @@ def image_at(context: McpContext, commit: str) -> Image | None:
 
 
 def changed_files(context: McpContext, old: str | None, new: str) -> list[tree_diff.TreeChange]:
-    """What differs in files."""
+    """Return the differences of files between two commits."""
     from ortet.history.diff.tree_diff import diff_images
 
     before, after = (image_at(context, ref) if ref else None for ref in (old, new))

@@ -1,4 +1,4 @@
-"""Prompts: what a user asks for by name, to go on with work and to hand it over."""
+"""MCP prompts: texts that a user asks for by name, to resume work or to hand it over."""
 
 from __future__ import annotations
 

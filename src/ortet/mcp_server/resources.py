@@ -1,4 +1,4 @@
-"""Resources: what is recorded, by address, to be read into a conversation."""
+"""MCP resources: recorded content that clients read by address."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ResourceContent(NamedTuple):
 
 
 class ResourceAddress(NamedTuple):
-    """A fixed address, or with {names} in it a family of them: {+name} may hold slashes."""
+    """An address or a template with {names}. A {+name} may contain slashes."""
 
     uri: str
     name: str
@@ -45,7 +45,7 @@ class ResourceAddress(NamedTuple):
         return "{" in self.uri
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """What the names stand for in this address."""
+        """Return the values of the names in this address, or None if it does not match."""
         parts = re.split(r"\{(\+?)(\w+)\}", self.uri)
         pattern = re.escape(parts[0])
         for plus, name, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
@@ -112,7 +112,7 @@ def _commit(context: McpContext, oid: str) -> ResourceContent:
 
 
 def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
-    """Only what the commit's tree holds: nothing of the host can be reached by any path."""
+    """Read a file from the tree of a commit. No path can reach files of the host."""
     from ortet.objects.blobs import read_file
 
     parts = path.split("/")

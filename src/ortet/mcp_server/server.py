@@ -1,4 +1,4 @@
-"""The server of the official SDK, with our tools, resources and prompts in it."""
+"""McpHandlers: answers requests of the MCP SDK with our tools, resources and prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Context = ServerRequestContext[Any, Any]
 
 
 class McpHandlers:
-    """The handlers of one server: each takes a request, has it done, and gives the answer."""
+    """The request handlers of one server. Each runs its work in the worker."""
 
     def __init__(self, context: McpContext, worker: CallWorker, *, allow_destructive: bool) -> None:
         self._context = context
@@ -60,7 +60,7 @@ class McpHandlers:
             on_get_prompt=self.get_prompt,
         )
 
-    # tools
+    # Tools
 
     def _input_schema(self, name: str) -> dict[str, Any] | None:
         return self._tools[name].input_schema if name in self._tools else None
@@ -110,7 +110,7 @@ class McpHandlers:
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await self._worker.run(work)
 
-    # resources
+    # Resources
 
     async def list_resources(self, _: _Context, __: Any) -> types.ListResourcesResult:
         fixed = [one for one in resources.ADDRESSES if not one.is_template]
@@ -155,7 +155,7 @@ class McpHandlers:
             content = types.BlobResourceContents(uri=uri, mime_type=found.media, blob=blob)
         return types.ReadResourceResult(contents=[content])
 
-    # prompts
+    # Prompts
 
     async def list_prompts(self, _: _Context, __: Any) -> types.ListPromptsResult:
         return types.ListPromptsResult(
@@ -211,7 +211,7 @@ def tool_call_result(answer: ToolResult) -> types.CallToolResult:
 
 
 def error_text(error: Exception) -> str:
-    """An error as a model reads it: a line for it, and the one shape that errors have."""
+    """Return an error for a model: one line of text, then the common JSON shape."""
     shape = _error_body(error)
     message = output.safe(shape["message"], keep="\n")
     line = f"{shape['error']} ({shape['kind']}): {message}"
@@ -231,7 +231,7 @@ def _error_body(error: Exception) -> dict[str, Any]:
 
 
 def _protocol_error(error: Exception) -> MCPError:
-    """Where the protocol has no results that are errors."""
+    """Return an error for requests whose results cannot be errors in the protocol."""
     if isinstance(error, MCPError):
         return error
     theirs = isinstance(error, OrtetError) and code_of(error).status in (404, 422)
@@ -241,7 +241,10 @@ def _protocol_error(error: Exception) -> MCPError:
 
 
 def _reporter(ctx: _Context) -> Callable[[str], None]:
-    """Tells the client what goes on, from the thread that does it; nothing where it did not ask."""
+    """Return a function that reports progress to the client from the worker thread.
+
+    It does nothing if the client did not ask for progress.
+    """
     count = 0
 
     def report(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Counts of what a server does, as Prometheus reads them. No tenant, session or token is named."""
+"""Request metrics in the text format of Prometheus. They name no tenant, session or token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _LatencyHistogram:
 
 
 class Metrics:
-    """`gauges` are asked when somebody reads them: name, its text, its value now."""
+    """Counters and histograms of requests. Gauges are evaluated when the metrics are read."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, int], int] = {}
@@ -37,7 +37,7 @@ class Metrics:
     def family(
         self, name: str, text: str, label: str, values: Callable[[], dict[str, int]]
     ) -> None:
-        """A counter that somebody else counts, by one label."""
+        """Register a counter with one label whose values another object holds."""
         self._families.append((name, text, label, values))
 
     def count(self, name: str) -> None:

@@ -1,10 +1,12 @@
-"""A store's bucket as remote hubs see it. Writers on the server's own host keep what they wrote in
-tails, outside the bucket, and indexes beside it: both are shown as keys beside the packs.
+"""The bucket of a store as remote hubs see it.
 
-    packs/ID.pack   as it lies in the bucket
-    packs/ID.tail   the open end of a writer of the server's host; it only grows, until it is a pack
-    packs/ID.idx    the index of a pack, made when it is asked for
-    packs/ID.grp    an index over several packs: whoever comes new to the store needs only few
+Writers on the server's host keep new objects in tails outside the bucket, and indexes in local
+files. Both are shown as keys beside the packs.
+
+    packs/ID.pack   a pack of the bucket
+    packs/ID.tail   the open tail of a writer on the server's host; it grows until it is a pack
+    packs/ID.idx    the index of a pack, built on demand
+    packs/ID.grp    an index over several packs, so that a new client needs to read only few
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ _PACK, _INDEX = ".pack", ".idx"
 
 
 class RawBucketView:
-    """Reading and writing for others, who are not trusted to keep the store whole: what they put is
-    checked, and packs they cannot delete."""
+    """Reads and writes for clients that are not trusted to keep the store intact.
+
+    Uploads are verified, and packs cannot be deleted.
+    """
 
     def __init__(self, bucket: Bucket, objects: LocalObjectStore) -> None:
         self._bucket = bucket
@@ -49,10 +53,10 @@ class RawBucketView:
         found: dict[str, int] = {}
         for tail in (*shelf.own_tails, *shelf.foreign_tails):
             end = tail.end
-            tail.sync_foreign()  # whoever reads it there may rely on it
+            tail.sync_foreign()  # make the listed bytes durable: readers rely on them
             if end:
                 found[f"{PACKS}{tail.id}{TAIL}"] = end
-        # after the tails, so that one sealed in between is seen twice, not never
+        # List packs after tails: a tail that is sealed in between is then seen twice, not missed.
         found.update((item.key, item.size) for item in self._bucket.list(PACKS))
         for group in shelf.groups():
             with contextlib.suppress(FileNotFoundError):
@@ -62,8 +66,10 @@ class RawBucketView:
         )
 
     def _merge(self) -> None:
-        """Small packs come with every commit of a remote hub: one that comes new must not have to
-        ask for the index of each."""
+        """Merge small indexes.
+
+        Each commit of a remote hub adds a pack, and a new client reads all indexes.
+        """
         shelf = self._objects.pack_set
         with contextlib.suppress(OrtetError, OSError):
             for _ in range(len(shelf.tables)):
@@ -115,7 +121,7 @@ class RawBucketView:
         self._objects.space.check(size)
 
     def _local_file(self, key: str) -> Path | None:
-        """The file of a key that is not in the bucket."""
+        """Return the local file of a key that is not in the bucket, else None."""
         root = self._objects.layout
         name = key.removeprefix(PACKS)
         if name == key or "/" in name or name.endswith(_PACK):
@@ -142,7 +148,7 @@ class RawBucketView:
             index_dir=objects.layout.index,
             key_id=objects.hasher.key_id,
         )
-        pack.load_index()  # made, if it is not there or not sound
+        pack.load_index()  # builds the index if it is missing or damaged
         return pack.index_path
 
 
@@ -157,7 +163,7 @@ def _translate_os_errors(key: str) -> Iterator[None]:
 
 
 def _check_pack(read: frame.ReadAt, size: int, objects: LocalObjectStore) -> None:
-    """Invalid unless every object in it is what its id says: others will rely on them."""
+    """Raise Invalid unless every object of the pack matches its id: others rely on them."""
     end = 0
     try:
         for lead in frame.scan(read, 0, size):

@@ -36,8 +36,7 @@ _MAX_CURSOR_BYTES = 10_000
 
 
 class SwarmCursor(msgspec.Struct, frozen=True):
-    """A byte of each attempt: how often it was begun, and what has become of it; and how far the
-    swarm is. `last`: its end was told."""
+    """The state that a client has seen: one byte for each attempt, and the stage of the swarm."""
 
     attempts: bytes = b""
     stage: int = 0
@@ -61,12 +60,12 @@ def parse_swarm_cursor(text: str) -> SwarmCursor:
 
 
 def attempt_mark(attempt: Attempt) -> int:
-    """What is told of it differs when this does."""
+    """Return a byte that changes whenever the reported state of the attempt changes."""
     return 1 + (attempt.tries % 40) * len(_STATES) + _STATES.index(attempt.state)
 
 
 class SwarmStage(msgspec.Struct, frozen=True):
-    """How far a swarm is; `kept`, `conflicts` and `harvested` once that is known."""
+    """The stage of a swarm. `kept`, `conflicts` and `harvested` are set when they are known."""
 
     name: str
     session: str
