@@ -22,7 +22,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class AccessPolicy(msgspec.Struct, frozen=True):
-    """Who may use the server without further checks.
+    """Access rules of a server that do not depend on the token.
 
     `hosts` are the names that the Host header may have; empty means any. The check prevents DNS
     rebinding: another site must not reach the server through a host name of its own. With `open_`,
