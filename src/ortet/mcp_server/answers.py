@@ -85,22 +85,27 @@ class Deed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def commit_of(info: CommitInfo, refs: Sequence[str] = ()) -> CommitItem:
+    """Return a commit with the names of branches and tags on it."""
     return CommitItem(**output.fields(info), refs=list(refs))
 
 
 def change_of(change: tree_diff.TreeChange, patch: str = "") -> Change:
+    """Return one changed file, with its patch if there is one."""
     return Change(change.path, change.kind, change.old_path or "", list(change.fields), patch)
 
 
 def changes_of(changes: Iterable[tree_diff.TreeChange]) -> list[Change]:
+    """Return the first `MAX_CHANGES` changes."""
     return [change_of(one) for one in changes][:MAX_CHANGES]
 
 
 def effect_of(effect: Any) -> Deed:
+    """Return an effect with the fields that tools show."""
     return msgspec.convert(effect, thread_safe_struct(Deed), from_attributes=True)
 
 
 def losses_of(losses: Iterable[Any]) -> list[LossItem]:
+    """Return the losses of a restore or commit."""
     return [LossItem(one.path, one.what, one.why) for one in losses]
 
 
@@ -113,6 +118,7 @@ def limit_lines(lines: Iterable[object], total: int | None = None) -> list[str]:
 
 
 def join_lines(*lines: str) -> str:
+    """Join the lines that are not empty."""
     return "\n".join(line for line in lines if line)
 
 

@@ -56,9 +56,10 @@ class McpContext(CliCall):
         super().__exit__(*error)
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        """Open the store, and keep it open until this context ends."""
         from ortet.config.environment import open_hub
 
-        # Not in single-process mode: that may fork, and this server has threads.
+        # Not with `alone`: such a hub may fork, and this server has threads.
         hub = open_hub(url or self._store, cwd=self.cwd, create=create, watch=False)
         return self._stack.enter_context(hub)
 
@@ -112,6 +113,10 @@ class McpContext(CliCall):
         return next(fresh, None) if self._session_name is None else None
 
     def require_session(self) -> SessionRow:
+        """Return the session of this server.
+
+        Raises NotFound(`no_session`) if it does not exist yet.
+        """
         row = self.current_session()
         if row is None:
             raise NotFound(

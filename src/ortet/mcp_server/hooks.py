@@ -62,6 +62,7 @@ class HookPayload(msgspec.Struct, frozen=True):
 
 
 def parse(data: bytes) -> HookPayload:
+    """Return the payload of a hook, or raise Invalid(`bad_hook`)."""
     try:
         return msgspec.json.decode(data, type=thread_safe_struct(HookPayload), strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

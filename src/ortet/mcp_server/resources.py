@@ -26,6 +26,8 @@ _PLAIN = "text/plain"
 
 
 class ResourceContent(NamedTuple):
+    """The content of a resource: `text`, or `data` if it is binary."""
+
     media: str
     text: str | None
     data: bytes = b""
@@ -42,6 +44,7 @@ class ResourceAddress(NamedTuple):
 
     @property
     def is_template(self) -> bool:
+        """True if the address has names to fill in."""
         return "{" in self.uri
 
     def match(self, uri: str) -> dict[str, str] | None:
@@ -55,6 +58,7 @@ class ResourceAddress(NamedTuple):
 
 
 def read_resource(context: McpContext, uri: str) -> ResourceContent:
+    """Return the content of an address. Raises NotFound if there is no such resource."""
     for address in ADDRESSES:
         given = address.match(uri)
         if given is not None:

@@ -44,6 +44,7 @@ class McpHandlers:
         self._tools = {tool.name: tool for tool in catalogue.TOOLS}
 
     def server(self) -> Server[Any]:
+        """Return the SDK server with these handlers."""
         return Server(
             "ortet",
             version=__version__,
@@ -73,6 +74,10 @@ class McpHandlers:
     async def call_tool(
         self, ctx: _Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
+        """Run a tool.
+
+        An error becomes a result with `is_error`, so that the model can react to it.
+        """
         try:
             return await self._call(ctx, params)
         except MCPError:
@@ -188,6 +193,7 @@ class McpHandlers:
 
 
 def tool_description(tool: McpTool) -> types.Tool:
+    """Return the description of a tool in the types of the SDK."""
     hints = tool.hints
     return types.Tool(
         name=tool.name,
@@ -204,6 +210,7 @@ def tool_description(tool: McpTool) -> types.Tool:
 
 
 def tool_call_result(answer: ToolResult) -> types.CallToolResult:
+    """Return the result of a tool as text and as structured content."""
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=valid_utf8(str(answer)))],
         structured_content=to_jsonable(answer),

@@ -27,6 +27,7 @@ class Confirmation:
         self._everything = everything
 
     def allows(self, id_: str) -> bool:
+        """Return True if the user agreed to the thing with this id."""
         return self._everything or self._id == id_
 
 
@@ -131,6 +132,7 @@ class McpTool:
 
 
 def tool(hints: ToolHints) -> Callable[[Callable[..., ToolResult]], McpTool]:
+    """Return a decorator that turns a function into a tool."""
     return lambda function: McpTool(function, hints)
 
 

@@ -33,7 +33,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve_stdio(context: McpContext, *, allow_destructive: bool) -> None:
-    """Serve the client that started this process, until its input ends or a signal arrives."""
+    """Serve the client that started this process, until its input ends or a signal comes."""
     anyio.run(_stdio, context, allow_destructive)
 
 

@@ -20,7 +20,6 @@ Invariants:
 - A token sees its own tenant only, and its own agents where it is limited to some.
 - Routes and the OpenAPI document are built from the same table, so they cannot differ.
 
-The package may import `config` and every layer below. From the other surfaces it uses the page
-routes of `web`, output and time helpers of `cli`, and the OpenTelemetry export and shared helpers
-of `integrations`.
+The package may import `config` and every layer below. From the other surfaces it uses three things:
+the page routes of `web`, output and time helpers of `cli`, and shared helpers of `integrations`.
 """

@@ -137,6 +137,7 @@ def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, s
 
 
 def operation_endpoints(context: AppContext) -> list[tuple[str, str, Endpoint]]:
+    """Return method, path and endpoint of each operation."""
     return [(one.method, one.path, endpoint(context, one)) for one in operations()]
 
 

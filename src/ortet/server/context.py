@@ -38,6 +38,8 @@ Hundreds of threads of this server may wait for the same lock, and SQLite wakes 
 
 
 class AppContext:
+    """The services that all routes of a server share."""
+
     def __init__(
         self,
         authenticator: Authenticator,
@@ -66,6 +68,7 @@ class AppContext:
         return await self.threads.run(partial(_with_lock_timeout, seconds, function))
 
     async def authenticate(self, request: HTTPConnection) -> Caller:
+        """Return the caller of a request. See `authenticate_sync`."""
         caller: Caller = await self.in_thread(partial(self.authenticate_sync, request))
         return caller
 

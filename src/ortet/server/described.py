@@ -133,6 +133,7 @@ def error_answers() -> Json:
 
 
 def response_headers(*names: str) -> Json:
+    """Return references to header components, for a response."""
     if not names:
         return {}
     return {
@@ -148,6 +149,7 @@ def component_name(name: str) -> str:
 
 
 def error_refs(*statuses: int) -> Json:
+    """Return references to the error responses of these statuses."""
     return {
         str(status): {"$ref": f"#/components/responses/Error{status}"}
         for status in sorted(set(statuses))

@@ -91,6 +91,7 @@ def restore_info(
 
 
 def undo_info(session: Session, undone: UndoResult) -> MoveOutcome:
+    """Return the outcome of an undo or redo."""
     return restore_info(session, undone.restored, undone)
 
 
@@ -99,6 +100,7 @@ def _listed_changes(view: SessionReader, move: UndoResult | RestorePreview) -> F
 
 
 def preview_info(view: SessionReader, preview: RestorePreview) -> MoveOutcome:
+    """Return what a move would do, without moving the session."""
     return MoveOutcome(
         done=False,
         to=preview.to,

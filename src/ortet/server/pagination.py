@@ -42,14 +42,17 @@ class SortedSessions(NamedTuple):
 
     @property
     def activity_times(self) -> dict[str, int]:
+        """Time of the last activity by session id; empty if sorted by something else."""
         return self.times if self.sort == "activity" else {}
 
     def key(self, row: SessionRow) -> Key:
+        """Return the sort key of a session."""
         if self.sort == "name":
             return 0, 0, row.name.casefold(), row.id
         return -self.times[row.id], len(row.name), row.name, row.id
 
     def filter_ids(self, ids: Collection[str]) -> SortedSessions:
+        """Return only the sessions with these ids, in the same order."""
         return self._replace(rows=[row for row in self.rows if row.id in ids])
 
     def index_after(self, cursor_text: str) -> int:
@@ -67,6 +70,7 @@ class SortedSessions(NamedTuple):
 
 
 def sort_sessions(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> SortedSessions:
+    """Return the sessions in the given order."""
     if sort == "name":
         line = SortedSessions(sort, list(rows), {})
         line.rows.sort(key=line.key)

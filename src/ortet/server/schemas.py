@@ -89,6 +89,7 @@ class CreatedId(msgspec.Struct, frozen=True):
 
 
 def event_of(event: Event) -> EventInfo:
+    """Return an event in the form of the API."""
     return EventInfo(
         seq=event.seq,
         kind=event.kind,
@@ -113,6 +114,7 @@ def recorded_event_info(session: Session, event: Event) -> EventInfo:
 
 
 def change_of(change: TreeChange, objects: ObjectStore, *, patch: bool = False) -> ChangeInfo:
+    """Return a changed path in the form of the API."""
     return ChangeInfo(**output.change_data(change, objects, patch=patch))
 
 

@@ -30,6 +30,7 @@ _MAX_OPEN_FILES = 65_536
 
 
 def bind(host: str, port: int) -> socket.socket:
+    """Return a bound TCP socket. Raises Unavailable(`port_taken`) if the port is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Name the protocol: asyncio disables Nagle's algorithm only if the socket's protocol is
     # IPPROTO_TCP.

@@ -57,6 +57,7 @@ class PageRequest:
 
     @property
     def session_pool(self) -> SessionPool:
+        """The session pool of the caller's tenant."""
         return self.context.tenants.session_pool(self.caller.tenant)
 
     @property
@@ -89,6 +90,7 @@ class PageRequest:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
+        """Yield a hub that resolves only commits that the caller may see."""
         with (
             self.session_pool.hub() as hub,
             self.context.commit_visibility.restrict_hub(self.caller, hub),

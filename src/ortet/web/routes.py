@@ -58,6 +58,7 @@ PAGES: tuple[tuple[str, PageView], ...] = (
 
 
 def page_routes(context: AppContext, streams: Streams) -> list[BaseRoute]:
+    """Return the routes of all pages and static files."""
     shelf = StaticAssets()
     templates = make_environment(shelf)
     return [

@@ -35,6 +35,8 @@ class _StaticFile(NamedTuple):
 
 
 class StaticAssets:
+    """All static files in memory. `version` is a hash of them."""
+
     def __init__(self, directory: Path = STATIC_DIRECTORY, vendor: Path = VENDOR_DIRECTORY) -> None:
         self._files: dict[str, _StaticFile] = {}
         whole = sha256()

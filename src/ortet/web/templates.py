@@ -89,4 +89,5 @@ def safe_text(text: object) -> str:
 
 
 def title_of(message: str) -> str:
+    """Return the first line of a commit message."""
     return output.title(message) or "(no message)"

@@ -35,6 +35,8 @@ class AccessPolicy(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
+    """Finds the caller of a request, and checks its host name and origin."""
+
     def __init__(self, tokens: Tokens, policy: AccessPolicy) -> None:
         self._tokens = tokens
         self.policy = policy
@@ -134,6 +136,7 @@ def host_name(header: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
+    """Return True if `host` is localhost or a loopback address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

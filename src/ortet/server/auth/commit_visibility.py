@@ -78,7 +78,7 @@ class CommitVisibility:
 def _visible_heads(hub: Hub, caller: Caller) -> set[Oid]:
     """Return all present and past heads of the caller's sessions.
 
-    Commits before a restore stay readable.
+    Commits that a restore left stay readable.
     """
     found: set[Oid] = set()
     for row in hub.sessions():
@@ -100,4 +100,5 @@ def _is_readable(hub: Hub, oid: Oid) -> bool:
 
 
 def no_commit(text: str) -> NotFound:
+    """Return the error for a commit that does not exist or is not visible."""
     return NotFound("no_commit", f"there is no commit {text[:100]!r}: `ortet log` lists them")

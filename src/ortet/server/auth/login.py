@@ -24,6 +24,7 @@ _COOKIE_SECONDS = 30 * 24 * 3600
 
 
 def login_routes(context: AppContext) -> list[Route]:
+    """Return the routes POST /login and POST /logout."""
     return [
         Route("/login", partial(_login, context), methods=["POST"], name="login"),
         Route("/logout", partial(_logout, context), methods=["POST"], name="logout"),

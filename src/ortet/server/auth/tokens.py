@@ -54,12 +54,15 @@ class Caller(msgspec.Struct, frozen=True):
     raw: bool = True  # may use the raw store
 
     def may(self, needs: TokenScope) -> bool:
+        """Return True if the token has at least the scope `needs`."""
         return TOKEN_SCOPES.index(needs) <= TOKEN_SCOPES.index(self.allows)
 
     def sees(self, agent: str) -> bool:
+        """Return True if the caller may see sessions of this agent."""
         return not self.agents or agent in self.agents
 
     def need(self, needs: TokenScope) -> None:
+        """Raise Refused unless the token has at least the scope `needs`."""
         if not self.may(needs):
             raise Refused(
                 "token_scope",
@@ -148,6 +151,7 @@ class Tokens:
         return f"{PREFIX}_{id_}_{secret}", row
 
     def all(self) -> Iterator[TokenRow]:
+        """Yield all tokens, ordered by id."""
         after = ""
         while page := self._catalog.rows(TOKEN_KIND, after):
             yield from (decode(TokenRow, row.value) for row in page)

@@ -1,4 +1,4 @@
-"""Rules that apply to every request, whatever operation it calls.
+"""Rules that apply to every request, for all operations.
 
 Start with `requests.RequestMiddleware`, the outermost ASGI application. It checks the Host header,
 applies `rate_limit.RateLimiter`, finds the operation, and adds security headers, a log line,

@@ -76,6 +76,7 @@ def run_idempotent(
 
 
 def check_key(key: str) -> str:
+    """Return the key, or raise Invalid if it is malformed."""
     if not 0 < len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
         raise Invalid(
             "bad_key", f"Idempotency-Key: give 1 to {MAX_KEY_LENGTH} printable ASCII characters"

@@ -98,6 +98,7 @@ class RateLimiter:
             raise self._busy("requests", "too many requests are being done: try again")
 
     def leave(self) -> None:
+        """Undo `enter` at the end of a request."""
         with self._lock:
             self.requests -= 1
 
@@ -117,6 +118,7 @@ class RateLimiter:
             raise self._too_many("requests", 1.0)
 
     def release(self, caller: Caller) -> None:
+        """Undo `admit` at the end of a request."""
         if caller.token:
             with self._lock:
                 left = self._requests_per_token[caller.token] - 1

@@ -40,6 +40,7 @@ class RequestThreadPool:
 
     @property
     def waiting(self) -> int:
+        """The number of calls that wait for a slot."""
         return len(self._waiting)
 
     async def run(self, function: Callable[[], Any]) -> Any:
@@ -86,6 +87,7 @@ class RequestThreadPool:
             raise
 
     def release(self) -> None:
+        """Give a slot to the next waiting call, or make it free."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

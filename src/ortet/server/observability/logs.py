@@ -36,6 +36,7 @@ class ServerLog:
         self._thread.start()
 
     def say(self, level: str, what: str, **fields: Any) -> None:
+        """Queue a line. If the queue is full, the oldest line is dropped."""
         if level == "debug" and not self._debug:
             return
         self._lines.append((time.time(), {"level": level, "message": what, **fields}))

@@ -32,6 +32,7 @@ class Metrics:
         self._lock = Lock()
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Register a gauge. `value` is called when the metrics are read."""
         self._gauges.append((name, text, value))
 
     def family(
@@ -41,10 +42,12 @@ class Metrics:
         self._families.append((name, text, label, values))
 
     def count(self, name: str) -> None:
+        """Add one to a counter."""
         with self._lock:
             self._counts[name] += 1
 
     def record_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request and record its duration."""
         with self._lock:
             key = (method, route, status)
             self._requests[key] = self._requests.get(key, 0) + 1
@@ -55,6 +58,7 @@ class Metrics:
             times.sum += seconds
 
     def text(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
         with self._lock:
             lines = [*self._request_lines()]
         for name, text, value in self._gauges:

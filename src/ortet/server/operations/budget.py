@@ -43,7 +43,7 @@ class BudgetInfo(msgspec.Struct, frozen=True):
 
 
 def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
-    """Return the amounts, or raise Invalid if a counter has the name of a parameter of `spend`."""
+    """Return the amounts, or raise Invalid if a counter has the name of a parameter of the verb."""
     taken = sorted({"self", "soft", "model"} & amounts.keys())
     if taken:
         raise Invalid("bad_budget", f"{taken[0]!r} cannot be a counter: give it another name")

@@ -3,7 +3,7 @@
 An operation is a plain function. The type of its first parameter decides what it works on:
 
 - `Hub`: the store.
-- `SessionReader`: one session for reading, whoever writes to it.
+- `SessionReader`: one session for reading, even if another process writes to it.
 - `Session`: one session, leased to this server.
 - `SessionPool`: all sessions, for an operation that chooses its session itself.
 

@@ -15,6 +15,6 @@ Invariants:
 - A client never sees rows of the server: tokens, idempotency keys.
 - A write fails with Conflict("swept") if garbage collection ran since the client read the store.
 
-The package may import `objects`, `backends`, row types of `sessions`, `workspaces` and `vault`, and
-`context`, `dispatch` and `auth` of the server.
+The package may import `objects`, `backends`, and row types of `sessions`, `workspaces` and `vault`.
+Of the server it uses `context`, `dispatch`, `auth` and `middleware`.
 """

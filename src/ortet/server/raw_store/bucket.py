@@ -46,6 +46,7 @@ _STALE_UPLOAD_SECONDS = 24 * 3600
 
 
 def bucket_routes(grant: Grant, timeout: float) -> list[Route]:
+    """Return the routes below /raw/bucket."""
     raw = _RawBucketRoutes(grant, timeout)
     return [
         Route("/raw/bucket/{verb}", raw.call, methods=["POST"]),

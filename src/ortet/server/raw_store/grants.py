@@ -32,6 +32,8 @@ _ADMIN_ROW_KINDS = ("hold", "retention", "tombstone", "erasure", "erasing")
 
 
 class GrantedStore(NamedTuple):
+    """The parts of a store that a remote hub may use. The catalog is restricted."""
+
     catalog: Catalog
     bucket: Bucket
     signal: Signal

@@ -121,6 +121,7 @@ def close_connection_after(request: Request, error: OrtetError) -> OrtetError:
 
 
 def parse_call(type_: Any, body: bytes) -> Any:
+    """Return the arguments of a call as a `type_`, or raise Invalid(`bad_call`)."""
     try:
         return unpack(type_, body)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:

@@ -43,6 +43,7 @@ class RawBucketView:
         self._objects = objects
 
     def list(self, prefix: str) -> Iterator[BucketEntry]:
+        """Yield the keys with a prefix, including tails and group indexes."""
         check_prefix(prefix)
         if not prefix.startswith(PACKS):
             yield from self._bucket.list(prefix)
@@ -93,12 +94,14 @@ class RawBucketView:
             return os.pread(file.fileno(), min(length, left), start)
 
     def put(self, key: str, data: bytes) -> None:
+        """Store an object. A pack is verified first."""
         self._check_put(key, len(data))
         if key.startswith(PACKS):
             _check_pack(lambda at, size: data[at : at + size], len(data), self._objects)
         self._bucket.put(key, data)
 
     def put_file(self, key: str, path: Path) -> None:
+        """Store the content of a file. A pack is verified first."""
         size = path.stat().st_size
         self._check_put(key, size)
         if key.startswith(PACKS):
@@ -107,6 +110,7 @@ class RawBucketView:
         self._bucket.put_file(key, path)
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Delete keys. Raises Refused for packs, which only garbage collection deletes."""
         for key in keys:
             if check_key(key).startswith(PACKS):
                 raise Refused(

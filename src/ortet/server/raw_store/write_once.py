@@ -41,6 +41,7 @@ class WriteRequest(msgspec.Struct, frozen=True):
 
 
 def new_boot() -> str:
+    """Return an id of this server process, for signal tokens."""
     return os.urandom(8).hex()
 
 

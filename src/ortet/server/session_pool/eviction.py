@@ -87,10 +87,12 @@ class SlotEvictor:
         )
 
     def stop(self) -> None:
+        """Ask the threads to end."""
         self._stopped.set()
         self._wakeup.set()
 
     def join(self, until: float) -> None:
+        """Wait for the threads, at least one second each, until a deadline."""
         for thread in self._threads:
             thread.join(max(1.0, until - time.monotonic()))
 

@@ -45,9 +45,11 @@ class SessionHandover:
             self._released[session] = self._signal.token(received_topic(session)), time.monotonic()
 
     def notify_released(self, session: str) -> None:
+        """Tell waiting processes that the session is free."""
         self.notify(released_topic(session))
 
     def notify(self, topic: str) -> None:
+        """Send a signal, and ignore errors."""
         with suppress(OSError, OrtetError):  # only a hint: a lost notification is harmless
             self._signal.notify(topic)
 
@@ -67,6 +69,7 @@ class SessionHandover:
 
     @contextmanager
     def request_lease(self, session: str, timeout: float) -> Iterator[LeaseWaiter]:
+        """Yield a waiter for the lease of a session. The request ends with the block."""
         with LeaseRequest(self._hub, session) as request:
             yield LeaseWaiter(self._signal, request, released_topic(session), timeout)
 

@@ -51,6 +51,7 @@ class ServerLiveness:
             self._renewer.add(self._held_lease)
 
     def close(self) -> None:
+        """Stop renewing the lease, and release it."""
         self._renewer.close()
         if self._held_lease is not None:
             with suppress(OrtetError):  # then the lease expires

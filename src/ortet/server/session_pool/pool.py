@@ -91,6 +91,7 @@ class SessionPool:
 
     @property
     def count(self) -> int:
+        """The number of slots."""
         return self._slots.count
 
     @property

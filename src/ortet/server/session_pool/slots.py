@@ -63,6 +63,7 @@ class SlotTable:
             self._ids_by_name[name] = session
 
     def check(self) -> None:
+        """Raise Unavailable if the server is stopping."""
         if self.closed:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
 
@@ -89,6 +90,7 @@ class SlotTable:
             self.wake_if_wanted(room)
 
     def wake_if_wanted(self, slot: SessionSlot) -> None:
+        """Wake the evictor if another process may be waiting for the session."""
         if slot.is_wanted:
             self.wakeup.set()
 
@@ -171,6 +173,7 @@ class SlotTable:
             self._handover.notify_released(slot.id)
 
     def release_other_sessions(self, slot: SessionSlot) -> None:
+        """Pause forks that a request opened in the slot's hub, and report errors."""
         try:
             slot.release_other_sessions()
         except OrtetError as error:

@@ -33,6 +33,7 @@ OpenHub = Callable[[str, bool], Hub]
 
 
 def check_tenant(name: str) -> str:
+    """Return the name, or raise Invalid. The empty name is the default tenant."""
     if name and not _NAME.match(name):
         raise Invalid("bad_tenant", f"{name!r}: give small letters, digits and hyphens, 63 at most")
     return name
@@ -102,6 +103,7 @@ class Tenants:
         return rooms
 
     def open_pools(self) -> dict[str, SessionPool]:
+        """Return the pools of all open stores, by tenant."""
         with self._lock:
             return dict(self._pools)
 

@@ -57,6 +57,7 @@ class JournalCursor(msgspec.Struct, frozen=True):
 
 
 def parse_journal_cursor(text: str) -> JournalCursor:
+    """Return the cursor of an event id, or raise Invalid(`bad_cursor`)."""
     if not text:
         return JournalCursor()
     found = _CURSOR.match(text)
@@ -129,7 +130,7 @@ def _new_events(
 def _locate_cursor(
     hub: Hub, path: Sequence[TimelineSpan], cursor: JournalCursor
 ) -> tuple[JournalCursor, bool]:
-    """Return the position on the present timeline, and True if the client must go back to it."""
+    """Return the position on the present timeline, and True if it is before the cursor."""
     if not cursor.timeline:
         seq = min(cursor.seq, path[-1].upto if path else cursor.seq)
     elif before := timeline_spans_to(hub.catalog, cursor.timeline, cursor.seq):

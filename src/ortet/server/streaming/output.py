@@ -63,6 +63,7 @@ class OutputFanout:
 
     @contextmanager
     def listen(self) -> Iterator[WakeupListener]:
+        """Yield a listener that is woken by new output."""
         with self._wakeups.listen(self.topic) as bell:
             yield bell
 

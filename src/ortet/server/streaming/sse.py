@@ -88,6 +88,7 @@ class StreamSource(ABC):
         """Return the events after the cursor."""
 
     def includes(self, event: StreamEvent) -> bool:  # noqa: ARG002
+        """Return True if the client wants this event."""
         return True
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

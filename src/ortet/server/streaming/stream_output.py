@@ -36,6 +36,8 @@ class FollowOutput(Follow, frozen=True):
 
 
 class OutputCursor(msgspec.Struct, frozen=True):
+    """A position in the output of a job. `over`: the client knows that the job has ended."""
+
     job: int
     position: int = 0
     over: bool = False

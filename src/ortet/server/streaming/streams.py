@@ -42,12 +42,14 @@ class Streams:
         self._stop_callbacks: set[Callable[[], None]] = set()
 
     def wakeups(self, request: HTTPConnection) -> StoreWakeups:
+        """Return the wake-ups of the caller's store."""
         tenant = request.state.caller.tenant
         if tenant not in self._wakeups_by_tenant:
             self._wakeups_by_tenant[tenant] = StoreWakeups(self.session_pool(request).signal)
         return self._wakeups_by_tenant[tenant]
 
     def session_pool(self, request: HTTPConnection) -> SessionPool:
+        """Return the session pool of the caller's tenant."""
         return self.context.tenants.session_pool(request.state.caller.tenant)
 
     async def answer(
@@ -70,6 +72,7 @@ class Streams:
         return EventStream(self, request, source, first, heartbeat)
 
     def check(self) -> None:
+        """Raise Unavailable if the server is stopping or has too many streams."""
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
         most = (
@@ -106,10 +109,11 @@ class Streams:
         return row
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Run a blocking function in a thread for streams."""
         return await anyio.to_thread.run_sync(function, limiter=self._threads)
 
     async def _coalesce(self, key: Any, function: Callable[[], Any]) -> Any:
-        """Share one call among those who ask for the same key before it starts.
+        """Share one call among callers that use the same key before it starts.
 
         A call that runs already is not shared: it may have read the store before the latest change.
         """
@@ -152,6 +156,6 @@ class Streams:
 
 
 def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Mark the exception as retrieved, because all who waited may have disconnected."""
+    """Mark the exception as retrieved, because all waiting clients may have disconnected."""
     if not task.cancelled():
         task.exception()

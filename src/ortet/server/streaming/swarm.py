@@ -47,6 +47,7 @@ class SwarmCursor(msgspec.Struct, frozen=True):
 
 
 def parse_swarm_cursor(text: str) -> SwarmCursor:
+    """Return the cursor of an event id, or raise Invalid(`bad_cursor`)."""
     if not text:
         return SwarmCursor()
     try:
@@ -78,6 +79,8 @@ class SwarmStage(msgspec.Struct, frozen=True):
 
 
 class SwarmSource(StreamSource):
+    """The progress of a swarm as a stream."""
+
     def __init__(self, streams: Streams, pool: SessionPool, row: SessionRow, name: str) -> None:
         self.topics = (swarm_topic(row.id),)
         self._streams = streams

@@ -29,6 +29,7 @@ class WakeupListener:
         self._is_woken = asyncio.Event()
 
     def wake(self, topics: set[str] | None) -> None:
+        """Wake the stream for these topics; None means any."""
         if topics is None or self._pending_topics is None:
             self._pending_topics = None
         else:

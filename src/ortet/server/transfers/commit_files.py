@@ -141,6 +141,7 @@ def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[TreeEntry]:
 
 
 def info_of(entry: TreeEntry) -> FileInfo:
+    """Return the metadata of a tree entry."""
     if entry.is_dir:
         kind = "directory"
     elif entry.is_link:

@@ -120,6 +120,7 @@ STREAMING_ROUTES = (
 
 
 def streaming_routes(streams: Streams) -> list[BaseRoute]:
+    """Return the Starlette routes of the table and of the terminal."""
     found: list[BaseRoute] = [RawPathWebSocketRoute(TERMINAL, partial(terminal, streams))]
     for flow in STREAMING_ROUTES:
         answer = _endpoint(streams, flow)

@@ -52,6 +52,7 @@ class Upload:
         return Path(f"/proc/self/fd/{self.file.fileno()}")
 
     def write(self, data: bytes) -> None:
+        """Append data to the file and to the digests."""
         self.file.write(data)
         self.size += len(data)
         for one in self._sums.values():

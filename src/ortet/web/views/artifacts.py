@@ -69,6 +69,8 @@ class ArtifactPreview(msgspec.Struct, frozen=True):
 
 
 class ArtifactsPage(msgspec.Struct, frozen=True):
+    """The data of the artifacts page."""
+
     names: list[ArtifactVersions]
     ask: ArtifactsQuery
     preview: ArtifactPreview | None
@@ -91,6 +93,7 @@ def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsP
 
 
 def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview:
+    """Return the preview of one version of an artifact."""
     media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
     lineage = view.lineage(artifact.name, artifact.version)
     made = ArtifactPreview(

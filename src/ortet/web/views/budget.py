@@ -20,6 +20,8 @@ COLOURS = 8
 
 
 class Tick(msgspec.Struct, frozen=True):
+    """A tick of an axis."""
+
     at: float
     text: str
 
@@ -43,6 +45,8 @@ class LimitLine(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
+    """A plot with its axes, in SVG coordinates."""
+
     title: str
     unit: str
     series: list[Series]

@@ -129,10 +129,12 @@ def _searchable_text(event: Event) -> str:
 
 
 def group_of(kind: str) -> str:
+    """Return the group of an event kind."""
     return next((name for name, kinds in GROUPS.items() if kind in kinds), OTHER)
 
 
 def journal_line(event: Event) -> JournalLine:
+    """Return an event as a line of the page."""
     data = event.data
     shown = _json(data, indent=2) if data else ""
     cut = (

@@ -35,6 +35,8 @@ class ChangeCursor(msgspec.Struct, frozen=True):
 
 
 class StoreChangeSource(StreamSource):
+    """Yields an event `changed` when anything in the store has changed."""
+
     topics = (ANY_TOPIC,)
 
     async def page(self, cursor: ChangeCursor) -> StreamPage:
@@ -47,6 +49,7 @@ class StoreChangeSource(StreamSource):
 
 
 def live_routes(streams: Streams) -> list[BaseRoute]:
+    """Return the route GET /live."""
     return [Route(PATH, partial(_live, streams), name="live")]
 
 

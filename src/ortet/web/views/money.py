@@ -37,12 +37,16 @@ class BudgetCounter(msgspec.Struct, frozen=True):
 
 
 class ModelSpending(msgspec.Struct, frozen=True):
+    """The spending on one model. `spends` counts the records."""
+
     model: str
     amounts: dict[str, float]
     spends: int
 
 
 class BudgetPage(msgspec.Struct, frozen=True):
+    """The data of the budget page."""
+
     counters: list[BudgetCounter]
     models: list[ModelSpending]
     plots: list[Plot]

@@ -68,6 +68,7 @@ def newest_commits(
 
 
 def cached_node(hub: Hub, cache: dict[Oid, CommitNode], oid: Oid) -> CommitNode | None:
+    """Return a commit from the cache or the store, or None if it is gone."""
     note = cache.get(oid)
     if note is None:
         try:
@@ -90,6 +91,7 @@ def _read_node(hub: Hub, oid: Oid) -> CommitNode:
 
 
 def ancestors(graph: dict[Oid, CommitNode], heads: Iterable[Oid]) -> Iterator[Oid]:
+    """Yield `heads` and all their ancestors."""
     stack = list(heads)
     seen = set(stack)
     while stack:

@@ -24,6 +24,8 @@ _CONTEXT_LINES = 3
 
 
 class PatchLine(NamedTuple):
+    """A line with its number."""
+
     n: int
     html: Markup
 

@@ -62,6 +62,7 @@ class CommitJournalIndex:
 
 
 def journal_at(hub: Hub, commit: Oid) -> JournalHead:
+    """Return the position in the journal at which a commit was made."""
     state = hub.history.state(commit)
     return (
         decode(JournalHead, hub.objects.get(Oid(state.journal))) if state.journal else EMPTY_JOURNAL
@@ -71,7 +72,7 @@ def journal_at(hub: Hub, commit: Oid) -> JournalHead:
 def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
     """Return True if the log contains the end of a journal.
 
-    Events before a restore are not on it.
+    Events that a restore left are not in it.
     """
     row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
     return row is not None and hub._session_manager().chain.tip(row).hash == journal.hash

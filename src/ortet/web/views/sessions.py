@@ -136,6 +136,7 @@ def build_session_list(
 def build_session_card(
     hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, found: str = ""
 ) -> SessionCard:
+    """Return the card of a session. If the session cannot be read, `fault` says why."""
     made = SessionCard(
         id=row.id,
         name=row.name,

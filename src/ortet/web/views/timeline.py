@@ -20,6 +20,7 @@ _FIRST_ROWS = 200
 
 
 def pages() -> tuple[tuple[str, PageView], ...]:
+    """Return the paths and views of the commit pages, with the caches that they share."""
     grove = TimelineGraphCache()
     return (
         ("/s/{session}", timeline_page),
@@ -40,6 +41,7 @@ def timeline_page(page_request: PageRequest) -> Response:
 
 
 def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
+    """Return the template variables of a session's overview."""
     core = view.state.core
     spent, limits = view.spent(), view.limits()
     return {
@@ -71,6 +73,7 @@ def tree_rows(graphs: TimelineGraphCache, page_request: PageRequest) -> Response
 
 
 def load_family(page_request: PageRequest, hub: Hub) -> SessionFamily:
+    """Return the family of the request's session."""
     return SessionFamily.load(
         hub, page_request.session_pool, page_request.caller, page_request.row()
     )

@@ -99,6 +99,7 @@ class SessionFamily(NamedTuple):
 
     @classmethod
     def load(cls, hub: Hub, pool: SessionPool, caller: Caller, row: SessionRow) -> SessionFamily:
+        """Load the visible sessions of the family, with their swarms."""
         rows = [one for one in visible_sessions(hub, caller) if one.family == row.family]
         swarms = [swarm for one in rows for swarm in swarms_of(hub, one)]
         return cls(row, rows, swarms, [one.id for one in rows if pool.has_live_machine(one.id)])
@@ -176,7 +177,7 @@ class TimelineGraphCache:
         )
 
     def _past_heads(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
-        """Return all commits where a branch has been, also those before a restore."""
+        """Return all commits where a branch has been, also those that a restore left."""
         after, found = self._past_heads_cache.get((tenant, branch), (0, set()))
         while ops := hub.catalog.ops(f"branch:{branch}", after=after):
             found |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
