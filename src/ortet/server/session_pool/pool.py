@@ -113,7 +113,7 @@ class SessionPool:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """Return a hub for use by this thread alone.
+        """Yield a hub for use by this thread alone.
 
         Sessions that are opened in it are closed afterwards.
         """
@@ -144,7 +144,7 @@ class SessionPool:
 
     @contextmanager
     def view(self, id_: str) -> Iterator[SessionReader]:
-        """Return a session for reading.
+        """Yield a session for reading.
 
         It is the open session if no thread uses that, else one that is read from the store.
         """
@@ -267,7 +267,7 @@ class SessionPool:
 
     @contextmanager
     def with_session_closed(self, row: SessionRow) -> Iterator[Hub]:
-        """Return a hub for an operation on a closed session, such as archive or erase.
+        """Yield a hub for an operation on a closed session, such as archive or erase.
 
         The session is released here first, and other processes are asked to release it.
 

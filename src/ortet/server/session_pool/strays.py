@@ -13,7 +13,10 @@ from ortet.errors import OrtetError
 
 
 class UnreleasedLeases:
-    """The unreleased leases of one store. The caller holds the lock of the session's slot."""
+    """The unreleased leases of one store.
+
+    A newer lease of the same session has another fence, so it is never released by mistake.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

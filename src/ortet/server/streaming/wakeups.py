@@ -62,7 +62,7 @@ class StoreWakeups:
 
     @contextmanager
     def listen(self, *topics: str) -> Iterator[WakeupListener]:
-        """Return a listener that is woken for these topics from now on."""
+        """Yield a listener that is woken for these topics from now on."""
         bell = WakeupListener(topics)
         for topic in bell.topics:
             self._listeners.setdefault(topic, set()).add(bell)
