@@ -1,4 +1,7 @@
-"""What tools give back, and how a model reads it. Field names are those of `--json`."""
+"""Result types that several tools share, and their text for a model.
+
+Field names are those of `--json`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     from ortet.mcp_server.context import McpContext
 
 MAX_CHANGES = 200
-"""Changes that are listed; more are counted."""
+"""Maximum number of changes in a list; all are counted."""
 
 _MAX_LINES = 40
-"""The same in text."""
+"""Maximum number of lines of a list in the text of a result."""
 
 
 class CommitItem(ToolResult, frozen=True):
@@ -82,27 +85,32 @@ class Deed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def commit_of(info: CommitInfo, refs: Sequence[str] = ()) -> CommitItem:
+    """Return a commit with the names of branches and tags on it."""
     return CommitItem(**output.fields(info), refs=list(refs))
 
 
 def change_of(change: tree_diff.TreeChange, patch: str = "") -> Change:
+    """Return one changed file, with its patch if there is one."""
     return Change(change.path, change.kind, change.old_path or "", list(change.fields), patch)
 
 
 def changes_of(changes: Iterable[tree_diff.TreeChange]) -> list[Change]:
+    """Return the first `MAX_CHANGES` changes."""
     return [change_of(one) for one in changes][:MAX_CHANGES]
 
 
 def effect_of(effect: Any) -> Deed:
+    """Return an effect with the fields that tools show."""
     return msgspec.convert(effect, thread_safe_struct(Deed), from_attributes=True)
 
 
 def losses_of(losses: Iterable[Any]) -> list[LossItem]:
+    """Return the losses of a restore or commit."""
     return [LossItem(one.path, one.what, one.why) for one in losses]
 
 
 def limit_lines(lines: Iterable[object], total: int | None = None) -> list[str]:
-    """As many as are read, and how many more there are."""
+    """Return the first lines as text, and a line with the number of those left out."""
     shown = [str(line) for line in lines]
     count = len(shown) if total is None else total
     rest = count - min(_MAX_LINES, len(shown))
@@ -110,11 +118,12 @@ def limit_lines(lines: Iterable[object], total: int | None = None) -> list[str]:
 
 
 def join_lines(*lines: str) -> str:
+    """Join the lines that are not empty."""
     return "\n".join(line for line in lines if line)
 
 
 def cut_middle(text: str, max_characters: int) -> str:
-    """Of a long text, the beginning and the end."""
+    """Return a long text without its middle."""
     if len(text) <= max_characters:
         return text
     half = max_characters // 2
@@ -122,7 +131,7 @@ def cut_middle(text: str, max_characters: int) -> str:
 
 
 def image_at(context: McpContext, commit: str) -> Image | None:
-    """The files of a commit, if it holds any."""
+    """Return the image of a commit, or None if the commit has no files."""
     from ortet.ids import from_hex
 
     oid = from_hex(commit)
@@ -130,7 +139,7 @@ def image_at(context: McpContext, commit: str) -> Image | None:
 
 
 def changed_files(context: McpContext, old: str | None, new: str) -> list[tree_diff.TreeChange]:
-    """What differs in files."""
+    """Return the differences of files between two commits."""
     from ortet.history.diff.tree_diff import diff_images
 
     before, after = (image_at(context, ref) if ref else None for ref in (old, new))

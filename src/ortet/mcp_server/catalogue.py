@@ -1,4 +1,7 @@
-"""The list of all tools, in the order of the list that a client shows. Names never change."""
+"""The list of all tools, in the order in which clients show them. Names never change.
+
+A module of its own, because it imports every tool module.
+"""
 
 from __future__ import annotations
 

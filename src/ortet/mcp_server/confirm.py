@@ -1,8 +1,9 @@
-"""Asking the user, through a client that can, before something is thrown away or overwritten.
+"""Asks the user to confirm a tool call that discards or overwrites something.
 
-The rule: a confirmed tool first tells what it would do. It does so only when that was agreed to: by
-the flag at start, by the user whom the client asks, or, where a client cannot ask, by a second call
-that names exactly the commit or fact that the first one showed.
+A confirmed tool first reports what it would do. It acts only after one of three confirmations: the
+flag at server start, the user's answer to a question of the client, or a second call. The second
+call must name exactly the commit or fact that the first one showed; it is for clients that cannot
+ask.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ ConfirmedCall = Callable[[Confirmation], Awaitable[ToolResult]]
 
 
 def can_ask(ctx: _Context) -> bool:
-    """Whether the client can put a question to its user."""
+    """Return True if the client can ask its user a question."""
     capabilities = ctx.session.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
     if elicitation is None:
         return False
-    # before 2025-11-25 there was only one way, which had no name
+    # Before protocol version 2025-11-25 there was only the form, without a name.
     return elicitation.form is not None or elicitation.url is None
 
 
 async def call_confirmed(
     ctx: _Context, params: types.CallToolRequestParams, call: ConfirmedCall
 ) -> ToolResult | types.InputRequiredResult:
-    """Do it if the user agrees; Refused("not_confirmed") if not."""
+    """Run a tool after the user has agreed.
+
+    Raises:
+        Refused: `not_confirmed`, if the user did not agree.
+    """
     modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
     reply = (params.input_responses or {}).get(_KEY) if modern else None
     if reply is not None and params.request_state:
@@ -53,7 +58,7 @@ async def call_confirmed(
             return preview
     else:
         preview = await call(Confirmation())
-    # what was agreed to is not what would be done any more, or nobody was asked yet
+    # Nobody was asked yet, or the preview changed since the user agreed.
     what: str = getattr(preview, "confirm", "")
     question = types.ElicitRequestFormParams(
         message=valid_utf8(_question(str(preview))), requested_schema=_SCHEMA
@@ -71,7 +76,7 @@ async def call_confirmed(
 
 
 def _question(preview: str) -> str:
-    """The report without what a model is told to do with it."""
+    """Return the preview without the instructions for the model."""
     return preview.rpartition("\nnothing was done.")[0] or preview
 
 

@@ -1,5 +1,7 @@
-"""Where a coding agent works: the store, directory and session that one server is for, each opened
-for one call and let go of behind it."""
+"""The store, directory and session that an MCP server works on.
+
+The session is opened for one call and released after it.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,21 @@ if TYPE_CHECKING:
     from ortet.workspaces.workspace import Workspace
 
 _LEASE_TIMEOUT_SECONDS = 5.0
-"""Seconds for which a session that another process has open is asked for again: a command of its
-user's, or a hook, is done in less."""
+"""Time for which a session that another process has open is tried again.
+
+A command of the user or a hook takes less.
+"""
 
 _LEASE_RETRY_SECONDS = 0.05
 _TRIES = 100
 
 
 class McpContext(CliCall):
-    """As a call of the command line finds its store and session, but it stays: the store is open
-    from the first use on, the session only within `writing`. One thread at a time."""
+    """Finds the store and session as a command line call does, but lives as long as the server.
+
+    The store stays open after its first use. The session is open only within `open_session`. Used
+    by one thread at a time.
+    """
 
     def __init__(
         self, *, session: str | None = None, agent: str = "default", store: str | None = None
@@ -39,7 +46,7 @@ class McpContext(CliCall):
         self._session_name = session
         self.agent = agent
         self._store = store
-        self._session_id = ""  # the id of the session, once it was found
+        self._session_id = ""  # set when the session was found
 
     def __enter__(self) -> McpContext:
         return self
@@ -49,27 +56,28 @@ class McpContext(CliCall):
         super().__exit__(*error)
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        """Open the store, and keep it open until this context ends."""
         from ortet.config.environment import open_hub
 
-        # not `alone`: that one may fork, and a server has threads
+        # Not with `alone`: such a hub may fork, and this server has threads.
         hub = open_hub(url or self._store, cwd=self.cwd, create=create, watch=False)
         return self._stack.enter_context(hub)
 
     @property
     def has_hub(self) -> bool:
-        """Whether there is a store, and it was looked at."""
+        """True if the store exists and is open."""
         return self._hub is not None
 
     @property
     def directory(self) -> Path:
-        """The workspace: that of the nearest pointer, else where the server was started."""
+        """The workspace: the directory of the nearest pointer file, else that of the server."""
         pointer = self.pointer()
         return (pointer.directory if pointer is not None else self.cwd).resolve()
 
-    # which session
+    # Finding the session
 
     def current_session(self) -> SessionRow | None:
-        """The session that is meant, if it was begun."""
+        """Return the session of this server, or None if it does not exist yet."""
         from ortet.sessions.table import ARCHIVED, CLOSED, SessionTable
 
         try:
@@ -79,7 +87,7 @@ class McpContext(CliCall):
                 raise
             return None
         if self._session_id:
-            with suppress(NotFound):  # it was removed
+            with suppress(NotFound):  # the session was removed
                 row = SessionTable(hub.catalog).get(self._session_id)
                 if row.status not in (CLOSED, ARCHIVED):
                     return row
@@ -89,7 +97,7 @@ class McpContext(CliCall):
 
     def _look_up_session(self, hub: Hub) -> SessionRow | None:
         rows, place = hub.sessions(), str(self.directory)
-        if self._session_name is not None:  # of two with this name, ours
+        if self._session_name is not None:  # if two agents use this name, prefer ours
             ours = [
                 one for one in rows if (one.agent, one.name) == (self.agent, self._session_name)
             ]
@@ -100,11 +108,15 @@ class McpContext(CliCall):
         except NotFound as error:
             if error.kind != "no_session":
                 raise
-        # begun here, and not in its files yet, so that these are no workspace; no fork of it
+        # A session of this directory that has not used its files has no workspace yet. Skip forks.
         fresh = (one for one in rows if one.path == place and one.family == one.id)
         return next(fresh, None) if self._session_name is None else None
 
     def require_session(self) -> SessionRow:
+        """Return the session of this server.
+
+        Raises NotFound(`no_session`) if it does not exist yet.
+        """
         row = self.current_session()
         if row is None:
             raise NotFound(
@@ -115,19 +127,19 @@ class McpContext(CliCall):
         return row
 
     def require_store(self) -> None:
-        """NotFound("no_session") before anything was recorded at all."""
+        """Raise NotFound(`no_session`) if there is no store yet."""
         if self.current_session() is None and not self.has_hub:
             self.require_session()
 
     def session_name(self) -> str:
-        """What the session is called, or will be."""
+        """Return the name that the session has, or will have."""
         row = self.current_session()
         if row is not None:
             return row.name
         return self._session_name or self._free_name()
 
     def _free_name(self) -> str:
-        """The workspace's, as far as no other session has it."""
+        """Return the name of the workspace, with a number if another session has it."""
         from ortet.workspaces.table import stem_of
 
         try:
@@ -139,11 +151,11 @@ class McpContext(CliCall):
         names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, _TRIES))
         return next((name for name in names if name not in taken), stem)
 
-    # opening it
+    # Opening the session
 
     @contextmanager
     def open_session(self) -> Iterator[Session]:
-        """The session, begun if it was not, for the block; then anybody else may have it."""
+        """Open the session for the block, and create it if needed. It is released afterwards."""
         if self._hub is None:
             self._hub = self._open_or_create_hub()
         hub = self._hub
@@ -155,7 +167,7 @@ class McpContext(CliCall):
     def _open_or_create_hub(self) -> Hub:
         with suppress(NotFound):
             return self.open_hub(create=False)
-        self._check_directory()  # before a store is made for nothing
+        self._check_directory()  # before a store is created in vain
         return self.open_hub(create=True)
 
     def _open_with_retry(self, hub: Hub) -> Session:
@@ -183,10 +195,13 @@ class McpContext(CliCall):
         except Conflict:
             if self.current_session() is None:
                 raise
-            return self._open_or_begin(hub)  # another process was faster to begin it
+            return self._open_or_begin(hub)  # another process created the session first
 
     def _check_directory(self) -> None:
-        """A client may have started us anywhere: nobody wants all of a home in each commit."""
+        """Refuse the home and root directories, unless `ortet init` was run there.
+
+        A client may start the server anywhere, and a commit includes the whole directory.
+        """
         from ortet.config.environment import home_directory
 
         place, top = self.directory, home_directory()
@@ -200,13 +215,13 @@ class McpContext(CliCall):
 
     @contextmanager
     def read_session(self) -> Iterator[SessionReader]:
-        """The session as it is, whoever has it open."""
+        """Yield the session for reading, even if another process has it open."""
         row = self.require_session()
         yield self.hub.get(row.id)
 
     @contextmanager
     def open_files(self) -> Iterator[Workspace | None]:
-        """Its files, to look at without the session; None where there are none yet."""
+        """Yield the files without the session, for reading; None if there are none yet."""
         row = self.current_session()
         if row is None and (self._hub is None or self.pointer() is None):
             yield None
@@ -216,13 +231,13 @@ class McpContext(CliCall):
         elif row.has_files and self.hub.workspace_table.get(row.branch) is not None:
             with self.hub.workspace(name=row.branch) as workspace:
                 yield workspace
-        elif row.path:  # it was begun, and has not used them yet
+        elif row.path:  # the session exists but has not used its files yet
             with self.open_session() as session:
                 yield session.machine
         else:
             yield None
 
     def head_branch(self) -> str | None:
-        """The branch that HEAD means."""
+        """Return the branch that HEAD means."""
         row = self.current_session()
         return row.branch if row is not None else self.branch()

@@ -1,4 +1,4 @@
-"""What a coding agent tells its hooks, as events of a session."""
+"""Records hook events of a coding agent as events of a session."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 _TITLE_CHARACTERS = 72
-"""Characters of the message of a commit."""
+"""Maximum length of a commit message."""
 
 _MAX_TEXT_CHARACTERS = 8_000
-"""Characters of each text of a call that are recorded: files that it wrote are in the commit."""
+"""Maximum length of each recorded text of a call. Files that it wrote are in the commit."""
 
 _TRANSCRIPT_TAIL_BYTES = 1 << 19
-"""Bytes of a transcript, from its end, in which the reasoning for the last call is looked for."""
+"""Size of the end of a transcript in which the reasoning for the last call is searched."""
 
 _DESCRIPTIVE_ARGUMENTS = (
     "description",
@@ -36,11 +36,14 @@ _DESCRIPTIVE_ARGUMENTS = (
     "pattern",
     "url",
 )
-"""Arguments that say what a call was about, the best first."""
+"""Arguments that describe a call, best first."""
 
 
 class HookPayload(msgspec.Struct, frozen=True):
-    """The JSON on standard input. Keys are Claude Code's; those of others are left out."""
+    """The JSON that a hook reads from standard input.
+
+    Keys are those of Claude Code; others are ignored.
+    """
 
     hook_event_name: str
     session_id: str | None = None
@@ -59,6 +62,7 @@ class HookPayload(msgspec.Struct, frozen=True):
 
 
 def parse(data: bytes) -> HookPayload:
+    """Return the payload of a hook, or raise Invalid(`bad_hook`)."""
     try:
         return msgspec.json.decode(data, type=thread_safe_struct(HookPayload), strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -68,7 +72,7 @@ def parse(data: bytes) -> HookPayload:
 
 
 def record(session: Session, hook: HookPayload) -> str:
-    """Put what happened into the journal; returns the message of the commit behind it."""
+    """Record a hook event in the journal, and return the message for the commit after it."""
     return RECORDERS[hook.hook_event_name](session, hook)
 
 
@@ -105,7 +109,7 @@ def _stop(session: Session, hook: HookPayload) -> str:
 
 
 def _compact(session: Session, hook: HookPayload) -> str:
-    """The conversation is about to be cut: what happened so far is remembered as one episode."""
+    """Record the events so far as one episode, before the conversation is compacted."""
     session.milestone()
     return _commit_message("before compaction", hook.trigger or "")
 
@@ -150,16 +154,16 @@ def _shorten(value: Any) -> Any:
 
 
 def _result_text(value: Any) -> str:
-    """A result as text, which every model API takes."""
+    """Return a result as text, which every model API accepts."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return cut_middle(text, 2 * _MAX_TEXT_CHARACTERS)
 
 
-# the transcript: who thought what before which call
+# Reading the transcript
 
 
 def reasoning(path: str | None, tool_use_id: str) -> list[str]:
-    """What was thought and said just before a call; nothing where it cannot be told."""
+    """Return the thoughts and texts just before a call, or [] if they cannot be found."""
     since: list[str] = []
     for role, part in _transcript_parts(path):
         kind = part.get("type")
@@ -168,14 +172,14 @@ def reasoning(path: str | None, tool_use_id: str) -> list[str]:
         elif kind == "tool_use":
             if part.get("id") == tool_use_id:
                 return since
-            since = []  # of another call, which has recorded it
+            since = []  # belongs to another call, which has recorded it
         elif text := part.get("thinking") or part.get("text"):
             since.append(str(text))
     return []
 
 
 def last_assistant_text(path: str | None) -> str:
-    """What the agent said last, behind all that its user and its tools said."""
+    """Return the last text of the agent, after the last user message and tool call."""
     since: list[str] = []
     for role, part in _transcript_parts(path):
         if role != "assistant" or part.get("type") == "tool_use":
@@ -186,7 +190,7 @@ def last_assistant_text(path: str | None) -> str:
 
 
 def _transcript_parts(path: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(role, part) of each message at the end of a transcript, one JSON object on a line."""
+    """Yield (role, part) for the messages at the end of a transcript in JSONL."""
     for line in _tail(path or ""):
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             entry = msgspec.json.decode(line)
@@ -210,7 +214,7 @@ def _tail(path: str) -> list[bytes]:
 
 
 def _open_file(path: str, flags: int) -> int:
-    """Not a pipe, which would keep the agent waiting."""
+    """Open a regular file. A pipe is refused, because it would block the agent."""
     number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not S_ISREG(os.fstat(number).st_mode):
         os.close(number)

@@ -1,4 +1,4 @@
-"""Prompts: what a user asks for by name, to go on with work and to hand it over."""
+"""MCP prompts: texts that a user asks for by name, to resume work or to hand it over."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ commit.{to}
 
 
 class Prompt(NamedTuple):
+    """One prompt. `arguments` are pairs of name and description."""
+
     name: str
     title: str
     description: str
@@ -89,6 +91,7 @@ PROMPTS = (
 
 
 def render_prompt(context: McpContext, name: str, arguments: Mapping[str, str]) -> str:
+    """Return the text of a prompt. Raises NotFound or Invalid for an unknown name or argument."""
     for prompt in PROMPTS:
         if prompt.name == name:
             known = {word for word, _ in prompt.arguments}

@@ -1,4 +1,4 @@
-"""Resources: what is recorded, by address, to be read into a conversation."""
+"""MCP resources: recorded content that clients read by address."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ _PLAIN = "text/plain"
 
 
 class ResourceContent(NamedTuple):
+    """The content of a resource: `text`, or `data` if it is binary."""
+
     media: str
     text: str | None
     data: bytes = b""
 
 
 class ResourceAddress(NamedTuple):
-    """A fixed address, or with {names} in it a family of them: {+name} may hold slashes."""
+    """An address or a template with {names}. A {+name} may contain slashes."""
 
     uri: str
     name: str
@@ -42,10 +44,11 @@ class ResourceAddress(NamedTuple):
 
     @property
     def is_template(self) -> bool:
+        """True if the address has names to fill in."""
         return "{" in self.uri
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """What the names stand for in this address."""
+        """Return the values of the names in this address, or None if it does not match."""
         parts = re.split(r"\{(\+?)(\w+)\}", self.uri)
         pattern = re.escape(parts[0])
         for plus, name, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
@@ -55,6 +58,7 @@ class ResourceAddress(NamedTuple):
 
 
 def read_resource(context: McpContext, uri: str) -> ResourceContent:
+    """Return the content of an address. Raises NotFound if there is no such resource."""
     for address in ADDRESSES:
         given = address.match(uri)
         if given is not None:
@@ -112,7 +116,7 @@ def _commit(context: McpContext, oid: str) -> ResourceContent:
 
 
 def _file(context: McpContext, oid: str, path: str) -> ResourceContent:
-    """Only what the commit's tree holds: nothing of the host can be reached by any path."""
+    """Read a file from the tree of a commit. No path can reach files of the host."""
     from ortet.objects.blobs import read_file
 
     parts = path.split("/")

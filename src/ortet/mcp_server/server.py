@@ -1,4 +1,4 @@
-"""The server of the official SDK, with our tools, resources and prompts in it."""
+"""McpHandlers: answers requests of the MCP SDK with our tools, resources and prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Context = ServerRequestContext[Any, Any]
 
 
 class McpHandlers:
-    """The handlers of one server: each takes a request, has it done, and gives the answer."""
+    """The request handlers of one server. Each runs its work in the worker."""
 
     def __init__(self, context: McpContext, worker: CallWorker, *, allow_destructive: bool) -> None:
         self._context = context
@@ -44,6 +44,7 @@ class McpHandlers:
         self._tools = {tool.name: tool for tool in catalogue.TOOLS}
 
     def server(self) -> Server[Any]:
+        """Return the SDK server with these handlers."""
         return Server(
             "ortet",
             version=__version__,
@@ -60,7 +61,7 @@ class McpHandlers:
             on_get_prompt=self.get_prompt,
         )
 
-    # tools
+    # Tools
 
     def _input_schema(self, name: str) -> dict[str, Any] | None:
         return self._tools[name].input_schema if name in self._tools else None
@@ -73,6 +74,10 @@ class McpHandlers:
     async def call_tool(
         self, ctx: _Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
+        """Run a tool.
+
+        An error becomes a result with `is_error`, so that the model can react to it.
+        """
         try:
             return await self._call(ctx, params)
         except MCPError:
@@ -110,7 +115,7 @@ class McpHandlers:
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await self._worker.run(work)
 
-    # resources
+    # Resources
 
     async def list_resources(self, _: _Context, __: Any) -> types.ListResourcesResult:
         fixed = [one for one in resources.ADDRESSES if not one.is_template]
@@ -155,7 +160,7 @@ class McpHandlers:
             content = types.BlobResourceContents(uri=uri, mime_type=found.media, blob=blob)
         return types.ReadResourceResult(contents=[content])
 
-    # prompts
+    # Prompts
 
     async def list_prompts(self, _: _Context, __: Any) -> types.ListPromptsResult:
         return types.ListPromptsResult(
@@ -188,6 +193,7 @@ class McpHandlers:
 
 
 def tool_description(tool: McpTool) -> types.Tool:
+    """Return the description of a tool in the types of the SDK."""
     hints = tool.hints
     return types.Tool(
         name=tool.name,
@@ -204,6 +210,7 @@ def tool_description(tool: McpTool) -> types.Tool:
 
 
 def tool_call_result(answer: ToolResult) -> types.CallToolResult:
+    """Return the result of a tool as text and as structured content."""
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=valid_utf8(str(answer)))],
         structured_content=to_jsonable(answer),
@@ -211,7 +218,7 @@ def tool_call_result(answer: ToolResult) -> types.CallToolResult:
 
 
 def error_text(error: Exception) -> str:
-    """An error as a model reads it: a line for it, and the one shape that errors have."""
+    """Return an error for a model: one line of text, then the common JSON shape."""
     shape = _error_body(error)
     message = output.safe(shape["message"], keep="\n")
     line = f"{shape['error']} ({shape['kind']}): {message}"
@@ -231,7 +238,7 @@ def _error_body(error: Exception) -> dict[str, Any]:
 
 
 def _protocol_error(error: Exception) -> MCPError:
-    """Where the protocol has no results that are errors."""
+    """Return an error for requests whose results cannot be errors in the protocol."""
     if isinstance(error, MCPError):
         return error
     theirs = isinstance(error, OrtetError) and code_of(error).status in (404, 422)
@@ -241,7 +248,10 @@ def _protocol_error(error: Exception) -> MCPError:
 
 
 def _reporter(ctx: _Context) -> Callable[[str], None]:
-    """Tells the client what goes on, from the thread that does it; nothing where it did not ask."""
+    """Return a function that reports progress to the client from the worker thread.
+
+    It does nothing if the client did not ask for progress.
+    """
     count = 0
 
     def report(message: str) -> None:

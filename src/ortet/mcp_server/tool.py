@@ -1,4 +1,4 @@
-"""Tools: functions of the desk with typed arguments and answers, and how they are described."""
+"""Tools: functions with typed arguments and results, and their schemas."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ if TYPE_CHECKING:
     from ortet.mcp_server.context import McpContext
 
 ProgressReport = Callable[[str], None]
-"""Told what goes on in a call that takes long."""
+"""Receives progress messages of a long call."""
 
 
 class Confirmation:
-    """What somebody agreed to: exactly one thing by its id, everything, or nothing yet."""
+    """A user's agreement: to one thing by its id, to everything, or to nothing yet."""
 
     def __init__(self, id_: str = "", *, everything: bool = False) -> None:
         self._id = id_
         self._everything = everything
 
     def allows(self, id_: str) -> bool:
+        """Return True if the user agreed to the thing with this id."""
         return self._everything or self._id == id_
 
 
 _INJECTED_PARAMETERS = ("report", "agreed")
-"""Parameters that the server fills in."""
+"""Parameters that the server provides, not the client."""
 
 
 class ToolHints(msgspec.Struct, frozen=True):
-    """What a client may believe of a tool without asking. `confirmed`: it does nothing before
-    somebody has agreed to what it said it would do."""
+    """Properties of a tool that clients are told.
+
+    `confirmed`: the tool acts only after a confirmation.
+    """
 
     reads: bool = False
     destroys: bool = False
@@ -58,7 +61,10 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 class McpTool:
-    """One of them. Its parameters are those of the function but the first, which is the desk."""
+    """One tool.
+
+    The first parameter of its function is the McpContext; the others are its arguments.
+    """
 
     def __init__(self, function: Callable[..., ToolResult], hints: ToolHints) -> None:
         self.name = function.__name__
@@ -75,7 +81,7 @@ class McpTool:
 
     @cached_property
     def _arguments_type(self) -> type[msgspec.Struct]:
-        """The arguments as a record."""
+        """The struct of the tool's arguments."""
         parameters = list(inspect.signature(self._function).parameters.values())[1:]
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for one in parameters:
@@ -95,7 +101,11 @@ class McpTool:
         return _schema(self._type_hints["return"])
 
     def parse_arguments(self, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments, when they are what the schema says."""
+        """Return the arguments.
+
+        Raises:
+            Invalid: They do not match the schema.
+        """
         try:
             given = msgspec.convert(dict(arguments or {}), thread_safe_struct(self._arguments_type))
         except msgspec.ValidationError as error:
@@ -122,11 +132,12 @@ class McpTool:
 
 
 def tool(hints: ToolHints) -> Callable[[Callable[..., ToolResult]], McpTool]:
+    """Return a decorator that turns a function into a tool."""
     return lambda function: McpTool(function, hints)
 
 
 def _schema(kind: type) -> dict[str, Any]:
-    """With an object at the root, as the protocol wants it, and not a reference to one."""
+    """Return a schema with an object at its root, as the protocol requires, not a reference."""
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     name = root["$ref"].rpartition("/")[2]
     found = dict(parts.pop(name))
@@ -135,7 +146,7 @@ def _schema(kind: type) -> dict[str, Any]:
 
 
 def to_jsonable(answer: object) -> Any:
-    """An answer as JSON can carry it: bytes of a path that are no text become escapes."""
+    """Return a result as JSON data. Bytes of a path that are not UTF-8 become escapes."""
     return _clean(msgspec.to_builtins(answer, enc_hook=str))
 
 
@@ -150,5 +161,5 @@ def _clean(value: Any) -> Any:
 
 
 def valid_utf8(text: str) -> str:
-    """Without the halves of characters that stand for bytes which are no UTF-8."""
+    """Replace surrogates, which stand for bytes that are not UTF-8, with escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""How clients reach the server: standard streams of one client, or HTTP of several."""
+"""Transports: stdio for one client, HTTP for several."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ortet.mcp_server.context import McpContext
 
 _CALL_GRACE_SECONDS = 10.0
-"""Seconds for which a call that goes on is waited for when we are to end."""
+"""Time to wait for a running call when the server stops."""
 
 _STREAM_GRACE_SECONDS = 3
-"""The same for streams of clients over HTTP."""
+"""Time to wait for HTTP streams when the server stops."""
 
 PATH = "/mcp"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve_stdio(context: McpContext, *, allow_destructive: bool) -> None:
-    """Serve the client that started us, until it closes our standard input, or a signal comes."""
+    """Serve the client that started this process, until its input ends or a signal comes."""
     anyio.run(_stdio, context, allow_destructive)
 
 
@@ -51,7 +51,10 @@ async def _stdio(context: McpContext, allow_destructive: bool) -> None:
 
 
 async def _end_by_signal(context: McpContext, worker: CallWorker) -> None:
-    """A thread sits in a read of standard input, which nothing ends: so the process does."""
+    """End the process on a signal.
+
+    A thread blocks in a read of standard input, which nothing ends.
+    """
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
             await worker.stop(_CALL_GRACE_SECONDS)
@@ -69,9 +72,15 @@ def serve_http(
     token: str,
     no_auth: bool = False,
 ) -> None:
-    """Serve many clients, until a signal comes. Whoever gets in can run commands as this user, and
-    loopback is open to all users of a host: without a `token` one is made and told, unless it is to
-    be `open_`."""
+    """Serve clients over HTTP until a signal arrives.
+
+    Every client can run commands as this user, and all users of a host can reach loopback. Without
+    a `token`, one is created and printed, unless `no_auth` is set.
+
+    Raises:
+        Invalid: `no_auth` with a token, or on an address that others can reach.
+        Refused: `token_needed`, if others can reach the address and no token is set.
+    """
     _check_access(host, token, no_auth)
     shown = f"[{host}]" if ":" in host else host
     with _listen(host, port) as listener:
@@ -104,7 +113,7 @@ def _check_access(host: str, token: str, no_auth: bool) -> None:
 
 
 def _client_settings(url: str, token: str) -> list[str]:
-    """What to give clients; nobody can read it again."""
+    """Return the lines with the client settings. The token cannot be read again later."""
     shown = {"type": "http", "url": url, "headers": {"Authorization": f"Bearer {token}"}}
     return [
         f"clients show this token, which is valid until it ends: {token}",
@@ -148,8 +157,10 @@ async def _http(  # noqa: PLR0917 - as anyio calls it
 
 
 def _transport_security() -> Any:
-    """A web page that a browser has open must not reach us by a name that it has made mean this
-    host."""
+    """Return settings that prevent DNS rebinding.
+
+    A web page must not reach the server through a host name that resolves to this host.
+    """
     from mcp.server.transport_security import TransportSecuritySettings
 
     names = ("127.0.0.1", "localhost", "[::1]")
@@ -162,13 +173,13 @@ def _transport_security() -> Any:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named: an answer in two
-    # packets waits 40 ms for the client's acknowledgement
+    # asyncio disables Nagle's algorithm only if the protocol is named. Otherwise an answer in two
+    # packets waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen()  # who is told of it may connect, though nobody accepts yet
+        listener.listen()  # clients may connect as soon as the address is printed
     except OverflowError:
         listener.close()
         raise Invalid("bad_port", f"port {port}: give one from 0 to 65535") from None
@@ -182,7 +193,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class BearerTokenMiddleware:
-    """Lets nobody in who does not show the token."""
+    """Refuses requests without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

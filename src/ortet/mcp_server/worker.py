@@ -1,5 +1,4 @@
-"""One call at a time, in a thread beside the event loop; one that is cancelled is brought to its
-end, not left behind."""
+"""Runs one call at a time in a thread. A cancelled call is ended, not abandoned."""
 
 from __future__ import annotations
 
@@ -16,26 +15,29 @@ _Result = TypeVar("_Result")
 
 
 class CallWorker:
-    """The core is synchronous and for one thread at a time."""
+    """Runs calls one at a time, because the core is synchronous and not thread-safe."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """Wait for one's turn and do it. Cancelled meanwhile, the command that it runs is killed,
-        and it returns when the session is let go."""
+        """Wait for the previous call, then run `work` and return its result.
+
+        If the caller is cancelled, the command of the call is killed. The method returns when the
+        session is released.
+        """
         done: list[_Result] = []
         failed: list[Exception] = []
 
         def attempt() -> None:
             try:
                 done.append(work())
-            except Exception as error:  # as it is: a task group would wrap it
+            except Exception as error:  # unwrapped: a task group would wrap it
                 failed.append(error)
 
         async with self._lock, anyio.create_task_group() as tasks:
             tasks.start_soon(_kill_when_cancelled, done, failed)
-            # not abandoned: what goes on in a thread still has the session open
+            # Not abandoned on cancellation: the thread still has the session open.
             await anyio.to_thread.run_sync(attempt)
             tasks.cancel_scope.cancel()
         if failed:
@@ -43,14 +45,14 @@ class CallWorker:
         return done[0]
 
     async def stop(self, timeout: float) -> None:
-        """End what goes on, and wait until it has."""
+        """Kill the running command, and wait until its call has ended."""
         await anyio.to_thread.run_sync(kill_commands)
         with anyio.move_on_after(timeout):
             await self._lock.acquire()
 
 
 async def _kill_when_cancelled(*outcomes: list[Any]) -> None:
-    """Waits beside a call; it is cancelled with it, or when that has an outcome."""
+    """Run beside a call, and kill its command if the call is cancelled without an outcome."""
     try:
         await anyio.sleep_forever()
     finally:
@@ -60,10 +62,10 @@ async def _kill_when_cancelled(*outcomes: list[Any]) -> None:
 
 
 def kill_commands() -> None:
-    """Kill the commands that this process runs and waits for, with all they started.
+    """Kill the commands that this process runs and waits for, with all their children.
 
-    They are its children that carry a mark of their own; what a command left behind on purpose has
-    lost its parent, and lives on.
+    These are child processes with a run mark of their own. A process that a command left in the
+    background has another parent and is not killed.
     """
     ours = _marks(os.getpid())
     for pid in _children():
@@ -78,7 +80,7 @@ def _children() -> list[int]:
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
-    except OSError:  # no Linux, or a thread that has just ended
+    except OSError:  # not Linux, or a thread that just ended
         return found
     return found
 

@@ -1,4 +1,4 @@
-"""The server: its routes, and what is true of all of them."""
+"""Builds the ASGI application: its routes, its exception handlers and its lifespan."""
 
 from __future__ import annotations
 
@@ -50,8 +50,19 @@ def make_app(
     min_free_bytes: int = 0,
     log: ServerLog | None = None,
 ) -> Starlette:
-    """An application for the store at `root`; it opens it, and closes it with its lifespan. What a
-    server runs is its `state.entry`, which is around it."""
+    """Return the application for the store at `root`.
+
+    The application opens the store and closes it at the end of its lifespan. A server must run
+    `app.state.entry`, the `RequestMiddleware` that wraps the application.
+
+    Args:
+        root: Path or URL of the server's own store, which holds the tokens.
+        open_hub: Opens the store of the server or of a tenant.
+        policy: Host names and access rules.
+        settings: Limits and timeouts.
+        min_free_bytes: Free disk space below which the server is not ready.
+        log: The server log; standard error by default.
+    """
     settings = settings or ServeSettings()
     log = log or ServerLog(to_stderr, debug=settings.debug)
     tenants = Tenants(root, open_hub, settings, log.log_exception)
@@ -109,12 +120,12 @@ async def _drop_old_keys_hourly(context: AppContext) -> None:
         await asyncio.sleep(_KEY_CLEANUP_INTERVAL_SECONDS)
         try:
             await context.in_thread(context.tenants.drop_old_keys)
-        except OrtetError as error:  # a full disk: the next hour tries again
+        except OrtetError as error:  # for example a full disk: the next hour tries again
             context.log.log_exception("forgetting keys", error)
 
 
 def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, str]:
-    """The path of each endpoint, as it was declared."""
+    """Return the declared path of each endpoint, for logs and metrics."""
     found: dict[Any, str] = {}
     for route in routes:
         if isinstance(route, Mount):
@@ -126,11 +137,16 @@ def declared_paths(routes: Sequence[BaseRoute], prefix: str = "") -> dict[Any, s
 
 
 def operation_endpoints(context: AppContext) -> list[tuple[str, str, Endpoint]]:
+    """Return method, path and endpoint of each operation."""
     return [(one.method, one.path, endpoint(context, one)) for one in operations()]
 
 
 def routes(table: Sequence[tuple[str, str, Endpoint]]) -> list[BaseRoute]:
-    """The same for what the table does not find: a method that is not for a path."""
+    """Return Starlette routes for the operations.
+
+    `RouteTable` finds an operation first. These routes answer the rest, such as a wrong method for
+    a known path.
+    """
     return [RawPathRoute(path, does, methods=[method]) for method, path, does in table]
 
 
@@ -140,7 +156,7 @@ async def _on_ortet_error(_: Request, error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """A path or a method that is not there."""
+    """Answer a request whose path or method does not exist."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(

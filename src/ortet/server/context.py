@@ -1,4 +1,4 @@
-"""What every route needs: who asks, the stores, threads, limits, counts."""
+"""AppContext: the services that every route shares."""
 
 from __future__ import annotations
 
@@ -25,14 +25,21 @@ from ortet.server.observability.metrics import Metrics
 from ortet.server.session_pool.tenants import Tenants
 
 _MAX_THREADS_PER_SESSION = 4
-"""Requests of one token for one session that have a thread; the others wait without one."""
+"""Maximum number of requests of one token for one session that hold a thread.
+
+Others wait without one.
+"""
 
 _LOCK_TIMEOUT_FACTOR = 6
-"""Times the patience of a request: hundreds of our own threads may stand before the same lock, and
-SQLite wakes them in no order."""
+"""Multiple of the session timeout (`ServeSettings.patience`) that a request waits for a store lock.
+
+Hundreds of threads of this server may wait for the same lock, and SQLite wakes them in no order.
+"""
 
 
 class AppContext:
+    """The services that all routes of a server share."""
+
     def __init__(
         self,
         authenticator: Authenticator,
@@ -52,17 +59,28 @@ class AppContext:
         self._session_queues: dict[tuple[str, str], _SessionQueue] = {}
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """The core blocks: it works in threads, which a client that goes away does not stop. A
-        store that another process keeps locked is waited for longer than a busy session is."""
+        """Run a blocking function in the thread pool and return its result.
+
+        A client that disconnects does not stop the function. Store locks have a longer timeout than
+        busy sessions.
+        """
         seconds = _LOCK_TIMEOUT_FACTOR * self.rate_limiter.settings.patience
         return await self.threads.run(partial(_with_lock_timeout, seconds, function))
 
     async def authenticate(self, request: HTTPConnection) -> Caller:
+        """Return the caller of a request. See `authenticate_sync`."""
         caller: Caller = await self.in_thread(partial(self.authenticate_sync, request))
         return caller
 
     def authenticate_sync(self, request: HTTPConnection) -> Caller:
-        """The same for who is in a thread already. Counted once a request: see Entry."""
+        """Return the caller of a request; blocks, so call it in a thread.
+
+        The rate limiter counts each request once; `RequestMiddleware` releases it at the end.
+
+        Raises:
+            Unauthorized: The request has no valid token.
+            TooManyRequests: The token or the address exceeds its limits.
+        """
         state = request.scope["state"]
         try:
             caller = self.authenticator.authenticate(request)
@@ -76,8 +94,11 @@ class AppContext:
         return caller
 
     def session_queue(self, request: Request) -> _QueuedRequest:
-        """Who asks much of one session waits for its turn here, in order, and keeps no thread from
-        others."""
+        """Return a context manager in which the request holds a place of its session's queue.
+
+        Requests of one token for one session wait here in order, without a thread, so they cannot
+        block other callers.
+        """
         who = request.headers.get("authorization") or request.headers.get("cookie", "")
         key = (who, request.path_params["session"])
         return _QueuedRequest(self._session_queues, key, self.rate_limiter.settings.patience)
@@ -89,7 +110,10 @@ def _with_lock_timeout(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 class _QueuedRequest:
-    """One request in a line, which is there as long as somebody stands in it."""
+    """The place of one request in a session queue.
+
+    The queue exists while at least one request uses it.
+    """
 
     def __init__(
         self, queues: dict[tuple[str, str], _SessionQueue], key: tuple[str, str], timeout: float

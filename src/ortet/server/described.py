@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside the tables: errors, headers, who may ask, fixed routes."""
+"""Constant parts of the OpenAPI document: errors, headers, security schemes and fixed routes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ SECURITY: Json = {
 
 
 def error_schema() -> Json:
-    """`OrtetError.as_dict`."""
+    """Return the schema of `OrtetError.as_dict`."""
     classes = [*CODES, *STATUS]
     names = {one.name for base in classes for one in (base, *base.__subclasses__())}
     return {
@@ -116,7 +116,7 @@ def error_schema() -> Json:
 
 
 def error_answers() -> Json:
-    """One answer for each status, for all operations that can give it."""
+    """Return one response component for each error status."""
     found: Json = {}
     for status, text in ERRORS.items():
         headers = []
@@ -133,6 +133,7 @@ def error_answers() -> Json:
 
 
 def response_headers(*names: str) -> Json:
+    """Return references to header components, for a response."""
     if not names:
         return {}
     return {
@@ -143,11 +144,12 @@ def response_headers(*names: str) -> Json:
 
 
 def component_name(name: str) -> str:
-    """A header's name as a component's."""
+    """Return the component name of a header."""
     return name.replace("-", "")
 
 
 def error_refs(*statuses: int) -> Json:
+    """Return references to the error responses of these statuses."""
     return {
         str(status): {"$ref": f"#/components/responses/Error{status}"}
         for status in sorted(set(statuses))
@@ -185,7 +187,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 def fixed_paths() -> Json:
-    """Routes that are in no table. Nobody needs a token for them."""
+    """Return the paths that are not in the table of operations. None of them needs a token."""
     return {
         "/healthz": {
             "get": _public_operation(

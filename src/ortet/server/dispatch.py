@@ -1,4 +1,4 @@
-"""One request, from its bytes to its answer: who asks, what for, done in a thread, told in JSON."""
+"""Handles one request to an operation: authenticate, parse, run in a thread, answer in JSON."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ __all__ = [
 ]
 
 BODY_TIMEOUT_SECONDS = 30.0
-"""Seconds in which a body must have come, or a part of one that is a stream."""
+"""Time limit for a request body, or for one part of a streamed body."""
 
 _SMALL_BODY_BYTES = 64 << 10
-"""Bytes of a body that is read before anybody knows whose it is: one turn in a thread then does
-for both."""
+"""Largest body that is read before authentication; one run in a thread then does both."""
 
 
 def endpoint(context: AppContext, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
-    """The route of an operation."""
+    """Return the route handler of an operation."""
 
     async def answer(request: Request) -> Response:
         call = _Call(context, operation, request)
@@ -64,7 +63,7 @@ def endpoint(context: AppContext, operation: Operation) -> Callable[[Request], A
 
 
 class _Call:
-    """One request to one operation; its methods run in a thread."""
+    """One request to one operation. Its methods run in a thread."""
 
     def __init__(self, context: AppContext, operation: Operation, request: Request) -> None:
         self._context = context
@@ -75,7 +74,7 @@ class _Call:
 
     def answer(self) -> RecordedResponse:
         operation, request = self._operation, self._request
-        # anew where it was known before: it may have been revoked while the body came
+        # Authenticate again if that was done before the body: the token may be revoked meanwhile.
         caller = self.caller = self._context.authenticate_sync(request)
         caller.need(operation.needs)
         if operation.target in (Hub, SessionPool) and caller.agents and not operation.filtered:
@@ -115,7 +114,7 @@ class _Call:
             try:
                 return self._run(pool, arguments)
             finally:
-                if not self._operation.needs_host:  # that takes as long as what is run
+                if not self._operation.needs_host:  # a command may rightly take long
                     timing.root = pool.upload_directory.parents[1]
                     timing.session = self._request.scope["state"].get("session", "")
 
@@ -147,13 +146,13 @@ class _Call:
             return self._response(found, _etag(session) if operation.moves_head else "")
 
     def _check_host_access(self, pool: SessionPool, caller: Caller) -> None:
-        """Whose session it is not is not told whether there is one."""
+        """Check host access, but only after the check that the caller may see the session."""
         if (named := self._request.path_params.get("session")) is not None:
             pool.row(named, caller.sees)
         caller.need_host()
 
     def _check_head(self, view: SessionReader) -> None:
-        """`If-Match`: only if nobody has moved the head since the caller looked."""
+        """Raise HeadMoved if `If-Match` names another head than the current one."""
         wanted = self._request.headers.get("if-match")
         if wanted is None or not self._operation.moves_head:
             return
@@ -182,7 +181,14 @@ def _is_small(request: Request) -> bool:
 async def read_body(
     request: Request, largest: int = 16 << 20, seconds: float = BODY_TIMEOUT_SECONDS
 ) -> bytes:
-    """All of it; TooLarge or TooSlow, and the connection ends, when it is that."""
+    """Return the whole body of a request.
+
+    Raises:
+        TooLarge: The body exceeds `largest` bytes. The connection is closed after the answer.
+        TooSlow: The body did not arrive within `seconds`. The connection is closed after the
+            answer.
+        Invalid: The client disconnected before the end of the body.
+    """
     said = request.headers.get("content-length", "")
     parts: list[bytes] = []
     size = int(said) if said.isdigit() else 0
@@ -200,7 +206,7 @@ async def read_body(
             request,
             TooSlow("too_slow", f"the body did not come in {seconds:g} s: send it faster"),
         ) from None
-    except ClientDisconnect:  # no fault of ours
+    except ClientDisconnect:  # the client left; not a fault of the server
         raise Invalid("cut_off", "the body ended too soon: send it anew") from None
     if size > largest:
         raise _close_connection_after(
@@ -211,6 +217,6 @@ async def read_body(
 
 
 def _close_connection_after(request: Request, error: OrtetError) -> OrtetError:
-    """The rest of the body is not waited for."""
+    """Close the connection after the answer, because the rest of the body is not read."""
     request.scope["state"]["end"] = True
     return error

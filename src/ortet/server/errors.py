@@ -1,4 +1,4 @@
-"""Errors as they are told over HTTP: one shape, a status for each class, never a secret."""
+"""Errors over HTTP: one JSON shape, one status for each class, no secrets."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _TOKEN = re.compile(rb"(ortet_[0-9a-z]{1,40}_)[0-9a-zA-Z]+")
 
 
 class Unauthorized(OrtetError):
-    """Nobody knows who asks: 401, which is not one of the store's errors."""
+    """401: the request has no valid token. The store itself never raises this error."""
 
     name = "unauthorized"
 
 
 class HeadMoved(Refused):
-    """412: the caller's condition does not hold."""
+    """412: the head is not the one that `If-Match` names."""
 
 
 class TooLarge(Invalid):
-    """413."""
+    """413: the request body is too large."""
 
 
 class TooSlow(Invalid):
-    """408."""
+    """408: the request body did not arrive in time."""
 
 
 class TooManyRequests(Unavailable):
-    """429: this caller has asked for more than its share."""
+    """429: the caller exceeded its request rate or its number of concurrent requests."""
 
 
 STATUS: dict[type[OrtetError], int] = {
@@ -48,25 +48,27 @@ STATUS: dict[type[OrtetError], int] = {
 
 
 def token_revoked() -> Unauthorized:
-    """In the middle of something that takes long."""
+    """Return the error for a token that became invalid during a long request, such as a stream."""
     return Unauthorized(
         "bad_token", "this token was revoked meanwhile, or is out of time: get another"
     )
 
 
 def redact_tokens(text: bytes) -> bytes:
-    """Without what makes a token valid, wherever somebody put one."""
+    """Replace the secret part of every token in `text`."""
     return _TOKEN.sub(rb"\1...", text)
 
 
 def error_body(error: OrtetError) -> dict[str, Any]:
-    """The one shape that errors have everywhere; here names of secrets are for nobody, as whoever
-    asks may not be one who can list them."""
+    """Return the JSON shape of an error, without the name of any secret.
+
+    The caller may lack the right to list secrets, so their names are removed.
+    """
     return without_secret_name(error).as_dict()
 
 
 def error_response(error: OrtetError) -> Response:
-    """An error as it is told."""
+    """Return the HTTP response for an error."""
     status = STATUS.get(type(error)) or code_of(error).status
     headers = {}
     if status == 401:
@@ -78,7 +80,10 @@ def error_response(error: OrtetError) -> Response:
 
 
 def bug_response(error: BaseException) -> Response:
-    """What is not one of our errors: told without its words, which may hold anything."""
+    """Return a 500 response for an exception that is not an OrtetError.
+
+    The message of the exception is left out, because it may contain anything.
+    """
     told = {
         "error": "bug",
         "kind": type(error).__name__,

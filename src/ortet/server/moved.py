@@ -1,4 +1,4 @@
-"""Where a session went, or would go, as it is told."""
+"""The answer of operations that move a session: restore, rewind, undo, redo and their previews."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortet.sessions.session import Session
 from ortet.workspaces.undo import UndoResult, UndoStep
 
 _MAX_FILES_LISTED = 1000
-"""Files that an answer names; all are counted."""
+"""Maximum number of files that an answer lists; the counts include all."""
 
 
 class MoveOutcome(msgspec.Struct, frozen=True):
@@ -58,7 +58,14 @@ def restore_info(
     *,
     forgotten_events: int = 0,
 ) -> MoveOutcome:
-    """`left`: so many events that its mind does not know of any more."""
+    """Return the outcome of a restore or an undo.
+
+    Args:
+        session: The session that moved.
+        restored: The result of the restore.
+        undone: The result of the undo, if it was one.
+        forgotten_events: Number of events that the session state no longer includes.
+    """
     head = session.head
     return MoveOutcome(
         done=True,
@@ -84,6 +91,7 @@ def restore_info(
 
 
 def undo_info(session: Session, undone: UndoResult) -> MoveOutcome:
+    """Return the outcome of an undo or redo."""
     return restore_info(session, undone.restored, undone)
 
 
@@ -92,6 +100,7 @@ def _listed_changes(view: SessionReader, move: UndoResult | RestorePreview) -> F
 
 
 def preview_info(view: SessionReader, preview: RestorePreview) -> MoveOutcome:
+    """Return what a move would do, without moving the session."""
     return MoveOutcome(
         done=False,
         to=preview.to,

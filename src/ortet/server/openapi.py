@@ -1,4 +1,7 @@
-"""The OpenAPI document: made of the tables from which the routes are made, so that both agree."""
+"""Builds the OpenAPI document.
+
+It is built from the same tables as the routes, so that both agree.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ _TAGS = {
 
 
 class OpenApiDocument:
-    """CreatedId when somebody first asks for it."""
+    """The OpenAPI document, built at the first request for it."""
 
     @cached_property
     def data(self) -> Json:
@@ -59,7 +62,7 @@ class OpenApiDocument:
         return [Route("/openapi.json", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        await run_sync(lambda: self.text)  # made once, in a while that others need not wait
+        await run_sync(lambda: self.text)  # built once, outside the event loop
         tag = f'"{sha256(self.text).hexdigest()[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
@@ -68,7 +71,7 @@ class OpenApiDocument:
 
 
 def build_document() -> Json:
-    """All of it, as JSON would have it."""
+    """Return the whole document."""
     table = operations()
     schemas, components = _schemas(table)
     paths: Json = described.fixed_paths()
@@ -101,7 +104,7 @@ def build_document() -> Json:
 
 
 def _schemas(table: list[Operation]) -> tuple[dict[Any, Json], Json]:
-    """By type, and by name."""
+    """Return the schemas by type, and the components by name."""
     types: list[Any] = [Attach]
     for operation in table:
         types += [
@@ -135,7 +138,7 @@ def _operation(operation: Operation, schemas: dict[Any, Json], components: Json)
     if in_path or operation.request_type is not None:
         statuses += [404, 422]
     if in_path:
-        statuses.append(409)  # a name of several
+        statuses.append(409)  # several sessions may have the same name
     tagged = operation.target is SessionReader or operation.moves_head
     answer = {
         "description": "Done.",
@@ -159,7 +162,7 @@ def _streaming_operation(route: StreamingRoute, schemas: dict[Any, Json], compon
     parameters = [*_path_parameters(route.path, {}), *_query_parameters(ask, ())]
     statuses = [*_COMMON_STATUSES, 404, 409, 422]
     schema = schemas[route.response_type] if route.response_type is not None else {}
-    # what was stored says itself what it is
+    # the content type of a stored file is not known in advance
     media = "*/*" if route.response_media == BINARY_MEDIA else route.response_media
     answer: Json = {"description": "Done.", "content": {media: {"schema": schema}}}
     answers: Json = {str(route.status): answer}
@@ -212,7 +215,7 @@ def _operation_object(name: str, tag: str, text: str, needs: str) -> Json:
 
 
 def _request_schema(request_type: Any, schemas: dict[Any, Json], components: Json) -> Json:
-    """The schema of what is asked: an object, with its own fields."""
+    """Return the object schema of a request, with its fields."""
     if request_type is None:
         return {}
     found: Json = components[schemas[request_type]["$ref"].rpartition("/")[2]]
@@ -237,7 +240,7 @@ def _query_parameters(request_schema: Json, in_path: Any) -> Iterator[Json]:
     required = request_schema.get("required", ())
     for name, schema in request_schema.get("properties", {}).items():
         if name not in in_path:
-            # what is left out is null: a query has no other word for it
+            # a parameter that is left out is null; a query cannot express null otherwise
             given = {key: one for key, one in schema.items() if (key, one) != ("default", None)}
             given |= _unless_null(given.pop("anyOf", ()))
             made: Json = {"name": name, "in": "query", "required": name in required}
@@ -270,7 +273,7 @@ def _parameter_ref(name: str) -> Json:
 
 
 def _strip_converters(path: str) -> str:
-    """Without the converters of its parameters."""
+    """Return a path without the converters of its parameters."""
     return re.sub(r":[a-z]+\}", "}", path)
 
 
@@ -280,7 +283,7 @@ def _route_tag(route: StreamingRoute) -> str:
 
 
 def _module_doc(function: Any, *, after_summary: bool = False) -> str:
-    """What the module of a function says about itself."""
+    """Return the first paragraph of the module docstring of a function, or the rest."""
     text = inspect.cleandoc(sys.modules[function.__module__].__doc__ or "")
     first, _, rest = text.partition("\n\n")
     return rest if after_summary else " ".join(first.split())

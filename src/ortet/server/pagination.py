@@ -1,5 +1,8 @@
-"""Sessions in the order that is wanted, a part at a time: what changes places meanwhile is neither
-told twice behind a cursor, nor does it make that wrong."""
+"""Sorts sessions and finds page positions in the sorted list.
+
+A cursor holds the sort key of a session, not an index. It stays valid, and repeats nothing, while
+sessions change places.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,24 @@ from ortet.sessions.activity import last_active
 from ortet.sessions.table import SessionRow
 
 Sort = Literal["activity", "created", "name"]
-"""The last that did something first, the newest first, or by name."""
+"""Sort order: last activity first, newest first, or by name."""
 
 _NS_PER_SECOND = 1_000_000_000
 
 
 Key = tuple[int, int, str, str]
-"""What a list is ordered by: the time, less for later; those of one moment by the length of their
-name, then by it and by id. Plain: there may be tens of thousands."""
+"""Sort key: negated time, length of the name, name, id.
+
+The name parts order sessions of the same moment. The key is a plain tuple because lists may have
+tens of thousands of items.
+"""
 
 
 class SortedSessions(NamedTuple):
-    """Sessions in order; `times` are what they are ordered by, unless that is their name, and where
-    it is activity, `touched` says of each when it last did something."""
+    """Sessions in their sort order.
+
+    `times` holds the time that each session id is sorted by; it is empty if the order is by name.
+    """
 
     sort: Sort
     rows: list[SessionRow]
@@ -34,31 +42,35 @@ class SortedSessions(NamedTuple):
 
     @property
     def activity_times(self) -> dict[str, int]:
+        """Time of the last activity by session id; empty if sorted by something else."""
         return self.times if self.sort == "activity" else {}
 
     def key(self, row: SessionRow) -> Key:
+        """Return the sort key of a session."""
         if self.sort == "name":
             return 0, 0, row.name.casefold(), row.id
         return -self.times[row.id], len(row.name), row.name, row.id
 
     def filter_ids(self, ids: Collection[str]) -> SortedSessions:
+        """Return only the sessions with these ids, in the same order."""
         return self._replace(rows=[row for row in self.rows if row.id in ids])
 
     def index_after(self, cursor_text: str) -> int:
-        """The index of what follows a cursor."""
+        """Return the index of the first session after the cursor."""
         return bisect_right(self.rows, _parse_cursor_key(cursor_text, self.sort), key=self.key)
 
     def index_before(self, cursor_text: str) -> int:
-        """The index of the first that a cursor does not precede."""
+        """Return the index of the first session that is not before the cursor."""
         return bisect_left(self.rows, _parse_cursor_key(cursor_text, self.sort), key=self.key)
 
     def cursor(self, index: int) -> str:
-        """Of the session at an index."""
+        """Return the cursor of the session at `index`."""
         time, length, name, id_ = self.key(self.rows[index])
         return encode_cursor(self.sort, *divmod(-time, _NS_PER_SECOND), length, id_, name)
 
 
 def sort_sessions(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> SortedSessions:
+    """Return the sessions in the given order."""
     if sort == "name":
         line = SortedSessions(sort, list(rows), {})
         line.rows.sort(key=line.key)
@@ -71,7 +83,7 @@ def sort_sessions(catalog: Catalog, rows: Sequence[SessionRow], sort: Sort) -> S
 
 
 def _sort_equal_times(sessions: SortedSessions) -> None:
-    """Those of one moment by the rest of the key, which of most is never made."""
+    """Sort sessions with equal times by the full key. Most sessions never need it."""
     rows, times, start = sessions.rows, sessions.times, 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or times[rows[end].id] != times[rows[start].id]:

@@ -1,4 +1,4 @@
-"""Lists as they are told: a page at a time, with a cursor that stays good while others append."""
+"""Pages of lists, with cursors that stay valid while others append."""
 
 from __future__ import annotations
 
@@ -38,13 +38,17 @@ class Paged(msgspec.Struct, frozen=True):
 
 
 def encode_cursor(*parts: object) -> str:
-    """Opaque: who looks inside relies on nothing."""
+    """Return an opaque cursor that holds `parts`. Clients must not rely on its content."""
     text = "\n".join(map(str, parts))
     return base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).rstrip(b"=").decode()
 
 
 def decode_cursor(text: str, count: int) -> list[str]:
-    """What `cursor` was given."""
+    """Return the `count` parts that `encode_cursor` was given.
+
+    Raises:
+        Invalid: `text` is not a cursor with that many parts.
+    """
     try:
         raw = base64.b64decode(
             text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True
@@ -58,15 +62,18 @@ def decode_cursor(text: str, count: int) -> list[str]:
 
 
 def cursor_number(part: str) -> int:
-    """A number that a cursor holds."""
+    """Return a number of a decoded cursor, or raise Invalid."""
     if not (part.isascii() and part.isdigit() and len(part) < 19):
         raise _bad_cursor()
     return int(part)
 
 
 def paginate(items: Sequence[_Item], ask: Paged, key: Callable[[_Item], object]) -> Page[_Item]:
-    """A part of a list whose items are known by `key`: behind the one that the cursor names, or,
-    where that is gone, behind its place."""
+    """Return the page of `items` that `ask` selects.
+
+    The page starts after the item whose `key` the cursor names. If that item is gone, the page
+    starts at its old index.
+    """
     start = 0
     if ask.after is not None:
         place, name = decode_cursor(ask.after, 2)

@@ -1,5 +1,8 @@
-"""A connection of uvicorn's with the limits that it lacks: how long a head may take, how large it
-may be, how many requests may be sent ahead, how many connections there are."""
+"""An HTTP/1.1 protocol for uvicorn with limits that uvicorn lacks.
+
+It limits the time and the size of a request head, the number of pipelined requests, and the number
+of connections.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ortet.config.settings import ServeSettings
 
 _MAX_PIPELINED_REQUESTS = 16
-"""Requests that a client may send before it has the answer to the first."""
+"""Maximum number of requests that a client may send before the answer to the first."""
 
 
 def make_limited_protocol(settings: ServeSettings) -> type[HttpToolsProtocol]:
-    """The class of connections of a server with these settings."""
+    """Return a protocol class with these settings, for `uvicorn.Config(http=...)`."""
     return type("Limited", (_LimitedHttpProtocol,), {"limits": settings})
 
 
 class _LimitedHttpProtocol(HttpToolsProtocol):
     limits: ServeSettings
     _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # bytes of the head that is being read
-    _is_reading_head = False  # of a head
+    _head_bytes = 0  # size of the head that is being read
+    _is_reading_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,14 +41,14 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._is_reading_head:  # what came together with its beginning is little
+        if self._is_reading_head:  # the chunk with its first byte does not count
             self._head_bytes += len(data)
         super().data_received(data)
         if not self._is_reading_head:
             return
         if self._head_bytes > self.limits.headers << 10:
             self._refuse(431, "the head of the request is too large")
-        elif self._timer is None:  # most heads come whole: they need none
+        elif self._timer is None:  # most heads arrive complete and need no timer
             self._start_timer()
 
     def on_message_begin(self) -> None:
@@ -54,7 +57,7 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
         self._cancel_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_reading_head:  # behind a body in chunks
+        if not self._is_reading_head:  # trailer fields after a chunked body
             self._head_bytes += len(name) + len(value)
             if self._head_bytes > self.limits.headers << 10:
                 raise ValueError("too much behind the body")
@@ -92,15 +95,15 @@ class _LimitedHttpProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         busy = self.cycle is not None and not self.cycle.response_complete
-        if not self._is_reading_head:  # it never asked for anything
+        if not self._is_reading_head:  # the client never sent a request
             self.transport.close()
         elif not busy:
             self._refuse(408, "the head of the request did not come in time")
-        else:  # of a request that was sent ahead: nobody can be told
+        else:  # a pipelined request: an error would be read as the answer to the one before it
             self.transport.abort()
 
     def _refuse(self, status: int, why: str) -> None:
-        """Told in the shape of all errors, and the connection ends."""
+        """Send an error in the common JSON shape and close the connection."""
         if self.transport.is_closing():
             return
         kinds = {408: "too_slow", 431: "too_large", 503: "too_busy"}

@@ -1,4 +1,4 @@
-"""What requests and answers of several operations have in common."""
+"""Types and helpers that requests and answers of several operations share."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class CreatedId(msgspec.Struct, frozen=True):
 
 
 def event_of(event: Event) -> EventInfo:
+    """Return an event in the form of the API."""
     return EventInfo(
         seq=event.seq,
         kind=event.kind,
@@ -105,21 +106,33 @@ def event_of(event: Event) -> EventInfo:
 
 
 def recorded_event_info(session: Session, event: Event) -> EventInfo:
-    """One that was just recorded: only its reader knows the timeline by itself."""
+    """Return the info of an event that was just recorded.
+
+    Such an event does not carry its timeline; only events that were read from the journal do.
+    """
     return msgspec.structs.replace(event_of(event), timeline=session.row.timeline)
 
 
 def change_of(change: TreeChange, objects: ObjectStore, *, patch: bool = False) -> ChangeInfo:
+    """Return a changed path in the form of the API."""
     return ChangeInfo(**output.change_data(change, objects, patch=patch))
 
 
 def parse_time(hub: Hub, name: str, text: str | None, *, ahead: bool = False) -> str | None:
-    """As the library takes it; Invalid for what is none."""
+    """Return a time in the form that the library takes.
+
+    Raises:
+        Invalid: `text` is not a time.
+    """
     return parse_time_at(hub.clock.now_ns(), name, text, ahead=ahead)
 
 
 def check_agent_visible(caller: Caller, agent: str) -> str:
-    """Refused for an agent that the token is not for."""
+    """Return `agent`.
+
+    Raises:
+        Refused: The token is limited to other agents.
+    """
     if not caller.sees(agent):
         raise Refused("token_agent", f"this token is not for agent {agent!r}: use another")
     return agent
@@ -128,8 +141,19 @@ def check_agent_visible(caller: Caller, agent: str) -> str:
 def check_scope_visible(
     caller: Caller, scope: str | None, own_scopes: Collection[str] = ()
 ) -> str | None:
-    """A memory of a user or a project is that of all agents: Refused to a token for some of them,
-    but for those that a session has of its `own`."""
+    """Return `scope`.
+
+    Memory of a user or a project belongs to all agents. A token that is limited to some agents may
+    use only the scopes of its own session.
+
+    Args:
+        caller: The caller of the request.
+        scope: A memory scope, such as `user:NAME`, or None.
+        own_scopes: Scopes of the session that is asked.
+
+    Raises:
+        Refused: The scope is not visible to the token.
+    """
     named = scope is not None and ":" in (check_scope(scope) or "")
     if caller.agents and named and scope not in own_scopes:
         raise Refused(
@@ -141,12 +165,16 @@ def check_scope_visible(
 
 
 def visible_sessions(hub: Hub, caller: Caller) -> list[SessionRow]:
-    """The sessions that a token may see, the oldest first."""
+    """Return the sessions that the caller may see, oldest first."""
     return [row for row in hub.sessions() if caller.sees(row.agent)]
 
 
 def visible_session(hub: Hub, caller: Caller, session: str) -> SessionReader:
-    """A session to read; NotFound also for one that the token may not see."""
+    """Return a session for reading.
+
+    Raises:
+        NotFound: There is no such session, or the token may not see it.
+    """
     view = hub.get(session)
     if not caller.sees(view.agent):
         raise no_session(session)

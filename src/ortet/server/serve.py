@@ -1,4 +1,8 @@
-"""uvicorn with our application: bound before it is said, and stopped with grace."""
+"""Runs the application with uvicorn.
+
+The port is bound before the server reports that it has started. SIGINT and SIGTERM stop the server
+gracefully.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,20 @@ from ortet.server.observability.logs import ServerLogHandler
 from ortet.server.protocol import make_limited_protocol
 
 SEND_TIMEOUT_SECONDS = 60
-"""Seconds in which a client must have taken what it was sent, else its connection ends."""
+"""Time limit for a client to acknowledge sent data; its connection ends after that."""
 _MAX_OPEN_FILES = 65_536
-"""Descriptors: a connection needs one, an open session some."""
+"""Limit of open files. A connection needs one descriptor, an open session several."""
 
 
 def bind(host: str, port: int) -> socket.socket:
+    """Return a bound TCP socket. Raises Unavailable(`port_taken`) if the port is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # with its protocol: asyncio turns Nagle's delay off only where it is said
+    # Name the protocol: asyncio disables Nagle's algorithm only if the socket's protocol is
+    # IPPROTO_TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections have it from their listener
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit the option
             bound.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SEND_TIMEOUT_SECONDS * 1000
             )
@@ -52,8 +58,15 @@ def serve(
     settings: ServeSettings,
     trusted_proxies: Sequence[str] = (),
 ) -> None:
-    """Until SIGINT or SIGTERM; a second one ends the process at once. `behind`: addresses of
-    proxies, whose word about who asks is taken."""
+    """Serve `app` until SIGINT or SIGTERM; a second signal ends the process at once.
+
+    Args:
+        app: The application of `make_app`.
+        listener: A bound socket, see `bind`.
+        on_started: Called when the server accepts connections.
+        settings: Limits and timeouts.
+        trusted_proxies: Addresses of proxies whose X-Forwarded-* headers are trusted.
+    """
     _raise_file_limit()
     log = app.state.desk.log
     with _redirect_logging(ServerLogHandler(log)):
@@ -76,18 +89,18 @@ def serve(
     log.say("info", "stopped")
     log.close()
     if app.state.desk.threads.working or app.state.health.looking:
-        # Something still runs, for an hour perhaps; what it held is free when the process is gone.
+        # A call may still run for an hour. Its locks are free when the process has ended.
         os._exit(0)
 
 
 def _stop_streams(app: Starlette) -> None:
     app.state.health.stopping = True
-    app.state.streams.stop()  # which do not end by themselves
+    app.state.streams.stop()  # open streams do not end without this
 
 
 @contextmanager
 def _redirect_logging(handler: logging.Handler) -> Iterator[None]:
-    """What uvicorn and asyncio say goes to our log."""
+    """Redirect the logs of uvicorn, asyncio and websockets to `handler`."""
     loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "websockets")]
     for logger in loggers:
         logger.addHandler(handler)
@@ -128,8 +141,10 @@ class _UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's raises the signal again at the end: a server that was asked to stop, and has,
-        did not fail."""
+        """Handle the signals without raising them again at the end, unlike uvicorn.
+
+        A server that stopped on request did not fail, so its exit code is 0.
+        """
         before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
         try:
             yield

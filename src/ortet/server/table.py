@@ -1,4 +1,8 @@
-"""From a path to its operation, in a few steps however many there are; and routes for the rest."""
+"""Maps paths to operations.
+
+A lookup takes time in the length of the path, not in the number of routes. The module also has
+Starlette routes whose parameters may contain %2F.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RouteMatch(NamedTuple):
-    """What answers, the path as it was declared, and what that names."""
+    """The endpoint of a request, its declared path and the values of its path parameters."""
 
     endpoint: Endpoint
     route: str
@@ -31,7 +35,10 @@ class _RouteNode:
 
 
 class EventNumberConvertor(Convertor[int]):
-    """A number in a path. One that no event has is nowhere: Python would not even read it."""
+    """A number in a path, limited to the 18 digits that an event number may have.
+
+    Longer digit strings do not match: Python refuses to convert very long ones.
+    """
 
     regex = "[0-9]{1,18}"
 
@@ -43,14 +50,14 @@ class EventNumberConvertor(Convertor[int]):
 
 
 class RawPathRoute(Route):
-    """A route in which a name may hold %2F, as in the table."""
+    """A route whose path parameters may contain %2F."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return _match_raw_path(super().matches, scope)
 
 
 class RawPathWebSocketRoute(WebSocketRoute):
-    """The same of a WebSocket."""
+    """A WebSocket route whose path parameters may contain %2F."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return _match_raw_path(super().matches, scope)
@@ -72,7 +79,10 @@ def _match_raw_path(
 
 
 class RouteTable:
-    """A fixed part goes before a parameter. Paths with converters are not for it."""
+    """A prefix tree of paths. A literal part wins over a parameter.
+
+    Paths with converters (`{name:path}`) are not in the table; Starlette routes serve them.
+    """
 
     def __init__(self, lines: Iterable[tuple[str, str, Endpoint]]) -> None:
         self._root = _RouteNode()
@@ -92,7 +102,10 @@ class RouteTable:
         node.endpoints[method] = (endpoint, path, tuple(names))
 
     def find(self, method: str, raw_path: bytes) -> RouteMatch | None:
-        """None: not here. The raw path is cut before it is decoded, so that a name may hold %2F."""
+        """Return the match for a method and a path, or None.
+
+        The raw path is split before it is decoded, so that a parameter may contain %2F.
+        """
         parts = raw_path.decode("latin-1").split("/")[1:]
         found = self._walk(self._root, parts, 0, [], method)
         if found is None:

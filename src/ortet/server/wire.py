@@ -1,4 +1,4 @@
-"""Requests into records, and what is given back into JSON."""
+"""Converts requests to structs, and results to JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ def parse_request(
     query: Sequence[tuple[str, str]],
     body: bytes | None,
 ) -> _Ask:
-    """What a request says. `body` is None where the query says it."""
+    """Return the request as a `kind`.
+
+    Args:
+        kind: The struct of the request.
+        path: Path parameters. They replace fields of the same name.
+        query: Query parameters, used if `body` is None.
+        body: The JSON body, or None if the request is in the query.
+
+    Raises:
+        Invalid: The body is not a JSON object, or a value does not fit the struct.
+    """
     if body is None:
         values = _from_query(kind, query)
     elif not body.strip():
@@ -49,7 +59,7 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 
 def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A parameter that is a list may be given several times, or once with commas."""
+    """Return the values of a query. A list parameter may be repeated or hold commas."""
     lists = _list_fields(kind)
     values: dict[str, Any] = {}
     for name, value in query:
@@ -64,7 +74,10 @@ def _from_query(kind: type[msgspec.Struct], query: Sequence[tuple[str, str]]) ->
 
 @cache
 def _list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Fields that are lists. To ask for their types evaluates every annotation anew."""
+    """Return the names of list fields.
+
+    Cached, because msgspec evaluates all annotations on each call.
+    """
     return frozenset(
         field.name
         for field in msgspec.structs.fields(kind)
@@ -73,7 +86,11 @@ def _list_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def to_json(value: object) -> bytes:
-    """Compact. A path with bytes that are no text keeps them as escapes that Python reads back."""
+    """Return compact JSON.
+
+    A path with bytes that are not UTF-8 is written with surrogate escapes, which Python can read
+    back.
+    """
     try:
         return msgspec.json.encode(value, enc_hook=str)
     except UnicodeEncodeError:

@@ -1,4 +1,7 @@
-"""What pages of a session have in common: what their address says, and where the session is."""
+"""Helpers that the pages of a session share: the query, and the variables of the page frame.
+
+A module of its own, because several views share them and `request` does not need them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ _Ask = TypeVar("_Ask", bound=msgspec.Struct)
 
 
 def parse_query(page_request: PageRequest, query_type: type[_Ask]) -> _Ask:
-    """The query of the address; Invalid for what it cannot say."""
+    """Return the query of the address as a struct, or raise Invalid."""
     return wire.parse_request(
         query_type, path={}, query=page_request.request.query_params.multi_items(), body=None
     )
 
 
 def session_frame(view: SessionReader) -> dict[str, Any]:
-    """What the frame of a session's page is given."""
+    """Return the template variables of the frame of a session's page."""
     return {"row": view.row, "goal": view.goal}

@@ -1,4 +1,4 @@
-"""One request for a page: who asks, what they may see, and the page, or why there is none."""
+"""PageRequest: one request for a page, with its caller, its session and the rendering."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 HTML = "text/html"
 THEME = "ortet-theme"
-"""A cookie of the page's own: what is drawn here has the colours at once."""
+"""A cookie of the page. The server reads it, so that the first rendering has the right colours."""
 
 
 class Tab(NamedTuple):
-    """One of the pages of a session. `key` is what a template sets `tab` to."""
+    """One page of a session. Templates set `tab` to its `key`."""
 
     key: str
     label: str
-    path: str  # behind /s/{session}
+    path: str  # after /s/{session}
 
 
 class PageRequest:
-    """What a page is drawn with. Used in one thread."""
+    """What a view needs to draw a page. Used by one thread."""
 
     def __init__(
         self,
@@ -57,11 +57,12 @@ class PageRequest:
 
     @property
     def session_pool(self) -> SessionPool:
+        """The session pool of the caller's tenant."""
         return self.context.tenants.session_pool(self.caller.tenant)
 
     @property
     def path_params(self) -> dict[str, str]:
-        """What the address names."""
+        """The path parameters of the address."""
         found: dict[str, str] = self.request.path_params
         return found
 
@@ -70,14 +71,17 @@ class PageRequest:
         return dict(self.request.query_params)
 
     def row(self) -> SessionRow:
-        """The session of the address; NotFound, also for one that is not to be seen."""
+        """Return the session of the address. Raises NotFound if the caller may not see it."""
         row = self.session_pool.row(self.path_params["session"], self.caller.sees)
         self.request.scope["state"]["session"] = row.id
         return row
 
     @contextmanager
     def view(self) -> Iterator[SessionReader]:
-        """The session of the address, to read; its hub knows no commit that the caller may not."""
+        """Yield the session of the address for reading.
+
+        Its hub resolves only commits the caller may see.
+        """
         with (
             self.session_pool.view(self.row().id) as view,
             self.context.commit_visibility.restrict_hub(self.caller, view.hub),
@@ -86,6 +90,7 @@ class PageRequest:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
+        """Yield a hub that resolves only commits that the caller may see."""
         with (
             self.session_pool.hub() as hub,
             self.context.commit_visibility.restrict_hub(self.caller, hub),
@@ -93,16 +98,16 @@ class PageRequest:
             yield hub
 
     def resolve_commit(self, hub: Hub, text: str) -> Oid:
-        """A commit that the caller may read, by any of its names."""
+        """Return a commit that the caller may read, by any of its names."""
         return self.context.commit_visibility.resolve_commit(hub, self.caller, text)
 
     def has_static_file(self, name: str) -> bool:
-        """Whether there is such a file for pages: not all are ours."""
+        """Return True if this static file exists. Third-party files are optional."""
         look: Any = self._templates.globals["has_static"]
         return bool(look(name))
 
     def render(self, template: str, status: int = 200, **variables: Any) -> Response:
-        """A page. Templates know `visit`, `who`, `theme`, `tabs` and what is given."""
+        """Render a page. Templates get `visit`, `who`, `theme`, `tabs` and `variables`."""
         text = self._templates.get_template(template).render(
             visit=self,
             who=self.caller,
@@ -113,7 +118,7 @@ class PageRequest:
         return html(text, status)
 
     def json_response(self, value: Any, etag: str = "") -> Response:
-        """JSON for a script of ours; 304 where the browser has it already."""
+        """Return JSON for a script of the page, or 304 if the browser has this ETag."""
         headers = {"etag": etag, "cache-control": "private, no-cache"} if etag else None
         if etag and etag in self.request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -126,7 +131,7 @@ PageView = Callable[[PageRequest], Response]
 def page_endpoint(
     context: AppContext, templates: Environment, page_view: PageView, tabs: tuple[Tab, ...]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The route of a page. Who has not said who they are is asked, in the same place."""
+    """Return the route handler of a page. A request without a token gets the login form."""
 
     def drawn(request: Request) -> Response:
         caller = context.authenticate_sync(request)
@@ -144,7 +149,7 @@ def page_endpoint(
 
 
 def error_page(templates: Environment, request: Request, error: OrtetError) -> Response:
-    """An error as a page, for people; as it is told everywhere, for scripts."""
+    """Return an error as a page for browsers, or as JSON for scripts."""
     told = error_response(error)
     if HTML not in request.headers.get("accept", ""):
         return told
@@ -163,11 +168,11 @@ def error_page(templates: Environment, request: Request, error: OrtetError) -> R
 
 
 def html(text: str, status: int = 200) -> Response:
-    """Names of files may hold bytes that are no text: they are shown as escapes."""
+    """Return an HTML response. Bytes of file names that are not UTF-8 are shown as escapes."""
     return Response(text.encode("utf-8", "backslashreplace"), status, media_type=HTML)
 
 
 def theme_of(request: Request) -> str:
-    """As the switch was left; "": as the system has it."""
+    """Return the theme of the cookie: "dark", "light", or "" for that of the system."""
     found = request.cookies.get(THEME, "")
     return found if found in ("dark", "light") else ""

@@ -1,7 +1,7 @@
-"""All pages: their addresses, what draws each, and the files they need.
+"""All pages: their addresses, their views and the static files.
 
-A page is a function from a Visit to a Response, in a module of its own; it reads in this process
-(`visit.view()`, `visit.hub()`), and what it changes it asks of the same HTTP operations as all.
+A page is a function from a PageRequest to a Response, in a module of `views`. It reads the store in
+this process (`page_request.view()`, `page_request.hub()`). Changes go through the HTTP operations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TABS = (
     Tab("budget", "Budget", "/budget"),
     Tab("terminal", "Terminal", "/terminal"),
 )
-"""The pages of one session, as its navigation lists them."""
+"""The pages of one session, in the order of its navigation."""
 
 PAGES: tuple[tuple[str, PageView], ...] = (
     ("/", sessions),
@@ -58,6 +58,7 @@ PAGES: tuple[tuple[str, PageView], ...] = (
 
 
 def page_routes(context: AppContext, streams: Streams) -> list[BaseRoute]:
+    """Return the routes of all pages and static files."""
     shelf = StaticAssets()
     templates = make_environment(shelf)
     return [

@@ -1,7 +1,7 @@
-"""Files that pages need, read once: scripts, styles, pictures.
+"""Static files of the pages, read once at start: scripts, styles, pictures.
 
-Their address holds a hash of all of them, so that browsers keep them for ever and never have some
-of one release and some of another. A name is looked up among those there are, never on the disk.
+The address contains a hash of all files. Browsers can cache them forever, and never mix two
+releases. A requested name is looked up in memory, never on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ortet.server.errors import error_response
 
 STATIC_DIRECTORY = Path(__file__).parent / "static"
 VENDOR_DIRECTORY = Path(sys.prefix) / "share" / "ortet-page"
-"""Where scripts/xterm puts what is not ours, if it was run."""
+"""Directory of third-party files, which scripts/xterm installs if it was run."""
 _MEDIA = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -35,6 +35,8 @@ class _StaticFile(NamedTuple):
 
 
 class StaticAssets:
+    """All static files in memory. `version` is a hash of them."""
+
     def __init__(self, directory: Path = STATIC_DIRECTORY, vendor: Path = VENDOR_DIRECTORY) -> None:
         self._files: dict[str, _StaticFile] = {}
         whole = sha256()
@@ -52,13 +54,13 @@ class StaticAssets:
         return name in self._files
 
     def address(self, name: str) -> str:
-        """Of a file that must be there."""
+        """Return the address of a file. Raises KeyError if there is no such file."""
         if name not in self._files:
             raise KeyError(name)
         return f"/static/{self.version}/{name}"
 
     async def answer(self, request: Request) -> Response:
-        """GET /static/{version}/{name}: what a page of another release asks for is not kept."""
+        """Answer GET /static/{version}/{name}. Files of another version are not cached."""
         found = self._files.get(request.path_params["name"])
         if found is None:
             return error_response(

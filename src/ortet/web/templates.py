@@ -1,4 +1,4 @@
-"""Templates, and how times, amounts and ids look in them."""
+"""Jinja templates, and the filters that format times, amounts and ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIME_UNITS = ((60, "s"), (60, "min"), (24, "h"), (30, "d"), (12, "mo"))
 
 
 def make_environment(assets: StaticAssets) -> Environment:
-    """All that is put into a template is text, unless it was made as HTML here."""
+    """Return the template environment. Every value is escaped unless it is Markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
@@ -49,7 +49,7 @@ def make_environment(assets: StaticAssets) -> Environment:
 
 
 def ago(ns: int) -> Markup:
-    """A time as people say it; `base.js` keeps it true while the page is open."""
+    """Return a time as a relative age. `base.js` updates it while the page is open."""
     from markupsafe import Markup
 
     try:
@@ -63,7 +63,7 @@ def ago(ns: int) -> Markup:
 
 
 def elapsed_text(seconds: float) -> str:
-    """How long ago, in one unit."""
+    """Return an age in one unit."""
     if seconds < 5:
         return "now"
     for length, unit in _TIME_UNITS:
@@ -74,7 +74,7 @@ def elapsed_text(seconds: float) -> str:
 
 
 def amount(value: float, name: str = "") -> str:
-    """Of money, tokens, whatever is counted."""
+    """Return an amount of money, tokens or any other counter as text."""
     if name == "usd":
         return f"${value:,.2f}" if value >= 1 or not value else f"${value:.4f}"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -84,9 +84,10 @@ def amount(value: float, name: str = "") -> str:
 
 
 def safe_text(text: object) -> str:
-    """Text with its lines; what would drive a terminal, or hide, is seen as an escape."""
+    """Return text with its line breaks. Control and invisible characters are shown as escapes."""
     return output.safe(str(text), keep="\n\t")
 
 
 def title_of(message: str) -> str:
+    """Return the first line of a commit message."""
     return output.title(message) or "(no message)"

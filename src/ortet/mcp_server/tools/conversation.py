@@ -1,5 +1,4 @@
-"""say, think, decide, plan, advance, note, journal, brief, context: what a mind is told, and what
-whoever goes on with it has to know."""
+"""Tools for the conversation and state of a session: say, think, plan, journal, brief, ..."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _MAX_EVENT_CHARACTERS = 4_000
-"""Characters of one text inside an event that a page of the journal shows."""
+"""Maximum length of one text of an event in a page of the journal."""
 
 Tokens = Annotated[int, Meta(description="About how long it may be.", ge=1, le=200_000)]
 
@@ -203,7 +202,7 @@ def journal(
 def journal_page(
     view: SessionReader, after: int | None, limit: int, kinds: Sequence[str]
 ) -> JournalToolResult:
-    """Some events: those behind a number, or the newest."""
+    """Return a page of events: those after a number, or the newest."""
 
     def wanted(event: events.Event) -> bool:
         return event.kind in kinds if kinds else event.kind != "lifecycle"
@@ -221,7 +220,7 @@ def journal_page(
 def _newest(
     view: SessionReader, limit: int, is_wanted: Callable[[events.Event], bool]
 ) -> list[events.Event]:
-    """From the end on: a long session costs what is looked at."""
+    """Read from the end, so that the cost does not depend on the length of the session."""
     tip, look = view.event_log.tip().seq, limit
     waiting = list(view.events(tip))
     while True:

@@ -1,4 +1,4 @@
-"""artifact, artifacts, artifact_data, effects, settle: what was made, and what was done outside."""
+"""Tools for artifacts and effects: artifact, artifacts, artifact_data, effects, settle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortet.mcp_server.tool import ADDS, READS, ToolResult, tool
 from ortet.mcp_server.tools.workspace import Why
 
 MAX_CONTENT_BYTES = 1 << 20
-"""Bytes of a file or artifact that are given back in one answer."""
+"""Maximum size of a file or artifact in one answer."""
 
 Version = Annotated[
     Annotated[int, Meta(ge=1)] | None, Meta(description="Which one; the last unless given.")
@@ -139,7 +139,7 @@ def check_size(name: str, size: int) -> None:
 
 
 def as_text(data: bytes) -> str | None:
-    """None for what is no text."""
+    """Return the data as text, or None if it is binary."""
     try:
         return data.decode() if b"\0" not in data else None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""log, diff: what was, and what is different now."""
+"""Tools for commits: log and diff."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import READS, ToolResult, tool
 
 _MAX_PATCH_CHARACTERS = 8_000
-"""Characters of the changed lines of one file."""
+"""Maximum length of the patch of one file."""
 
 _MAX_ALL_PATCHES_CHARACTERS = 60_000
-"""The same of all files of an answer."""
+"""Maximum length of all patches in an answer."""
 
 Ref = Annotated[
     str,
@@ -67,7 +67,7 @@ def log(
 
 
 def names_of(context: McpContext) -> dict[str, list[str]]:
-    """Commit -> the branches and tags on it."""
+    """Return the branches and tags of each commit id."""
     found: dict[str, list[str]] = {}
     for head in context.hub.refs.branches():
         found.setdefault(head.oid.hex(), []).append(head.name)

@@ -1,4 +1,4 @@
-"""learn, recall, facts, forget: what is known for good, and found again."""
+"""Tools for memory: learn, recall, facts, forget."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""restore, rewind, undo, redo: go back and forth. What would happen is told first, and done when
-that is agreed to."""
+"""Tools that move a session: restore, rewind, undo, redo.
+
+Each one first returns a preview, and moves the session after a confirmation.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,7 @@ def _restore_if_confirmed(
     confirmation: Confirmation,
     only: Collection[str] | None,
 ) -> RestoreToolResult:
-    """Done where it was agreed to exactly this commit, else told."""
+    """Move the session if exactly this commit was confirmed, else return a preview."""
     from ortet.sessions.history.preview import preview_restore
 
     told = preview_restore(context.hub.get(context.require_session().id), target, only)
@@ -225,7 +227,7 @@ def _restore_if_confirmed(
 
 
 def _preview(context: McpContext, preview: RestorePreview, verb: str = "") -> RestoreToolResult:
-    """What would be done, before it is: nothing is opened for it."""
+    """Return what a move would do. Opens nothing."""
     return RestoreToolResult(
         done=False,
         to=commit_of(context.hub.history.info(from_hex(preview.to))),

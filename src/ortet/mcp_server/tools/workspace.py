@@ -1,4 +1,4 @@
-"""status, commit, run, fork: the everyday tools of a workspace and its session."""
+"""Tools for a workspace and its session: status, commit, run, fork."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ortet.mcp_server.context import McpContext
 from ortet.mcp_server.tool import ADDS, READS, RUNS, ProgressReport, ToolResult, tool
 
 _MAX_OUTPUT_CHARACTERS = 16_000
-"""Characters of each stream of a command that are given back: both of its ends."""
+"""Maximum length of each output stream in an answer. The middle is left out."""
 
 _REPORT_INTERVAL_SECONDS = 0.25
-"""Seconds between two reports of a command's output."""
+"""Interval between two progress reports of a command's output."""
 
 Why = Annotated[str, Meta(description="The reason, in a sentence; kept in the journal.")]
 
@@ -231,7 +231,7 @@ def run(
 
 
 class _ProgressReporter:
-    """Passes the last line of an output on, now and then."""
+    """Reports the last line of the output, at most once per interval."""
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""Who is asking, and whether it may: tokens, the page's cookie, and requests of foreign pages."""
+"""Authenticates requests: bearer tokens, the cookie of the page, host names, request origins."""
 
 from __future__ import annotations
 
@@ -22,24 +22,34 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class AccessPolicy(msgspec.Struct, frozen=True):
-    """`hosts` are the names under which the server may be asked for; with none, any: a page of
-    another site that has the server's address under its own name must not get through. `open_`:
-    no token is asked for, on loopback."""
+    """Access rules of a server that do not depend on the token.
+
+    `hosts` are the names that the Host header may have; empty means any. The check prevents DNS
+    rebinding: another site must not reach the server through a host name of its own. With `open_`,
+    requests need no token; used on loopback only.
+    """
 
     hosts: tuple[str, ...] = ()
     open_: bool = False
-    may_run: bool = False  # any token that may write runs commands on this host
+    may_run: bool = False  # every token with write access may run commands on this host
 
 
 class Authenticator:
+    """Finds the caller of a request, and checks its host name and origin."""
+
     def __init__(self, tokens: Tokens, policy: AccessPolicy) -> None:
         self._tokens = tokens
         self.policy = policy
 
     def authenticate(self, connection: HTTPConnection) -> Caller:
-        """Whoever asks; Unknown, or Refused for a page of another site. Blocking: it reads rows."""
+        """Return the caller of a request. Blocks, because it reads token rows.
+
+        Raises:
+            Unauthorized: The request has no token, two tokens, or an invalid one.
+            Refused: A page of another site sent the request.
+        """
         shown = connection.headers.getlist("authorization")
-        if len(shown) > 1:  # whatever stands before us may have looked at another
+        if len(shown) > 1:  # a proxy may have checked the other one
             raise Unauthorized("bad_token", "two tokens are shown: show one")
         scheme, _, token = "".join(shown).partition(" ")
         if scheme.lower() == "bearer" and token:
@@ -47,7 +57,7 @@ class Authenticator:
         self.check_origin(connection)
         cookie = connection.cookies.get(COOKIE)
         if self.policy.open_:
-            # a cookie may be of another server: browsers do not tell ports of a host apart
+            # the cookie may belong to another server: browsers share cookies among ports of a host
             return (self._find_caller(cookie) if cookie else None) or OWNER
         if cookie:
             return self.caller_of_token(cookie)
@@ -58,7 +68,7 @@ class Authenticator:
         )
 
     def caller_of_token(self, token: str) -> Caller:
-        """Whose token it is; Unknown."""
+        """Return the caller of a token, or raise Unauthorized."""
         found = self._find_caller(token)
         if found is None:
             raise Unauthorized(
@@ -73,8 +83,10 @@ class Authenticator:
         return found
 
     def check_host(self, scope: Scope) -> None:
-        """Of every request but those that ask whether it is alive, which a balancer sends to an
-        address; Refused."""
+        """Raise Refused if the Host header is not an allowed name.
+
+        Health probes are exempt, because load balancers send them to an IP address.
+        """
         given = [value for name, value in scope["headers"] if name == b"host"]
         name = ", ".join(host_name(value.decode("latin-1")) for value in given)
         if len(given) < 2 and (not self.policy.hosts or scope["path"] in PROBES):
@@ -87,10 +99,14 @@ class Authenticator:
             )
 
     def check_origin(self, connection: HTTPConnection) -> None:
-        """What comes without a token in a header may be sent by any page that a browser shows."""
+        """Raise Refused if a page of another site sent the request.
+
+        Needed for requests without an Authorization header: a browser sends the cookie for any
+        page.
+        """
         site = connection.headers.get("sec-fetch-site", "same-origin")
         if connection.scope.get("method", "") in _SAFE:
-            # a link may lead here; but what is fetched is not for pages of others
+            # links from other sites may lead here, but their pages may not fetch
             foreign = (
                 site not in _SAME_SITE_VALUES
                 and connection.headers.get("sec-fetch-mode") != "navigate"
@@ -98,7 +114,7 @@ class Authenticator:
         else:
             origin, here = connection.headers.get("origin"), connection.headers.get("host", "")
             if origin == "null" and connection.headers.get("sec-fetch-site") == "same-origin":
-                origin = None  # a form of ours: pages that tell no referrer tell no origin either
+                origin = None  # our own form: no-referrer hides the origin
             other = origin is not None and _origin_host(origin) != here
             foreign = other or site not in _SAME_SITE_VALUES
         if foreign:
@@ -113,13 +129,14 @@ def _origin_host(origin: str) -> str:
 
 
 def host_name(header: str) -> str:
-    """Without the port."""
+    """Return the host name of a Host header, without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower()
 
 
 def is_loopback(host: str) -> bool:
+    """Return True if `host` is localhost or a loopback address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -127,6 +144,6 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(bound: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """The names a server answers to: those of loopback where it is bound to that, and the given."""
+    """Return the host names that a server answers to; includes loopback names if bound there."""
     own = (*_LOOPBACK, bound) if is_loopback(bound) else ()
     return tuple(dict.fromkeys((*own, *allowed)))

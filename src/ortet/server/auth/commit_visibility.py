@@ -1,6 +1,8 @@
-"""Which commits a caller may read: all of its tenant, or those that sessions of its agents lead to.
+"""Decides which commits a caller may read.
 
-An id alone is no right to read what it names: it may have been seen in a log.
+A caller without an agent limit may read all commits of its tenant. Other callers may read the
+commits that are reachable from sessions of their agents. Knowing a commit id gives no right to read
+the commit, because the id may come from a log.
 """
 
 from __future__ import annotations
@@ -17,19 +19,24 @@ from ortet.ids import OID_BYTES, Oid
 from ortet.server.auth.tokens import Caller
 
 _MAX_CACHED_CALLERS = 32
-"""Kinds of callers whose commits are remembered."""
+"""Maximum number of (tenant, agents) pairs whose visible commits are cached."""
 
 
 class CommitVisibility:
-    """Remembers what was walked, so that only new commits are read."""
+    """The visible commits of each kind of caller, cached so that only new commits are walked."""
 
     def __init__(self) -> None:
         self._visible_commits: OrderedDict[tuple[str, tuple[str, ...]], set[Oid]] = OrderedDict()
         self._lock = Lock()
 
     def resolve_commit(self, hub: Hub, caller: Caller, text: str) -> Oid:
-        """The commit that is meant; NotFound, in the same words, for one that is not there and one
-        that is not for this caller, who has to give a whole id."""
+        """Return the commit that `text` names.
+
+        A caller that is limited to agents must give a full id.
+
+        Raises:
+            NotFound: The commit does not exist or is not visible; both have the same message.
+        """
         if not caller.agents:
             return hub.refs.resolve(text)
         try:
@@ -42,7 +49,7 @@ class CommitVisibility:
 
     @contextmanager
     def restrict_hub(self, caller: Caller, hub: Hub) -> Iterator[None]:
-        """While it works for this caller, a hub knows no other commit, by whatever name."""
+        """Within this block, `hub` resolves only commits that the caller may see."""
         if not caller.agents:
             yield
             return
@@ -69,7 +76,10 @@ class CommitVisibility:
 
 
 def _visible_heads(hub: Hub, caller: Caller) -> set[Oid]:
-    """Where the branches of its sessions are, and were: what was restored away can be read."""
+    """Return all present and past heads of the caller's sessions.
+
+    Commits that a restore left stay readable.
+    """
     found: set[Oid] = set()
     for row in hub.sessions():
         if caller.sees(row.agent):
@@ -84,10 +94,11 @@ def _visible_heads(hub: Hub, caller: Caller) -> set[Oid]:
 def _is_readable(hub: Hub, oid: Oid) -> bool:
     try:
         hub.history.read(oid)
-    except OrtetError:  # swept: the reflog outlives what it names
+    except OrtetError:  # garbage-collected: a reflog may name commits that are gone
         return False
     return True
 
 
 def no_commit(text: str) -> NotFound:
+    """Return the error for a commit that does not exist or is not visible."""
     return NotFound("no_commit", f"there is no commit {text[:100]!r}: `ortet log` lists them")

@@ -1,5 +1,7 @@
-"""What touches the server's host, outside of the store, and who may do that: one rule for all that
-moves a session."""
+"""Decides who may change directories or resume programs on the server's host.
+
+A module of its own, so that every operation that moves a session applies the same rule.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ortet.sessions.table import SessionRow
 
 ALL_PARTS = ("files", "processes")
 FORK_PARTS = ("processes",)
-"""What forks touch: their files are private."""
+"""The parts of the host that a fork touches. Its files are private, so they do not count."""
 
 
 def check_move_access(
@@ -23,9 +25,21 @@ def check_move_access(
     parts: Collection[str] | None = None,
     commit: Oid | None = None,
 ) -> None:
-    """Refused("token_host") to those who may run nothing on this host, where moving these parts
-    (all, unless told) of a session would write to a directory of it that is a workspace in place,
-    or have programs go on: those of a machine that carries them, or of the commit `at`."""
+    """Refuse a move that would touch the server's host, unless the caller may run commands.
+
+    A move touches the host if it writes to an in-place workspace on this host, or if it resumes
+    programs. Programs resume if the machine uses CRIU, or if the commit has saved processes.
+
+    Args:
+        caller: The caller of the request.
+        row: The session to move.
+        hub: The hub of the session.
+        parts: The parts to move ("files", "processes"); all by default.
+        commit: The commit to move to.
+
+    Raises:
+        Refused: `token_host`, if the move would touch the host.
+    """
     if caller.runs or not row.has_files:
         return
     touched = ALL_PARTS if parts is None else parts
@@ -36,7 +50,7 @@ def check_move_access(
 
 
 def _is_in_place(hub: Hub, row: SessionRow) -> bool:
-    """A directory of this host; that of another is not touched by anybody here."""
+    """Return True if the workspace is a directory of this host, used in place."""
     place = hub.workspace_table.get(row.branch)
     if place is None:
         return bool(row.path) and row.files != "private" and hub.is_local_host(row.host)

@@ -1,4 +1,4 @@
-"""A cookie for the page: a token is given once, and the browser keeps it from scripts."""
+"""Login and logout of the web page: exchanges a token for a cookie that scripts cannot read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from ortet.server.errors import JSON, Unauthorized
 _MAX_BODY_BYTES = 4096
 _FORM = "application/x-www-form-urlencoded"
 _COOKIE_SECONDS = 30 * 24 * 3600
-"""Seconds; the token itself may be valid for less."""
+"""Lifetime of the cookie. The token may expire earlier."""
 
 
 def login_routes(context: AppContext) -> list[Route]:
+    """Return the routes POST /login and POST /logout."""
     return [
         Route("/login", partial(_login, context), methods=["POST"], name="login"),
         Route("/logout", partial(_logout, context), methods=["POST"], name="logout"),
@@ -31,7 +32,10 @@ def login_routes(context: AppContext) -> list[Route]:
 
 
 async def _login(context: AppContext, request: Request) -> Response:
-    """`{"token": ...}`, or the same from a form, which is then led to the page."""
+    """Set the cookie for a token in JSON or in a form.
+
+    A form is redirected to the page afterwards.
+    """
     context.authenticator.check_origin(request)
     media = request.headers.get("content-type", "").partition(";")[0].strip()
     body = await read_body(request, _MAX_BODY_BYTES)
@@ -65,12 +69,15 @@ async def _logout(context: AppContext, request: Request) -> Response:
 
 
 def _next(body: bytes) -> str:
-    """Where the form was, if that is a page of ours."""
+    """Return the page that the form names, if it is a local page."""
     return local_page(parse_qs(body.decode()).get("next", ["/"])[0])
 
 
 def local_page(path: str) -> str:
-    """A path that is one of ours, else the first page: who signs in is led to no other site."""
+    """Return `path` if it is local, else "/".
+
+    This prevents a redirect to another site after login.
+    """
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 

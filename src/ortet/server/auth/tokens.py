@@ -1,4 +1,4 @@
-"""Tokens: who may ask, for what, and in whose name. Only a hash of each is stored."""
+"""Access tokens: what their caller may do, for which tenant and agents. Only a hash is stored."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from ortet.ids import Clock, Random
 from ortet.server.operations.registry import TOKEN_SCOPES, TokenScope
 
 TOKEN_KIND = "token"
-"""Rows of this kind, by id, are tokens; they lie in the store that the server was started with."""
+"""Row kind of tokens, keyed by id.
+
+The rows are in the server's own store, not in those of tenants.
+"""
 
 PREFIX = "ortet"
 _SECRET_BYTES = 32
 
 
 class TokenRow(msgspec.Struct, frozen=True):
-    """A map, so that later releases may add keys. Times are in ns since 1970."""
+    """A stored token.
+
+    Encoded as a map, so that later releases may add keys. Times are in ns since 1970.
+    """
 
     id: str
     name: str
@@ -31,29 +37,32 @@ class TokenRow(msgspec.Struct, frozen=True):
     allows: TokenScope
     created: int
     tenant: str = ""
-    agents: list[str] = []  # none: all of its tenant
+    agents: list[str] = []  # empty: all agents of the tenant
     expires: int = 0  # 0: never
-    raw: bool = True  # the store itself too, for remote hubs
+    raw: bool = True  # may use the raw store, as remote hubs do
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. Without a token, on loopback, it is the owner."""
+    """The caller of a request. Without a token, on loopback, it is the owner."""
 
     token: str = ""
     name: str = "owner"
     tenant: str = ""
     allows: TokenScope = "admin"
     agents: tuple[str, ...] = ()
-    runs: bool = True  # commands on the server's host
-    raw: bool = True  # the store itself
+    runs: bool = True  # may run commands on the server's host
+    raw: bool = True  # may use the raw store
 
     def may(self, needs: TokenScope) -> bool:
+        """Return True if the token has at least the scope `needs`."""
         return TOKEN_SCOPES.index(needs) <= TOKEN_SCOPES.index(self.allows)
 
     def sees(self, agent: str) -> bool:
+        """Return True if the caller may see sessions of this agent."""
         return not self.agents or agent in self.agents
 
     def need(self, needs: TokenScope) -> None:
+        """Raise Refused unless the token has at least the scope `needs`."""
         if not self.may(needs):
             raise Refused(
                 "token_scope",
@@ -63,7 +72,10 @@ class Caller(msgspec.Struct, frozen=True):
             )
 
     def need_raw(self) -> None:
-        """For the store itself, which knows no agents, and none of the rules of operations."""
+        """Raise Refused unless the caller may use the raw store.
+
+        Raw access bypasses the rules of operations and the limits to agents.
+        """
         if self.agents:
             raise Refused(
                 "token_agents", "this is about all agents, and the token is for some: use another"
@@ -76,8 +88,10 @@ class Caller(msgspec.Struct, frozen=True):
             )
 
     def need_host(self) -> None:
-        """For what reads, writes or runs on the server's host, outside of the store. A tenant's
-        own admin is nobody there: what it runs could read the stores of others."""
+        """Raise Refused unless the caller may read, write or run on the server's host.
+
+        An admin of a tenant may not: its commands could read the stores of other tenants.
+        """
         if not self.runs:
             raise Refused(
                 "token_host",
@@ -90,7 +104,10 @@ OWNER = Caller()
 
 
 class Tokens:
-    """Those of one server's store; every look is at the rows, so that a revoked one is at once."""
+    """The tokens in a server's store.
+
+    Each lookup reads the row, so a revocation takes effect at once.
+    """
 
     def __init__(self, catalog: Catalog, clock: Clock, random: Random) -> None:
         self._catalog = catalog
@@ -107,7 +124,11 @@ class Tokens:
         seconds: float | None = None,
         raw: bool = True,
     ) -> tuple[str, TokenRow]:
-        """The token itself, which nobody can read again, and what is stored of it."""
+        """Create a token.
+
+        Returns:
+            The token, which cannot be read again later, and its stored row.
+        """
         if allows not in TOKEN_SCOPES:
             raise Invalid("bad_scope", f"{allows!r}: give {', '.join(TOKEN_SCOPES)}")
         if seconds is not None and not 0 < seconds < 10**10:
@@ -130,13 +151,19 @@ class Tokens:
         return f"{PREFIX}_{id_}_{secret}", row
 
     def all(self) -> Iterator[TokenRow]:
+        """Yield all tokens, ordered by id."""
         after = ""
         while page := self._catalog.rows(TOKEN_KIND, after):
             yield from (decode(TokenRow, row.value) for row in page)
             after = page[-1].key
 
     def revoke(self, name_or_id: str) -> TokenRow:
-        """By its id, or by its name where no other has it."""
+        """Revoke a token by its id, or by its name if that is unique.
+
+        Raises:
+            Conflict: Several tokens have this name.
+            NotFound: There is no such token.
+        """
         named = [row.id for row in self.all() if row.name == name_or_id]
         if name_or_id and self._catalog.row(TOKEN_KIND, name_or_id) is not None:
             named = [name_or_id]
@@ -155,14 +182,14 @@ class Tokens:
         return decode(TokenRow, found.value)
 
     def find_caller(self, token: str) -> Caller | None:
-        """Whose it is; None for one that is unknown, wrong, revoked or out of time."""
+        """Return the caller of a token, or None if it is unknown, wrong, revoked or expired."""
         prefix, _, rest = token.partition("_")
         id_, _, secret = rest.partition("_")
         known = prefix == PREFIX and id_.isalnum() and id_.isascii()
         found = self._catalog.row(TOKEN_KIND, id_) if known else None
         row = decode(TokenRow, found.value) if found else None
         digest = _hash(secret)
-        # compared in any case, so that the time taken does not tell whether the id is known
+        # Compare even without a row, so that the response time does not reveal if the id exists.
         same = hmac.compare_digest(digest, row.hash if row else bytes(len(digest)))
         if row is None or not same or (row.expires and row.expires <= self._clock.now_ns()):
             return None
@@ -171,10 +198,10 @@ class Tokens:
 
 
 def _hash(secret: str) -> bytes:
-    """They are random and long: a slow hash would add nothing."""
+    """Return the hash of a secret. A fast hash is enough, because secrets are long and random."""
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def public_fields(row: TokenRow) -> dict[str, Any]:
-    """What may be shown of a token."""
+    """Return the fields of a token that may be shown."""
     return {name: value for name, value in msgspec.structs.asdict(row).items() if name != "hash"}

@@ -1,8 +1,8 @@
-"""Idempotency keys: a write that is sent again, because its answer was lost, is done once.
+"""Idempotency keys: a write that is sent again because its answer was lost runs once.
 
-The key is taken, in the catalog, before anything is done, and holds the answer afterwards. When a
-server dies in between nobody can tell how far it came: the key is then answered with Unsettled.
-Keys lie in one table a day, which is dropped when it is two days old.
+The key is stored in the catalog before the operation runs, and the answer is added afterwards. If
+the server dies in between, the outcome is unknown, and the key is answered with Unsettled. Keys are
+stored under one row kind per day, which is deleted when it is two days old.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ortet.hub.hub import Hub
 from ortet.server.session_pool.liveness import current_owner, has_owner_exited
 
 IDEMPOTENCY_KIND = "asked"
-"""Rows of the kind asked/DAY, by key and token, are writes that were asked for with a key."""
+"""Rows of kind asked/DAY hold requests with an idempotency key, by a hash of token and key."""
 _FIRST_DAY_ROW = ("serve", "asked-from")
-"""The row that holds the first day which is not dropped yet."""
+"""The row with the first day that is not deleted yet."""
 
 MAX_KEY_LENGTH = 200
 DAY_NS = 24 * 3600 * 10**9
 _MAX_STORED_BODY_BYTES = 256 << 10
 _ROWS_PER_PAGE = 200
 _RECORD_RETRY_SECONDS, _RECORD_RETRY_INTERVAL_SECONDS = 600.0, 0.2
-"""Seconds for which it is tried to write what became of a request, and from one try to the next."""
+"""How long, and how often, the outcome of a request is written again after a failure."""
 
 
 class RecordedResponse(msgspec.Struct, frozen=True):
-    """What was sent back."""
+    """The answer that was sent for a request."""
 
     status: int
     body: bytes
@@ -43,11 +43,14 @@ class RecordedResponse(msgspec.Struct, frozen=True):
 
 
 class IdempotencyRow(msgspec.Struct, frozen=True):
-    """A map, so that later releases may add keys. Without an answer it is being done, or `lost`:
-    nobody knows how far it came; `large`: it was done, and the answer is not kept."""
+    """The state of an idempotency key. Encoded as a map, so that later releases may add keys.
 
-    digest: bytes  # of the request
-    owner: str  # the process that does it
+    Without an answer, the request is in progress, `lost` or `large`. `lost`: the server failed, and
+    the outcome is unknown. `large`: the request succeeded, but its answer was too large to store.
+    """
+
+    digest: bytes  # hash of the request
+    owner: str  # the process that handles it
     time: int
     answer: RecordedResponse | None = None
     lost: bool = False
@@ -57,11 +60,23 @@ class IdempotencyRow(msgspec.Struct, frozen=True):
 def run_idempotent(
     hub: Hub, key: str, token: str, request: bytes, handler: Callable[[], RecordedResponse]
 ) -> tuple[RecordedResponse, bool]:
-    """What `do` answers, and whether it was done before. An error of it frees the key."""
+    """Run `handler` unless the key was used before.
+
+    An OrtetError of the handler releases the key, so that the request can be sent again.
+
+    Returns:
+        The answer, and True if it is the stored answer of an earlier request.
+
+    Raises:
+        Invalid: The key is malformed, or was used for another request.
+        Conflict: The request is in progress, or its answer was too large to store.
+        Unsettled: The server failed during the request.
+    """
     return _IdempotentRequest(hub, check_key(key), token, request).run(handler)
 
 
 def check_key(key: str) -> str:
+    """Return the key, or raise Invalid if it is malformed."""
     if not 0 < len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
         raise Invalid(
             "bad_key", f"Idempotency-Key: give 1 to {MAX_KEY_LENGTH} printable ASCII characters"
@@ -70,7 +85,7 @@ def check_key(key: str) -> str:
 
 
 class _IdempotentRequest:
-    """One request with a key."""
+    """One request with an idempotency key."""
 
     def __init__(self, hub: Hub, key: str, token: str, request: bytes) -> None:
         self._hub = hub
@@ -89,7 +104,7 @@ class _IdempotentRequest:
         try:
             answer = handler()
         except OrtetError:
-            self._record_outcome(None)  # nothing was done: it may be asked again
+            self._record_outcome(None)  # the operation changed nothing: it may be sent again
             raise
         except BaseException:
             self._record_outcome(msgspec.structs.replace(self._own_row, lost=True))
@@ -101,8 +116,10 @@ class _IdempotentRequest:
         return answer, False
 
     def _record_outcome(self, row: IdempotencyRow | None) -> None:
-        """What became of it; later, where another process keeps the store locked: until then who
-        asks again is told that it is being done."""
+        """Write the outcome of the request; in the background if another process locks the store.
+
+        Until then, a repeated request is answered with `in_progress`.
+        """
         try:
             self._write(row)
         except Unavailable as error:
@@ -116,7 +133,7 @@ class _IdempotentRequest:
             try:
                 with lock_timeout(
                     _RECORD_RETRY_INTERVAL_SECONDS
-                ):  # another may use the same connection meanwhile
+                ):  # short, because another thread may use the same connection
                     self._write(row)
                 return
             except Unavailable:
@@ -125,12 +142,13 @@ class _IdempotentRequest:
                 return
 
     def _claim_key(self) -> IdempotencyRow | None:
-        """None when it is ours now; else what stands there."""
+        """Return None if the key was claimed now, else its existing row."""
         while True:
             found = self._find()
             if found is not None:
                 return decode(IdempotencyRow, found.value)
-            # neither may be there: the clock of another server may be at another day
+            # Require that the key is also absent for the days before and after: clocks of servers
+            # may differ.
             others = [
                 RowChange(f"{IDEMPOTENCY_KIND}/{self._day + step}", self._row_key, None, expect=0)
                 for step in (-1, 1)
@@ -141,7 +159,7 @@ class _IdempotentRequest:
                 if error.kind != "row_moved":
                     raise
                 continue
-            taken = self._find()  # a new row does not begin at 1 where rows were dropped before
+            taken = self._find()  # versions do not restart at 1 where rows were deleted
             self._version = taken.version if taken is not None else 0
             return None
 
@@ -181,7 +199,7 @@ class _IdempotentRequest:
 
 
 def drop_old_keys(hub: Hub) -> int:
-    """Drop what is two days old; how many there were."""
+    """Delete the keys that are two days old and return their number."""
     catalog, count = hub.catalog, 0
     today = hub.clock.now_ns() // DAY_NS
     row = catalog.row(*_FIRST_DAY_ROW)

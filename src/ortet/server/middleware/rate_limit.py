@@ -1,4 +1,4 @@
-"""How much one may ask: requests a second, requests at once."""
+"""Rate limits: requests per second and concurrent requests, per token and per address."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from ortet.server.auth.tokens import Caller
 from ortet.server.errors import TooManyRequests
 
 _MAX_BUCKETS = 10_000
-"""Names a bucket is kept for; a name that has rested needs none."""
+"""Maximum number of names with a bucket. A full bucket needs no entry."""
 
 
 SharedBucket = Callable[[str, float, float], float | None]
-"""Takes from a bucket that several servers share, by its name, rate and burst: see Cache.take."""
+"""Takes a token from a bucket shared by several servers, by name, rate and burst.
+
+See `Cache.take_token`.
+"""
 
 
 class TokenBuckets:
-    """A bucket for each name: `burst` drops at most, `rate` of them come back each second. Where
-    servers share one, who has emptied it at one of them gets nothing from another."""
+    """A token bucket for each name, with at most `burst` tokens, refilled at `rate` per second.
+
+    If `shared` is given, servers also share a bucket per name, so a limit holds across servers.
+    """
 
     def __init__(
         self,
@@ -41,10 +46,10 @@ class TokenBuckets:
         self._lock = Lock()
 
     def take(self, name: str) -> float:
-        """0 when there was one; else the seconds until there is."""
+        """Take one token. Return 0 on success, else the seconds until one is available."""
         if not self._rate:
             return 0.0
-        # our own first: who asks far too much of us costs the other servers nothing
+        # Check the local bucket first, so that excess requests cause no traffic to the shared one.
         return self._take(name) or self._shared(name, self._rate, self._burst) or 0.0
 
     def _take(self, name: str) -> float:
@@ -55,11 +60,11 @@ class TokenBuckets:
             enough = level >= 1
             if len(self._levels) >= _MAX_BUCKETS:
                 self._evict(now)
-            self._levels[name] = (level - enough, now)  # the newest is the last
+            self._levels[name] = (level - enough, now)  # insertion order is the order of last use
             return 0.0 if enough else (1 - level) / self._rate
 
     def _evict(self, now: float) -> None:
-        """Those that are full again, else the one that has rested for longest."""
+        """Remove the full buckets, or else the least recently used one."""
         full = [
             name
             for name, (level, then) in self._levels.items()
@@ -70,7 +75,7 @@ class TokenBuckets:
 
 
 class RateLimiter:
-    """Of one server, or of all that share a cache. Any thread may ask."""
+    """The limits of one server, or of all servers that share a cache. Thread-safe."""
 
     def __init__(self, settings: ServeSettings, cache: Cache | None = None) -> None:
         self.settings = settings
@@ -85,7 +90,7 @@ class RateLimiter:
         self._lock = Lock()
 
     def enter(self) -> None:
-        """A request, before anybody knows whose it is; `leave` when it ends."""
+        """Count a request before its caller is known. Call `leave` when it ends."""
         with self._lock:
             full = self.requests >= self.settings.requests
             self.requests += not full
@@ -93,11 +98,12 @@ class RateLimiter:
             raise self._busy("requests", "too many requests are being done: try again")
 
     def leave(self) -> None:
+        """Undo `enter` at the end of a request."""
         with self._lock:
             self.requests -= 1
 
     def admit(self, caller: Caller) -> None:
-        """One more of a token; `dismiss` when it ends. Who owns the machine asks as it likes."""
+        """Count a request of a token. Call `release` when it ends. The owner has no limit."""
         if not caller.token:
             return
         wait = self._token_buckets.take(caller.token)
@@ -112,6 +118,7 @@ class RateLimiter:
             raise self._too_many("requests", 1.0)
 
     def release(self, caller: Caller) -> None:
+        """Undo `admit` at the end of a request."""
         if caller.token:
             with self._lock:
                 left = self._requests_per_token[caller.token] - 1
@@ -121,7 +128,7 @@ class RateLimiter:
                     del self._requests_per_token[caller.token]
 
     def admit_address(self, address: str) -> None:
-        """Somebody without a valid token, whose address is all that is known."""
+        """Count a request without a valid token, by its address."""
         wait = self._address_buckets.take(address)
         if wait:
             raise self._too_many("unknown", wait)

@@ -1,5 +1,7 @@
-"""What is true of every request: an id, limits, headers for browsers, a line in the log, counts,
-a span. Operations are found here; all else goes on to the application."""
+"""The outermost ASGI application: request ids, limits, security headers, logs, metrics and spans.
+
+It finds operations in the route table. All other requests go to the Starlette application.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ STREAM = b"text/event-stream"
 
 
 class RequestMiddleware:
-    """An ASGI application around ours. `routes`: the declared path of each of its endpoints."""
+    """Wraps the application. `routes` maps each endpoint to its declared path."""
 
     def __init__(
         self, app: ASGIApp, context: AppContext, table: RouteTable, routes: dict[Any, str]
@@ -98,7 +100,7 @@ class RequestMiddleware:
 
 
 def _level(fields: dict[str, Any]) -> str:
-    """A balancer asks every few seconds: that it was told yes is nothing to read about."""
+    """Return the log level of a request. Successful health probes are debug, as they come often."""
     if fields["status"] >= 500:
         return "error"
     return "debug" if fields["route"] in PROBES else "info"
@@ -145,7 +147,7 @@ class _RequestTracker:
         names = dict(headers)
         media = names.get(b"content-type", b"")
         if media.startswith(STREAM):
-            self._release()  # it may last for hours, and does nothing most of the time
+            self._release()  # a stream may last for hours and is idle most of the time
         headers += _HEADERS
         headers.append((b"x-request-id", self.id.encode()))
         if b"content-security-policy" not in names:
@@ -168,7 +170,7 @@ class _RequestTracker:
                 self._context.rate_limiter.release(caller)
 
     def finish(self, routes: dict[Any, str]) -> None:
-        """Gives back what it held, and tells what it was."""
+        """Release the rate limits and set the fields for the log."""
         self._release()
         caller = self._state.get("caller")
         self.fields = {

@@ -1,4 +1,4 @@
-"""Threads in which the core works: a few at once, and more where some are long at it."""
+"""A thread pool for blocking calls. Long calls free their slot, so that quick ones do not wait."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from threading import Thread
 from typing import Any
 
 _LONG_CALL_SECONDS = 1.0
-"""Seconds after which a call is long: it counts no more, so that the quick ones are not kept."""
+"""Duration after which a call is long and no longer occupies a slot."""
 _LONG_CALL_CHECK_SECONDS = 0.25
-"""Seconds from one look for long ones to the next."""
+"""Interval between checks for long calls."""
 _MAX_LONG_CALLS = 480
 
 
 class RequestThreadPool:
-    """Used from one event loop. Those who wait are served in order.
+    """Runs blocking calls for one event loop. Waiting calls start in order.
 
-    Leaner than asyncio's own: a call costs one future, and those that end together wake the loop
-    once. At some thousand calls a second that is felt.
+    Faster than the executor of asyncio: a call costs one future, and calls that end together wake
+    the loop once. The difference matters at some thousand calls a second.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,7 +31,7 @@ class RequestThreadPool:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._queue: SimpleQueue[_ThreadCall | None] = SimpleQueue()
         self._finished: deque[_ThreadCall] = deque()
-        self._is_delivery_scheduled = False  # the loop, that some have ended
+        self._is_delivery_scheduled = False  # `_deliver_results` is scheduled in the loop
         self._running: set[_ThreadCall] = set()
         self._check_timer: asyncio.TimerHandle | None = None
         self._threads = 0
@@ -40,10 +40,14 @@ class RequestThreadPool:
 
     @property
     def waiting(self) -> int:
+        """The number of calls that wait for a slot."""
         return len(self._waiting)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What it returns. A caller that is cancelled does not stop it."""
+        """Run `function` in a thread and return its result.
+
+        Cancelling the caller does not stop it.
+        """
         loop = asyncio.get_running_loop()
         if self._free > 0:
             self._free -= 1
@@ -83,6 +87,7 @@ class RequestThreadPool:
             raise
 
     def release(self) -> None:
+        """Give a slot to the next waiting call, or make it free."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -91,7 +96,7 @@ class RequestThreadPool:
         self._free += 1
 
     def close(self) -> None:
-        """Nothing new; what works goes on."""
+        """Accept no new calls. Running calls continue."""
         self._closed = True
         for _ in range(self._threads):
             self._queue.put(None)
@@ -102,7 +107,7 @@ class RequestThreadPool:
             self.release()
 
     def _check_long_calls(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What is long at it gives its place to another."""
+        """Release the slots of long calls, up to `_MAX_LONG_CALLS`."""
         now = loop.time()
         for work in self._running:
             if (
@@ -119,7 +124,7 @@ class RequestThreadPool:
             else None
         )
 
-    # in a thread
+    # Runs in a pool thread.
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -127,14 +132,14 @@ class RequestThreadPool:
             self._finished.append(work)
             if not self._is_delivery_scheduled:
                 self._is_delivery_scheduled = True
-                with suppress(RuntimeError):  # the loop is gone
+                with suppress(RuntimeError):  # the loop is closed
                     work.loop.call_soon_threadsafe(self._deliver_results)
-            del work  # what it holds is not kept until the next comes
+            del work  # do not keep the call alive until the next one arrives
 
-    # in the loop again
+    # Runs in the event loop.
 
     def _deliver_results(self) -> None:
-        self._is_delivery_scheduled = False  # before it looks: who ends from now on tells it again
+        self._is_delivery_scheduled = False  # before reading: later calls schedule again
         while self._finished:
             work = self._finished.popleft()
             self.working -= 1
@@ -145,7 +150,7 @@ class RequestThreadPool:
 
 
 class _ThreadCall:
-    """One call, and its place among those that work."""
+    """One call and the slot that it holds."""
 
     __slots__ = (
         "_context",
@@ -173,7 +178,7 @@ class _ThreadCall:
     def run(self) -> None:
         try:
             self._result = self._context.run(self._function)
-        except StopIteration as error:  # which no future takes
+        except StopIteration as error:  # a future does not accept StopIteration
             self._error = RuntimeError(f"a call ended with {error!r}")
         except BaseException as error:
             self._error = error
@@ -183,6 +188,6 @@ class _ThreadCall:
             return
         if self._error is not None:
             self.future.set_exception(self._error)
-            self._error = None  # it refers back to us
+            self._error = None  # break the reference cycle
         else:
             self.future.set_result(self._result)

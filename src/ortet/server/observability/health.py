@@ -1,4 +1,4 @@
-"""For those who look after a server: is it alive, can it work, what does it do."""
+"""The routes for operators: /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortet.server.observability.parts import HealthCheck, run_checks, wait_for_c
 
 
 class Health:
-    """`parts` are what the server works with."""
+    """Answers health probes. `checks` cover the services that the server depends on."""
 
     def __init__(self, context: AppContext, checks: Sequence[HealthCheck]) -> None:
         self._context = context
@@ -27,11 +27,11 @@ class Health:
 
     @property
     def looking(self) -> bool:
-        """Whether some part is being looked at, or is stuck in that."""
+        """True if a health check is running, or hangs."""
         return any(part.running is not None for part in self._checks)
 
     async def finish_checks(self) -> None:
-        """Before what is looked at is closed."""
+        """Wait for running checks, before the services that they use are closed."""
         self.stopping = True
         await wait_for_checks(self._checks)
 
@@ -58,7 +58,7 @@ class Health:
 
 
 def register_metrics(context: AppContext, streams: Callable[[], int]) -> None:
-    """What is counted elsewhere."""
+    """Register gauges and counters whose values other objects hold."""
     limits, threads = context.rate_limiter, context.threads
     add = context.metrics.gauge
     add("ortet_requests_in_progress", "Requests inside, without streams.", lambda: limits.requests)

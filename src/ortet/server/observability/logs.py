@@ -1,6 +1,6 @@
-"""The log of a server: one JSON object a line, written by a thread of its own.
+"""The server log: one JSON object a line, written by a thread of its own.
 
-A reader of standard error that stops reading must not stop the server: lines are then left out.
+If nobody reads standard error, lines are dropped instead of blocking the server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ortet.server.wire import to_json
 
 _MAX_QUEUED_LINES = 20_000
 _BATCH_SECONDS = 0.02
-"""Seconds for which lines are gathered."""
+"""Time for which lines are collected before they are written together."""
 
 
 class ServerLog:
-    """`write` takes bytes, and may block. Only with `debug` are lines of that level written."""
+    """The log of a server. `write` takes bytes and may block. Debug lines need `debug`."""
 
     def __init__(self, write: Callable[[bytes], object], *, debug: bool = False) -> None:
         self._write = write
@@ -36,6 +36,7 @@ class ServerLog:
         self._thread.start()
 
     def say(self, level: str, what: str, **fields: Any) -> None:
+        """Queue a line. If the queue is full, the oldest line is dropped."""
         if level == "debug" and not self._debug:
             return
         self._lines.append((time.time(), {"level": level, "message": what, **fields}))
@@ -43,7 +44,7 @@ class ServerLog:
             self._has_lines.set()
 
     def log_exception(self, what: str, error: BaseException, **fields: Any) -> None:
-        """An error with the places that it came from."""
+        """Log an exception with the source lines of its traceback."""
         where = [
             f"{frame.filename}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)
@@ -51,7 +52,7 @@ class ServerLog:
         self.say("error", what, error=type(error).__name__, said=str(error), where=where, **fields)
 
     def close(self) -> None:
-        """All that was said is written, if somebody reads it."""
+        """Write all queued lines; wait at most two seconds for the reader."""
         self._stop = True
         self._has_lines.set()
         self._thread.join(2.0)
@@ -72,12 +73,12 @@ class ServerLog:
         if lines:
             try:
                 self._write(redact_tokens(b"".join(lines)))
-            except (OSError, ValueError):  # nobody is there to read
+            except (OSError, ValueError):  # standard error is closed
                 return
 
 
 def to_stderr(data: bytes) -> None:
-    """At once: what is said by a server that then rests, or is killed, is there."""
+    """Write and flush, so that no line is lost if the server is killed."""
     sys.stderr.buffer.write(data)
     sys.stderr.buffer.flush()
 
@@ -88,7 +89,7 @@ def _line(when: float, fields: dict[str, Any]) -> bytes:
 
 
 class ServerLogHandler(logging.Handler):
-    """What libraries log, into ours. Their words are kept, as they may hold no secret of ours."""
+    """Writes warnings and errors of libraries to the server log."""
 
     def __init__(self, log: ServerLog) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Counts of what a server does, as Prometheus reads them. No tenant, session or token is named."""
+"""Request metrics in the text format of Prometheus. They name no tenant, session or token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _LatencyHistogram:
 
 
 class Metrics:
-    """`gauges` are asked when somebody reads them: name, its text, its value now."""
+    """Counters and histograms of requests. Gauges are evaluated when the metrics are read."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, int], int] = {}
@@ -32,19 +32,22 @@ class Metrics:
         self._lock = Lock()
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Register a gauge. `value` is called when the metrics are read."""
         self._gauges.append((name, text, value))
 
     def family(
         self, name: str, text: str, label: str, values: Callable[[], dict[str, int]]
     ) -> None:
-        """A counter that somebody else counts, by one label."""
+        """Register a counter with one label whose values another object holds."""
         self._families.append((name, text, label, values))
 
     def count(self, name: str) -> None:
+        """Add one to a counter."""
         with self._lock:
             self._counts[name] += 1
 
     def record_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request and record its duration."""
         with self._lock:
             key = (method, route, status)
             self._requests[key] = self._requests.get(key, 0) + 1
@@ -55,6 +58,7 @@ class Metrics:
             times.sum += seconds
 
     def text(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
         with self._lock:
             lines = [*self._request_lines()]
         for name, text, value in self._gauges:

@@ -1,5 +1,8 @@
-"""What a server needs to work, and whether it is well: each part is looked at by one thread at a
-time, however many ask, and nobody waits for long: a balancer asks every few seconds."""
+"""Health checks of the services that a server needs: disk, database and bucket.
+
+Each check runs in at most one thread, however many probes ask. A probe has a time limit, because
+load balancers ask every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,25 @@ from ortet.hub.hub import Hub
 from ortet.server.observability.logs import ServerLog
 
 CHECK_TIMEOUT_SECONDS = 2.0
-"""Seconds after which a part that says nothing is not well; half of it where the server can do some
-of its work without, so that who asks is answered in time."""
+"""Time after which a check without an answer counts as failed. Half of it if not vital."""
 _LOCK_TIMEOUT_SECONDS = 1.5
-"""Seconds for which a look waits: a part that can say why is heard in time."""
+"""Lock timeout within a check.
+
+It is shorter than the check's, so that the error is still reported.
+"""
 _RESULT_TTL_SECONDS = 0.5
-"""Seconds for which a part is known to be well: anybody may ask."""
+"""Time for which a good result is reused, because anybody may ask."""
 
 HealthProbe = Callable[[], None]
-"""Raises what is wrong."""
+"""A function that raises an exception if the service is not healthy."""
 
 
 class HealthCheck:
-    """Used from one event loop. A look that hangs goes on, and no other is begun: it ends when what
-    it waits for is there again. A server is not ready without its `vital` ones."""
+    """The health check of one service. Used from one event loop.
+
+    A probe that hangs keeps running, and no second one is started. The server is not ready while a
+    `vital` check fails.
+    """
 
     def __init__(
         self, name: str, probe: HealthProbe, log: ServerLog, *, vital: bool = True
@@ -43,16 +51,16 @@ class HealthCheck:
         self._started_at = 0.0
         self._running: asyncio.Future[None] | None = None
         self._problem = ""
-        self._healthy_at: float | None = None  # when it last was
+        self._healthy_at: float | None = None  # time of the last good result
         self._last_logged = ""
 
     @property
     def running(self) -> asyncio.Future[None] | None:
-        """Done when the look that is under way has ended."""
+        """The future of the running check, or None."""
         return self._running
 
     async def problem(self) -> str:
-        """What is wrong with it, if anything. Who comes while it is looked at shares that look."""
+        """Return the problem of the service, or "". Concurrent callers share one check."""
         if (
             self._healthy_at is not None
             and time.monotonic() - self._healthy_at < _RESULT_TTL_SECONDS
@@ -73,11 +81,11 @@ class HealthCheck:
         begun, looking = time.monotonic(), loop.create_future()
         name = f"ortet-look-{self.name}"
         Thread(target=self._run, args=(loop,), name=name, daemon=True).start()
-        self._started_at, self._running = begun, looking  # now that a thread will end it
+        self._started_at, self._running = begun, looking  # the thread will complete it
         return looking
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own: those that serve requests may all wait for the same part."""
+        """Run the probe in its own thread: all request threads may wait for this service."""
         wrong = ""
         try:
             with lock_timeout(_LOCK_TIMEOUT_SECONDS):
@@ -87,11 +95,11 @@ class HealthCheck:
         except Exception as error:
             self._log_once(error)
             wrong = f"its {self.name} cannot be used"
-        with suppress(RuntimeError):  # the loop is gone
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._on_finished, time.monotonic(), wrong)
 
     def _log_once(self, error: Exception) -> None:
-        """Once, however often it is asked for."""
+        """Log an error once until it changes or the service recovers."""
         if str(error) != self._last_logged:
             self._last_logged = str(error)
             self._log.log_exception("not ready", error)
@@ -105,18 +113,18 @@ class HealthCheck:
 
 
 class _Unhealthy(Exception):
-    """In words that tell strangers nothing of this host."""
+    """A problem whose message tells callers nothing about this host."""
 
 
 def store_health_checks(hub: Hub, min_free_bytes: int, log: ServerLog) -> list[HealthCheck]:
-    """Those of a store; `reserve`: bytes that its disk must have left."""
+    """Return the checks of a store. Its disk must have `min_free_bytes` free."""
     shared = is_shared(hub.url)
     rows = "database" if shared else "store"
     found = [
         HealthCheck("disk", partial(_check_disk_space, str(hub.root), min_free_bytes), log),
         HealthCheck(rows, partial(_check_catalog_writable, hub, rows), log),
     ]
-    if shared:  # journals, and all that a host has read, need no bucket
+    if shared:  # journals and cached objects need no bucket
         look = partial(hub.bucket.check_reachable, _LOCK_TIMEOUT_SECONDS)
         found.append(HealthCheck("bucket", look, log, vital=False))
     return found
@@ -131,7 +139,7 @@ def _check_disk_space(root: str, min_free_bytes: int) -> None:
 def _check_catalog_writable(hub: Hub, name: str) -> None:
     try:
         hub.catalog.check_format()
-        # the row's value is the same each time: what counts is that it can be written
+        # The value never changes; the check is that the row can be written.
         hub.catalog.put_row("serve", "ready", b"")
     except Unsupported as error:
         if error.kind != "newer_format":
@@ -141,7 +149,11 @@ def _check_catalog_writable(hub: Hub, name: str) -> None:
 
 
 async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
-    """Names of those that are not well, or Unavailable("not_ready") when one of them is vital."""
+    """Return the names of the services that are not healthy.
+
+    Raises:
+        Unavailable: `not_ready`, if a vital check failed.
+    """
     told = await asyncio.gather(*(part.problem() for part in checks))
     wrong = [(part, words) for part, words in zip(checks, told, strict=True) if words]
     names = [part.name for part, _ in wrong]
@@ -152,6 +164,6 @@ async def run_checks(checks: Sequence[HealthCheck]) -> list[str]:
 
 
 async def wait_for_checks(checks: Sequence[HealthCheck]) -> None:
-    """Let looks that are under way end, before what they look at is closed."""
+    """Wait for running checks, before the services that they use are closed."""
     if looking := [part.running for part in checks if part.running is not None]:
         await asyncio.wait(looking, timeout=CHECK_TIMEOUT_SECONDS)

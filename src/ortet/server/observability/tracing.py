@@ -1,4 +1,4 @@
-"""A span of OpenTelemetry for each request, where its API is installed and somebody collects."""
+"""An OpenTelemetry span for each request, if the API is installed and a provider is set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestTracer:
-    """Without the package, and without a provider that was set, it costs nothing."""
+    """Creates spans. Does nothing without the package or without a provider."""
 
     def __init__(self) -> None:
         try:
@@ -28,7 +28,10 @@ class RequestTracer:
             self._propagator = TraceContextTextMapPropagator()
 
     def request_span(self, method: str, headers: Headers) -> AbstractContextManager[Span | None]:
-        """Around a request; it goes on from the caller's `traceparent`."""
+        """Return a context manager with the span of a request.
+
+        Its parent is the caller's `traceparent`.
+        """
         trace = self._trace
         if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             return nullcontext()
@@ -47,13 +50,13 @@ class RequestTracer:
             method,
             context=self._propagator.extract(carried),
             kind=trace.SpanKind.SERVER,
-            record_exception=False,  # its words may hold anything
+            record_exception=False,  # the message may contain anything
             set_status_on_exception=False,
         ) as span:
             yield span
 
     def record_response(self, span: Span, fields: dict[str, Any]) -> None:
-        """What the request came to."""
+        """Set the attributes of a finished request."""
         route = fields["route"]
         span.update_name(f"{fields['method']} {route}" if route else fields["method"])
         span.set_attribute("http.request.method", fields["method"])

@@ -43,7 +43,7 @@ class BudgetInfo(msgspec.Struct, frozen=True):
 
 
 def _counters(amounts: dict[str, _Amount]) -> dict[str, _Amount]:
-    """Named as the verbs of a session can be given them."""
+    """Return the amounts, or raise Invalid if a counter has the name of a parameter of the verb."""
     taken = sorted({"self", "soft", "model"} & amounts.keys())
     if taken:
         raise Invalid("bad_budget", f"{taken[0]!r} cannot be a counter: give it another name")
@@ -104,7 +104,7 @@ def spend(session: Session, ask: Spend) -> Spent:
 
 
 def _find_recorded_event(session: Session, after: int, kind: str, error: Refused) -> Event:
-    """What was recorded although it was too much; else the error stands."""
+    """Return the event that was recorded although the budget was exceeded, else raise the error."""
     if error.kind == "budget_spent":
         for event in session.events(after):
             if event.kind == kind:

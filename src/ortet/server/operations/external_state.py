@@ -32,7 +32,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 def show_environment(view: SessionReader) -> Surroundings:
     """Packages, variables, hosts and repository as they were when somebody last looked. Variables
     that are secret are there by reference."""
-    found = SessionReader.environment(view)  # as it is recorded: a session that is open would look
+    found = SessionReader.environment(view)  # recorded only: an open session would probe
     return Surroundings(found)
 
 

@@ -231,8 +231,10 @@ def list_erasures(hub: Hub, ask: Paged) -> Page[ReceiptInfo]:
 
 @contextmanager
 def _with_sessions_closed(pool: SessionPool, rows: Iterable[SessionRow]) -> Iterator[Hub]:
-    """A hub, while those of these sessions that were open here are not: an erasure is refused where
-    one of them is in use."""
+    """Yield a hub while those sessions that are open here are closed.
+
+    An erasure is refused if one of its sessions is in use.
+    """
     with ExitStack() as held:
         hub = held.enter_context(pool.hub())
         for row in sorted(rows, key=lambda one: one.id):

@@ -32,7 +32,7 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.session import Session
 
 _MAX_PATCH_CHARACTERS = 1 << 20
-"""Characters of the changed lines of all files of an answer; of the rest, only names are told."""
+"""Maximum length of all patches in an answer. Further files have no patch."""
 
 Files = Annotated[int, msgspec.Meta(ge=0, le=10_000, description="So many files at most.")]
 MaxItems = Annotated[int, msgspec.Meta(ge=0, le=1000, description="So many at most.")]
@@ -98,7 +98,10 @@ def list_all_commits(hub: Hub, ask: ListAll, caller: Caller) -> Page[NamedCommit
 def log_page(
     hub: Hub, ask: ListCommits, caller: Caller, *, branch: str | None = None
 ) -> Page[NamedCommit]:
-    """The cursor holds where the list began, so that a head that moves changes nothing in it."""
+    """Return a page of commits.
+
+    The cursor holds the first commit, so a moved head does not matter.
+    """
     if ask.after is None:
         start, last = hub.refs.resolve(ask.ref, default_branch=branch), None
     else:
@@ -185,7 +188,7 @@ class DiffWith(OperationRequest, frozen=True):
 @operation("GET", "/diff", filtered=True)
 def diff(hub: Hub, ask: DiffWith, caller: Caller) -> Difference:
     """What differs between two commits: files, facts, plan, messages."""
-    del caller  # no other commit than theirs is known to the hub
+    del caller  # the hub resolves only commits that the caller may see
     old, new = hub.refs.resolve(ask.old), hub.refs.resolve(ask.new)
     found = compare(hub, old, new, limit=max(ask.messages, 1))
     return _difference(hub, old, new, found, ask)
@@ -244,7 +247,7 @@ def _difference(
 def file_changes(
     hub: Hub, changes: Sequence[TreeChange], *, limit: int, patch: bool = False
 ) -> FileChanges:
-    """The first `limit` of them; lines, as long as there is room for them."""
+    """Return the first `limit` changes, with patches up to the maximum length."""
     told, room = list[ChangeInfo](), _MAX_PATCH_CHARACTERS
     for change in changes[:limit]:
         one = change_of(change, hub.objects, patch=patch and room > 0)
@@ -258,12 +261,12 @@ def file_changes(
 
 
 def resolve_ref(view: SessionReader, ref: str) -> Oid:
-    """A commit, where HEAD is that of the session."""
+    """Return the commit of a reference. HEAD is that of the session."""
     return view.hub.refs.resolve(ref, default_branch=view.row.branch)
 
 
 def names_of(hub: Hub, caller: Caller) -> dict[str, list[str]]:
-    """Commit -> the branches and tags on it that the caller may know of."""
+    """Return the branches and tags of each commit that the caller may see."""
     sees, theirs = hub.refs.is_visible, set[str]()
     if caller.agents:
         theirs = {row.branch for row in hub.sessions() if caller.sees(row.agent)}

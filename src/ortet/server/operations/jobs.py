@@ -146,7 +146,7 @@ def read_output(rooms: SessionPool, ask: ReadOutput, caller: Caller) -> Output:
     data, rest = piece.data, 0
     if ask.encoding == "text" and not piece.eof:
         rest = incomplete_utf8_length(data)
-        # a single character that is cut by `most` must not be waited for forever
+        # If `most` is smaller than one character, return its bytes instead of waiting forever.
         rest = 0 if rest == len(data) == ask.most else rest
         data = data[: len(data) - rest]
     shown = b64encode(data) if ask.encoding == "base64" else data

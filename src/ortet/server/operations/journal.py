@@ -49,7 +49,7 @@ def list_events(view: SessionReader, ask: ListEvents) -> Page[EventInfo]:
         if ask.kind and event.kind not in ask.kind:
             continue
         if len(items) == ask.limit:
-            # what waits goes with the page before it: it has no number to go on from
+            # Waiting messages have no number to continue from, so they go with the page before.
             last = next((one for one in reversed(items) if not one.waiting), None)
             if last is not None and not event.waiting:
                 return Page([event_of(one) for one in items], encode_cursor("event", last.seq))
@@ -69,7 +69,7 @@ def _forwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
 
 
 def _backwards(view: SessionReader, ask: ListEvents) -> Iterator[Event]:
-    """The line is read forwards only: a stretch at a time, from its end."""
+    """Yield events from the newest back, in batches, because the log can only be read forwards."""
     at = _cursor_seq(ask)
     tip = view.event_log.tip().seq
     if at is None and ask.upto is None:

@@ -99,7 +99,7 @@ def show_machine(rooms: SessionPool, ask: MachineOfSession, caller: Caller) -> M
     found = _info(row, files, machine)
     if machine is None:
         return found
-    with suppress(OrtetError):  # it keeps no programs, or was just let go
+    with suppress(OrtetError):  # it has no init process, or was just released
         pid = rooms.control_socket(row).pid
         jobs, processes = ask_machine(rooms, row, lambda inside: (inside.jobs(), inside.ps()))
         return msgspec.structs.replace(

@@ -196,5 +196,5 @@ class DiffMemory(OperationRequest, frozen=True):
 def memory_diff(hub: Hub, ask: DiffMemory, caller: Caller) -> MemoryDiff:
     """What is believed at one commit and not at another, and what happened and was decided since.
     A token for some agents names commits of their sessions."""
-    del caller  # the hub knows only the commits that it may see
+    del caller  # the hub resolves only commits that the caller may see
     return hub.memory_diff(ask.old, ask.new)

@@ -116,18 +116,18 @@ def whatif(rooms: SessionPool, ask: WhatIf, caller: Caller) -> Listed:
         return session_summary(hub.whatif(row.id, ask.at, machine=ask.machine, **change).row)
 
 
-# inside
+# Internal helpers
 
 
 @contextmanager
 def _open_other(
     session: Session, name: str, caller: Caller, pool: SessionPool
 ) -> Iterator[SessionReader | str]:
-    """The session that is meant, ours alone meanwhile, or a commit."""
+    """Yield the other session, opened for this thread alone, or a commit."""
     row = _find_session(session, name, caller, pool)
     if row is None:
         yield to_hex(resolve_ref(session, name)) if caller.agents else name
-    elif row.status in (CLOSED, ARCHIVED):  # nobody has it open
+    elif row.status in (CLOSED, ARCHIVED):  # no process has it open
         yield session.hub.get(row.id)
     else:
         with pool.open_session(row) as other:
@@ -137,8 +137,10 @@ def _open_other(
 def _find_session(
     session: Session, name: str, caller: Caller, pool: SessionPool
 ) -> SessionRow | None:
-    """By its branch, id or name; None for what is no session. One of an agent that the caller may
-    not see is none, whatever it is called."""
+    """Return the session of a branch, id or name, or None if it is something else.
+
+    A session of an agent that the caller may not see is treated as not existing.
+    """
     row = session.hub._session_manager().table.find_by_branch(name)
     if row is None or not caller.sees(row.agent):
         try:

@@ -92,7 +92,7 @@ def recall_anywhere(hub: Hub, ask: RecallAnywhere, caller: Caller) -> Recollecti
 
 
 def _agents(caller: Caller, agent: str | None) -> Collection[str] | str | None:
-    """Whose sessions are looked at."""
+    """Return the agents whose sessions are searched."""
     if agent is not None:
         return check_agent_visible(caller, agent)
     return caller.agents or None

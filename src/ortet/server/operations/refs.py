@@ -102,7 +102,7 @@ def delete_branch(hub: Hub, ask: OneRef) -> Deleted:
 @operation("GET", "/tags", filtered=True)
 def list_tags(hub: Hub, ask: ListRefs, caller: Caller) -> Page[RefInfo]:
     """Tags by name, each with its commit. They are for all sessions."""
-    del caller  # no other commit than theirs is known to the hub
+    del caller  # the hub resolves only commits that the caller may see
     heads = [
         head
         for head in hub.refs.tags()
@@ -161,14 +161,14 @@ def reflog(hub: Hub, ask: Reflog) -> Page[Moved]:
     """Where a branch or tag has been, the newest first."""
     found = hub.refs.reflog(ask.name) or hub.refs.reflog(ask.name, kind="tag")
     if not found:
-        hub.refs.resolve(ask.name)  # says what there is instead
+        hub.refs.resolve(ask.name)  # raises an error that lists the alternatives
     ops = list(enumerate(found))
     return paginate(ops, ask, lambda one: one[1].seq).map_items(
         lambda one: _move_info(ask.name, *one)
     )
 
 
-# inside
+# Internal helpers
 
 
 def _is_visible(hub: Hub, oid: Oid) -> bool:
@@ -189,7 +189,7 @@ def _create_ref(hub: Hub, ask: MakeRef, kind: RefKind) -> RefInfo:
     try:
         hub.refs.create(ask.name, oid, kind=kind, actor=hub.author)
     except Conflict as error:
-        # where the other is may not be theirs to know
+        # Leave out the details: the caller may not be allowed to see the other commit.
         raise Conflict("name_taken", error.message) from None
     return _info(hub, ask.name, oid)
 

@@ -1,12 +1,16 @@
-"""What can be asked over HTTP: one table, from which routes, the document and checks are made.
+"""The table of operations, from which routes, checks and the OpenAPI document are built.
 
-An operation is a plain function. The type of its first parameter says what it works on: a `Hub`, a
-`View` (to read a session, whoever writes to it), a `Session` (leased to this server), or all
-`Rooms`, for what chooses its session itself. `ask` is what the request says: fields named in the
-path come from there, the others from the query of a GET or DELETE, else from the JSON body.
-`caller` is who asks, `rooms` where other sessions are. An operation that takes the `key` of the
-request sees to it by itself that the same is not done twice: for what must be told apart even when
-a server was killed.
+An operation is a plain function. The type of its first parameter decides what it works on:
+
+- `Hub`: the store.
+- `SessionReader`: one session for reading, even if another process writes to it.
+- `Session`: one session, leased to this server.
+- `SessionPool`: all sessions, for an operation that chooses its session itself.
+
+Further parameters are filled in by name. `ask` is the request: path parameters come from the path,
+other fields from the query of a GET or DELETE, else from the JSON body. `caller` is the caller, and
+`rooms` the SessionPool. An operation that takes `key`, the idempotency key, must itself prevent a
+second run. That is for operations that must be safe even if a server is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from ortet.sessions.session import Session
 
 TokenScope = Literal["read", "write", "admin"]
 TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "write", "admin")
-"""What a token must allow; each includes those before it."""
+"""Token scopes. Each one includes those before it."""
 
 OPERATION_TAGS = {
     "sessions": "sessions",
@@ -51,17 +55,20 @@ OPERATION_TAGS = {
     "store": "store",
     "governance": "keeping",
 }
-"""Module of operations -> the tag of its operations in the OpenAPI document, which clients know."""
+"""Tag of each module of operations in the OpenAPI document. Clients know these tags."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Operation(NamedTuple):
-    """One line of the table. `gives` is the type of the answer; `moves`: it changes the head of a
-    session, so that `If-Match` holds it to the head that the caller has seen; `filtered`: it works
-    on all sessions, and shows a caller who may see some agents only what is theirs; `runs`: it is
-    for those who may run commands on the server's host; `tells`: what is done on a View instead,
-    when `dry_run` is asked for."""
+    """One operation of the table.
+
+    - `response_type`: type of the answer.
+    - `moves_head`: the operation changes the head of a session, so `If-Match` is checked.
+    - `filtered`: it works on all sessions, and shows a limited token only those of its agents.
+    - `needs_host`: the caller must be allowed to run commands on the server's host.
+    - `preview`: function that is called with a SessionReader instead, if the request has `dry_run`.
+    """
 
     name: str
     method: str
@@ -88,7 +95,7 @@ class Operation(NamedTuple):
 
     @property
     def in_query(self) -> bool:
-        """What is asked stands in the query, not in a body."""
+        """True if the request is in the query, not in a body."""
         return self.method in ("GET", "DELETE")
 
 
@@ -106,12 +113,20 @@ def operation(
     needs_host: bool = False,
     preview: Callable[..., Any] | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Puts a function into the table. Without `needs`, a GET needs read and all else write.
+    """Put a function into the table.
 
-    What works on a `Hub` or on `Rooms` is refused to a token that is for some agents, unless it is
-    `filtered`: then it asks `caller.sees(agent)` of all that it tells or touches. With `runs`, a
-    token that may run nothing on this host is refused, once it is known that it sees the session.
-    A dry run of one that has `tells` opens nothing: that is called with a View and what is asked.
+    Args:
+        method: HTTP method.
+        path: Path with parameters in braces.
+        needs: Token scope; by default "read" for a GET, else "write".
+        status: HTTP status of a successful answer.
+        moves_head: The operation changes the head of a session.
+        filtered: Allow an operation on a Hub or a SessionPool to tokens that are limited to agents.
+            The function must check `caller.sees(agent)` for all that it shows or changes.
+        needs_host: Refuse callers that may not run commands on this host. A session is checked
+            first, so that they learn nothing about sessions of others.
+        preview: Function for a dry run. It gets a SessionReader and the request, and no session is
+            opened.
     """
 
     def add(function: _Function) -> _Function:
@@ -147,13 +162,13 @@ def operation(
 
 
 def operations() -> list[Operation]:
-    """All of them."""
+    """Return all operations."""
     for name in OPERATION_TAGS:
         import_module(f"ortet.server.operations.{name}")
     return list(_TABLE)
 
 
 def path_parameters(path: str) -> Iterator[str]:
-    """The parameters that a path names."""
+    """Yield the names of the parameters of a path."""
     for part in path.split("{")[1:]:
         yield part.partition("}")[0].partition(":")[0]

@@ -119,7 +119,7 @@ def dataset(hub: Hub, ask: ListExamples, caller: Caller) -> Examples:
 @operation("GET", "/sessions/{session}/checkpoint")
 def checkpoint(view: SessionReader) -> AgentCheckpoint:
     """Goal, plan, conversation, knowledge and where to go on, as one portable record."""
-    # with its digest, which only the text has
+    # The text includes the digest, the record does not.
     return msgspec.json.decode(
         view.checkpoint().to_json(), type=thread_safe_struct(AgentCheckpoint)
     )
@@ -138,7 +138,7 @@ def from_checkpoint(rooms: SessionPool, ask: FromCheckpoint, caller: Caller) -> 
     """A new session that knows what a checkpoint holds. Deeds done once are not done again."""
     given = AgentCheckpoint.from_json(msgspec.json.encode(ask.checkpoint))
     check_agent_visible(caller, ask.agent or given.agent or "default")
-    with rooms.hub() as hub:  # what is opened in it is paused when it is left
+    with rooms.hub() as hub:  # sessions that are opened in the hub are paused at the end
         if caller.agents:
             _check_artifacts_visible(hub, given, caller)
         made = hub.from_checkpoint(given, name=ask.name or "", agent=ask.agent or "")
@@ -146,11 +146,14 @@ def from_checkpoint(rooms: SessionPool, ask: FromCheckpoint, caller: Caller) -> 
 
 
 def _check_artifacts_visible(hub: Hub, agent_checkpoint: AgentCheckpoint, caller: Caller) -> None:
-    """A hash alone is no right to read what it names: anyone can write a checkpoint."""
+    """Refuse artifacts that the caller may not read.
+
+    Anyone can write a checkpoint with any hash.
+    """
     known: set[str] = set()
     if any(
         row.id == agent_checkpoint.session_id for row in hub.sessions()
-    ):  # whose family it would join
+    ):  # the new session would join its family
         view = visible_session(hub, caller, agent_checkpoint.session_id)
         known = {artifact.oid for artifact in view.artifacts()}
     if any(artifact.oid and artifact.oid not in known for artifact in agent_checkpoint.artifacts):

@@ -186,7 +186,7 @@ def begin(rooms: SessionPool, ask: Begin, caller: Caller) -> SessionInfo:
     if ask.network not in (None, "none"):
         caller.need_host()
     if any((ask.profile, ask.handover, ask.environment, ask.limits, ask.network)):
-        with rooms.hub() as hub:  # what a commit then writes to its directory, or looks at there
+        with rooms.hub() as hub:  # these options change what a commit reads or writes there
             row = hub._session_manager().table.find(ask.agent, ask.name)
             if row is not None:
                 check_move_access(caller, row, hub=hub)

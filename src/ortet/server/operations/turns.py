@@ -113,11 +113,11 @@ def turn(rooms: SessionPool, ask: CarriedTurn, caller: Caller, key: str) -> Carr
         held = read_carry(hub._session_manager(), ask.carry)
     with rooms.open_session(rooms.row(held.session, caller.sees)) as session:
         try:
-            # one turn goes on from one place: that names it
+            # A position can be continued once, so its hash is the idempotency key.
             return _record_carried_turn(session, ask, key or f"carried-{held.hash.hex()}", held)
         except Invalid as error:
             if error.kind == "key_reused" and not key:
-                check_fresh(session, held)  # another turn was taken from there
+                check_fresh(session, held)  # another turn was continued from the same position
             raise
 
 

@@ -1,4 +1,4 @@
-"""Routes of a store's bucket: small things in memory, large ones by way of the disk."""
+"""Routes for the bucket of a store. Large uploads are buffered on disk, small ones in memory."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ from ortet.server.raw_store.rawaccess import (
 from ortet.server.raw_store.rawview import RawBucketView
 
 _MEMORY_BUFFER_BYTES = 1 << 20
-"""Bytes of an upload that are kept in memory."""
+"""Size up to which an upload is kept in memory."""
 _MAX_RESPONSE_BYTES = 8 << 20
-"""Bytes of an answer at most."""
+"""Maximum size of a response."""
 _LINES_PER_CHUNK = 1000
 _STALE_UPLOAD_SECONDS = 24 * 3600
 
 
 def bucket_routes(grant: Grant, timeout: float) -> list[Route]:
+    """Return the routes below /raw/bucket."""
     raw = _RawBucketRoutes(grant, timeout)
     return [
         Route("/raw/bucket/{verb}", raw.call, methods=["POST"]),
@@ -110,7 +111,7 @@ class _RawBucketRoutes:
             raise Invalid(
                 "bad_range", f"give at most {_MAX_RESPONSE_BYTES} bytes of ranges at once"
             )
-        view.size(asked.key)  # which says that it is not there, if there is no range
+        view.size(asked.key)  # raises NotFound if the key does not exist, even without ranges
         found = [view.get(asked.key, start, length) for start, length in asked.ranges]
         return Response(pack(found), media_type=CONTENT_TYPE)
 
@@ -118,7 +119,7 @@ class _RawBucketRoutes:
         found = view.list(parse_call(PrefixRequest, body).prefix)
         first = list(
             islice(found, _LINES_PER_CHUNK)
-        )  # before the answer begins: it may be an error
+        )  # read before the response starts, so that an error can be reported
         return StreamingResponse(_lines(first, found), media_type="text/plain")
 
     async def put(self, request: Request) -> Response:
@@ -133,7 +134,7 @@ class _RawBucketRoutes:
 
 
 class _RawUpload:
-    """Bytes on their way into the bucket."""
+    """An upload into the bucket."""
 
     def __init__(self, request: Request, grant: Grant) -> None:
         self._request = request
@@ -145,7 +146,7 @@ class _RawUpload:
 
     async def receive(self, timeout: float) -> None:
         try:
-            await run_sync(self._open)  # before a byte is taken
+            await run_sync(self._open)  # before a byte is read
         except OrtetError as error:
             raise close_connection_after(self._request, error) from None
         async for piece in body_chunks(self._request, timeout):
@@ -176,7 +177,7 @@ class _RawUpload:
     def store(self, is_retry: bool) -> Response:
         key = self._request.path_params["key"]
         try:
-            view = self._open()  # anew: its token may have been revoked while it came
+            view = self._open()  # check again: the token may have been revoked during the upload
             if self._file is None or self._path is None:
                 view.put(key, b"".join(self._chunks))
             else:
@@ -197,7 +198,7 @@ class _RawUpload:
 
 
 def drop_stale_uploads(local: Path, now: float) -> None:
-    """What a killed server was receiving."""
+    """Delete partial uploads that a killed server left behind."""
     place = local / "uploads"
     if place.is_dir():
         for entry in os.scandir(place):

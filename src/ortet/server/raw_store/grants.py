@@ -1,5 +1,8 @@
-"""Which store a remote hub is given: its tenant's, without the server's own rows, and without those
-that would let a token do what its scope does not."""
+"""Decides which store a remote hub may access, and restricts its catalog.
+
+The client gets the store of its tenant. Rows of the server are hidden. Rows that would bypass the
+scope of the token are refused.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ from ortet.workspaces.table import WorkspaceRow
 
 _SERVER_ROW_KINDS = (TOKEN_KIND, IDEMPOTENCY_KIND, "serve")
 _ADMIN_ROW_KINDS = ("hold", "retention", "tombstone", "erasure", "erasing")
-"""Kinds of rows that only operations write which need an admin's token."""
+"""Row kinds that only operations with an admin token may write."""
 
 
 class GrantedStore(NamedTuple):
+    """The parts of a store that a remote hub may use. The catalog is restricted."""
+
     catalog: Catalog
     bucket: Bucket
     signal: Signal
@@ -37,7 +42,10 @@ class GrantedStore(NamedTuple):
 
 
 def make_grant(context: AppContext) -> Grant:
-    """A token that is for some agents gets none of it: the store itself knows no agents."""
+    """Return the function that grants raw access.
+
+    A token that is limited to some agents gets no access, because the raw store has no agents.
+    """
 
     def access(request: Request, needs: str) -> RawStoreAccess:
         caller = context.authenticate_sync(request)
@@ -51,8 +59,10 @@ def make_grant(context: AppContext) -> Grant:
 
 
 class _GuardedCatalog:
-    """A catalog in which tokens and keys of the server cannot be seen, and not be made; nor, by
-    those who may run nothing on its host, what would lead it to files there."""
+    """A catalog that hides rows of the server and checks changes against the caller's rights.
+
+    A caller without host access may not write rows that lead the server to files on its host.
+    """
 
     def __init__(self, catalog: Catalog, caller: Caller, host: str) -> None:
         self._catalog = catalog
@@ -101,7 +111,10 @@ class _GuardedCatalog:
         return self._catalog.trim_ops(*args, **given)
 
     def _is_hidden(self, kind: str) -> bool:
-        """Names of secrets are told to admins only; states of browsers belong to sessions."""
+        """Return True if rows of this kind are hidden. Only admins see names of secrets.
+
+        Browser states are in the same kind and stay visible, because sessions need them.
+        """
         return kind == VAULT and not self._caller.may("admin")
 
     def _check_changes(self, rows: Sequence[RowChange]) -> None:
@@ -118,8 +131,11 @@ class _GuardedCatalog:
                 self._check_files_location(row)
 
     def _check_files_location(self, row: RowChange) -> None:
-        """Whose row says that its files are on this host could have the server read and write any
-        directory there: a remote hub has its own at its own."""
+        """Refuse a row that places files on this host.
+
+        Such a row could make the server read and write any directory. Files of a remote hub are on
+        its own host.
+        """
         if row.kind == "place" and row.key.startswith(f"{self._host}:"):
             _refuse_host_files()
         if row.kind == "session":
@@ -139,7 +155,10 @@ class _GuardedCatalog:
             _refuse_host_files()
 
     def _check_session(self, row: RowChange) -> None:
-        """Its directory becomes a workspace when it is first used: by whoever is asked to."""
+        """Refuse a session row that points to a directory of this host.
+
+        The directory would become a workspace when any caller first uses the session.
+        """
         before = self._catalog.row(row.kind, row.key)
         was = decode(SessionRow, before.value) if before is not None else None
         new = None
@@ -160,13 +179,13 @@ class _GuardedCatalog:
             _refuse_host_files()
 
     def _is_workspace_of_this_host(self, row: SessionRow) -> bool:
-        """Whether its files would be those of a workspace of this host."""
+        """Return True if the session's branch has a workspace on this host."""
         found = self._catalog.row("workspace", row.branch) if row.path else None
         return found is not None and decode(WorkspaceRow, found.value).host == self._host
 
 
 def _files_location(row: SessionRow) -> tuple[object, ...]:
-    """Where its files are, and what is done there by itself: a profile may write at each commit."""
+    """Return the fields that decide where files are and what is written there."""
     how = (row.engine, row.files, row.profile, row.limits, row.network)
     return (row.path, row.host, row.branch, *how)
 

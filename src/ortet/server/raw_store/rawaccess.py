@@ -1,4 +1,4 @@
-"""Who asks for the store itself, and how it is answered."""
+"""Access checks, body reading and answers for calls to the raw store."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ortet.server.dispatch import BODY_TIMEOUT_SECONDS
 from ortet.server.errors import TooSlow, error_response
 
 MAX_CALL_BYTES = 64 << 20
-"""Bytes of one call at most, but for uploads: those go to the disk."""
+"""Maximum size of a call. Uploads have no such limit, because they go to disk."""
 _MAX_ANONYMOUS_BYTES = 64 << 10
-"""Bytes of a call that are taken before anybody knows whose it is."""
+"""Size of a call body that is read before authentication."""
 _MAX_ERROR_CHARACTERS = 100
 
 
 class RawStoreAccess(Protocol):
-    """The store of whoever asks. A hub is one."""
+    """The store that a caller may use. A hub has this shape."""
 
     @property
     def catalog(self) -> Catalog: ...
@@ -42,16 +42,16 @@ class RawStoreAccess(Protocol):
 
 
 Grant = Callable[[Request, str], RawStoreAccess]
-"""Gives access for a scope, "read" or "write", or raises Refused. Called in a worker thread."""
+"""Returns access for the scope "read" or "write", or raises Refused. Called in a worker thread."""
 
 
 def raw_error_response(error: OrtetError) -> Response:
-    """An error as the client raises it again."""
+    """Return the response for an error. The client raises the same error again."""
     return error_response(error)
 
 
 async def respond_in_thread(work: Callable[[], Response]) -> Response:
-    """Done in a worker thread; errors that are ours become answers."""
+    """Run `work` in a worker thread. An OrtetError becomes a response."""
     try:
         return await run_sync(work)
     except OrtetError as error:
@@ -61,8 +61,14 @@ async def respond_in_thread(work: Callable[[], Response]) -> Response:
 async def read_call_body(
     request: Request, grant: Grant, timeout: float = BODY_TIMEOUT_SECONDS
 ) -> bytes:
-    """All of it, if it is not too much and not too slow. More than a little, or for longer than a
-    while, is taken only from those who may ask."""
+    """Return the body of a call.
+
+    A large or slow body is read to its end only if the caller has access.
+
+    Raises:
+        Refused: The body is too large, or the caller has no access.
+        TooSlow: No data arrived for `timeout` seconds.
+    """
     pieces: list[bytes] = []
     size, known, begun = 0, False, anyio.current_time()
     async for piece in body_chunks(request, timeout):
@@ -87,7 +93,12 @@ async def read_call_body(
 async def body_chunks(
     request: Request, timeout: float = BODY_TIMEOUT_SECONDS
 ) -> AsyncIterator[bytes]:
-    """A body as it comes; who sends nothing of it for `slowest` seconds is not waited for."""
+    """Yield a body as it arrives.
+
+    Raises:
+        TooSlow: No data arrived for `timeout` seconds.
+        Invalid: The client disconnected.
+    """
     body = request.stream().__aiter__()
     while True:
         try:
@@ -104,12 +115,13 @@ async def body_chunks(
 
 
 def close_connection_after(request: Request, error: OrtetError) -> OrtetError:
-    """The rest of the body is not waited for."""
+    """Close the connection after the answer, because the rest of the body is not read."""
     request.scope.setdefault("state", {})["end"] = True
     return error
 
 
 def parse_call(type_: Any, body: bytes) -> Any:
+    """Return the arguments of a call as a `type_`, or raise Invalid(`bad_call`)."""
     try:
         return unpack(type_, body)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:

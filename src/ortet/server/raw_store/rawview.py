@@ -1,10 +1,12 @@
-"""A store's bucket as remote hubs see it. Writers on the server's own host keep what they wrote in
-tails, outside the bucket, and indexes beside it: both are shown as keys beside the packs.
+"""The bucket of a store as remote hubs see it.
 
-    packs/ID.pack   as it lies in the bucket
-    packs/ID.tail   the open end of a writer of the server's host; it only grows, until it is a pack
-    packs/ID.idx    the index of a pack, made when it is asked for
-    packs/ID.grp    an index over several packs: whoever comes new to the store needs only few
+Writers on the server's host keep new objects in tails outside the bucket, and indexes in local
+files. Both are shown as keys beside the packs.
+
+    packs/ID.pack   a pack of the bucket
+    packs/ID.tail   the open tail of a writer on the server's host; it grows until it is a pack
+    packs/ID.idx    the index of a pack, built on demand
+    packs/ID.grp    an index over several packs, so that a new client needs to read only few
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ _PACK, _INDEX = ".pack", ".idx"
 
 
 class RawBucketView:
-    """Reading and writing for others, who are not trusted to keep the store whole: what they put is
-    checked, and packs they cannot delete."""
+    """Reads and writes for clients that are not trusted to keep the store intact.
+
+    Uploads are verified, and packs cannot be deleted.
+    """
 
     def __init__(self, bucket: Bucket, objects: LocalObjectStore) -> None:
         self._bucket = bucket
         self._objects = objects
 
     def list(self, prefix: str) -> Iterator[BucketEntry]:
+        """Yield the keys with a prefix, including tails and group indexes."""
         check_prefix(prefix)
         if not prefix.startswith(PACKS):
             yield from self._bucket.list(prefix)
@@ -49,10 +54,10 @@ class RawBucketView:
         found: dict[str, int] = {}
         for tail in (*shelf.own_tails, *shelf.foreign_tails):
             end = tail.end
-            tail.sync_foreign()  # whoever reads it there may rely on it
+            tail.sync_foreign()  # make the listed bytes durable: readers rely on them
             if end:
                 found[f"{PACKS}{tail.id}{TAIL}"] = end
-        # after the tails, so that one sealed in between is seen twice, not never
+        # List packs after tails: a tail that is sealed in between is then seen twice, not missed.
         found.update((item.key, item.size) for item in self._bucket.list(PACKS))
         for group in shelf.groups():
             with contextlib.suppress(FileNotFoundError):
@@ -62,8 +67,10 @@ class RawBucketView:
         )
 
     def _merge(self) -> None:
-        """Small packs come with every commit of a remote hub: one that comes new must not have to
-        ask for the index of each."""
+        """Merge small indexes.
+
+        Each commit of a remote hub adds a pack, and a new client reads all indexes.
+        """
         shelf = self._objects.pack_set
         with contextlib.suppress(OrtetError, OSError):
             for _ in range(len(shelf.tables)):
@@ -87,12 +94,14 @@ class RawBucketView:
             return os.pread(file.fileno(), min(length, left), start)
 
     def put(self, key: str, data: bytes) -> None:
+        """Store an object. A pack is verified first."""
         self._check_put(key, len(data))
         if key.startswith(PACKS):
             _check_pack(lambda at, size: data[at : at + size], len(data), self._objects)
         self._bucket.put(key, data)
 
     def put_file(self, key: str, path: Path) -> None:
+        """Store the content of a file. A pack is verified first."""
         size = path.stat().st_size
         self._check_put(key, size)
         if key.startswith(PACKS):
@@ -101,6 +110,7 @@ class RawBucketView:
         self._bucket.put_file(key, path)
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Delete keys. Raises Refused for packs, which only garbage collection deletes."""
         for key in keys:
             if check_key(key).startswith(PACKS):
                 raise Refused(
@@ -115,7 +125,7 @@ class RawBucketView:
         self._objects.space.check(size)
 
     def _local_file(self, key: str) -> Path | None:
-        """The file of a key that is not in the bucket."""
+        """Return the local file of a key that is not in the bucket, else None."""
         root = self._objects.layout
         name = key.removeprefix(PACKS)
         if name == key or "/" in name or name.endswith(_PACK):
@@ -142,7 +152,7 @@ class RawBucketView:
             index_dir=objects.layout.index,
             key_id=objects.hasher.key_id,
         )
-        pack.load_index()  # made, if it is not there or not sound
+        pack.load_index()  # builds the index if it is missing or damaged
         return pack.index_path
 
 
@@ -157,7 +167,7 @@ def _translate_os_errors(key: str) -> Iterator[None]:
 
 
 def _check_pack(read: frame.ReadAt, size: int, objects: LocalObjectStore) -> None:
-    """Invalid unless every object in it is what its id says: others will rely on them."""
+    """Raise Invalid unless every object of the pack matches its id: others rely on them."""
     end = 0
     try:
         for lead in frame.scan(read, 0, size):

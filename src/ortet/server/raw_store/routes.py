@@ -1,8 +1,8 @@
-"""The store itself over HTTP, for remote hubs: `ortet.open("http://…")`. One route a method.
+"""Routes for the raw store: catalog, signal and hello, one route per method.
 
-The caller gives `raw_routes` a function that says who asks. What it lets through sees the whole
-store of its tenant, erased and unreachable objects that no sweep has taken yet included: a token
-that is restricted to some agents must not get here.
+The `grant` function authenticates. Access covers the whole store of a tenant, including erased and
+unreachable objects that are not yet collected. A token that is limited to some agents must not get
+access.
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ from ortet.server.raw_store.rawaccess import (
 )
 
 _MAX_WAITERS = 256
-"""Questions that may wait for a signal at once; beyond, the answer is "not yet" at once."""
+"""Maximum number of requests that wait for a signal. Others are answered "not yet"."""
 
 
 def raw_routes(grant: Grant, timeout: float = BODY_TIMEOUT_SECONDS) -> list[Route]:
-    """Routes below /raw, for the application's list. `slowest`: seconds in which something of a
-    body must come."""
+    """Return the routes below /raw.
+
+    Args:
+        grant: Authenticates a request and returns its store.
+        timeout: Seconds in which some part of a body must arrive.
+    """
     raw = _RawStoreRoutes(grant, timeout)
     return [
         Route("/raw/hello", raw.hello, methods=["GET"]),
@@ -89,7 +93,7 @@ class _RawStoreRoutes:
 
         return await respond_in_thread(work)
 
-    # rows
+    # Catalog
 
     async def catalog(self, request: Request) -> Response:
         try:
@@ -120,7 +124,7 @@ class _RawStoreRoutes:
         }
         return Response(pack(answer), media_type=CONTENT_TYPE, headers=headers)
 
-    # signals
+    # Signal
 
     async def signal(self, request: Request) -> Response:
         verb = request.path_params["verb"]
@@ -149,15 +153,15 @@ class _RawStoreRoutes:
         return Response(pack(None), media_type=CONTENT_TYPE)
 
     async def _wait(self, signal: Signal, wait_request: SignalWaitRequest) -> Response:
-        """In threads of its own: who waits must not keep others waiting."""
+        """Wait for a signal in separate threads, so that waiting requests block no others."""
         if self._waiters is None:
             self._waiters = anyio.CapacityLimiter(_MAX_WAITERS)
         timeout = (
             wait_request.timeout if wait_request.timeout > 0 else 0.0
-        )  # also of what is no number
+        )  # also if it is not a number
         if wait_request.mark.boot != self._boot:
             came = (
-                True  # given by a process that is gone, or by another: anything may have happened
+                True  # the token was given by another process, so that signals may have been missed
             )
         elif self._waiters.available_tokens < 1:
             await anyio.sleep(min(timeout, 1.0))
@@ -171,7 +175,11 @@ class _RawStoreRoutes:
 
 
 def _write(access: RawStoreAccess, name: str, values: dict[str, Any], request: Request) -> Any:
-    """Once, and only if no sweep has begun since the writer looked at what is stored."""
+    """Apply a write once, and only if no garbage collection began since the client read the store.
+
+    Raises:
+        Conflict: `swept`, if one began. Nothing was written.
+    """
     headers = request.headers
     shown = headers.get(EPOCH_HEADER)
     gate = access.objects.sweep_lock

@@ -1,9 +1,8 @@
-"""Writes to a catalog that a client may send twice, because an answer was lost, and that are done
-once.
+"""Catalog writes that are applied once, even if a client repeats them because an answer was lost.
 
-An append is known by its events: they are chained and salted, so the same ones are the same
-append. All else is noted as a row in the same transaction, by the id that the client gave it; the
-client says with its next write which notes are needed no longer.
+An append is recognised by its events: they are chained and salted, so equal events are the same
+append. Every other write stores a note, a row with the request id of the client, in the same
+transaction. With its next write, the client lists notes that may be deleted.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from ortet.errors import Conflict, Invalid, NotFound, OrtetError
 REQUEST_KIND = "request"
 _STORE = ("store", "id")
 _NOTE_TTL_NS = 3600 * 10**9
-"""Age at which a note may go: its client, if it lives, has given up long ago."""
+"""Age at which a note may be deleted; its client gave up long before."""
 _ROWS_PER_PAGE = 200
 _TRIES = 100
 
 
 class RequestNote(msgspec.Struct, frozen=True):
-    """That a request was done."""
+    """Note that a request was applied."""
 
     time: int
 
 
 class WriteRequest(msgspec.Struct, frozen=True):
-    """A request, whether it may have come before, and those that are settled."""
+    """A write request. `again`: it may be a retry. `done`: requests whose notes may be deleted."""
 
     request: str
     again: bool
@@ -42,16 +41,17 @@ class WriteRequest(msgspec.Struct, frozen=True):
 
 
 def new_boot() -> str:
+    """Return an id of this server process, for signal tokens."""
     return os.urandom(8).hex()
 
 
 def store_id(catalog: Catalog) -> str:
-    """An id of the store, made when it is first asked for."""
+    """Return the id of the store, which is created at first use."""
     row = catalog.row(*_STORE)
     if row is None:
         try:
             row = catalog.put_row(*_STORE, os.urandom(16).hex().encode(), expect=0)
-        except Conflict:  # another server was faster
+        except Conflict:  # another server created it first
             return store_id(catalog)
     return row.value.decode()
 
@@ -59,7 +59,7 @@ def store_id(catalog: Catalog) -> str:
 def was_done(
     catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest
 ) -> bool:
-    """Whether this very write has been done."""
+    """Return True if this write was already applied."""
     if not write_request.again:
         return False
     if name == "append" and values["events"]:
@@ -68,7 +68,7 @@ def was_done(
 
 
 def write(catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest) -> Any:
-    """Do it, unless it was done; the answer is the same."""
+    """Apply a write unless it was applied before. The result is the same."""
     if name != "append" or not values["events"]:
         check_name(write_request.request)
     if was_done(catalog, name, values, write_request):
@@ -76,7 +76,7 @@ def write(catalog: Catalog, name: str, values: dict[str, Any], write_request: Wr
     try:
         return _apply(catalog, name, values, write_request)
     except OrtetError:
-        # the first of the two may have been on its way still
+        # The first attempt may have been applied meanwhile.
         if not was_done(catalog, name, values, write_request):
             raise
         return _repeat_result(catalog, name, values)
@@ -84,7 +84,7 @@ def write(catalog: Catalog, name: str, values: dict[str, Any], write_request: Wr
 
 def _apply(catalog: Catalog, name: str, values: dict[str, Any], write_request: WriteRequest) -> Any:
     if name == "append":
-        # without a note where it is known by its events: alone they are one statement
+        # An append that is known by its events needs no note: it is then a single statement.
         rows = values["rows"] if values["events"] else [*values["rows"], *_notes(write_request)]
         return catalog.append(**{**values, "rows": rows})
     if name == "move":
@@ -126,8 +126,11 @@ def _put_row(
 
 
 def _created_row(catalog: Catalog, kind: str, key: str, value: bytes) -> CatalogRow:
-    """A new row's version is the catalog's choice. Where another has written since, one below its
-    own is as good: it is not the newest any more."""
+    """Return a row that was just created; the catalog chooses the version.
+
+    If another writer changed the row since, a version below the current one is correct: it is
+    outdated.
+    """
     found = catalog.row(kind, key)
     if found is None:
         return CatalogRow(kind, key, value, 1)
@@ -135,7 +138,7 @@ def _created_row(catalog: Catalog, kind: str, key: str, value: bytes) -> Catalog
 
 
 def _repeat_result(catalog: Catalog, name: str, values: dict[str, Any]) -> Any:
-    """What the one who did it would have been told."""
+    """Return the result of a write that was applied before."""
     if name == "move":
         found = [catalog.lease(claim.name) for claim in values["claims"]]
         owners = [claim.owner for claim in values["claims"]]
@@ -172,7 +175,7 @@ def _drop_settled_notes(write_request: WriteRequest) -> list[RowChange]:
 
 
 def drop_old_notes(catalog: Catalog, now: int) -> int:
-    """Notes that dead clients have left; returns how many went."""
+    """Delete notes that dead clients left, and return their number."""
     dropped = 0
     after = ""
     while page := catalog.rows(REQUEST_KIND, after, _ROWS_PER_PAGE):

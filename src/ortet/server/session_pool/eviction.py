@@ -1,8 +1,8 @@
-"""When rooms are left: a while after their last request, or when another server asks.
+"""Closes open sessions: some time after their last request, or when another process asks for one.
 
-Two threads of each store. One hears who asks for what. The other leaves rooms: it is woken by the
-first, by who comes out of a room that is asked for, and by the clock. Where no signal comes
-through, others ask by rows, which it looks up now and then.
+Each store has two threads. One listens for requests of other processes. The other closes sessions;
+it is woken by the first thread, by the end of a request to a wanted session, and by a timer. Where
+signals do not arrive, other hosts write request rows, which are polled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from ortet.sessions.writing.lease_handover import (
 )
 
 _QUIET_SECONDS = 0.01
-"""Seconds without a request after which whoever worked in a room is thought to be done."""
+"""Time without a request after which the user of a wanted session is assumed to be done."""
 _LISTEN_SECONDS = 5.0
-"""Seconds for which it is listened at a time."""
+"""Timeout of one wait for signals."""
 
 
 class SlotEvictor:
-    """Of the rooms of one store. `linger` and `turn` are as in Rooms."""
+    """Evicts the sessions of one store.
+
+    `idle_timeout` and `min_hold` are `linger` and `min_hold` of SessionPool.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class SlotEvictor:
         self._threads: list[Thread] = []
 
     def start(self) -> None:
-        """Once a session is to be opened; what is asked for from now on is heard."""
+        """Start the threads, once. Requests from other processes are noticed from now on."""
         if self._threads:
             return
         with self._start_lock:
@@ -72,8 +75,11 @@ class SlotEvictor:
                 self._threads = threads
 
     def must_hand_over(self, slot: SessionSlot) -> bool:
-        """Whether a room that somebody is in goes to another server now: that asked for it, and it
-        was ours for a turn."""
+        """Return True if a session in use must be handed over now.
+
+        That is so if another process asked for it, this server held it for `min_hold` seconds, and
+        nothing runs in it.
+        """
         return (
             slot.is_wanted
             and time.monotonic() - slot.opened_at >= self._min_hold
@@ -81,10 +87,12 @@ class SlotEvictor:
         )
 
     def stop(self) -> None:
+        """Ask the threads to end."""
         self._stopped.set()
         self._wakeup.set()
 
     def join(self, until: float) -> None:
+        """Wait for the threads, at least one second each, until a deadline."""
         for thread in self._threads:
             thread.join(max(1.0, until - time.monotonic()))
 
@@ -92,7 +100,7 @@ class SlotEvictor:
         while not self._stopped.is_set():
             try:
                 token, topics = self._signal.wait_any(token, _LISTEN_SECONDS)
-                if topics is None:  # something was told that was not heard
+                if topics is None:  # signals were lost: any session may be wanted
                     self._mark_maybe_requested(self._slots.all_slots())
                 else:
                     self._mark_requested({requested_session(topic) for topic in topics})
@@ -101,7 +109,7 @@ class SlotEvictor:
                 self._report_failure("hearing who asks for sessions", error)
 
     def _mark_requested(self, sessions: set[str]) -> None:
-        for room in self._open_slots(sessions):  # one of them may be what we ask for ourselves
+        for room in self._open_slots(sessions):  # this server may have sent the request
             if self._signal.wait(request_topic(room.id), room.signal_token, 0):
                 room.is_requested = True
                 self._wakeup.set()
@@ -124,7 +132,7 @@ class SlotEvictor:
                 if time.monotonic() >= rested + self._poll_interval:
                     rested = time.monotonic()
                     if self._slots.count:
-                        # of whom nobody knows whether they still wait
+                        # A row does not tell if its writer still waits.
                         self._mark_maybe_requested(self._open_slots(requests.requested_sessions()))
                     self._slots.clean_up()
                 times = [self._evict_if_due(room) for room in self._slots.all_slots()]
@@ -135,8 +143,11 @@ class SlotEvictor:
                 self._report_failure("keeping rooms", error)
 
     def _evict_if_due(self, slot: SessionSlot) -> float | None:
-        """Leave it, if it is time; else when to look again, if that is soon: who is inside now says
-        so when they come out, and all else is looked at now and then."""
+        """Evict the slot if it is due. Return when to check again, or None.
+
+        None means that no timer is needed: the end of a request wakes the thread, and the rest is
+        polled.
+        """
         now, due = time.monotonic(), slot.last_used + self._idle_timeout
         if slot.is_wanted:
             due = min(due, slot.opened_at + self._min_hold, slot.last_used + _QUIET_SECONDS)

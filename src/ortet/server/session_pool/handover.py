@@ -1,5 +1,8 @@
-"""Sessions that go from server to server: who asks for one is told when it is free, and who gave
-one away lets that other come first."""
+"""Hand-over of sessions between processes.
+
+A process that asks for a session is notified when it is free. The process that released it lets the
+other one take it first.
+"""
 
 from __future__ import annotations
 
@@ -18,53 +21,64 @@ from ortet.sessions.writing.lease_handover import (
 )
 
 _TAKE_TIMEOUT_SECONDS = 0.3
-"""Seconds that the other has to take it: it asks again within them, where no signal comes."""
+"""Time that the other process has to take the session.
+
+Without signals it retries within this time.
+"""
 _MAX_RELEASED = 1000
 
 
 class SessionHandover:
-    """Of the sessions of one store, as one server sees it."""
+    """The hand-over of the sessions of one store, seen from this server."""
 
     def __init__(self, hub: Hub, signal: Signal) -> None:
         self._hub = hub
         self._signal = signal
-        self._released: dict[str, tuple[int, float]] = {}  # a token, and when
+        self._released: dict[str, tuple[int, float]] = {}  # signal token and time, by session id
 
     def record_release(self, session: str) -> None:
-        """It is about to be let go for another."""
-        while len(self._released) >= _MAX_RELEASED:  # nobody came back for the first of them
+        """Record that the session is about to be released for another process."""
+        while len(self._released) >= _MAX_RELEASED:  # the oldest were never taken
             with suppress(KeyError, StopIteration, RuntimeError):
                 del self._released[next(iter(self._released))]
         with suppress(OSError, OrtetError):
             self._released[session] = self._signal.token(received_topic(session)), time.monotonic()
 
     def notify_released(self, session: str) -> None:
+        """Tell waiting processes that the session is free."""
         self.notify(released_topic(session))
 
     def notify(self, topic: str) -> None:
-        with suppress(OSError, OrtetError):  # a hint
+        """Send a signal, and ignore errors."""
+        with suppress(OSError, OrtetError):  # only a hint: a lost notification is harmless
             self._signal.notify(topic)
 
     def wait_for_taker(self, session: str) -> None:
-        """Without this who works without a break would have it back before another is awake."""
+        """Wait until the process that asked for the session has taken it, or a timeout passes.
+
+        Without the wait, a busy client would reopen the session before the other process wakes up.
+        """
         token, when = self._released.pop(session, (0, 0.0))
         rest = when + _TAKE_TIMEOUT_SECONDS - time.monotonic()
         if rest > 0:
             self._signal.wait(received_topic(session), token, rest)
 
     def is_requested(self, session: str, token: int) -> bool:
-        """Whether anybody asked for it since then."""
+        """Return True if another process asked for the session since `token`."""
         return self._signal.wait(request_topic(session), token, 0)
 
     @contextmanager
     def request_lease(self, session: str, timeout: float) -> Iterator[LeaseWaiter]:
+        """Yield a waiter for the lease of a session. The request ends with the block."""
         with LeaseRequest(self._hub, session) as request:
             yield LeaseWaiter(self._signal, request, released_topic(session), timeout)
 
 
 class LeaseWaiter:
-    """One that tries to open a session, and waits after each try that failed; `token` is of the
-    moment before the try."""
+    """Waits for a lease between attempts to open a session.
+
+    `token` is the signal token from before the last attempt, so no notification is missed.
+    """
 
     def __init__(self, signal: Signal, request: LeaseRequest, topic: str, timeout: float) -> None:
         self._signal = signal
@@ -74,8 +88,11 @@ class LeaseWaiter:
         self.token = signal.token(topic)
 
     def wait(self) -> bool:
-        """Ask for it, and wait until it is free or is to be asked for again; False when it is too
-        late for that."""
+        """Ask for the lease and wait until it is free or must be asked for again.
+
+        Returns:
+            False if the deadline has passed.
+        """
         rest = self._deadline - time.monotonic()
         if rest <= 0:
             return False

@@ -1,5 +1,8 @@
-"""That a server lives, as servers on other hosts can tell: a lease which it renews. A process of
-the same host is looked up there."""
+"""Shows that a server is running, so that others can tell if the owner of a request has died.
+
+On a shared store the server renews a lease that other hosts can check. A process of the same host
+is looked up by its pid. A module of its own, because idempotency and the session pool both need it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _SERVER_LEASE_PREFIX = "server:"
 
 
 def current_owner(hub: Hub) -> str:
-    """This process, as the owner of what its server is asked to do."""
+    """Return the owner name of this process for requests."""
     return f"{owner_prefix(hub._store.host)}:http"
 
 
 def has_owner_exited(hub: Hub, owner: str) -> bool:
-    """Whether the process of an owner has ended, as far as can be told from here."""
+    """Return True if the process of an owner is known to have ended."""
     host = hub._store.host
     if is_owner_dead(owner, host):
         return True
@@ -36,7 +39,7 @@ def has_owner_exited(hub: Hub, owner: str) -> bool:
 
 
 class ServerLiveness:
-    """Of this process in one store; `hub` stays open as long."""
+    """The liveness lease of this process in one store. `hub` must stay open as long."""
 
     def __init__(self, hub: Hub) -> None:
         self._renewer = LeaseRenewer()
@@ -48,7 +51,8 @@ class ServerLiveness:
             self._renewer.add(self._held_lease)
 
     def close(self) -> None:
+        """Stop renewing the lease, and release it."""
         self._renewer.close()
         if self._held_lease is not None:
-            with suppress(OrtetError):  # then it ends by itself
+            with suppress(OrtetError):  # then the lease expires
                 self._held_lease.release()

@@ -1,5 +1,8 @@
-"""The machine of a session, asked beside whatever else is done with it: no turn in its room, so a
-command that takes an hour keeps nobody from looking at, or ending, what runs."""
+"""Queries to the machine of a session, without taking the session's lock.
+
+A command that runs for an hour holds the lock. These queries still work, so others can look at
+running programs and stop them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ _Found = TypeVar("_Found")
 def ask_machine(
     pool: SessionPool, row: SessionRow, query: Callable[[InitClient], _Found]
 ) -> _Found:
-    """What the keeper of its programs answers; NotFound("not_live") when none lives here."""
+    """Return the answer of the init process of a session's machine.
+
+    Raises:
+        NotFound: `not_live`, if no machine of the session runs in this server.
+    """
     try:
         return _ask_machine_once(pool, row, query)
     except OrtetError as error:
@@ -28,7 +35,7 @@ def ask_machine(
             raise
         return _ask_machine_once(
             pool, row, query, refresh=True
-        )  # it was restored: another stands there
+        )  # the machine was restored: reconnect to the new one
 
 
 def _ask_machine_once(
@@ -49,12 +56,15 @@ def _ask_machine_once(
 def ask_job(
     pool: SessionPool, row: SessionRow, name: str, query: Callable[[Job], _Found]
 ) -> _Found:
-    """The same of one service or shell."""
+    """Return the answer of one service or shell of a session's machine."""
     return ask_machine(pool, row, lambda indoors: query(indoors.job(name)))
 
 
 def find_open_session(pool: SessionPool, id_: str) -> tuple[Session | None, Workspace | None]:
-    """A session as it is open in this server, and its machine: only for what any thread may ask."""
+    """Return a session and its machine if they are open in this server.
+
+    The caller does not hold the session's lock, so it may only use what is safe for any thread.
+    """
     for room in pool.open_slots():
         if room.id == id_:
             return room.session, room.workspace

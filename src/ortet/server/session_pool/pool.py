@@ -1,8 +1,8 @@
-"""Sessions that this server has open, and hubs that only look.
+"""SessionPool: the sessions of one store that this server has open, and hubs for reading.
 
-A hub is used by one thread at a time, so each open session has a hub of its own: a room. What one
-session does, for an hour if need be, keeps no other waiting. A room is left a while after its last
-request, or as soon as another server asks for its session, and nothing runs in it.
+A hub is used by one thread at a time, so each open session has its own hub, in a slot. A session
+that is busy for an hour delays no other session. A slot is released some time after its last
+request, or when another process asks for the session. It is kept while programs run in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ortet.sessions.table import SessionRow, no_session
 from ortet.sessions.writing.lease_handover import HANDOVER_TOPIC, request_handover
 
 _DEFAULT_AGENT = "default"
-"""Whose names go before those of others: see Roll.meant."""
+"""The agent whose session names win over those of others. See `SessionTable.resolve`."""
 
 
 def _sees_every_agent(_agent: str) -> bool:
@@ -37,9 +37,16 @@ def _sees_every_agent(_agent: str) -> bool:
 
 
 class SessionPool:
-    """Those of one store. `linger`, `patience` and `turn` are in seconds: how long a session stays
-    open that nobody uses, how long a request waits for it, how long one that is used without a
-    break is kept from others."""
+    """The sessions of one store. Thread-safe.
+
+    Args:
+        open_hub: Opens a hub of the store.
+        max_sessions: Maximum number of open sessions.
+        linger: Seconds that an unused session stays open.
+        patience: Seconds that a request waits for a busy session.
+        min_hold: Seconds that a session in constant use is kept before it is handed over.
+        report_error: Called with errors that no request can be told about.
+    """
 
     def __init__(
         self,
@@ -59,7 +66,7 @@ class SessionPool:
         self._liveness = ServerLiveness(self._shared_hub)
         self._wanted_signal = self._shared_hub.signal.with_prefix(
             HANDOVER_TOPIC
-        )  # not every event wakes the keeper
+        )  # other events must not wake the evictor
         self._handover = SessionHandover(self._shared_hub, self._wanted_signal)
         self._slots = SlotTable(
             self._shared_hub,
@@ -84,36 +91,48 @@ class SessionPool:
 
     @property
     def count(self) -> int:
+        """The number of slots."""
         return self._slots.count
 
     @property
     def shared_hub(self) -> Hub:
-        """Open as long as the server is; only for those parts of it that threads may share."""
+        """A hub that is open as long as the pool; only for its parts that threads may share."""
         return self._shared_hub
 
     @property
     def signal(self) -> Signal:
-        """Of the store."""
+        """The signal of the store."""
         return self._shared_hub.signal
 
     @property
     def upload_directory(self) -> Path:
-        """Where bodies lie while they are received; on the disk of the store."""
+        """The directory for request bodies while they are received, on the disk of the store."""
         return self._shared_hub.root / "local" / "received"
 
-    # reading
+    # Reading
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """One that no other thread uses meanwhile. What is opened in it is closed after."""
+        """Yield a hub for use by this thread alone.
+
+        Sessions that are opened in it are closed afterwards.
+        """
         self._slots.check()
         with self._hub_pool.borrow() as hub:
             yield hub
 
     def row(self, session: str, sees: Callable[[str], bool] = _sees_every_agent) -> SessionRow:
-        """By id, name or agent/name; NotFound, also where its agent is not to be seen."""
+        """Return the row of a session.
+
+        Args:
+            session: An id, a name or agent/name.
+            sees: Returns True for agents whose sessions the caller may see.
+
+        Raises:
+            NotFound: There is no such session, or its agent is not visible.
+        """
         room = self._slots.get(session) or self._slots.find_by_name(session)
-        row = room.row if room is not None else None  # while it is open here nobody removes it
+        row = room.row if room is not None else None  # an open session cannot be removed
         if row is None or (row.id != session and not sees(row.agent)):
             with self.hub() as hub:
                 row = hub._session_manager().table.resolve_visible(session, sees)
@@ -125,7 +144,10 @@ class SessionPool:
 
     @contextmanager
     def view(self, id_: str) -> Iterator[SessionReader]:
-        """To read: as it is open here, where nobody works in it, else from the store."""
+        """Yield a session for reading.
+
+        It is the open session if no thread uses that, else one that is read from the store.
+        """
         self._slots.check()
         room = self._slots.get(id_)
         if room is not None and room.lock.acquire(blocking=False):
@@ -140,17 +162,29 @@ class SessionPool:
             yield hub.get(id_)
 
     def has_live_machine(self, id_: str) -> bool:
-        """Whether a machine of this session was used here and is still there; waits for nobody."""
+        """Return True if a machine of the session runs in this server.
+
+        Does not wait for the session's lock.
+        """
         room = self._slots.get(id_)
         return room is not None and room.workspace is not None
 
     def open_slots(self) -> list[SessionSlot]:
-        """Those in which a session is; to look at, whoever works in it."""
+        """Return the slots with an open session. Other threads may be using them."""
         return [room for room in self._slots.all_slots() if room.row is not None]
 
     def control_socket(self, row: SessionRow, *, refresh: bool = False) -> ControlSocket:
-        """Where the programs of a session's machine can be asked, whatever else is done with it;
-        `again`: not as it was known. NotFound when no machine of it lives here."""
+        """Return the control socket of a session's machine.
+
+        The socket can be used while another thread uses the session.
+
+        Args:
+            row: The session.
+            refresh: Look the socket up again instead of using the cached one.
+
+        Raises:
+            NotFound: No machine of the session runs in this server.
+        """
         room = self._slots.get(row.id)
         files = room.workspace if room is not None else None
         if room is None or files is None:
@@ -163,14 +197,20 @@ class SessionPool:
                 room.control_socket = files.control_socket
         return room.control_socket
 
-    # writing
+    # Writing
 
     @contextmanager
     def open_by_name(
         self, agent: str, name: str, opener: SessionOpener, *, reopen: bool = True
     ) -> Iterator[Session]:
-        """A session by name: as `opened` gives it, which makes it where it is new. `anew`: it is
-        asked for with options, so one that is open here is opened again with them."""
+        """Open a session by name for use by this thread alone; `opener` creates it if it is new.
+
+        Args:
+            agent: Agent of the session.
+            name: Name of the session.
+            opener: Opens the session in a hub, with the options of the request.
+            reopen: Open the session again with `opener` if it is already open here.
+        """
         with self.hub() as hub:
             row = hub._session_manager().table.find(agent, name)
         if row is None:
@@ -180,7 +220,7 @@ class SessionPool:
             yield session
 
     def _create_session(self, agent: str, name: str, opener: SessionOpener) -> SessionRow:
-        """A new session, in its room if nobody was faster to enter that."""
+        """Create a session and attach it to its slot, unless another thread uses that already."""
         taken: list[Hub] = []
         with self._hub_pool.borrow(is_kept=lambda hub: hub in taken) as hub:
             token = self._wanted_signal.token(HANDOVER_TOPIC)
@@ -190,7 +230,7 @@ class SessionPool:
                 row = hub._session_manager().table.find(agent, name)
                 if error.kind != "lease_held" or row is None:
                     raise
-                return row  # another was faster to make it
+                return row  # another process created it first
             row = session.row
             with self._slot(row.id) as room, room.try_exclusive() as alone:
                 if alone and room.session is None:
@@ -202,7 +242,12 @@ class SessionPool:
     def open_session(
         self, row: SessionRow, opener: SessionOpener | None = None, *, reopen: bool = False
     ) -> Iterator[Session]:
-        """The session, open and ours alone. Refused("lease_held") when another process keeps it."""
+        """Open a session for use by this thread alone.
+
+        Raises:
+            Refused: `lease_held`, if another process keeps the session.
+            Unavailable: `session_busy`, if another thread uses it for longer than the timeout.
+        """
         with self._slot(row.id) as room, room.exclusive(self._wait_timeout):
             if reopen and not room.is_busy():
                 self._slots.release(room)
@@ -222,8 +267,13 @@ class SessionPool:
 
     @contextmanager
     def with_session_closed(self, row: SessionRow) -> Iterator[Hub]:
-        """A hub, for what is done to a session that nobody has open: archive it, erase it. It is
-        left here before; Unavailable while something runs in it."""
+        """Yield a hub for an operation on a closed session, such as archive or erase.
+
+        The session is released here first, and other processes are asked to release it.
+
+        Raises:
+            Unavailable: Programs run in the session's machine.
+        """
         with self._slot(row.id) as room, room.exclusive(self._wait_timeout):
             if room.is_busy():
                 raise Unavailable(
@@ -241,11 +291,15 @@ class SessionPool:
             yield room
 
     def close(self, timeout: float = 10.0) -> int:
-        """Wait for those inside, then let every session go; how many would not."""
+        """Wait for running requests, then release every session.
+
+        Returns:
+            The number of sessions that were still busy at the timeout.
+        """
         until = time.monotonic() + timeout
         self._evictor.stop()
         rooms = self._slots.stop_accepting()
-        self._handover.notify(HANDOVER_TOPIC)  # which wakes who hears
+        self._handover.notify(HANDOVER_TOPIC)  # wakes the listening thread
         self.swarm_jobs.close()
         stuck = self._slots.release_all(rooms, until)
         self._hub_pool.close()

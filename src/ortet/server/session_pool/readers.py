@@ -1,5 +1,7 @@
-"""Hubs that nobody uses: kept open for who looks next, or opens a session, each for one thread at a
-time. To open one anew reads what every writer of the store has not sealed yet."""
+"""A pool of idle hubs, each used by one thread at a time.
+
+Opening a hub is slow, because it reads the unsealed tails of all writers of the store.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ from ortet.hub.hub import Hub
 
 _MAX_IDLE_HUBS = 512
 _IDLE_SECONDS = 60.0
-"""Seconds after which one that nobody needed is closed: it may hold what a sweep would take."""
+"""Time after which an unused hub is closed, because it may keep objects from garbage collection."""
 _MAX_CONCURRENT_OPENS = 2
-"""That are opened at once: it is work for the processor, and hundreds at it keep all others off."""
+"""Maximum number of hubs that open at once.
+
+Opening uses the processor and would slow down all requests.
+"""
 
 
 class HubPool:
-    """Any thread may ask for one."""
+    """Idle hubs of one store. Thread-safe."""
 
     def __init__(self, open_hub: Callable[[], Hub]) -> None:
         self._open_hub = open_hub
@@ -30,7 +35,11 @@ class HubPool:
 
     @contextmanager
     def borrow(self, is_kept: Callable[[Hub], bool] = lambda _hub: False) -> Iterator[Hub]:
-        """What is opened in it is closed after; unless it is `kept`, by who gives it back later."""
+        """Lend a hub to this thread. Sessions that are opened in it are closed afterwards.
+
+        If `is_kept` returns True at the end, the borrower keeps the hub and calls `return_hub`
+        later.
+        """
         hub = self._acquire()
         clean = False
         try:
@@ -47,7 +56,10 @@ class HubPool:
                     hub.close()
 
     def return_hub(self, hub: Hub) -> None:
-        """One that was kept. Its sessions are let go; raises what that does, and it is closed."""
+        """Return a hub that a borrower kept, and pause its sessions.
+
+        If pausing fails, the hub is closed and the error is raised.
+        """
         if hub.open_workspaces():
             hub.close()
             return
@@ -60,9 +72,9 @@ class HubPool:
 
     def _acquire(self) -> Hub:
         with suppress(IndexError):
-            return self._idle.pop()[0]  # what it has read last is what is asked for next
+            return self._idle.pop()[0]  # the hub used last has the best caches
         with self._open_semaphore:
-            with suppress(IndexError):  # given back while we waited
+            with suppress(IndexError):  # returned while this thread waited
                 return self._idle.pop()[0]
             return self._open_hub()
 
@@ -72,24 +84,24 @@ class HubPool:
             hub.close()
             return
         self._idle.append((hub, time.monotonic()))
-        if self._closed:  # meanwhile
+        if self._closed:  # closed by another thread in between
             self.close()
 
     def close_idle(self) -> None:
-        """Close those that nobody needed for a while."""
+        """Close the hubs that were idle for a while."""
         while self._idle and time.monotonic() - self._idle[0][1] > _IDLE_SECONDS:
             try:
                 hub, since = self._idle.popleft()
             except IndexError:
                 return
-            if time.monotonic() - since <= _IDLE_SECONDS:  # another was faster
+            if time.monotonic() - since <= _IDLE_SECONDS:  # another thread took the old one
                 self._idle.appendleft((hub, since))
                 return
             with suppress(OrtetError):
                 hub.close()
 
     def close(self) -> None:
-        """Those that are lent are closed when they come back."""
+        """Close the idle hubs. Hubs that are lent are closed when they are returned."""
         self._closed = True
         while self._idle:
             with suppress(OrtetError, IndexError):

@@ -1,4 +1,4 @@
-"""One session that this server has open, with the hub that it is open in."""
+"""SessionSlot: one open session with its hub and lock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from ortet.sessions.table import SessionRow
 from ortet.workspaces.workspace import Workspace
 
 _MAX_WAITING_THREADS = 16
-"""Threads that wait for one session; all others are told at once that it is busy."""
+"""Maximum number of threads that wait for one session. Others get `session_busy` at once."""
 
 SessionOpener = Callable[[Hub], Session]
 
 
 class SessionSlot:
-    """`users` are requests inside, or about to be; `since` is when it was opened; `asked`: another
-    server asked for it since, `guessed`: one may have."""
+    """One session of the pool, open or about to be opened.
+
+    `users` counts requests that use the slot or wait for it. `opened_at` is the time when the
+    session was opened. `is_requested`: another process asked for the session since then.
+    `is_maybe_requested`: another process may have asked.
+    """
 
     def __init__(self, id_: str) -> None:
         self.id = id_
@@ -32,44 +36,44 @@ class SessionSlot:
         self.opened_at = 0.0
         self.is_requested = False
         self.is_maybe_requested = False
-        self.signal_token = 0  # of the signal: who asked before did not ask us
-        self.is_stale = False  # it is to be read again, once the store can be written
+        self.signal_token = 0  # earlier requests were not meant for this server
+        self.is_stale = False  # reload the session once the store is writable
         self.hub: Hub | None = None
         self.session: Session | None = None
-        self.control_socket: ControlSocket | None = None  # of its machine, once somebody asked
+        self.control_socket: ControlSocket | None = None  # of the machine, set at first use
         self._waiting = 0
         self._count = Lock()
 
     @property
     def is_wanted(self) -> bool:
-        """It is ours, and another server may be waiting for it."""
+        """True if the session is open here and another process may be waiting for it."""
         return self.hub is not None and (self.is_requested or self.is_maybe_requested)
 
     @property
     def row(self) -> SessionRow | None:
-        """Of the session that is open here; None when there is none."""
+        """The row of the open session, or None."""
         session = self.session
         return None if session is None or session.held_lease.is_released else session.row
 
     @property
     def workspace(self) -> Workspace | None:
-        """The machine of the session that is open here, if it was used."""
+        """The machine of the open session, or None if it was not used."""
         session = self.session
         return None if session is None or session.held_lease.is_released else session.attached_files
 
     def attach(self, hub: Hub, session: Session, token: int) -> None:
-        """`token` is of the moment in which it was tried to open it."""
+        """Store an open session. `token` is the signal token from before it was opened."""
         self.opened_at, self.signal_token, self.control_socket = time.monotonic(), token, None
         self.is_stale = self.is_requested = self.is_maybe_requested = False
         self.hub, self.session = hub, session
 
     def detach(self) -> Hub | None:
-        """What is to be closed."""
+        """Remove the session and return its hub, which the caller must close."""
         hub, self.hub, self.session = self.hub, None, None
         return hub
 
     def is_busy(self) -> bool:
-        """Something runs in it that would end with it."""
+        """Return True if programs run in the session that would end with it."""
         session = self.session
         if session is None or session.held_lease.is_released:
             return False
@@ -78,11 +82,11 @@ class SessionSlot:
         return True
 
     def renew_lease(self) -> bool:
-        """Whether it can go on: nobody ended it, or took it while this process slept."""
+        """Renew the lease if it is due. Return False if the session must be opened again."""
         if self.session is None or self.session.held_lease.is_released:
             return False
         try:
-            if self.is_stale:  # Unavailable as long as the store is: what is left then is not freed
+            if self.is_stale:  # raises Unavailable while the store is locked
                 self.session.held_lease.renew()
                 return False
             self.session.held_lease.renew_if_due()
@@ -91,7 +95,10 @@ class SessionSlot:
         return self.is_ours()
 
     def is_ours(self) -> bool:
-        """As the catalog knows it, so that no reader is shown what is another's by now."""
+        """Return True if the catalog says that this server holds the lease.
+
+        A reader must not be shown the memory of a session that another process has taken.
+        """
         session = self.session
         if session is None or self.hub is None or session.held_lease.is_released or self.is_stale:
             return False
@@ -100,12 +107,12 @@ class SessionSlot:
         return held is not None and (held.owner, held.fence) == (lease.owner, lease.fence)
 
     def release_other_sessions(self) -> None:
-        """Sessions that a request opened beside this one, as forks, are anybody's now."""
+        """Pause other sessions that a request opened in this hub, such as forks."""
         if self.hub is not None and self.session is not None:
             self.hub.pause_open_sessions(keep_open=self.session)
 
     def is_stale_after(self, error: BaseException) -> bool:
-        """Whether what is in memory may not be what is stored: then it is read again."""
+        """Return True if an error may leave the session in memory different from the stored one."""
         if self.session is None or self.session.held_lease.is_released:
             return True
         if isinstance(error, Refused):
@@ -115,7 +122,11 @@ class SessionSlot:
 
     @contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
-        """No other thread is inside; Unavailable("session_busy") after `patience` seconds."""
+        """Within this block, no other thread uses the session.
+
+        Raises:
+            Unavailable: `session_busy`, if the session is not free within `timeout` seconds.
+        """
         if not self.lock.acquire(blocking=False):
             self._wait(timeout)
         try:
@@ -125,7 +136,7 @@ class SessionSlot:
 
     @contextmanager
     def try_exclusive(self) -> Iterator[bool]:
-        """The same without waiting: whether it is so."""
+        """Take the lock without waiting, and yield True if that succeeded."""
         alone = self.lock.acquire(blocking=False)
         try:
             yield alone

@@ -1,5 +1,4 @@
-"""The rooms of one store by session: who is inside, how many there may be, how one is opened and
-left."""
+"""SlotTable: the slots of one store by session; opens, releases and evicts them."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from ortet.sessions.session import Session
 from ortet.sessions.table import SessionRow
 
 ErrorReporter = Callable[[str, BaseException], None]
-"""Hears what failed where nobody can be told."""
+"""Called with errors that no request can be told about."""
 
 
 class SlotTable:
-    """`most` rooms at a time. `woken` is set when one that is asked for may be left."""
+    """At most `max_slots` slots. `wakeup` is set when a wanted session may be free."""
 
     def __init__(
         self,
@@ -55,21 +54,22 @@ class SlotTable:
         return self._slots.get(session)
 
     def find_by_name(self, name: str) -> SessionSlot | None:
-        """The one in which the session of this name is, of those that were `call`ed so."""
+        """Return the slot of a session whose name was stored by `remember_name`."""
         return self._slots.get(self._ids_by_name.get(name, ""))
 
     def remember_name(self, session: str, name: str) -> None:
-        """As long as it is open here."""
+        """Remember the name of a session while it is open here."""
         if session in self._slots:
             self._ids_by_name[name] = session
 
     def check(self) -> None:
+        """Raise Unavailable if the server is stopping."""
         if self.closed:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
 
     @contextmanager
     def use_slot(self, session: str) -> Iterator[SessionSlot]:
-        """The one of a session, which stays as long as anybody is there."""
+        """Within this block, the slot of a session stays in the table."""
         with self._changed:
             self.check()
             room = self._slots.get(session)
@@ -90,17 +90,22 @@ class SlotTable:
             self.wake_if_wanted(room)
 
     def wake_if_wanted(self, slot: SessionSlot) -> None:
+        """Wake the evictor if another process may be waiting for the session."""
         if slot.is_wanted:
             self.wakeup.set()
 
     def open_session(
         self, slot: SessionSlot, row: SessionRow, opener: SessionOpener | None, *, timeout: float
     ) -> Session:
-        """What is in it, opened if need be; for one who is alone there."""
+        """Return the session of a slot, and open it if needed. The caller holds the slot's lock.
+
+        Raises:
+            Refused: `lease_held`, if another process does not release the session in time.
+        """
         if slot.session is not None:
             if slot.renew_lease():
                 return slot.session
-            self.release(slot)  # it was ended, or another took it while this process slept
+            self.release(slot)  # the session ended, or another process took the expired lease
         self._unreleased_leases.release(row.id)
         self._handover.wait_for_taker(row.id)
         lent = self._hub_pool.borrow(is_kept=lambda hub: slot.hub is hub)
@@ -115,12 +120,12 @@ class SlotTable:
                         raise
 
     def attach(self, slot: SessionSlot, hub: Hub, session: Session, token: int) -> None:
-        """What was opened is in it from now on. Who was refused meanwhile has asked already."""
+        """Store an open session in its slot, and check if another process wants it."""
         slot.attach(hub, session, token)
         slot.is_requested = self._handover.is_requested(slot.id, token)
 
     def _evict_idle(self) -> None:
-        """Leave the rooms that were not used for longest, where there are too many."""
+        """Evict the least recently used slots while there are too many."""
         while len(self._slots) > self._max_slots:
             with self._changed:
                 idle = [one for one in self._slots.values() if not one.users]
@@ -131,7 +136,7 @@ class SlotTable:
                 )
 
     def try_evict(self, slot: SessionSlot) -> bool:
-        """Whether it could be left."""
+        """Evict the slot unless it is in use. Return True on success."""
         if not slot.lock.acquire(blocking=False):
             return False
         try:
@@ -146,8 +151,10 @@ class SlotTable:
             slot.lock.release()
 
     def release(self, slot: SessionSlot) -> None:
-        """Let its session go, as one who is alone in it. What fails then is told to the log, not to
-        whoever is next."""
+        """Release the session of a slot. The caller holds the slot's lock.
+
+        An error is reported to the log, not to the next request.
+        """
         if slot.row is not None:
             self._ids_by_name.pop(slot.row.name, None)
         if slot.is_wanted and slot.is_requested:
@@ -166,18 +173,22 @@ class SlotTable:
             self._handover.notify_released(slot.id)
 
     def release_other_sessions(self, slot: SessionSlot) -> None:
+        """Pause forks that a request opened in the slot's hub, and report errors."""
         try:
             slot.release_other_sessions()
         except OrtetError as error:
             self._report_error("pausing a fork", error)
 
     def clean_up(self) -> None:
-        """What is done now and then."""
+        """Close idle hubs and release leases that could not be released before.
+
+        Called periodically.
+        """
         self._hub_pool.close_idle()
         self._unreleased_leases.release_all()
 
     def stop_accepting(self) -> list[SessionSlot]:
-        """Nobody comes in any more; those that there are."""
+        """Refuse new requests, and return all slots."""
         with self._changed:
             self.closed = True
             rooms, self._slots = list(self._slots.values()), {}
@@ -185,7 +196,11 @@ class SlotTable:
         return rooms
 
     def release_all(self, slots: list[SessionSlot], deadline: float) -> int:
-        """Wait for those inside, then let every session go; how many would not."""
+        """Wait for running requests, then release every session.
+
+        Returns:
+            The number of sessions that were still busy at the deadline.
+        """
         stuck = 0
         for room in sorted(slots, key=lambda one: one.users):
             if room.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):

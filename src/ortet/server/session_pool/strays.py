@@ -1,5 +1,8 @@
-"""Leases that this server could not give back, since the store was locked or its disk full: they
-are its own still, and kept from nobody who asks it."""
+"""Leases that this server could not release, because the store was locked or its disk full.
+
+The server still owns them, so it may release them before it opens the session again. A module of
+its own, because this state outlives the slot of a session.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,24 @@ from ortet.errors import OrtetError
 
 
 class UnreleasedLeases:
-    """Of one store. A session is looked at by who is alone in its room."""
+    """The unreleased leases of one store.
+
+    A newer lease of the same session has another fence, so it is never released by mistake.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._leases: dict[str, Lease] = {}  # by session id
 
     def add(self, session: str, lease: Lease) -> None:
-        """A session was let go that was held by this lease, and nobody uses it here any more."""
-        with suppress(OrtetError):  # which says no more than that it may still be there
+        """Remember the lease of a released session if the catalog still has it."""
+        with suppress(OrtetError):  # if the check fails, the lease may still exist
             if not self._is_same_lease(self._catalog.lease(lease.name), lease):
                 return
         self._leases[session] = lease
 
     def release(self, session: str) -> None:
-        """Give back what could not be; Unavailable when it still cannot."""
+        """Release the remembered lease of a session. Raises Unavailable if that still fails."""
         lease = self._leases.get(session)
         if lease is None:
             return
@@ -34,7 +40,7 @@ class UnreleasedLeases:
         self._leases.pop(session, None)
 
     def release_all(self) -> None:
-        """The same of all, as far as it goes."""
+        """Release all remembered leases, and ignore errors."""
         for session in list(self._leases):
             with suppress(OrtetError):
                 self.release(session)

@@ -1,6 +1,6 @@
-"""Swarms that this server drives: each in a thread of its own, which has the room of its session.
+"""Swarms that this server runs, each in a thread of its own that uses the slot of its session.
 
-A driver that is told to let go leaves the swarm as it is: whoever asks for it by name goes on.
+When the server stops, it detaches from its swarms. A swarm can be continued by its name.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ortet.sessions.swarm_api import ProgressCallback, SwarmResult, SwarmStopSig
 
 _RAY = "ray"
 MAX_SWARMS = 16
-"""Swarms of one store at once: each has processes of its own."""
+"""Maximum number of swarms of one store at once. Each one has processes."""
 
 SwarmDriver = Callable[[SwarmStopSignal, ProgressCallback], SwarmResult]
-"""Drives a swarm to its end, and tells how far it is."""
+"""Runs a swarm to its end and reports its progress."""
 ErrorReporter = Callable[[str, BaseException], None]
 
 
 class _SwarmJob:
-    """One, from the moment it was asked for. `settled`: it is under way, or could not begin."""
+    """One swarm. `is_started` is set when it runs, or when it could not start."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -40,8 +40,11 @@ class _SwarmJob:
 
 
 class SwarmJobs:
-    """Those of one store. Any thread may ask. `ray` is the cluster that they may run on, chosen by
-    who starts the server: a client that could give an address would have us connect anywhere."""
+    """The running swarms of one store. Thread-safe.
+
+    `ray_address` is the cluster for swarms, set by the operator of the server. A client must not
+    choose it, because the server would connect to any address.
+    """
 
     def __init__(self, report_error: ErrorReporter) -> None:
         self.ray_address = ""
@@ -51,8 +54,15 @@ class SwarmJobs:
         self._closed = False
 
     def start(self, session: str, run: SwarmDriver) -> SwarmResult:
-        """As it is when its first attempts run, or it has ended; what kept it from that is raised.
-        `session` is the id of its session."""
+        """Start a swarm and return its state when the first attempts run, or at its end.
+
+        Args:
+            session: Id of the swarm's session.
+            run: Runs the swarm.
+
+        Raises:
+            Unavailable: Too many swarms run, or the server is stopping.
+        """
         drive = _SwarmJob(session)
         with self._lock:
             full = self._closed or len(self._jobs) >= MAX_SWARMS
@@ -72,7 +82,7 @@ class SwarmJobs:
         raise drive.error
 
     def resolve_target(self, target: str | None) -> str | None:
-        """Where a swarm is to run, of what a client may say; None: on this host."""
+        """Return the cluster address for the target that a client names, or None for this host."""
         if target is None:
             return None
         if target != _RAY:
@@ -104,7 +114,7 @@ class SwarmJobs:
             job.is_started.set()
 
     def stop(self, session: str, name: str) -> bool:
-        """Tell a swarm that it is enough; False when it is not driven here."""
+        """Ask a swarm to stop. Return False if it does not run in this server."""
         with self._lock:
             found = [one for one in self._jobs if (one.session, one.name) == (session, name)]
         for one in found:
@@ -112,7 +122,7 @@ class SwarmJobs:
         return bool(found)
 
     def close(self) -> None:
-        """Have all let go; their sessions are free soon after."""
+        """Detach from all swarms. Their sessions are free soon after."""
         with self._lock:
             self._closed = True
             found = list(self._jobs)

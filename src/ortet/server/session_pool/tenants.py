@@ -1,7 +1,8 @@
-"""Tenants: each has a store of its own, so nothing of one can be found, listed or told in another.
+"""Tenants of a server. Each has a store of its own, so that no data can leak between them.
 
-The first, without a name, is the store that the server was started with; the others lie in its
-directory `tenants`, or beside it in the same database and bucket.
+The tenant with the empty name uses the store that the server was started with. The stores of others
+are in its directory `tenants`, or in other schemas of the same database and folders of the same
+bucket.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ from ortet.server.session_pool.slots import ErrorReporter
 
 TENANTS_FOLDER = "tenants"
 _MAX_SCHEMA_BYTES = 63
-"""Bytes of a name in PostgreSQL, which cuts off the rest."""
+"""Length limit of a PostgreSQL name; the rest would be cut off."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 
 OpenHub = Callable[[str, bool], Hub]
-"""Opens the store at a place; makes it, if the second says so."""
+"""Opens the store at a path or URL. Creates it if the second argument is True."""
 
 
 def check_tenant(name: str) -> str:
+    """Return the name, or raise Invalid. The empty name is the default tenant."""
     if name and not _NAME.match(name):
         raise Invalid("bad_tenant", f"{name!r}: give small letters, digits and hyphens, 63 at most")
     return name
 
 
 def tenant_store(root: str, tenant: str) -> str:
-    """Where the store of a tenant is."""
+    """Return the path or URL of a tenant's store."""
     if not tenant:
         return root
     if is_shared(root):
@@ -47,7 +49,7 @@ def tenant_store(root: str, tenant: str) -> str:
 
 
 def _tenant_url(url: str, name: str) -> str:
-    """The address of a store of its own beside this one: another schema, a folder of the bucket."""
+    """Return the URL of a tenant's store: another schema, and a folder of the bucket."""
     address, parts = parse_shared_url(url), urlsplit(url)
     schema = f"{address.schema}.{name}"
     if len(schema.encode()) > _MAX_SCHEMA_BYTES:
@@ -61,7 +63,7 @@ def _tenant_url(url: str, name: str) -> str:
 
 
 class Tenants:
-    """The stores that a server has open."""
+    """The session pools of all open stores."""
 
     def __init__(
         self, root: str, open_hub: OpenHub, settings: ServeSettings, report_error: ErrorReporter
@@ -75,7 +77,7 @@ class Tenants:
         self._closed = False
 
     def session_pool(self, tenant: str) -> SessionPool:
-        """Opened at its first request."""
+        """Return the pool of a tenant. The first request opens its store."""
         found = self._pools.get(tenant)
         if found is not None:
             return found
@@ -101,11 +103,12 @@ class Tenants:
         return rooms
 
     def open_pools(self) -> dict[str, SessionPool]:
+        """Return the pools of all open stores, by tenant."""
         with self._lock:
             return dict(self._pools)
 
     def drop_old_keys(self) -> int:
-        """Of all stores that are open: idempotency keys that are too old."""
+        """Delete old idempotency keys in all open stores, and return their number."""
         count = 0
         for rooms in self.open_pools().values():
             with rooms.hub() as hub:
@@ -113,8 +116,11 @@ class Tenants:
         return count
 
     def close(self, timeout: float) -> int:
-        """Let every session go, those that are busy within `patience` seconds; how many would
-        not."""
+        """Release every session, waiting for busy ones.
+
+        Returns:
+            The number of sessions that were still busy after `timeout` seconds.
+        """
         until = time.monotonic() + timeout
         with self._lock:
             self._closed = True

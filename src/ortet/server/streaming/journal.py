@@ -36,13 +36,16 @@ from ortet.sessions.writing.inbox import pending_messages
 
 _EVENTS_PER_PAGE = 64
 _BYTES_PER_PAGE = 1 << 18
-"""Of a page, about."""
+"""Approximate size of a page."""
 _CURSOR = re.compile(r"(?:([0-9a-f]{32}):)?([0-9]{1,15})(?::([0-9a-f-]{1,64}))?\Z")
 
 
 class JournalCursor(msgspec.Struct, frozen=True):
-    """Where a client is. Without a timeline: at an event of the present one. `letter` is the last
-    one that it has seen of those that wait for the writer."""
+    """The position of a client in the journal. Without a timeline, `seq` is on the present one.
+
+    `letter` is the key of the last message that the client has seen of those waiting for the
+    writer.
+    """
 
     timeline: str = ""
     seq: int = 0
@@ -54,6 +57,7 @@ class JournalCursor(msgspec.Struct, frozen=True):
 
 
 def parse_journal_cursor(text: str) -> JournalCursor:
+    """Return the cursor of an event id, or raise Invalid(`bad_cursor`)."""
     if not text:
         return JournalCursor()
     found = _CURSOR.match(text)
@@ -65,7 +69,7 @@ def parse_journal_cursor(text: str) -> JournalCursor:
 
 
 class JournalSource(StreamSource):
-    """`kinds`: only these events; none: all."""
+    """The journal of a session as a stream. `kinds` selects event kinds; empty means all."""
 
     def __init__(
         self, streams: Streams, pool: SessionPool, row: SessionRow, kinds: frozenset[str]
@@ -80,7 +84,7 @@ class JournalSource(StreamSource):
         return not self._kinds or not event.kind or event.kind in self._kinds
 
     def cursor_before_last(self, count: int) -> JournalCursor:
-        """The place behind which there are so many events."""
+        """Return the position before the last `count` events."""
         with self._pool.hub() as hub:
             line = _event_log(hub, self._id)
             return _cursor_at(line.timeline_spans(), max(0, line.tip().seq - count))
@@ -114,7 +118,7 @@ def _event_log(hub: Hub, id_: str) -> EventLog:
 def _new_events(
     hub: Hub, log: EventLog, session: str, cursor: JournalCursor
 ) -> Iterator[tuple[JournalCursor, StreamEvent]]:
-    """Events behind a place, then letters, each with the place behind it."""
+    """Yield the events after a position, then waiting messages, each with the position after it."""
     for event in log.events(cursor.seq, cursor.seq + _EVENTS_PER_PAGE):
         cursor = JournalCursor(event.timeline, event.seq, cursor.letter)
         yield cursor, make_event(event_data(event), id=str(cursor), kind=event.kind)
@@ -126,19 +130,19 @@ def _new_events(
 def _locate_cursor(
     hub: Hub, path: Sequence[TimelineSpan], cursor: JournalCursor
 ) -> tuple[JournalCursor, bool]:
-    """The place on the line as it is now, and whether that is another than the client knows."""
+    """Return the position on the present timeline, and True if it is before the cursor."""
     if not cursor.timeline:
         seq = min(cursor.seq, path[-1].upto if path else cursor.seq)
     elif before := timeline_spans_to(hub.catalog, cursor.timeline, cursor.seq):
         seq = min(cursor.seq, last_shared_seq(before, path))
-    else:  # of another host, sealed in commits, or of a session that was erased
+    else:  # a timeline of another host that is sealed in commits, or of an erased session
         seq = cursor.seq if path and cursor.seq <= path[0].after else 0
     moved = bool(cursor.timeline) and seq < cursor.seq
     return _cursor_at(path, seq, cursor.letter), moved
 
 
 def _cursor_at(path: Sequence[TimelineSpan], seq: int, letter: str = "") -> JournalCursor:
-    """An event by its number on a line that leads through it."""
+    """Return the position of event `seq` on a path of timelines."""
     for span in path:
         if span.after < seq <= span.upto:
             return JournalCursor(span.timeline, seq, letter)

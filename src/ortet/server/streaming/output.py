@@ -1,6 +1,7 @@
-"""The output of programs in live machines, for any number of readers: one thread for each program
-that somebody follows. Who falls behind reads what the machine still keeps, and is told what is
-gone."""
+"""Output of running programs for any number of readers, with one thread per followed program.
+
+A reader that falls behind reads from the machine's own buffer and is told how many bytes are lost.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from ortet.server.streaming.streams import Streams
 
 BUFFER_BYTES = 256 << 10
-"""Bytes that are kept here of each."""
+"""Size of the buffer of each program."""
 READ_BYTES = 64 << 10
 _READ_WAIT_SECONDS = 2.0
-"""Seconds of one request; a thread that nobody needs any more ends then."""
+"""Timeout of one read. A thread that is no longer needed ends after it."""
 
 
 class FollowedProgram(NamedTuple):
-    """One that was found, and who was asked. `stream`: "stdout" of a terminal, else "output"."""
+    """A program to follow and its connection.
+
+    `stream` is "stdout" for a terminal, else "output".
+    """
 
     client: InitClient
     job: Job
@@ -37,7 +41,7 @@ class FollowedProgram(NamedTuple):
 
 
 class OutputFanout:
-    """Of one program."""
+    """Reads the output of one program for all its readers."""
 
     def __init__(self, streams: Streams, wakeups: StoreWakeups, program: FollowedProgram) -> None:
         self.job = program.job
@@ -59,11 +63,16 @@ class OutputFanout:
 
     @contextmanager
     def listen(self) -> Iterator[WakeupListener]:
+        """Yield a listener that is woken by new output."""
         with self._wakeups.listen(self.topic) as bell:
             yield bell
 
     async def read(self, cursor: int, max_bytes: int = READ_BYTES) -> StreamChunk:
-        """What came after a position, as far as it is known here; the error that ended it."""
+        """Return the output after a position, as far as it was read.
+
+        Raises:
+            OrtetError: The error that ended the reading thread.
+        """
         if self.error is not None:
             raise self.error
         start = self._buffer_end - len(self._buffer)
@@ -79,7 +88,7 @@ class OutputFanout:
         return StreamChunk(b"", self._buffer_end, 0, self._eof, self._code)
 
     def stop(self) -> None:
-        """The thread ends with the answer that it waits for."""
+        """Stop the thread. It ends when its current read returns."""
         self._stopped = True
         self._client.close()
 
@@ -108,7 +117,7 @@ class OutputFanout:
     def _on_output(self, piece: StreamChunk, is_ended: bool, code: int | None) -> None:
         self._has_read = True
         if piece.cursor - len(piece.data) != self._buffer_end:
-            self._buffer.clear()  # something is missing, or it went back to an earlier state
+            self._buffer.clear()  # bytes are missing, or the machine was restored
         self._buffer += piece.data
         self._buffer_end = piece.cursor
         del self._buffer[: max(0, len(self._buffer) - BUFFER_BYTES)]
@@ -122,14 +131,14 @@ class OutputFanout:
 
 
 class OutputFanouts:
-    """All of a server. Used in the event loop."""
+    """The followed programs of a server. Used in the event loop."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._fanouts: dict[tuple[str, int, int], OutputFanout] = {}
 
     async def find(self, pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
-        """A program by its name, in the machine of a session that lives here; for `on`."""
+        """Find a program by name in the running machine of a session, for `follow`."""
         found: FollowedProgram = await self._streams.in_thread(partial(_find, pool, row, name))
         return found
 
@@ -137,7 +146,7 @@ class OutputFanouts:
     def follow(
         self, wakeups: StoreWakeups, session: str, program: FollowedProgram
     ) -> Iterator[OutputFanout]:
-        """Follows it as long as somebody does."""
+        """Follow a program while at least one reader does."""
         key = session, program.client.pid, program.job.id
         tap = self._fanouts.get(key)
         if tap is None or tap.error is not None:
@@ -161,7 +170,7 @@ def _find(pool: SessionPool, row: SessionRow, name: str) -> FollowedProgram:
     except OrtetError as error:
         if error.kind not in ("machine_gone", "machine_silent"):
             raise
-        return _open_program(pool, row, name, refresh=True)  # it was restored: another stands there
+        return _open_program(pool, row, name, refresh=True)  # the machine was restored: reconnect
 
 
 def _open_program(

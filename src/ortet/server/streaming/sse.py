@@ -1,8 +1,8 @@
-"""Server-Sent Events: a stream that a client can leave and take up again where it was.
+"""Server-sent events: a stream that a client can leave and resume without loss.
 
-Nothing is put by for a client: a stream reads a page, and the next when that was taken. So one that
-does not read costs a page, and after a while its stream is ended; when it comes again with the id
-of the last event that it has, it misses nothing.
+Nothing is queued for a client. A stream reads a page, and the next one after the client took it. A
+client that does not read costs one page, and its stream ends after a timeout. When it reconnects
+with the id of its last event, it misses nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ortet.server.streaming.streams import Streams
 
 HEARTBEAT_SECONDS = 15
-"""Seconds of silence after which a comment says that the stream is alive."""
+"""Time without events after which a comment is sent, to show that the stream is alive."""
 RETRY_MILLISECONDS = 1000
-"""Milliseconds after which a client is to come again."""
+"""Time after which a client should reconnect."""
 SEND_TIMEOUT_SECONDS = 60.0
-"""Seconds in which a client must have taken what it was sent."""
+"""Time limit for a client to take what was sent."""
 
 MEDIA = "text/event-stream"
 _HEADERS = {
@@ -51,20 +51,26 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 def request_cursor(request: Request, ask: Follow) -> str:
-    """Where the client was: the header that browsers send when they come again goes first."""
+    """Return the client's cursor.
+
+    The header that browsers send on reconnection takes precedence.
+    """
     return request.headers.get("last-event-id", "")[:4000] or ask.after
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of a stream, as it is sent; `kind` is what those who want only some ask for."""
+    """One event in its wire format. `kind` is used to select events."""
 
     frame: bytes
     kind: str = ""
 
 
 class StreamPage(msgspec.Struct, frozen=True):
-    """What was read at once. `cursor` is where to go on, as text the id of the last event; `more`:
-    at once. `over`: nothing will come any more, and why."""
+    """The events that were read at once.
+
+    `cursor` is where to continue; as text it is the id of the last event. `more`: the next page is
+    ready. `over`: the reason why the stream has ended, or "".
+    """
 
     told: Sequence[StreamEvent]
     cursor: Any
@@ -73,30 +79,34 @@ class StreamPage(msgspec.Struct, frozen=True):
 
 
 class StreamSource(ABC):
-    """What a stream is about."""
+    """The source of a stream. `topics` are the signals that wake it."""
 
     topics: tuple[str, ...]
 
     @abstractmethod
     async def page(self, cursor: Any) -> StreamPage:
-        """What came after the cursor."""
+        """Return the events after the cursor."""
 
     def includes(self, event: StreamEvent) -> bool:  # noqa: ARG002
+        """Return True if the client wants this event."""
         return True
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Nobody reads it any more."""
+        """Release resources when the stream has ended."""
 
 
 def make_event(data: Any, *, id: str = "", name: str = "", kind: str = "") -> StreamEvent:
-    """Without a name it is what the stream is about. JSON has no line breaks of its own."""
+    """Return an event.
+
+    Without `name` it is of the stream's default type. JSON has no line breaks.
+    """
     head = f"id: {id}\n" if id else ""
     head += f"event: {name}\n" if name else ""
     return StreamEvent(head.encode() + b"data: " + wire.to_json(data) + b"\n\n", kind)
 
 
 class EventStream(Response):
-    """The answer that does not end by itself."""
+    """A response that sends events until the client disconnects or the source ends."""
 
     media_type = MEDIA
 
@@ -137,7 +147,7 @@ class EventStream(Response):
         try:
             await connection.start()
             with self._streams.wakeups(self._request).listen(*self._source.topics) as bell:
-                bell.wake(set())  # something may have come between the first page and this
+                bell.wake(set())  # events may have arrived after the first page was read
                 why = await self._send_pages(connection, bell)
             await connection.end(make_event({"reason": why}, name="end").frame)
         except OrtetError as error:
@@ -147,11 +157,11 @@ class EventStream(Response):
             return
 
     async def _send_pages(self, connection: _SseConnection, listener: WakeupListener) -> str:
-        """Until there is a reason to end."""
+        """Send pages until there is a reason to end, and return the reason."""
         page, live, clock = self._page, False, asyncio.get_running_loop().time
         checked = spoken = clock()
         while True:
-            if page is not self._page and page.told:  # nobody is told what came after that
+            if page is not self._page and page.told:  # a revoked token gets no new events
                 if not await self._streams.is_authorized(self._request):
                     return "token"
                 checked = clock()
@@ -180,11 +190,11 @@ class EventStream(Response):
 
 
 class ClientStalled(Exception):
-    """The client takes nothing any more."""
+    """The client does not read what was sent."""
 
 
 class _SseConnection:
-    """To the client."""
+    """Sends to the client, with a timeout."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send

@@ -36,6 +36,8 @@ class FollowOutput(Follow, frozen=True):
 
 
 class OutputCursor(msgspec.Struct, frozen=True):
+    """A position in the output of a job. `over`: the client knows that the job has ended."""
+
     job: int
     position: int = 0
     over: bool = False
@@ -45,7 +47,7 @@ class OutputCursor(msgspec.Struct, frozen=True):
 
 
 class OutputSource(StreamSource):
-    """`held` lets go of the tap."""
+    """The output of a program as a stream. `resources` is closed with the stream."""
 
     def __init__(self, fanout: OutputFanout, encoding: str, resources: ExitStack) -> None:
         self.topics = (fanout.topic,)
@@ -64,7 +66,7 @@ class OutputSource(StreamSource):
         end = piece.cursor - (len(piece.data) - len(data))
         begin = end - len(data)
         if begin != cursor.position:
-            # more was written than is kept, or the machine went back to an earlier state
+            # Output was lost from the buffer, or the machine was restored to an earlier state.
             gone = {"position": begin, "missed": max(0, begin - cursor.position)}
             told.append(make_event(gone, id=f"{cursor.job}:{begin}", name="moved"))
         if data:
@@ -81,7 +83,7 @@ class OutputSource(StreamSource):
 
 
 def incomplete_utf8_length(data: bytes) -> int:
-    """How many bytes at the end begin a character whose rest has not come yet."""
+    """Return the number of bytes at the end that begin an incomplete character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:
@@ -105,7 +107,7 @@ async def output_stream(streams: Streams, request: Request, ask: FollowOutput) -
     held = ExitStack()
     tap = held.enter_context(streams.output_fanouts.follow(feed, row.id, program))
     at = OutputCursor(tap.job.id)
-    if found[1] in (None, str(tap.job.id)):  # else another of this name was started since
+    if found[1] in (None, str(tap.job.id)):  # else another program of this name was started
         at = OutputCursor(tap.job.id, int(found[2]), over=bool(found[3]))
     source = OutputSource(tap, ask.encoding, held)
     return await streams.answer(request, source, at, ask.heartbeat)

@@ -1,4 +1,4 @@
-"""All streams of a server: who they are for, what wakes them, and their end."""
+"""Streams: the state that all streams of a server share, such as wake-ups, limits and shutdown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ortet.server.streaming.wakeups import StoreWakeups
 from ortet.sessions.table import SessionRow
 
 _READER_THREADS = 8
-"""That read for streams, whatever else is done."""
+"""Number of threads that read for streams, apart from those for requests."""
 
 
 class Streams:
-    """Used in the event loop only."""
+    """All streams of a server. Used in the event loop only."""
 
     def __init__(self, context: AppContext) -> None:
         self.context = context
@@ -42,19 +42,24 @@ class Streams:
         self._stop_callbacks: set[Callable[[], None]] = set()
 
     def wakeups(self, request: HTTPConnection) -> StoreWakeups:
+        """Return the wake-ups of the caller's store."""
         tenant = request.state.caller.tenant
         if tenant not in self._wakeups_by_tenant:
             self._wakeups_by_tenant[tenant] = StoreWakeups(self.session_pool(request).signal)
         return self._wakeups_by_tenant[tenant]
 
     def session_pool(self, request: HTTPConnection) -> SessionPool:
+        """Return the session pool of the caller's tenant."""
         return self.context.tenants.session_pool(request.state.caller.tenant)
 
     async def answer(
         self, request: Request, source: StreamSource, cursor: Any, heartbeat: float
     ) -> Response:
-        """The stream, if its first page can be read. One that is over, and that the client has
-        whole, is 204: a browser then does not come again."""
+        """Return the stream as a response, after its first page was read.
+
+        If the stream has ended and the client has all of it, the response is 204. A browser then
+        does not reconnect.
+        """
         try:
             self.check()
             first = await source.page(cursor)
@@ -67,23 +72,27 @@ class Streams:
         return EventStream(self, request, source, first, heartbeat)
 
     def check(self) -> None:
+        """Raise Unavailable if the server is stopping or has too many streams."""
         if self.stopping:
             raise Unavailable("stopping", "this server is stopping: ask another, or try again")
         most = (
             self.context.rate_limiter.settings.streams
-        )  # each costs a connection, and some memory
+        )  # each stream uses a connection and some memory
         if self.count >= most:
             raise Unavailable(
                 "too_many_streams", f"{most} streams are open here: try again, or ask another"
             )
 
     async def read(self, key: Hashable, function: Callable[[], StreamPage]) -> StreamPage:
-        """In a thread; those who ask for the same at one moment get the same."""
+        """Run `function` in a thread.
+
+        Callers with the same key at the same time share the result.
+        """
         page: StreamPage = await self._coalesce(key, function)
         return page
 
     async def is_authorized(self, request: HTTPConnection) -> bool:
-        """Whether who asked may still: a token may have been revoked since, or be out of time."""
+        """Return True if the caller's token is still valid and unchanged."""
         caller: Caller = request.state.caller
         try:
             now = await self._coalesce(
@@ -94,17 +103,20 @@ class Streams:
         return bool(now == caller)
 
     async def row(self, request: HTTPConnection, session: str) -> SessionRow:
-        """Of a session that the caller sees; NotFound."""
+        """Return the row of a session. Raises NotFound if the caller may not see it."""
         look = partial(self.session_pool(request).row, session, request.state.caller.sees)
         row: SessionRow = await self.in_thread(look)
         return row
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Run a blocking function in a thread for streams."""
         return await anyio.to_thread.run_sync(function, limiter=self._threads)
 
     async def _coalesce(self, key: Any, function: Callable[[], Any]) -> Any:
-        """Joins others who have just asked for the same, but not one who is reading already: that
-        one may have looked before the news came."""
+        """Share one call among callers that use the same key before it starts.
+
+        A call that runs already is not shared: it may have read the store before the latest change.
+        """
         task = self._pending_reads.get(key)
         if task is None:
             task = self._pending_reads[key] = asyncio.ensure_future(self._run_soon(key, function))
@@ -118,7 +130,7 @@ class Streams:
 
     @contextmanager
     def count_stream(self, on_stop: Callable[[], None] | None = None) -> Iterator[None]:
-        """While a stream is open; `end` is called when the server stops."""
+        """Count a stream while it is open. `on_stop` is called when the server stops."""
         self.count += 1
         if on_stop is not None:
             self._stop_callbacks.add(on_stop)
@@ -130,7 +142,7 @@ class Streams:
                 self._stop_callbacks.discard(on_stop)
 
     def stop(self) -> None:
-        """The server is about to end: so do all streams, at once."""
+        """End all streams at once, because the server stops."""
         self.stopping = True
         for feed in self._wakeups_by_tenant.values():
             feed.wake(None)
@@ -138,12 +150,12 @@ class Streams:
             end()
 
     def close(self) -> None:
-        """Blocks, for a moment."""
+        """Close the wake-ups. Blocks for a moment."""
         for feed in self._wakeups_by_tenant.values():
             feed.close()
 
 
 def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """All who asked may be gone by now."""
+    """Mark the exception as retrieved, because all waiting clients may have disconnected."""
     if not task.cancelled():
         task.exception()

@@ -36,8 +36,7 @@ _MAX_CURSOR_BYTES = 10_000
 
 
 class SwarmCursor(msgspec.Struct, frozen=True):
-    """A byte of each attempt: how often it was begun, and what has become of it; and how far the
-    swarm is. `last`: its end was told."""
+    """The state that a client has seen: one byte for each attempt, and the stage of the swarm."""
 
     attempts: bytes = b""
     stage: int = 0
@@ -48,6 +47,7 @@ class SwarmCursor(msgspec.Struct, frozen=True):
 
 
 def parse_swarm_cursor(text: str) -> SwarmCursor:
+    """Return the cursor of an event id, or raise Invalid(`bad_cursor`)."""
     if not text:
         return SwarmCursor()
     try:
@@ -61,12 +61,12 @@ def parse_swarm_cursor(text: str) -> SwarmCursor:
 
 
 def attempt_mark(attempt: Attempt) -> int:
-    """What is told of it differs when this does."""
+    """Return a byte that changes whenever the reported state of the attempt changes."""
     return 1 + (attempt.tries % 40) * len(_STATES) + _STATES.index(attempt.state)
 
 
 class SwarmStage(msgspec.Struct, frozen=True):
-    """How far a swarm is; `kept`, `conflicts` and `harvested` once that is known."""
+    """The stage of a swarm. `kept`, `conflicts` and `harvested` are set when they are known."""
 
     name: str
     session: str
@@ -79,6 +79,8 @@ class SwarmStage(msgspec.Struct, frozen=True):
 
 
 class SwarmSource(StreamSource):
+    """The progress of a swarm as a stream."""
+
     def __init__(self, streams: Streams, pool: SessionPool, row: SessionRow, name: str) -> None:
         self.topics = (swarm_topic(row.id),)
         self._streams = streams

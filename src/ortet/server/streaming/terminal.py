@@ -28,9 +28,9 @@ from ortet.sessions.table import SessionRow
 
 PATH = "/sessions/{session}/terminal"
 _INPUT_TIMEOUT_SECONDS = 5.0
-"""Seconds in which a program must have taken what was typed."""
+"""Time limit for a program to take typed input."""
 _TOKEN_CHECK_SECONDS = 1.0
-"""Seconds for which a token that shows output is taken to be valid without a look."""
+"""Time for which a token is not checked again while output is shown."""
 _CLOSE_NORMAL, _CLOSE_GOING_AWAY, _CLOSE_POLICY, _CLOSE_ERROR, _CLOSE_RESTART = (
     1000,
     1001,
@@ -48,7 +48,7 @@ class TerminalSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TerminalControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a text frame of a client says."""
+    """The content of a text frame from a client."""
 
     resize: TerminalSize
 
@@ -84,7 +84,7 @@ async def terminal(streams: Streams, socket: WebSocket) -> None:
 
 
 def _start_shell(pool: SessionPool, row: SessionRow, ask: Attach) -> None:
-    """The shell runs; at a terminal of this size, which the last to come has chosen."""
+    """Start the shell and set the size of its terminal. The last client chooses the size."""
     with pool.open_session(row) as session:
         job = session.shell(ask.name, why=ask.why, size=(ask.rows, ask.cols))
         if not any(one.id == job.id and one.tty is not None for one in session.jobs()):
@@ -93,7 +93,7 @@ def _start_shell(pool: SessionPool, row: SessionRow, ask: Attach) -> None:
 
 
 class _TerminalConnection:
-    """One client at one shell."""
+    """One client of one shell."""
 
     def __init__(
         self, streams: Streams, socket: WebSocket, pool: SessionPool, row: SessionRow, name: str
@@ -120,15 +120,18 @@ class _TerminalConnection:
                 group.start_soon(typed)
                 try:
                     await self._close(*await self._show(program))
-                except WebSocketDisconnect:  # what it typed before it left is still to be taken
+                except WebSocketDisconnect:  # input that was typed before is still written
                     group.cancel_scope.deadline = anyio.current_time() + SEND_TIMEOUT_SECONDS
                 else:
                     group.cancel_scope.cancel()
         except* (WebSocketDisconnect, TimeoutError):
-            pass  # it is gone, or takes nothing any more
+            pass  # the client left, or does not read
 
     async def _show(self, program: FollowedProgram) -> tuple[int, Any]:
-        """What comes, until there is a reason to end: the code that says so, and the last word."""
+        """Send output until there is a reason to end.
+
+        Return the close code and the last message.
+        """
         while True:
             feed = self._streams.wakeups(self._socket)
             with self._streams.output_fanouts.follow(feed, self._row.id, program) as tap:
@@ -172,7 +175,7 @@ class _TerminalConnection:
         assert self._job is not None
         if not await self._streams.is_authorized(
             self._socket
-        ):  # of what is typed nothing is done any more
+        ):  # input of a revoked token is discarded
             await self._close(_CLOSE_POLICY, None)
             raise WebSocketDisconnect(_CLOSE_POLICY)
         try:

@@ -1,7 +1,7 @@
-"""News of a store for any number of streams: one thread listens, and wakes those whom it concerns.
+"""Wake-ups for streams: one thread per store waits for signals and wakes the streams they concern.
 
-A signal is only a hint, so everybody is woken once in a while in any case: all at the same moment,
-so that what many of them look at is read once.
+A signal is only a hint, so all streams are also woken periodically. They are woken together, so
+that reads of the same data are shared.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from threading import Lock, Thread
 from ortet.backends.base import Signal
 
 ANY_TOPIC = "*"
-"""The topic of those who want to hear of everything."""
+"""Topic of listeners that want all signals."""
 
 WAKE_ALL_SECONDS = 5.0
-"""Seconds after which everybody looks."""
+"""Interval after which all listeners are woken."""
 
 
 class WakeupListener:
-    """Rung for one stream; `heard` are the topics since it was last asked, None: any."""
+    """Wakes one stream."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = frozenset(topics)
@@ -29,6 +29,7 @@ class WakeupListener:
         self._is_woken = asyncio.Event()
 
     def wake(self, topics: set[str] | None) -> None:
+        """Wake the stream for these topics; None means any."""
         if topics is None or self._pending_topics is None:
             self._pending_topics = None
         else:
@@ -36,21 +37,21 @@ class WakeupListener:
         self._is_woken.set()
 
     async def wait(self, timeout: float) -> bool:
-        """Whether it was rung before the time was up."""
+        """Wait until the listener is woken. Return False after the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._is_woken.wait()
         return self._is_woken.is_set()
 
     def pop_topics(self) -> set[str] | None:
-        """What it was rung for; then it is still."""
+        """Return the topics since the last call, None for any, and reset the listener."""
         found, self._pending_topics = self._pending_topics, set()
         self._is_woken.clear()
         return found
 
 
 class StoreWakeups:
-    """Of one store. All but the thread is done in the event loop."""
+    """The listeners of one store. Everything but the thread runs in the event loop."""
 
     def __init__(self, signal: Signal) -> None:
         self._signal = signal
@@ -61,7 +62,7 @@ class StoreWakeups:
 
     @contextmanager
     def listen(self, *topics: str) -> Iterator[WakeupListener]:
-        """A bell that is rung for these topics from now on."""
+        """Yield a listener that is woken for these topics from now on."""
         bell = WakeupListener(topics)
         for topic in bell.topics:
             self._listeners.setdefault(topic, set()).add(bell)
@@ -96,7 +97,7 @@ class StoreWakeups:
                     loop.call_soon_threadsafe(self.wake, topics)
 
     def wake(self, topics: set[str] | None) -> None:
-        """Wake those who listen for one of these topics; None: all."""
+        """Wake the listeners of these topics; None wakes all."""
         if topics is None:
             for bell in {bell for bells in self._listeners.values() for bell in bells}:
                 bell.wake(None)
@@ -106,7 +107,7 @@ class StoreWakeups:
                 bell.wake(topics)
 
     def close(self) -> None:
-        """From any thread."""
+        """Stop the thread. May be called from any thread."""
         with self._lock:
             self._closed = True
         if self._thread is not None:

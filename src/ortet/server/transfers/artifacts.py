@@ -23,7 +23,7 @@ from ortet.sessions.actions.artifacts import content_of, find, guess_media
 from ortet.sessions.table import SessionRow
 
 _UNSPECIFIC_MEDIA = ("", "application/octet-stream", "application/x-www-form-urlencoded")
-"""What clients say that do not know."""
+"""Content types that clients send when they do not know the type."""
 
 
 class PutArtifact(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ async def put_artifact(streams: Streams, request: Request, ask: PutArtifact) -> 
 
 
 class _ArtifactUpload:
-    """One upload, once it is here; works in a thread."""
+    """One received upload. Its methods run in a thread."""
 
     def __init__(  # noqa: PLR0917 - in the order it is looked at
         self,

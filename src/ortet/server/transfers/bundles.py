@@ -54,7 +54,10 @@ async def read_bundle(streams: Streams, request: Request, ask: ReadBundle) -> Re
 def _export_bundle(
     streams: Streams, caller: Caller, pool: SessionPool, refs: list[str]
 ) -> ResponseContent:
-    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    """Write the bundle to a file and remove its name before it is sent.
+
+    No file is left over, even if the server is killed during the transfer.
+    """
     with temporary_directory(pool.upload_directory) as place:
         with pool.hub() as hub:
             oids = [streams.commit_visibility.resolve_commit(hub, caller, ref) for ref in refs]
@@ -84,7 +87,7 @@ async def send_bundle(streams: Streams, request: Request, ask: SendBundle) -> Re
                 (place / ask.name).symlink_to(upload.path)
                 try:
                     branches = hub.import_(place / ask.name)
-                except OrtetError as error:  # what is on this host is not for its clients
+                except OrtetError as error:  # do not reveal paths of this host
                     told = error.message.replace(f"{place}/", "")
                     raise type(error)(error.kind, told) from error
             return RecordedResponse(201, wire.to_json(Imported(branches)))

@@ -92,8 +92,10 @@ async def read_file(streams: Streams, request: Request, ask: ReadFile) -> Respon
 
 
 def path_of(request: Request) -> bytes:
-    """Below the workspace, exactly as it was asked for: what a path has been decoded to may have
-    lost bytes that are no text."""
+    """Return the path below the workspace as the raw bytes of the request.
+
+    The decoded path of the request is not used, because it may have lost bytes that are not UTF-8.
+    """
     found = _FILES_PATH_PATTERN.match(request.scope["raw_path"].partition(b"?")[0])
     path = unquote_to_bytes(found[1] or b"") if found else b"/"
     parts = path.removesuffix(b"/").split(b"/") if path else []
@@ -139,6 +141,7 @@ def _entries(hub: Hub, tree: Oid, after: bytes) -> Iterator[TreeEntry]:
 
 
 def info_of(entry: TreeEntry) -> FileInfo:
+    """Return the metadata of a tree entry."""
     if entry.is_dir:
         kind = "directory"
     elif entry.is_link:

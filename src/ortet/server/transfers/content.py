@@ -1,7 +1,7 @@
-"""Stored bytes as an answer: a piece at a time, in part if that is asked for, never run by a page.
+"""Responses with stored content: sent in chunks, with ranges and ETags, in a sandbox.
 
-What agents make may be anything, also a page with a script in it: whatever the browser is told it
-is, it is shown in a sandbox that has no origin and no scripts.
+Content that agents made may be anything, also a page with a script. Whatever its type, the browser
+shows it in a sandbox without an origin and without scripts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ortet.server.streaming.streams import Streams
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are read, and then sent, at once."""
+"""Size of a chunk that is read and sent at once."""
 SANDBOX = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
     "style-src 'unsafe-inline'; font-src data:; form-action 'none'; frame-ancestors 'self'"
@@ -31,8 +31,10 @@ _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\uffff"\\/%;]')
 
 
 class ResponseContent(NamedTuple):
-    """Something that can be read from any place. `read` blocks; `tag` names the content; `name` is
-    the file name that is proposed."""
+    """Content that can be read at any offset.
+
+    `read` blocks. `tag` identifies the content. `name` is the proposed file name.
+    """
 
     size: int
     tag: str
@@ -43,7 +45,7 @@ class ResponseContent(NamedTuple):
 
 
 class ContentResponse(Response):
-    """A GET or HEAD of it: whole, in part (206), or as known before (304)."""
+    """The response to a GET or HEAD: all of it, a range (206), or not modified (304)."""
 
     def __init__(
         self, streams: Streams, request: Request, stored: ResponseContent, *, download: bool = False
@@ -100,16 +102,16 @@ class ContentResponse(Response):
 
 
 def _requested_range(request: Request, stored: ResponseContent) -> tuple[int, int, int]:
-    """From where to where, and the status that says so."""
+    """Return the first byte, the end and the status of the response."""
     known = request.headers.get("if-none-match")
     if known is not None and (known == "*" or _tag(stored) in _tags(known)):
         return 0, 0, 304
     found = _RANGE.match(request.headers.get("range", ""))
     condition = request.headers.get("if-range", _tag(stored))
     if found is None or found.groups() == ("", "") or condition != _tag(stored):
-        return 0, stored.size, 200  # several ranges at once too: the whole answers them
+        return 0, stored.size, 200  # several ranges are answered with the whole content
     first, last = found.groups()
-    if not first:  # the last so many bytes
+    if not first:  # suffix range: the last bytes
         start, stop = max(0, stored.size - int(last)), stored.size
     else:
         start, stop = int(first), min(int(last) + 1 if last else stored.size, stored.size)
@@ -127,7 +129,7 @@ def _tags(header: str) -> list[str]:
 
 
 def _content_type(media: str) -> str:
-    """Whatever was recorded: as a header can say it, and never another character set than ours."""
+    """Return a safe Content-Type header. Text is always UTF-8."""
     plain = media.partition(";")[0].strip().lower()
     if not re.fullmatch(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}", plain):
         return "application/octet-stream"
@@ -136,7 +138,10 @@ def _content_type(media: str) -> str:
 
 
 def disposition(name: str, *, download: bool) -> str:
-    """A file name that no system takes for a path; others read the second, exact one."""
+    """Return a Content-Disposition header.
+
+    The plain name cannot be read as a path. Clients that support `filename*` get the exact name.
+    """
     base = os.path.basename(name.replace("\\", "/")) or "file"
     plain = _UNSAFE.sub("_", base).strip(". ") or "file"
     raw = base.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -76,7 +76,10 @@ def _events(row: SessionRow, ask: ReadJournal, hub: Hub) -> Iterator[bytes]:
 def _store_export(
     pool: SessionPool, name: str, produce: Callable[[Hub], Iterable[bytes]], media: str = MEDIA
 ) -> ResponseContent:
-    """Written whole, then without a name: nothing of it stays, whatever happens."""
+    """Write the export to a file and remove its name before it is sent.
+
+    No file is left over, even if the server is killed during the transfer.
+    """
     with temporary_directory(pool.upload_directory) as place:
         with pool.hub() as hub, (place / "lines").open("wb") as file:
             size, tag = _write(file, produce(hub))

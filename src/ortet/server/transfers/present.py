@@ -90,7 +90,7 @@ async def get_present(streams: Streams, request: Request, ask: GetFile) -> Respo
 
 def _read(pool: SessionPool, row: SessionRow, path: bytes) -> Present | _FileCopy:
     _, machine = find_open_session(pool, row.id)
-    if machine is not None:  # at once, whatever else is done with it
+    if machine is not None:  # does not wait for the session's lock
         return _read_entry(machine.path, path, pool.upload_directory)
     with pool.open_session(row) as session:
         return _read_entry(session.path, path, pool.upload_directory)
@@ -106,8 +106,11 @@ def _read_entry(root: Path, path: bytes, scratch: Path) -> Present | _FileCopy:
 
 
 def _copy_file(source: BinaryIO, scratch: Path) -> _FileCopy:
-    """A file of our own: the other may change while it is sent, and a machine that has one of its
-    files open here cannot go away."""
+    """Copy a file before it is sent.
+
+    The original may change during the transfer, and an open file would keep the machine from
+    stopping.
+    """
     about, copy = os.fstat(source.fileno()), scratch_file(scratch)
     try:
         while data := source.read(_CHUNK_BYTES):

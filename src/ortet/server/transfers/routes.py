@@ -1,4 +1,4 @@
-"""What flows over HTTP, beside the operations: streams, uploads, downloads, terminals."""
+"""The table of routes that stream: events, uploads, downloads and terminals."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ StreamingHandler = Callable[[Streams, Request, Any], Awaitable[Response]]
 
 
 class StreamingRoute(NamedTuple):
-    """One line of the table. `ask` is what the query says; `takes` and `gives` are the media types
-    of bodies, "" for none; `told` is the type of an answer that is JSON."""
+    """One route. Its OpenAPI text is built from these fields and the docstring of the handler.
+
+    `request_type` is the query. `request_media` and `response_media` are media types of the bodies,
+    "" for none. `response_type` is the type of a JSON response.
+    """
 
     method: str
     path: str
@@ -117,6 +120,7 @@ STREAMING_ROUTES = (
 
 
 def streaming_routes(streams: Streams) -> list[BaseRoute]:
+    """Return the Starlette routes of the table and of the terminal."""
     found: list[BaseRoute] = [RawPathWebSocketRoute(TERMINAL, partial(terminal, streams))]
     for flow in STREAMING_ROUTES:
         answer = _endpoint(streams, flow)

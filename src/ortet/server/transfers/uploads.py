@@ -1,6 +1,6 @@
-"""Bodies of any size: to a file of the store's own place, which has no name, and checked there.
+"""Request bodies of any size, received into unnamed files on the disk of the store.
 
-A file without a name is gone with whoever has it open, also when that is killed.
+An unnamed file is removed when its last descriptor is closed, also if the process is killed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ortet.server.errors import TooLarge, TooSlow, token_revoked
 from ortet.server.streaming.streams import Streams
 
 MAX_UPLOAD_BYTES = 16 << 30
-"""Bytes of an upload."""
+"""Maximum size of an upload."""
 RESERVED_DISK_BYTES = 256 << 20
-"""Bytes of the disk that no upload takes."""
+"""Disk space that uploads must leave free."""
 _CHUNK_BYTES = 1 << 20
 _DIGESTS: dict[str, Any] = {"sha-256": sha256, "sha-512": sha512}
 _DIGEST = re.compile(r"\s*(sha-256|sha-512)=:?([A-Za-z0-9+/]{1,100}={0,2}):?\s*\Z", re.IGNORECASE)
 
 
 class Upload:
-    """A body on the disk. `digest` is the SHA-256 of it."""
+    """A received body. `digest` is its SHA-256."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -48,22 +48,23 @@ class Upload:
 
     @property
     def path(self) -> Path:
-        """Where this process can open it again."""
+        """A path by which this process can open the file again."""
         return Path(f"/proc/self/fd/{self.file.fileno()}")
 
     def write(self, data: bytes) -> None:
+        """Append data to the file and to the digests."""
         self.file.write(data)
         self.size += len(data)
         for one in self._sums.values():
             one.update(data)
 
     def check_digest(self, request: Request) -> None:
-        """What the client says that it sent, if it does (RFC 9530, and RFC 3230 before it)."""
+        """Raise Invalid if the body does not match a digest header (RFC 9530 and RFC 3230)."""
         for header in ("content-digest", "repr-digest", "digest"):
             for said in filter(None, request.headers.get(header, "").split(",")):
                 found = _DIGEST.match(said)
                 if found is None:
-                    continue  # of an algorithm that we do not know: to be ignored
+                    continue  # unknown algorithms are ignored
                 name = found[1].lower()
                 if b64decode(found[2]) != self._sums[name].digest():
                     raise Invalid(
@@ -75,7 +76,14 @@ class Upload:
 async def receive_upload(
     streams: Streams, request: Request, directory: Path, largest: int = MAX_UPLOAD_BYTES
 ) -> AsyncIterator[Upload]:
-    """All of the body, checked; nothing is left of it behind the block."""
+    """Receive and check the whole body. The file is removed at the end of the block.
+
+    Raises:
+        TooLarge: The body is too large, or the disk has no room for it.
+        TooSlow: No data arrived in time.
+        Invalid: The client disconnected, or the digest differs.
+        Unauthorized: The token was revoked during the upload.
+    """
     said = request.headers.get("content-length", "")
     if said.isdigit():
         _check_disk_space(int(said), directory, largest)
@@ -92,7 +100,7 @@ async def receive_upload(
 
 
 def scratch_file(directory: Path) -> BinaryIO:
-    """One without a name."""
+    """Return a temporary file without a name."""
     directory.mkdir(mode=0o700, exist_ok=True)
     return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
 
@@ -127,7 +135,10 @@ async def _receive_body(
 
 @contextmanager
 def temporary_directory(directory: Path) -> Iterator[Path]:
-    """A directory for what needs a name, gone behind the block; those of the killed go too."""
+    """Yield a directory that is removed afterwards.
+
+    Directories of dead processes are removed too.
+    """
     directory.mkdir(mode=0o700, exist_ok=True)
     for left in directory.glob("*.*.*"):
         if not Path(f"/proc/{left.name.split('.')[1]}").exists():
@@ -146,6 +157,6 @@ def _check_disk_space(size: int, directory: Path, largest: int, already_stored: 
         shutil.disk_usage(directory if directory.exists() else directory.parent).free
         + already_stored
     )
-    # once here, once in the store
+    # The body is stored twice: here and in the store.
     if 2 * size + RESERVED_DISK_BYTES > free and size > _CHUNK_BYTES:
         raise TooLarge("no_room", f"there is no room for {size} bytes: free some of the disk")

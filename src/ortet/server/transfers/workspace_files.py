@@ -1,4 +1,7 @@
-"""Files below a directory that somebody else may change meanwhile: no name leads out of it."""
+"""Reads and writes files below a directory that others may change at the same time.
+
+Paths are walked one name at a time with O_NOFOLLOW, so no path leads out of the directory.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 @contextmanager
 def open_entry(root: Path, path: bytes) -> Iterator[int]:
-    """A descriptor of what is there, which can be looked at and not read; no link is followed."""
+    """Yield an O_PATH descriptor of a path below `root`. Links are not followed."""
     with _translate_os_errors(path):
         *above, name = path.split(b"/")
         with _open_directory(root, above) as at:
@@ -64,7 +67,7 @@ def open_entry(root: Path, path: bytes) -> Iterator[int]:
 
 
 def describe_entry(fd: int, path: bytes) -> Present:
-    """What a name is, and a directory holds."""
+    """Return the metadata of an entry, and the names in a directory."""
     about = os.fstat(fd)
     kind: EntryKind = _KINDS.get(stat.S_IFMT(about.st_mode), "other")
     target, names = None, list[str]()
@@ -84,8 +87,13 @@ def describe_entry(fd: int, path: bytes) -> Present:
 
 
 def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: bool) -> Placed:
-    """Write a file: whole, or not at all. What is there keeps its owner, a new one has that of its
-    directory."""
+    """Write a file atomically.
+
+    An existing file keeps its owner; a new file has the owner of its directory.
+
+    Raises:
+        Conflict: The path is a directory.
+    """
     *above, name = path.split(b"/")
     if not name:
         raise Conflict("is_directory", "the workspace is a directory: give the path of a file")
@@ -106,7 +114,7 @@ def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: b
                 size = file.tell()
                 with suppress(PermissionError):
                     os.fchown(fd, owner.st_uid, owner.st_gid)
-                os.fchmod(fd, bits)  # behind the owner, who would take some bits away
+                os.fchmod(fd, bits)  # after fchown, which clears some bits
             os.rename(part, name, src_dir_fd=at, dst_dir_fd=at)
         except BaseException:
             with suppress(OSError):
@@ -116,7 +124,7 @@ def write_file(root: Path, path: bytes, data: BinaryIO, *, mode: str, parents: b
 
 
 def parse_mode(text: str) -> int:
-    """0 for none."""
+    """Return the permission bits of octal text, or 0 for ""."""
     if not text:
         return 0
     if len(text) > 4 or not all(one in "01234567" for one in text) or not int(text, 8) & 0o777:
@@ -150,7 +158,7 @@ def _open_directory(root: Path, names: Sequence[bytes], *, make: bool = False) -
 
 def _make_directory(name: bytes, dir_fd: int) -> int:
     above = os.fstat(dir_fd)
-    with suppress(FileExistsError):  # by somebody else, just now
+    with suppress(FileExistsError):  # created by another process meanwhile
         os.mkdir(name, 0o755, dir_fd=dir_fd)
         with suppress(PermissionError):
             os.chown(name, above.st_uid, above.st_gid, dir_fd=dir_fd, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The reference page: the OpenAPI document for people, every operation by noun."""
+"""The reference page: the OpenAPI document as HTML, with all operations by tag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortet.server.openapi import build_document
 from ortet.web.request import html, theme_of
 
 _MAX_SAMPLE_DEPTH = 4
-_UNLIMITED = 2**53  # no limit that anybody would meet
+_UNLIMITED = 2**53  # limits from here on are not shown
 _CODE = re.compile(r"`([^`]+)`")
 _SAMPLES: Json = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 
@@ -36,7 +36,7 @@ class ApiField(NamedTuple):
 
 
 class ApiOperation(NamedTuple):
-    """One operation."""
+    """One operation of the API."""
 
     id: str
     method: str
@@ -51,7 +51,7 @@ class ApiOperation(NamedTuple):
 
 
 class ApiReferencePage:
-    """Drawn when somebody first asks for it: it is the same for everybody, token or not."""
+    """The page, rendered at its first request. It is the same for all callers."""
 
     def __init__(self, templates: Environment) -> None:
         self._templates = templates
@@ -121,7 +121,7 @@ def _api_operation(data: Json, path: str, method: str, operation: Json) -> ApiOp
 
 
 def _dereference(data: Json, value: Json) -> Json:
-    """What a reference leads to."""
+    """Resolve a reference within the document."""
     while "$ref" in value:
         found: Any = data
         for step in value["$ref"].removeprefix("#/").split("/"):
@@ -149,7 +149,7 @@ def _keys(schema: Json) -> Iterator[ApiField]:
 
 
 def _type_text(schema: Json) -> Markup:
-    """A type in a few words; a named one is a link."""
+    """Return a short description of a type. A named type is a link."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return Markup('<a href="#schema-{0}">{0}</a>').format(name)
@@ -183,7 +183,7 @@ def _type_text(schema: Json) -> Markup:
 
 
 def _curl(data: Json, path: str, method: str, operation: Json, parameters: list[Json]) -> str:
-    """One that can be pasted, once the words in capitals are filled in."""
+    """Return a curl command. Words in capitals must be filled in."""
     place = re.sub(r"{([^}]*)}", lambda found: found[1].upper(), path)
     wanted = {
         one["name"]: _sample(data, one["schema"])
@@ -210,7 +210,7 @@ def _curl(data: Json, path: str, method: str, operation: Json, parameters: list[
 
 
 def _sample(data: Json, schema: Json, depth: int = 0) -> Any:
-    """The least that a schema asks for."""
+    """Return the smallest value that fits a schema."""
     schema = _dereference(data, schema)
     if "enum" in schema:
         return schema["enum"][0]
@@ -227,5 +227,5 @@ def _sample(data: Json, schema: Json, depth: int = 0) -> Any:
 
 
 def prose_html(text: str) -> Markup:
-    """Prose with `code` in it."""
+    """Return text as HTML, with `code` in code elements."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))

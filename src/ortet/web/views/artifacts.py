@@ -1,7 +1,7 @@
-"""Artifacts of a session: names with their versions, and a look at one that nothing of it can run.
+"""Artifacts of a session: their names and versions, and a safe preview.
 
-What an agent made may be a page with a script in it. Here it is text, a table, or a picture of a
-kind that has no scripts; whatever else it is, it can be downloaded, or opened in a sandbox.
+An artifact may be a page with a script. The preview shows text, a table, or an image of a type that
+cannot contain scripts. Other artifacts can be downloaded or opened in a sandbox.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ortet.web.request import PageRequest
 PreviewKind = Literal["text", "json", "table", "image", "none"]
 
 MAX_PREVIEW_BYTES = 256 << 10
-"""Bytes of a text that are shown."""
+"""Maximum size of text in a preview."""
 _MAX_ROWS, _MAX_COLUMNS, _MAX_CELL_CHARACTERS = 200, 50, 500
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp")
 _TABLES = {"text/csv": ",", "text/tab-separated-values": "\t"}
 
 
 class ArtifactsQuery(msgspec.Struct, frozen=True):
-    """Which one is looked at; none: the list alone."""
+    """The artifact to preview; without a name, only the list is shown."""
 
     name: Annotated[str, msgspec.Meta(max_length=4000)] = ""
     version: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
 
 
 class ArtifactVersions(msgspec.Struct, frozen=True):
-    """One name; `versions` the newest first."""
+    """One artifact name and its versions, newest first."""
 
     name: str
     versions: list[Artifact]
@@ -52,7 +52,10 @@ class ArtifactVersions(msgspec.Struct, frozen=True):
 
 
 class ArtifactPreview(msgspec.Struct, frozen=True):
-    """One version. `cut`: bytes that are not shown; `why` there is nothing to see."""
+    """The preview of one version.
+
+    `cut` counts bytes that are not shown. `why` says why there is none.
+    """
 
     artifact: Artifact
     look: PreviewKind
@@ -66,13 +69,15 @@ class ArtifactPreview(msgspec.Struct, frozen=True):
 
 
 class ArtifactsPage(msgspec.Struct, frozen=True):
+    """The data of the artifacts page."""
+
     names: list[ArtifactVersions]
     ask: ArtifactsQuery
     preview: ArtifactPreview | None
 
 
 def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsPage:
-    """What the page shows; NotFound for a name or a version that is not there."""
+    """Return the data of the page. Raises NotFound for an unknown name or version."""
     found: dict[str, list[Artifact]] = {}
     for one in view.artifacts():
         found.setdefault(one.name, []).append(one)
@@ -88,6 +93,7 @@ def build_artifacts_page(view: SessionReader, ask: ArtifactsQuery) -> ArtifactsP
 
 
 def preview_artifact(view: SessionReader, artifact: Artifact) -> ArtifactPreview:
+    """Return the preview of one version of an artifact."""
     media = (artifact.media or guess_media(artifact.name, None)).partition(";")[0].strip().lower()
     lineage = view.lineage(artifact.name, artifact.version)
     made = ArtifactPreview(
@@ -116,10 +122,10 @@ def _read_start(view: SessionReader, artifact: Artifact) -> Iterator[bytes]:
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:
-    """None: it is none."""
+    """Return the data as text, or None if it is binary."""
     if b"\0" in data:
         return None
-    for rest in range(4 if is_cut else 1):  # the cut may go through a character
+    for rest in range(4 if is_cut else 1):  # the cut may split a character
         try:
             return data[: len(data) - rest].decode()
         except UnicodeDecodeError:
@@ -130,7 +136,7 @@ def _text(data: bytes, *, is_cut: bool) -> str | None:
 def _pretty(preview: ArtifactPreview) -> ArtifactPreview:
     try:
         text = json.dumps(json.loads(preview.text), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):  # it says that it is JSON, and is not
+    except (ValueError, RecursionError):  # the content is not JSON
         return preview
     return msgspec.structs.replace(preview, look="json", text=text[: 2 * MAX_PREVIEW_BYTES])
 
@@ -151,7 +157,7 @@ def _table(preview: ArtifactPreview, delimiter: str) -> ArtifactPreview:
 
 
 def artifacts(page_request: PageRequest) -> Response:
-    """The page."""
+    """Render the artifacts page."""
     ask = parse_query(page_request, ArtifactsQuery)
     with page_request.view() as view:
         found = build_artifacts_page(view, ask)

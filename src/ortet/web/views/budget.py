@@ -1,6 +1,6 @@
-"""Plots as SVG of our own: where the points are. Colours and fonts are the style sheet's.
+"""Plots as SVG: positions of points and ticks. The style sheet sets colours and fonts.
 
-Everything that a plot says is said in a table beside it, too.
+The page also shows the data of every plot in a table.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 28
 _FAR_LIMIT_FACTOR = 3
 COLOURS = 8
-"""Series are told apart by classes series-0 to series-7."""
+"""Number of colour classes, series-0 to series-7."""
 
 
 class Tick(msgspec.Struct, frozen=True):
+    """A tick of an axis."""
+
     at: float
     text: str
 
 
 class Series(msgspec.Struct, frozen=True):
-    """`points`: x and y of a line that goes in steps, as `points` of a polyline wants them."""
+    """One line of a plot. `points` is the step line in the format of an SVG polyline."""
 
     name: str
     colour: int
@@ -34,7 +36,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class LimitLine(msgspec.Struct, frozen=True):
-    """A limit."""
+    """A horizontal line for a limit."""
 
     name: str
     y: float
@@ -43,13 +45,15 @@ class LimitLine(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
+    """A plot with its axes, in SVG coordinates."""
+
     title: str
     unit: str
     series: list[Series]
     rules: list[LimitLine]
     xs: list[Tick]
     ys: list[Tick]
-    above: list[str] = []  # limits that lie out of sight
+    above: list[str] = []  # limits above the plotted range
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -59,7 +63,7 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """`share` of the longest, `of_all` of the sum; both in percent."""
+    """One bar. `share` is in percent of the longest bar, `of_all` in percent of the sum."""
 
     name: str
     value: float
@@ -70,7 +74,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 Points = Sequence[tuple[int, float]]
-"""Times in ns, and the sum at each."""
+"""Times in ns, each with the running total."""
 
 
 def step_plot(
@@ -82,8 +86,11 @@ def step_plot(
     limits: Sequence[tuple[str, float, bool]] = (),
     unit: str = "",
 ) -> Plot:
-    """Sums over time: each stays as it is until it grows. A limit that is far above them is said,
-    not drawn: they would all lie on the ground."""
+    """Return a step plot of running totals over time.
+
+    A limit far above all curves is listed in `above`, not drawn. Drawing it would flatten the
+    curves.
+    """
     most = max([y for _, points in curves for _, y in points] + [0.0])
     far = [(name, value) for name, value, _ in limits if value > _FAR_LIMIT_FACTOR * most > 0]
     limits = [one for one in limits if one[:2] not in far]
@@ -112,7 +119,7 @@ def step_plot(
 
 
 def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
-    """The longest first; each with a note."""
+    """Return bars for (name, value, note), longest first."""
     most = max([value for _, value, _ in values] + [0.0]) or 1.0
     whole = sum(value for _, value, _ in values) or 1.0
     ordered = sorted(values, key=lambda one: (-one[1], one[0]))
@@ -130,7 +137,7 @@ def bars(values: Sequence[tuple[str, float, str]]) -> list[Bar]:
 
 
 def _downsample(points: Points, max_points: int = 400) -> Points:
-    """Fewer points than pixels; the last one always."""
+    """Return at most about `max_points` points, including the last one."""
     if len(points) <= max_points:
         return points
     step = len(points) / max_points
@@ -139,7 +146,7 @@ def _downsample(points: Points, max_points: int = 400) -> Points:
 
 
 def _round_up(value: float) -> float:
-    """To a number that divides well."""
+    """Return the next larger number that divides well, for the axis."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,7 @@
-"""Source text as lines of coloured pieces: each a class of style.css ("" for none) and its text."""
+"""Syntax highlighting: splits source text into lines of (CSS class, text) pairs.
+
+A module of its own, because it is the only one that uses Pygments.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ StyledText = tuple[str, str]
 
 _MAX_TEXT_CHARACTERS = 256 << 10
 _MAX_LINE_CHARACTERS = 2000
-"""Characters of a text, and of a line in it, that are looked at: what is longer is nobody's code,
-and could keep a lexer busy for long."""
+"""Largest text and longest line that are highlighted.
+
+Longer ones are rarely code and could keep a lexer busy for a long time.
+"""
 
 
 def highlight_lines(path: str, text: str) -> list[list[StyledText]]:
-    """Its lines, without their ends, as the name of the file says how to read it."""
+    """Return the lines of a text, highlighted by the type of the file name."""
     lines = text.split("\n")
     lexer = _lexer(path) if len(text) <= _MAX_TEXT_CHARACTERS else None
     if lexer is None or any(len(line) > _MAX_LINE_CHARACTERS for line in lines):
@@ -26,7 +31,7 @@ def highlight_lines(path: str, text: str) -> list[list[StyledText]]:
             found[-1].append((class_, first))
         for line in rest:
             found.append([(class_, line)] if line else [])
-    del found[len(lines) :]  # lexers end a text with a line end of their own
+    del found[len(lines) :]  # lexers add a final line break
     found += [[] for _ in range(len(lines) - len(found))]
     return found
 

@@ -1,4 +1,4 @@
-"""One commit: what it says, what led to it, what was learned, which files it changed."""
+"""The page of one commit: its message, the reasons for it, new facts and changed files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_REASONS, _MAX_FILES = 300, 500
 
 
 def commit_page(page_request: PageRequest) -> Response:
-    """Its own page; with `?part`, only what the panel beside the tree shows."""
+    """Render the commit page; with `?part`, only the panel beside the tree."""
     row = page_request.row()
     with page_request.hub() as hub:
         oid = page_request.resolve_commit(hub, page_request.path_params["commit"])
@@ -43,7 +43,7 @@ def commit_page(page_request: PageRequest) -> Response:
 
 
 def restore_commands(row: SessionRow, details: CommitExplanation) -> list[tuple[str, str]]:
-    """What to type to have it back: what it does, and the words."""
+    """Return (description, command) pairs that restore the commit."""
     oid = output.short_id(details.commit.oid)
     if not row.has_files:
         name = row.name if row.agent == "default" else f"{row.name}', agent='{row.agent}"
@@ -55,7 +55,7 @@ def restore_commands(row: SessionRow, details: CommitExplanation) -> list[tuple[
 
 
 def file_line(change: TreeChange) -> dict[str, Any]:
-    """One changed path, as lists of them show it."""
+    """Return one changed path for a list of files."""
     entry = change.new or change.old
     slash = "/" if entry is not None and entry.is_dir else ""
     return {
@@ -69,7 +69,7 @@ def file_line(change: TreeChange) -> dict[str, Any]:
 
 
 def _names(page_request: PageRequest, hub: Hub, oid: Oid) -> list[tuple[str, str, str]]:
-    """What is at this commit: kind, name, and the session it leads to."""
+    """Return the branches and tags at a commit: kind, name and session id."""
     found = []
     for row in visible_sessions(hub, page_request.caller):
         head = hub.catalog.head(f"branch:{row.branch}")
@@ -80,7 +80,7 @@ def _names(page_request: PageRequest, hub: Hub, oid: Oid) -> list[tuple[str, str
 
 
 def _is_replayed(hub: Hub, row: SessionRow, oid: Oid) -> bool:
-    """Whether a replay of this session leads through it."""
+    """Return True if a replay of the session reaches this commit."""
     line = load_event_log(hub._session_manager(), row)[0]
     journal = journal_at(hub, oid)
     return journal.seq <= line.tip().seq and passes_through(line, hub, journal)

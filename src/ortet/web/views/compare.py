@@ -1,4 +1,7 @@
-"""Any two commits side by side: files, facts, plan, messages."""
+"""The page that compares two commits: files, facts, plan, messages.
+
+A module of its own, because a comparison is a page with its own limits.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from ortet.web.views.patch import file_patch
 
 _MAX_FILES = 300
 _MAX_PATCH_LINES = 4000
-"""Lines that are drawn at once; of files behind that, each when it is opened."""
+"""Maximum number of patch lines on the page. Patches of further files are loaded when opened."""
 _MAX_MESSAGES = 100
 
 
 def compare_page(page_request: PageRequest) -> Response:
-    """Both commits may be given by any of their names; with `?file=N`, one file alone."""
+    """Render the comparison.
+
+    Commits may have any of their names. With `?file=N`, render one patch.
+    """
     row = page_request.row()
     with page_request.hub() as hub:
         old, new = (

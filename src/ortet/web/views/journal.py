@@ -1,5 +1,7 @@
-"""The journal of a session as the page shows it: each event in a line, with why, and what is under
-it; a page at a time from the newest back, or what came behind a number."""
+"""The journal page: events with their text and reason, in pages from the newest back.
+
+A script can also ask for the events after a number.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from ortet.web.templates import amount
 EVENTS_PER_PAGE = 60
 _EVENTS_PER_READ = 256
 _MAX_EVENTS_SEARCHED = 20_000
-"""Events that one request looks through for words."""
+"""Maximum number of events that one request searches for words."""
 _MAX_DATA_CHARACTERS = 20_000
-"""Characters of an event's data that are shown; the API has all of it."""
+"""Maximum length of an event's data on the page. The API returns all of it."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "said": ("message", "comment"),
@@ -33,12 +35,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "known": ("fact", "lesson", "note", "episode"),
     "money": ("spend", "budget"),
 }
-"""Kinds that people look at together; all others are OTHER."""
+"""Event kinds by group. All others are in the group OTHER."""
 OTHER = "other"
 
 
 class JournalQuery(msgspec.Struct, frozen=True):
-    """What the address says. `before`: events older than that one; `behind`: newer ones."""
+    """The query. `before` selects events older than a number, `behind` newer ones."""
 
     kind: list[str] = []
     q: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -47,8 +49,11 @@ class JournalQuery(msgspec.Struct, frozen=True):
 
 
 class JournalLine(msgspec.Struct, frozen=True):
-    """One event. `text` is what was said, thought or done; `why` the reason that was given; `more`
-    are short words beside it, `data` everything as JSON."""
+    """One event.
+
+    `text` is the content, `why` the recorded reason. `more` has short details, `data` everything as
+    JSON.
+    """
 
     seq: int
     kind: str
@@ -68,8 +73,11 @@ class JournalLine(msgspec.Struct, frozen=True):
 
 
 class JournalPage(msgspec.Struct, frozen=True):
-    """The newest line last. `older`: number to go on before, 0 when there is no more; `tip` is the
-    number of the newest event; `stopped`: words were looked for in part of the journal only."""
+    """One page, with the newest line last.
+
+    `older` is the number to continue before, or 0 if there are no older events. `tip` is the number
+    of the newest event. `stopped`: only a part of the journal was searched.
+    """
 
     lines: list[JournalLine]
     ask: JournalQuery
@@ -79,7 +87,7 @@ class JournalPage(msgspec.Struct, frozen=True):
 
 
 def build_journal_page(view: SessionReader, ask: JournalQuery) -> JournalPage:
-    """What the page shows."""
+    """Return the data of the page."""
     tip = view.event_log.tip().seq
     if ask.behind is not None:
         found = [journal_line(one) for one in view.events(ask.behind) if _matches(one, ask)]
@@ -99,7 +107,7 @@ def build_journal_page(view: SessionReader, ask: JournalQuery) -> JournalPage:
 
 
 def _backwards(view: SessionReader, before: int, tip: int) -> Iterator[Event]:
-    """A stretch at a time; what waits for the writer is the newest."""
+    """Yield events from the newest back, read in batches. Waiting messages come first."""
     if not before:
         yield from reversed([event for event in view.events(tip) if event.waiting])
     upto = min(tip, before - 1) if before else tip
@@ -121,10 +129,12 @@ def _searchable_text(event: Event) -> str:
 
 
 def group_of(kind: str) -> str:
+    """Return the group of an event kind."""
     return next((name for name, kinds in GROUPS.items() if kind in kinds), OTHER)
 
 
 def journal_line(event: Event) -> JournalLine:
+    """Return an event as a line of the page."""
     data = event.data
     shown = _json(data, indent=2) if data else ""
     cut = (
@@ -153,7 +163,7 @@ def journal_line(event: Event) -> JournalLine:
 
 
 def event_wording(event: Event) -> str:
-    """In full where somebody wrote it, else as the audit tells it."""
+    """Return the text of an event: as written by its author, else as in the audit log."""
     data = event.data
     if event.kind == "message":
         return _message_text(data.get("content"))
@@ -170,7 +180,7 @@ def event_wording(event: Event) -> str:
 
 
 def _message_text(content: Any) -> str:
-    """Also of a message in parts: their texts, and what the others are."""
+    """Return the text of a message. Parts that are not text are shown as JSON."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -213,7 +223,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def journal(page_request: PageRequest) -> Response:
-    """The page."""
+    """Render the journal page."""
     ask = parse_query(page_request, JournalQuery)
     ask = msgspec.structs.replace(ask, kind=[one for one in ask.kind if one])
     with page_request.view() as view:

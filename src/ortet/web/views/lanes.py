@@ -1,7 +1,7 @@
-"""Where each commit of the tree goes: a branch keeps its lane down to where it began.
+"""Lane layout of the commit graph: a branch keeps its lane down to where it began.
 
-Other than in `graph/lanes`, which saves columns of a terminal: here a lane is a line that one can
-follow. Pure.
+`history.graph_layout` saves columns for a terminal; here each lane is a line that can be followed.
+A module of its own, because it is a pure algorithm without I/O.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 
 class LanePosition(NamedTuple):
-    """Of one commit. `to`: the lanes in which its parents are waited for; `joins`: other lanes that
-    end here, because they waited for this commit."""
+    """The position of one commit.
+
+    `to` are the lanes of its parents. `joins` are other lanes that end here, because they lead to
+    this commit.
+    """
 
     lane: int
     to: list[int]
@@ -23,8 +26,13 @@ class LanePosition(NamedTuple):
 def lay_out(
     commits: Iterable[tuple[str, Sequence[str]]], trunk: Sequence[str] = ()
 ) -> Iterator[LanePosition]:
-    """For (oid, parents), children before parents. Each of `trunk` has a lane kept for it on the
-    left, in order, which its first parents go on in."""
+    """Yield the position of each commit.
+
+    Args:
+        commits: (oid, parents) pairs, children before parents.
+        trunk: Commits that get the leftmost lanes, in order. Their first parents stay in the same
+            lane.
+    """
     waiting: dict[str, list[int]] = {oid: [lane] for lane, oid in enumerate(dict.fromkeys(trunk))}
     free: list[int] = []
     size = len(waiting)

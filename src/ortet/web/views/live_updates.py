@@ -1,6 +1,7 @@
-"""That something in the store has changed, as it happens: a page that hears it draws itself again.
+"""A stream that tells open pages that the store has changed, so that they reload.
 
-Nothing is said of what it was: who may see it gets it with the page.
+The events do not say what changed. The reloaded page applies the caller's rights. A module of its
+own, because it is the only stream of the pages.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from ortet.server.streaming.wakeups import ANY_TOPIC
 
 PATH = "/live"
 _MIN_INTERVAL_SECONDS = 0.5
-"""Seconds between two; what comes meanwhile is told with the next."""
+"""Minimum time between two events. Changes in between are reported together."""
 
 
 class ChangeCursor(msgspec.Struct, frozen=True):
-    """How often it was told."""
+    """The number of events that were sent."""
 
     count: int = 0
 
@@ -34,6 +35,8 @@ class ChangeCursor(msgspec.Struct, frozen=True):
 
 
 class StoreChangeSource(StreamSource):
+    """Yields an event `changed` when anything in the store has changed."""
+
     topics = (ANY_TOPIC,)
 
     async def page(self, cursor: ChangeCursor) -> StreamPage:
@@ -46,6 +49,7 @@ class StoreChangeSource(StreamSource):
 
 
 def live_routes(streams: Streams) -> list[BaseRoute]:
+    """Return the route GET /live."""
     return [Route(PATH, partial(_live, streams), name="live")]
 
 

@@ -1,4 +1,4 @@
-"""Memory as the page shows it: what a question finds and why, what is known, what happened."""
+"""The memory pages: results of a search with their scores, facts and episodes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ TIER_LABELS = {
 
 
 class MemoryQuery(msgspec.Struct, frozen=True):
-    """What the address says. `fact`: whose history is shown; `show`: what is listed where nothing
-    is asked."""
+    """The query.
+
+    `fact` selects a fact whose history is shown; `show` what is listed without a search.
+    """
 
     q: Annotated[str, msgspec.Meta(max_length=2000)] = ""
     tier: str = ""
@@ -42,7 +44,7 @@ class MemoryQuery(msgspec.Struct, frozen=True):
 
 
 class HitReason(msgspec.Struct, frozen=True):
-    """One part of why a memory was found; `weight`: how much, from 0 to 100."""
+    """One score of a search result. `weight` is its share from 0 to 100."""
 
     name: str
     value: str
@@ -50,7 +52,7 @@ class HitReason(msgspec.Struct, frozen=True):
 
 
 class MemoryHit(msgspec.Struct, frozen=True):
-    """A memory. `href` leads to the event it is from, "" where that cannot be seen."""
+    """A search result. `href` leads to its event, or is "" if the caller cannot see it."""
 
     hit: RecallHit
     says: str
@@ -61,9 +63,11 @@ class MemoryHit(msgspec.Struct, frozen=True):
 
 
 class MemoryPage(msgspec.Struct, frozen=True):
-    """`dense` says how meaning took part; `facts` and `episodes` the newest first; `history` is
-    that of the fact that was asked for, the oldest first; `fault` is what was wrong with what was
-    asked."""
+    """The data of the page.
+
+    `dense` says how vector search took part. `facts` and `episodes` are newest first. `history` has
+    the versions of the selected fact, oldest first. `fault` is the error of an invalid query.
+    """
 
     ask: MemoryQuery
     found: list[MemoryHit] = []
@@ -79,7 +83,7 @@ class MemoryPage(msgspec.Struct, frozen=True):
 def build_memory_page(
     hub: Hub, caller: Caller, view: SessionReader | None, ask: MemoryQuery
 ) -> MemoryPage:
-    """Of one session, with what it shares, or of all that the caller sees."""
+    """Return the memory of one session with its shared scopes, or of all visible sessions."""
     made = MemoryPage(ask, scopes=_scopes(view))
     try:
         if ask.q.strip():
@@ -145,12 +149,12 @@ def _hit_reasons(scores: Scores) -> Iterable[HitReason]:
 
 
 def _rank_weight(rank: int) -> int:
-    """As it counts when lists are united: the first the most."""
+    """Return a weight for a rank, similar to rank fusion: the first rank counts most."""
     return max(4, round(100 * 61 / (60 + rank) - 100 * (rank - 1) / (rank + 30)))
 
 
 def _href(hub: Hub, hit: RecallHit, caller: Caller) -> str:
-    """Where the event can be looked at: one of a session, not of a memory that sessions share."""
+    """Return the address of the event. Facts of shared scopes have none."""
     source = hit.source
     if not source.session or source.scope:
         return ""
@@ -177,7 +181,7 @@ def _session_page(view: SessionReader, page: MemoryPage) -> MemoryPage:
 
 
 def _episodes_page(hub: Hub, caller: Caller, page: MemoryPage) -> MemoryPage:
-    """Of all sessions: what happened in them. Facts are those of a session, or are asked for."""
+    """Return the episodes of all sessions. Facts are shown per session, or as search results."""
     episodes: dict[str, Episode] = {}
     for agent in caller.agents or (None,):
         episodes |= {one.id: one for one in hub.episodes(agent=agent)}
@@ -192,7 +196,7 @@ def _scopes(view: SessionReader | None) -> list[str]:
 
 
 def memory(page_request: PageRequest) -> Response:
-    """The page of all sessions."""
+    """Render the memory page of all sessions."""
     ask = parse_query(page_request, MemoryQuery)
     with page_request.hub() as hub:
         found = build_memory_page(hub, page_request.caller, None, ask)
@@ -200,7 +204,7 @@ def memory(page_request: PageRequest) -> Response:
 
 
 def session_memory(page_request: PageRequest) -> Response:
-    """The page of one."""
+    """Render the memory page of one session."""
     ask = parse_query(page_request, MemoryQuery)
     with page_request.view() as view:
         found = build_memory_page(view.hub, page_request.caller, view, ask)

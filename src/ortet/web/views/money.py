@@ -1,5 +1,4 @@
-"""The budget of a session and its family as the page shows it: limits, what is left, and how it was
-spent over time, by model."""
+"""The budget page of a session and its forks: limits, rest, and spending by model over time."""
 
 from __future__ import annotations
 
@@ -18,12 +17,15 @@ from ortet.web.views.budget import Plot, Points, step_plot
 _FIRST_COUNTERS = ("usd", "tokens", "seconds")
 _MAX_PLOTS = 6
 _MAX_MODELS = 7
-"""Lines of a plot; the models that cost least are added up."""
+"""Maximum number of models in a plot. The cheapest ones are added up."""
 OTHERS = "others"
 
 
 class BudgetCounter(msgspec.Struct, frozen=True):
-    """One thing that is counted. None: it has no such limit. `used` is in percent of the limit."""
+    """One counter of the budget.
+
+    A limit of None does not exist. `used` is in percent of the limit.
+    """
 
     name: str
     spent: float
@@ -35,20 +37,27 @@ class BudgetCounter(msgspec.Struct, frozen=True):
 
 
 class ModelSpending(msgspec.Struct, frozen=True):
+    """The spending on one model. `spends` counts the records."""
+
     model: str
     amounts: dict[str, float]
     spends: int
 
 
 class BudgetPage(msgspec.Struct, frozen=True):
+    """The data of the budget page."""
+
     counters: list[BudgetCounter]
     models: list[ModelSpending]
     plots: list[Plot]
-    sessions: int  # of the family, that spent something
+    sessions: int  # sessions of the family that spent something
 
 
 def build_budget_page(view: SessionReader) -> BudgetPage:
-    """Of the whole family: forks draw on one budget, and no restore refunds anything."""
+    """Return the budget of the whole family.
+
+    Forks share one budget, and a restore refunds nothing.
+    """
     spent, limits, left = view.spent(), view.limits(), view.budget_left()
     soft = levels(view.hub.catalog, view.row)[0].account.soft
     family = {row.id: row for row in view.hub.sessions() if row.family == view.row.family}
@@ -136,7 +145,7 @@ def _running_totals(points: list[tuple[int, float]]) -> Points:
 
 
 def budget(page_request: PageRequest) -> Response:
-    """The page."""
+    """Render the budget page."""
     with page_request.view() as view:
         found = build_budget_page(view)
         given = session_frame(view)

@@ -1,4 +1,4 @@
-"""Commits of a tree, read once and put in order."""
+"""Reads commits for the timeline graph, and sorts them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortet.hub.hub import Hub
 from ortet.ids import Oid
 
 _MAX_TITLE_CHARACTERS, _MAX_BODY_CHARACTERS = 200, 300
-"""Characters of the first line of a message, and of what follows it."""
+"""Maximum lengths of the first line of a message and of the rest."""
 
 
 class CommitNode(NamedTuple):
-    """What a drawing needs of a commit."""
+    """The fields of a commit that the graph needs."""
 
     parents: tuple[Oid, ...]
     title: str
@@ -28,7 +28,7 @@ class CommitNode(NamedTuple):
 def read_graph(
     hub: Hub, cache: dict[Oid, CommitNode], tips: Iterable[Oid]
 ) -> dict[Oid, CommitNode]:
-    """All that lead to these, as far as they are there: reflogs outlive what they name."""
+    """Return all ancestors of `tips` that still exist. Reflogs may name commits that are gone."""
     found: dict[Oid, CommitNode] = {}
     todo = list(tips)
     while todo:
@@ -45,7 +45,7 @@ def read_graph(
 def newest_commits(
     hub: Hub, cache: dict[Oid, CommitNode], heads: Iterable[Oid], count: int
 ) -> tuple[list[Oid], dict[Oid, CommitNode]] | None:
-    """The first so many by time, if that is an order with no commit before its children."""
+    """Return the newest `count` commits by time, or None if that is not a topological order."""
     found: dict[Oid, CommitNode] = {}
     ready: list[tuple[int, Oid]] = []
 
@@ -68,6 +68,7 @@ def newest_commits(
 
 
 def cached_node(hub: Hub, cache: dict[Oid, CommitNode], oid: Oid) -> CommitNode | None:
+    """Return a commit from the cache or the store, or None if it is gone."""
     note = cache.get(oid)
     if note is None:
         try:
@@ -90,6 +91,7 @@ def _read_node(hub: Hub, oid: Oid) -> CommitNode:
 
 
 def ancestors(graph: dict[Oid, CommitNode], heads: Iterable[Oid]) -> Iterator[Oid]:
+    """Yield `heads` and all their ancestors."""
     stack = list(heads)
     seen = set(stack)
     while stack:
@@ -102,7 +104,7 @@ def ancestors(graph: dict[Oid, CommitNode], heads: Iterable[Oid]) -> Iterator[Oi
 
 
 def topological_order(graph: dict[Oid, CommitNode]) -> Iterator[Oid]:
-    """Newest first, no commit before one that descends from it."""
+    """Yield commits newest first, children before parents."""
     children = dict.fromkeys(graph, 0)
     for note in graph.values():
         for parent in note.parents:

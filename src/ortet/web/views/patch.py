@@ -1,4 +1,4 @@
-"""What changed in one file, as the page shows it: hunks of lines, both sides, in colours."""
+"""The differences of one file: hunks of lines for both sides, with syntax highlighting."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _MAX_FILE_BYTES = 1 << 20
-"""Bytes of a file that is compared line by line."""
+"""Size up to which a file is compared by lines."""
 _MAX_LINES = 3000
-"""Lines of one file that are shown."""
+"""Maximum number of lines of one file."""
 _CONTEXT_LINES = 3
 
 
 class PatchLine(NamedTuple):
+    """A line with its number."""
+
     n: int
     html: Markup
 
 
 class PatchSegment(NamedTuple):
-    """Lines that are the same on both sides, or that came in the place of others."""
+    """Lines that are equal on both sides, or that replace each other."""
 
     same: bool
     old: list[PatchLine]
@@ -37,7 +39,7 @@ class PatchSegment(NamedTuple):
 
 
 class FilePatch(NamedTuple):
-    """`note` says why there are no lines to compare, or not all of them."""
+    """The patch of one file. `note` says why lines are missing."""
 
     note: str
     hunks: list[list[PatchSegment]]
@@ -51,7 +53,7 @@ class _PatchSide(NamedTuple):
 
 
 def file_patch(objects: ObjectStore, change: TreeChange) -> FilePatch:
-    """Binary and large files are told by their sizes."""
+    """Return the patch of a change. Binary and large files have only a note with their sizes."""
     if not change.content_changed and change.kind in ("metadata", "renamed"):
         what = (
             f"its {', '.join(change.fields)} changed" if change.fields else "only its name changed"
@@ -97,12 +99,12 @@ def _side(path: str, data: bytes) -> _PatchSide:
 
 
 def _display_line(line: bytes) -> str:
-    """Without its end; each is one line, whatever a terminal makes of it."""
+    """Return a line without its end. Control characters are shown as escapes."""
     return output.safe(line.removesuffix(b"\n").decode("utf-8", "backslashreplace"), keep="\t")
 
 
 def _groups(changes: list[line_diff.LineChange]) -> list[list[line_diff.LineChange]]:
-    """Those that are near to one another are one hunk."""
+    """Group changes that are close to each other into hunks."""
     found: list[list[line_diff.LineChange]] = []
     for change in changes:
         if found and change.a0 - found[-1][-1].a1 <= 2 * _CONTEXT_LINES:
@@ -156,7 +158,7 @@ def _changed_segment(
 
 
 def _highlight_difference(pieces: list[StyledText], other: list[StyledText] | None) -> Markup:
-    """With what differs from a line that stands for it, where most is the same."""
+    """Return a line as HTML. If it mostly equals `other`, the difference is marked."""
     if other is None:
         return _html(pieces)
     mine, theirs = ("".join(text for _, text in one) for one in (pieces, other))
@@ -170,7 +172,7 @@ def _highlight_difference(pieces: list[StyledText], other: list[StyledText] | No
 
 
 def _html(pieces: list[StyledText], start: int = 0, stop: int = 0) -> Markup:
-    """Escaped; from `start` to `stop` it is marked."""
+    """Return escaped HTML. The range from `start` to `stop` is marked."""
     from markupsafe import Markup
 
     found, at = [], 0

@@ -1,4 +1,4 @@
-"""A session event by event: what was said, planned, noted, known and spent at each of them."""
+"""The replay page: the state of a session after each of its events."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ _MAX_MESSAGES = 20
 _MAX_FACTS = 60
 _EVENTS_PER_READ = 256
 _MAX_DATA_CHARACTERS = 20_000
-"""Characters of one event's data."""
+"""Maximum length of an event's data."""
 
 
 class ReplayMoment(msgspec.Struct, frozen=True):
-    """The mind right behind an event. `fresh` are facts that this one taught."""
+    """The session state after one event. Facts are newest first."""
 
     event: Event | None
     text: str
     data: str
     messages: list[Message]
-    earlier: int  # messages before those
+    earlier: int  # number of older messages
     goal: str
     plan: list[str]
     step: int
     notes: list[NoteRecord]
     facts: list[Fact]
-    hidden: int  # facts that are not shown
+    hidden: int  # number of facts not shown
     spent: list[tuple[str, float]]
 
 
 def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> Response:
-    """`?at=N`: behind which event, the last without; with `part`, only what changes with it."""
+    """Render the replay.
+
+    `?at=N` selects the event, by default the last; `part` only its content.
+    """
     with page_request.view() as view:
         tip = view.event_log.tip().seq
         at = _requested_seq(page_request, tip)
@@ -67,7 +70,7 @@ def replay_page(commit_index: CommitJournalIndex, page_request: PageRequest) -> 
 
 
 def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMoment:
-    """`base`: what a commit holds that is not behind it, the newer the better."""
+    """Return the state after event `seq`. `base` is the journal of a commit at or before it."""
     event = next(iter(view.event_log.events(seq - 1, seq)), None) if seq else None
     mind = state_at(view, seq, base)
     messages = _messages(view, seq, mind.core)
@@ -89,7 +92,7 @@ def build_moment(view: SessionReader, seq: int, base: JournalHead) -> ReplayMome
 
 
 def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
-    """What the events up to one add up to."""
+    """Return the state that results from the events up to `seq`."""
     sessions = view.hub._session_manager()
     mind = SessionState.load(sessions.maps, view.hub.objects, base.fold)
     for event in view.event_log.events(base.seq, seq):
@@ -98,7 +101,7 @@ def state_at(view: SessionReader, seq: int, base: JournalHead) -> SessionState:
 
 
 def _messages(view: SessionReader, seq: int, core: CoreState) -> list[Message]:
-    """The newest of those in context, in order, and one more where there are others."""
+    """Return the newest messages in context, in order. It may have more than are shown."""
     found: list[Message] = []
     upto = seq
     while upto > core.since and len(found) <= _MAX_MESSAGES:

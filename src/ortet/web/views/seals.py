@@ -1,4 +1,7 @@
-"""Where the commits of a session lie in its journal, so that any of its minds is near at hand."""
+"""Finds the commits of a session by their position in the journal.
+
+A replay starts from the state of the nearest commit instead of the first event.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from ortet.journal.event_log import EMPTY_JOURNAL, EventLog
 from ortet.sessions.reader import SessionReader
 
 _MAX_CACHED_SESSIONS = 8
-"""That are remembered; 10 000 commits of one are some 5 MB."""
+"""Maximum number of cached sessions. 10 000 commits of one take about 5 MB."""
 
 
 class CommitJournalIndex:
-    """Of one server. What commits hold never changes: only new ones are read."""
+    """The journal positions of commits, cached for one server. Only new commits are read."""
 
     def __init__(self) -> None:
         self._commits: OrderedDict[tuple[str, str], list[tuple[Oid, JournalHead]]] = OrderedDict()
@@ -27,16 +30,16 @@ class CommitJournalIndex:
     def commits_before(
         self, view: SessionReader, tenant: str, seq: int
     ) -> Iterator[tuple[Oid, JournalHead]]:
-        """Commits on the session's line that end at an event or before it, the newest first."""
+        """Yield commits on the session's timeline that end at or before an event, newest first."""
         line = self._branch_commits(view, tenant)
         found = [one for one in line if 0 < one[1].seq <= seq]
-        # a mind that was restored alone lies before that of its parent
+        # After a restore of the state alone, a commit may end before its parent does.
         for oid, journal in sorted(found, key=lambda one: -one[1].seq):
             if passes_through(view.event_log, view.hub, journal):
                 yield oid, journal
 
     def _branch_commits(self, view: SessionReader, tenant: str) -> list[tuple[Oid, JournalHead]]:
-        """Of the commits of its branch, along first parents, the oldest first."""
+        """Return the commits of the branch along first parents, oldest first."""
         head = view.hub.catalog.head(f"branch:{view.row.branch}")
         if head is None:
             return []
@@ -59,6 +62,7 @@ class CommitJournalIndex:
 
 
 def journal_at(hub: Hub, commit: Oid) -> JournalHead:
+    """Return the position in the journal at which a commit was made."""
     state = hub.history.state(commit)
     return (
         decode(JournalHead, hub.objects.get(Oid(state.journal))) if state.journal else EMPTY_JOURNAL
@@ -66,6 +70,9 @@ def journal_at(hub: Hub, commit: Oid) -> JournalHead:
 
 
 def passes_through(log: EventLog, hub: Hub, journal: JournalHead) -> bool:
-    """Whether a line has been where a journal ends: what was restored away is on no line."""
+    """Return True if the log contains the end of a journal.
+
+    Events that a restore left are not in it.
+    """
     row = next(iter(log.rows(journal.seq - 1, journal.seq)), None) if journal.seq else None
     return row is not None and hub._session_manager().chain.tip(row).hash == journal.hash

@@ -1,6 +1,6 @@
-"""The sessions of a store as the first page lists them: who they are, what they cost, what they do.
+"""The first page: a list of sessions with their goal, cost and last activity.
 
-Rows of all sessions are cheap; a goal, a cost and a last event are read of those shown alone.
+All session rows are read. Goal, cost and last commit are read only for the sessions on the page.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ortet.web.request import PageRequest
 STATUSES = ("open", "active", "paused", "closed", "archived")
 SESSIONS_PER_PAGE = 50
 _MAX_GOALS_SEARCHED = 300
-"""The first sessions of the list whose goals are looked through, beside all names."""
+"""Number of sessions, from the start of the list, whose goals are searched. All names are."""
 MAX_SESSIONS_SEARCHED = 500
-"""The first sessions of the list in which is looked for what was said: in many it takes long."""
+"""Number of sessions, from the start of the list, whose memory is searched, because it is slow."""
 _RECALL_LIMIT = 30
-"""Memories that are looked at for sessions in which the words were said."""
+"""Maximum number of recalled memories per search."""
 
 
 class SessionListQuery(msgspec.Struct, frozen=True):
-    """What the address of the page says."""
+    """The query of the page."""
 
     q: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     status: str = ""
@@ -50,7 +50,7 @@ class SessionListQuery(msgspec.Struct, frozen=True):
 
 
 class SessionCard(msgspec.Struct, frozen=True):
-    """One session. `found`: where the words were, other than in its name."""
+    """One session. `found` is the text that matched, if it is not the name."""
 
     id: str
     name: str
@@ -70,9 +70,12 @@ class SessionCard(msgspec.Struct, frozen=True):
 
 
 class SessionListPage(msgspec.Struct, frozen=True):
-    """A page of sessions; `total` are all, `count` those that were asked for, `first` the number of
-    the one that the page begins with, `heard` those in which words were looked for that were said
-    (0: in all). `newer` and `older` are where the pages beside it begin."""
+    """One page of the list.
+
+    `total` counts all sessions, `count` those that match. `first` is the number of the first one on
+    the page. `heard` is the number of sessions whose memory was searched; 0 means all. `newer` and
+    `older` are cursors of the neighbouring pages.
+    """
 
     cards: list[SessionCard]
     ask: SessionListQuery
@@ -89,7 +92,7 @@ class SessionListPage(msgspec.Struct, frozen=True):
 def build_session_list(
     hub: Hub, caller: Caller, ask: SessionListQuery, has_live_machine: Callable[[str], bool]
 ) -> SessionListPage:
-    """What the page shows; `lives` says whether a session's machine is here."""
+    """Return the data of the page. `has_live_machine` tells if a session's machine runs here."""
     rows = visible_sessions(hub, caller)
     agents = sorted({row.agent for row in rows})
     kept = [row for row in rows if ask.agent in ("", row.agent)]
@@ -102,7 +105,7 @@ def build_session_list(
         found = dict(_match_sessions(hub, line.rows, words))
         line = line.filter_ids(found)
     start = line.index_after(ask.after) if ask.after else 0
-    if ask.before or start >= len(line.rows):  # what was behind it may be gone
+    if ask.before or start >= len(line.rows):  # sessions after the cursor may be gone
         start = max(0, (line.index_before(ask.before) if ask.before else start) - SESSIONS_PER_PAGE)
     end = min(start + SESSIONS_PER_PAGE, len(line.rows))
     shown = line.rows[start:end]
@@ -133,6 +136,7 @@ def build_session_list(
 def build_session_card(
     hub: Hub, row: SessionRow, last_active_ns: int, *, live: bool, found: str = ""
 ) -> SessionCard:
+    """Return the card of a session. If the session cannot be read, `fault` says why."""
     made = SessionCard(
         id=row.id,
         name=row.name,
@@ -160,19 +164,22 @@ def build_session_card(
             message=output.title(head.message) if head else "",
             events=tip,
         )
-    except OrtetError as error:  # one that cannot be read is no reason to show none
+    except OrtetError as error:  # a damaged session must not hide the others
         return msgspec.structs.replace(made, fault=error.message)
 
 
 def _spent(view: SessionReader) -> dict[str, float]:
-    """Of a family by its first session, of a fork its own."""
+    """Return the spending: of the whole family for its first session, else of the fork alone."""
     if view.id == view.row.family:
         return view.spent()
     return levels(view.hub.catalog, view.row)[0].purse.spent
 
 
 def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
-    """Sessions that have the words, each with where; the best reason last."""
+    """Yield matching sessions, each with the text that matched.
+
+    The best match of a session is last.
+    """
     small = words.lower()
     yield from _recall_matches(hub, rows[:MAX_SESSIONS_SEARCHED], words)
     for row in rows[:_MAX_GOALS_SEARCHED]:
@@ -181,14 +188,14 @@ def _match_sessions(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterato
         except OrtetError:
             continue
         if small in goal.lower():
-            yield row.id, ""  # the goal is shown in any case
+            yield row.id, ""  # the goal is always shown
     for row in rows:
         if small in row.name.lower() or small in row.id:
             yield row.id, ""
 
 
 def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterator[tuple[str, str]]:
-    """Sessions in which something like it was said or learned."""
+    """Yield sessions whose messages or facts contain the words."""
     minds, known = hub._session_manager(), {row.id for row in rows}
     among = sorted(rows, key=lambda row: (row.created, len(row.name), row.name))
     reach = recall.all_searchable_logs(minds, agent=None, session=None, word=None, among=among)
@@ -202,7 +209,7 @@ def _recall_matches(hub: Hub, rows: Sequence[SessionRow], words: str) -> Iterato
 
 
 def sessions(page_request: PageRequest) -> Response:
-    """The first page."""
+    """Render the first page."""
     ask = parse_query(page_request, SessionListQuery)
     with page_request.hub() as hub:
         found = build_session_list(

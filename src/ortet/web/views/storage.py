@@ -1,5 +1,4 @@
-"""What a store holds, by kind of object and by place on the disk, and what it saves by storing the
-same once."""
+"""The storage page: sizes by kind of object and by directory, and what deduplication saves."""
 
 from __future__ import annotations
 
@@ -37,8 +36,11 @@ KINDS = {
 
 
 class StoragePage(msgspec.Struct, frozen=True):
-    """Bytes. `logical` is what the files of all `commits` would be as plain copies, `raw`
-    the objects before compression, `stored` the packs; `partial`: not all was looked at."""
+    """Sizes in bytes.
+
+    `logical` is the size of plain copies of the files of all `commits`. `raw` is the size of all
+    objects before compression, `stored` that of the packs. `partial`: not everything was counted.
+    """
 
     root: str
     objects: int
@@ -57,17 +59,17 @@ class StoragePage(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> float:
-        """How many times the stored bytes the copies would be; 0: nothing to compare."""
+        """Ratio of plain copies to stored bytes, or 0 if it means nothing."""
         return self.logical / self.stored if self.logical > self.stored > 0 else 0.0
 
     @property
     def packed(self) -> float:
-        """How many times the stored bytes the objects are."""
+        """Ratio of uncompressed objects to stored bytes."""
         return self.raw / self.stored if self.stored else 0.0
 
 
 def build_storage_page(hub: Hub) -> StoragePage:
-    """What the page shows. A look, not an account: others write meanwhile."""
+    """Return the data of the page. The numbers are approximate, because others write meanwhile."""
     stats = hub.objects.stats()
     sizes, counts, whole = sizes_by_kind(hub)
     copied = checkout_sizes(hub)
@@ -104,7 +106,7 @@ def _kind(kind: int) -> str:
 
 
 def store(page_request: PageRequest) -> Response:
-    """The page; about all sessions, so not for a token that is for some."""
+    """Render the storage page. It is about all agents, so tokens limited to some are refused."""
     if page_request.caller.agents:
         raise Refused(
             "token_agents", "this is about all agents, and the token is for some: use another"

@@ -1,4 +1,7 @@
-"""Swarms of a session as pages show them."""
+"""Reads the swarms of a session for the pages.
+
+A module of its own, because it is the only view that imports `ortet.swarm`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ __all__ = ["Swarm", "swarms_of"]
 
 
 def swarms_of(hub: Hub, row: SessionRow) -> list[Swarm]:
-    """Without a look at the mind of the session, of which there may be hundreds."""
+    """Return the swarms of a session without loading its state.
+
+    A family may have hundreds of sessions.
+    """
     from ortet.swarm import records
 
     found = sorted(records.list_swarms(hub.catalog, row.id), key=lambda one: one.made)

@@ -1,7 +1,7 @@
-"""The terminal: a shell of a session's machine, in the browser.
+"""The terminal page: a shell of a session's machine in the browser.
 
-With xterm.js, which set-up may have put beside the interpreter, it is a full one; without, lines go
-in and text comes out, which does for most.
+With xterm.js, if it was installed, it is a full terminal. Otherwise it takes lines and shows text.
+A module of its own, like every page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ XTERM = ("vendor/xterm.js", "vendor/xterm.css")
 
 
 def terminal(page_request: PageRequest) -> Response:
-    """The page."""
+    """Render the terminal page."""
     with page_request.view() as view:
         given = {**session_frame(view), "why": _unavailable_reason(page_request, view)}
     full = (
@@ -33,14 +33,14 @@ def terminal(page_request: PageRequest) -> Response:
         **given,
     )
     if full:
-        # it colours what it shows by styles that it makes; scripts stay ours alone
+        # xterm.js creates inline styles. Scripts are still limited to our own.
         policy = PAGE_POLICY.replace(b"style-src 'self'", b"style-src 'self' 'unsafe-inline'")
         answer.headers["content-security-policy"] = policy.decode()
     return answer
 
 
 def _unavailable_reason(page_request: PageRequest, view: SessionReader) -> str:
-    """Why there can be none; "" when there can."""
+    """Return why a terminal cannot be opened, or ""."""
     if view.status in ("closed", "archived"):
         return f"The session is {view.status}. Fork it, and open a terminal in the fork."
     try:

@@ -1,4 +1,4 @@
-"""A session as a timeline tree: its page, and the rows that a script draws."""
+"""The timeline page of a session: its commit graph, and the rows as JSON for the script."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ortet.web.views.seals import CommitJournalIndex
 from ortet.web.views.timeline_graph import SessionFamily, TimelineGraphCache
 
 _FIRST_ROWS = 200
-"""Rows that come first: more than any screen shows."""
+"""Number of rows that are sent first; more than a screen shows."""
 
 
 def pages() -> tuple[tuple[str, PageView], ...]:
+    """Return the paths and views of the commit pages, with the caches that they share."""
     grove = TimelineGraphCache()
     return (
         ("/s/{session}", timeline_page),
@@ -31,7 +32,7 @@ def pages() -> tuple[tuple[str, PageView], ...]:
 
 
 def timeline_page(page_request: PageRequest) -> Response:
-    """The frame of the tree, and beside it what the session is about."""
+    """Render the frame of the graph and the overview of the session."""
     with page_request.view() as view:
         family = load_family(page_request, view.hub)
         return page_request.render(
@@ -40,6 +41,7 @@ def timeline_page(page_request: PageRequest) -> Response:
 
 
 def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
+    """Return the template variables of a session's overview."""
     core = view.state.core
     spent, limits = view.spent(), view.limits()
     return {
@@ -56,7 +58,7 @@ def overview(view: SessionReader, family: SessionFamily) -> dict[str, Any]:
 
 
 def tree_rows(graphs: TimelineGraphCache, page_request: PageRequest) -> Response:
-    """`?from=N&upto=M`: some of them, all without."""
+    """Return rows of the graph as JSON; `?from=N&upto=M` selects some."""
     start, stop = _number(page_request, "from", 0), _number(page_request, "upto", 1 << 53)
     with page_request.hub() as hub:
         family = load_family(page_request, hub)
@@ -71,6 +73,7 @@ def tree_rows(graphs: TimelineGraphCache, page_request: PageRequest) -> Response
 
 
 def load_family(page_request: PageRequest, hub: Hub) -> SessionFamily:
+    """Return the family of the request's session."""
     return SessionFamily.load(
         hub, page_request.session_pool, page_request.caller, page_request.row()
     )

@@ -1,6 +1,6 @@
-"""The commits of a family of sessions as a drawing: what is kept between two looks at it.
+"""The commit graph of a family of sessions, and its cache.
 
-A commit never changes, so each is read once; a drawing is made again when a head has moved.
+A commit never changes, so it is read once. The graph is built again when a head has moved.
 """
 
 from __future__ import annotations
@@ -30,22 +30,28 @@ from ortet.web.views.notes import (
 from ortet.web.views.swarms import Swarm, swarms_of
 
 _MAX_CACHED_COMMITS = 100_000
-"""Commits that are remembered, some 40 MB; more are read again at each look."""
+"""Maximum number of cached commits, about 40 MB. Beyond that the cache is cleared."""
 _MAX_CACHED_GRAPHS = 16
 PARTIAL_TAG = "sketch"
 
 
 class CommitLabel(NamedTuple):
-    """On a commit. `kind`: head (of the session that is looked at), branch, tag, attempt, live."""
+    """A label of a commit.
+
+    `kind` is head (of the shown session), branch, tag, attempt, kept or live.
+    """
 
     kind: str
     text: str
-    to: str = ""  # the id of a session
+    to: str = ""  # a session id
 
 
 class TimelineGraph(msgspec.Struct, frozen=True):
-    """Rows, newest first, as columns. `to` are the lanes that lead to parents, `joins` those of
-    others that end in a commit; `away`: no head leads to it."""
+    """The rows of the graph, newest first, stored by column.
+
+    `to` are the lanes to the parents. `joins` are lanes of others that end in a commit. `away`: no
+    head leads to the commit.
+    """
 
     tag: str
     lanes: int
@@ -62,7 +68,7 @@ class TimelineGraph(msgspec.Struct, frozen=True):
     labels: dict[int, list[CommitLabel]]
 
     def rows_json(self, start: int, stop: int) -> dict[str, Any]:
-        """Some of the rows, for a script."""
+        """Return some rows as JSON data for the script."""
         cut = slice(start, stop)
         return {
             "tag": self.tag,
@@ -84,22 +90,23 @@ class TimelineGraph(msgspec.Struct, frozen=True):
 
 
 class SessionFamily(NamedTuple):
-    """A session and those it shares a beginning with, as far as the caller may see them."""
+    """A session and the sessions that share its history, if the caller may see them."""
 
     row: SessionRow
     rows: list[SessionRow]
     swarms: list[Swarm]
-    live: list[str]  # ids of those whose machine is here
+    live: list[str]  # ids of sessions whose machine runs here
 
     @classmethod
     def load(cls, hub: Hub, pool: SessionPool, caller: Caller, row: SessionRow) -> SessionFamily:
+        """Load the visible sessions of the family, with their swarms."""
         rows = [one for one in visible_sessions(hub, caller) if one.family == row.family]
         swarms = [swarm for one in rows for swarm in swarms_of(hub, one)]
         return cls(row, rows, swarms, [one.id for one in rows if pool.has_live_machine(one.id)])
 
 
 class TimelineGraphCache:
-    """Of one server."""
+    """The graphs of one server."""
 
     def __init__(self) -> None:
         self._nodes_by_tenant: dict[str, dict[Oid, CommitNode]] = {}
@@ -108,7 +115,7 @@ class TimelineGraphCache:
         self._lock = Lock()
 
     def graph(self, hub: Hub, caller: Caller, family: SessionFamily) -> TimelineGraph:
-        """As it is now."""
+        """Return the present graph."""
         tag = _tag(hub, family)
         key = caller.tenant, family.row.id, caller.agents
         with self._lock:
@@ -123,8 +130,10 @@ class TimelineGraphCache:
     def partial_graph(
         self, hub: Hub, caller: Caller, family: SessionFamily, count: int
     ) -> TimelineGraph | None:
-        """The newest that heads lead to, without a look at all others: for who looks the first
-        time. None where a drawing is known, or clocks have disagreed."""
+        """Return a graph of the newest commits, without reading the others, for a fast first page.
+
+        Returns None if the full graph is cached, or if commit times are not in order.
+        """
         with self._lock:
             if (caller.tenant, family.row.id, caller.agents) in self._graphs:
                 return None
@@ -157,7 +166,7 @@ class TimelineGraphCache:
         tips = set(heads.values())
         for row in family.rows:
             tips |= self._past_heads(hub, caller.tenant, row.branch)
-        if not caller.agents:  # else what is dropped may be anybody's
+        if not caller.agents:  # else an attempt may belong to another agent
             tips |= {Oid(bytes.fromhex(one.commit)) for one in _attempts(family) if one.commit}
         graph = read_graph(hub, notes, tips)
         present = set(ancestors(graph, heads.values()))
@@ -168,7 +177,7 @@ class TimelineGraphCache:
         )
 
     def _past_heads(self, hub: Hub, tenant: str, branch: str) -> set[Oid]:
-        """Where a branch has been: what was restored away is still to be seen."""
+        """Return all commits where a branch has been, also those that a restore left."""
         after, found = self._past_heads_cache.get((tenant, branch), (0, set()))
         while ops := hub.catalog.ops(f"branch:{branch}", after=after):
             found |= {Oid(one) for op in ops for one in (op.old, op.new) if one is not None}
@@ -178,7 +187,7 @@ class TimelineGraphCache:
 
 
 def _tag(hub: Hub, family: SessionFamily) -> str:
-    """Of all that a drawing is made of."""
+    """Return a hash of everything that the graph depends on."""
     seen = [
         hub.catalog.last_op(),
         [(one.id, one.name, one.branch) for one in family.rows],
@@ -190,7 +199,7 @@ def _tag(hub: Hub, family: SessionFamily) -> str:
 
 
 def _heads(hub: Hub, rows: Iterable[SessionRow]) -> dict[str, Oid]:
-    """By session id."""
+    """Return the head of each session by its id."""
     found = ((row.id, hub.catalog.head(f"branch:{row.branch}")) for row in rows)
     return {id_: head.oid for id_, head in found if head is not None}
 
