@@ -19,7 +19,7 @@ _OUTCOME_FIELDS = ("state", "outcome", "error")
 
 
 class ActionDetails(msgspec.Struct, frozen=True):
-    """An effect with the arguments and the outcome that its events record."""
+    """An action with what its events say: what was called, and what came of it."""
 
     effect: Effect
     args: list[Any] = []
@@ -30,9 +30,7 @@ class ActionDetails(msgspec.Struct, frozen=True):
 
 
 class SessionStep(msgspec.Struct, frozen=True):
-    """One step of a program. An action also has its outcome; `state` is None until the action
-    ended.
-    """
+    """What a program did; of an action also what it got: `state` is null while it has not ended."""
 
     seq: int
     kind: str

@@ -35,8 +35,9 @@ child.
 _MAX_UNCOMMITTED_EVENTS = 1000
 """Uncommitted events above which a session is committed before another process opens it."""
 _LEASE_CHECK_INTERVAL_SECONDS = 0.25
-"""Seconds for which a lease check is trusted. Nobody else takes the lease in that time, except by
-force.
+"""Seconds for which a lease check is trusted.
+
+Nobody else takes the lease in that time, except by force.
 """
 
 

@@ -194,8 +194,9 @@ def load_full_message(view: SessionReader, message: Message) -> Message:
 def replace_messages_from(
     session: Session, seq: int, replacement: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Rewind to before the message at event `seq` and append `replacement`; see
-    `rewind_before_event`.
+    """Rewind to before the message at event `seq` and append `replacement`.
+
+    See `rewind_before_event`.
     """
     rewind_before_event(session, seq, lambda: drafts_of(session, replacement))
 

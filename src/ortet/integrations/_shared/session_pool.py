@@ -180,7 +180,7 @@ class AdapterSessionPool:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """Return the store for work that spans sessions; no other thread uses it during the block."""
+        """Return the store for work that spans sessions. No other thread uses it meanwhile."""
         with self._lock:
             yield self._get_hub()
 
@@ -335,9 +335,7 @@ class AdapterSessionPool:
     def _next_wait(
         self, error: BaseException, name: str, lease_waiter: SessionLeaseWaiter
     ) -> Callable[[], None] | None:
-        """Return a function that waits for the session of another process; None if waiting cannot
-        help.
-        """
+        """Return a function that waits for another process, or None if waiting cannot help."""
         hub = self._own_hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
@@ -439,7 +437,7 @@ class AdapterSessionPool:
         return {name: when for name, when in self._released_at.items() if when > past}
 
     def _yield_to_waiter(self, name: str) -> None:
-        """Wait briefly after a hand-over: the waiting process wakes up later and must come first."""
+        """Wait briefly after a hand-over, so that the waiting process comes first."""
         gave = self._released_at.pop(name, None)
         if gave is not None and (rest := gave + _REACQUIRE_DELAY_SECONDS - time.monotonic()) > 0:
             time.sleep(rest)

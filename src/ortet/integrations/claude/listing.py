@@ -76,7 +76,7 @@ def fold_listing(
 
 
 def read_listing(hub: Hub, log: EventLog) -> TranscriptListing | None:
-    """Read the summary of a transcript from its last events; None if the log is not a transcript."""
+    """Read the summary of a transcript from its last events; None if it is not one."""
     since: list[TranscriptEntry] = []
     mtime = 0
     for event in _newest_first(log):

@@ -301,8 +301,9 @@ class OrtetSessionStore(SessionStore):
         ]
 
     def _list_below(self, name: str, depth: int) -> list[TranscriptListing]:
-        """List the transcripts whose session names start with `name`, except forks made by other
-        means.
+        """List the transcripts whose session names start with `name`.
+
+        Forks that were not made by `fork` are left out.
         """
         found = []
         for other in self._pool.names(f"{name}/"):
