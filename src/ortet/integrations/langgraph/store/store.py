@@ -3,21 +3,21 @@
 Design decisions:
 
 - A store is one session, by name (`OrtetStore(hub, name="langgraph-store")`), not one for each
-namespace: namespaces come and go, and a search spans them.
+  namespace: namespaces come and go, and a search spans them.
 - Put and delete are events of this session (`langgraph.item`). So `ortet log`, `hub.audit`,
-`hub.erase` and `history()` show every value, its time and the earlier values.
+  `hub.erase` and `history()` show every value, its time and the earlier values.
 - `commit()` seals the events. A restore of the session restores the items. A fork is a store of its
-own (`OrtetStore(hub, name="langgraph-store/1")`).
+  own (`OrtetStore(hub, name="langgraph-store/1")`).
 - Writers hold no lease. Any thread, process or host appends after the last event, by
-compare-and-set on the event number. The last write to a key wins, and the journal keeps all of
-them. A leased session would refuse other writers.
+  compare-and-set on the event number. The last write to a key wins, and the journal keeps all of
+  them. A leased session would refuse other writers.
 - Each item has a catalog row that points to its event and is written in the same transaction. So
-get and put cost the same with ten items and with 100 000. `items.changes_of` derives the rows from
-events. They are rebuilt from the journal for a timeline that has none.
+  get and put cost the same with ten items and with 100 000. `items.changes_of` derives the rows
+  from events. They are rebuilt from the journal for a timeline that has none.
 - A search uses an in-memory view (`view.py`) that follows the journal. The first search in a
-process reads all rows, which takes some seconds for 100 000 items.
+  process reads all rows, which takes some seconds for 100 000 items.
 - The time to live is in the rows: a read that refreshes it writes no event. An expired item is
-invisible at once. `sweep_ttl` deletes its row and records the end in the journal.
+  invisible at once. `sweep_ttl` deletes its row and records the end in the journal.
 - A query without an `index` is answered by words (BM25). LangGraph's own stores ignore it.
 """
 

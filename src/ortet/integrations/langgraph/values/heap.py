@@ -4,14 +4,14 @@ A value is encoded as a tree of JSON. A dict with one of these keys is a special
 
 - {"$m": number} is a part: a message, a large value, or one that JSON cannot represent.
 - {"$l": [[from, to], …]} is a list of parts. A first element [number] is a part that is itself a
-list and forms the beginning.
+  list and forms the beginning.
 - {"$b": [type, base64]} is bytes of LangGraph's serializer.
 - {"$o": [type, id, size]} is such bytes in an object of the store.
 - {"$d": [[key, tree], …]} is a dict whose keys are not sorted or look like these. The journal sorts
-the keys of plain dicts.
+  the keys of plain dicts.
 - {"$s": tree} is a complete value of a channel that stores deltas.
 - {"$i": [number, id]} is a part: an earlier message without an id, with the id that LangGraph gave
-it later.
+  it later.
 """
 
 from __future__ import annotations
