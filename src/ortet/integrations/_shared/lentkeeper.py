@@ -177,8 +177,8 @@ def close_in_thread(close: Callable[[], None]) -> None:
         with suppress(OSError):
             close()
 
-    # The interpreter is shutting down and has already closed everything.
     with suppress(RuntimeError):
+        # The interpreter is shutting down and has already closed everything.
         Thread(target=work, name="ortet-lent-close").start()
 
 

@@ -72,7 +72,7 @@ def check_session_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-# plain data
+# Checks of plain data.
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _invalid_value_path(value: Any) -> str:
     return found.removeprefix(".") + "…"
 
 
-# saying
+# Appending messages.
 
 
 def append_messages(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
@@ -173,8 +173,8 @@ def append_stored_events(
     session._begin_change()
 
     def tell() -> list[Event]:
-        # A sweep must not delete the contents before the events refer to them.
         with session.hub.writing():
+            # A sweep must not delete the contents before the events refer to them.
             return session._writer.add(*make_drafts())
 
     events = run_with_sweep_retry(session.hub, tell)
@@ -188,7 +188,7 @@ def load_full_message(view: SessionReader, message: Message) -> Message:
     return message if told is None else msgspec.structs.replace(message, **{"extra": {}, **told})
 
 
-# taking back
+# Removing messages.
 
 
 def replace_messages_from(

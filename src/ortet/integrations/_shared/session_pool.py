@@ -180,7 +180,7 @@ class AdapterSessionPool:
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """Return the store for work that spans sessions. No other thread uses it meanwhile."""
+        """Return the store for work that spans sessions. The block has exclusive use of it."""
         with self._lock:
             yield self._get_hub()
 

@@ -25,7 +25,7 @@ EVENT = "adk.event"
 _EXTRA_KEY = "adk"
 _JSON_EXTRA_KEY = "adk-json"
 _MODEL_SCORE_FIELDS = {"avg_logprobs", "logprobs_result"}
-"""Scores of a model. A missing one may be stored as None without loss."""
+"""Scores of a model. A non-finite one may be read back as None, because that loses nothing."""
 _ROLES = {"model": "assistant", "user": "user"}
 _ADK_ROLES = {ours: theirs for theirs, ours in _ROLES.items()}
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _POOLS_ATTRIBUTE = "lent_to_adk"
 _LEASE_TIMEOUT_SECONDS = 20.0
-"""Seconds to wait for another process; after that ADK reports a stale session itself."""
+"""Seconds to wait for another process. A late write is reported by ADK as a stale session."""
 
 
 def get_adk_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:

@@ -35,7 +35,7 @@ from ortet.workspaces.workspace import Workspace
 _COMMIT = re.compile(r"[0-9a-f]{64}")
 _PREVIEW_CHARS = 200
 FIRST_TURN_MESSAGE = "before the first turn"
-"""Message of the commit with the files as they were before the first turn."""
+"""Message of the commit before the first turn, with the files of the directory's last commit."""
 RESUME_MESSAGE = "before the next turn"
 """Message of a commit made when a transcript is loaded to resume it."""
 
@@ -124,8 +124,8 @@ def _seq(transcript: LoadedTranscript, to: str | int) -> int:
             "no_turn", f"turns that can be undone: {len(prompts)}; give a number up to that"
         )
     at = prompts[-to]
-    # queued input that led to the prompt
     while at and transcript.lines[at - 1][1].get("type") == "queue-operation":
+        # queued input that led to the prompt
         at -= 1
     return transcript.lines[at][0] - 1
 

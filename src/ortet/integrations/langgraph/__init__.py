@@ -17,7 +17,7 @@ Invariants:
 - `put` and `put_writes` are durable when they return.
 
 Importing `OrtetSaver` or `OrtetStore` without LangGraph raises Unsupported("extra_missing"). This
-package may import `integrations._shared`, `hub`, `sessions` and the layers below.
+package may import `integrations._shared`, `config`, `hub`, `sessions` and the layers below.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ _REPLAYS = "__pregel_replay_state"
 class OrtetSaver(BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer: `graph.compile(checkpointer=OrtetSaver(hub))`.
 
-    Any thread, event loop and number of processes may use it. If two of them continue from the same
-    checkpoint at the same time, the second gets Conflict("thread_moved") and nothing of it is
-    stored. To branch off, name an older checkpoint. `put` and `put_writes` are durable when they
+    Any thread and event loop, and any number of processes, may use it. If two of them continue from
+    the same checkpoint at the same time, the second gets Conflict("thread_moved") and nothing of it
+    is stored. To branch off, name an older checkpoint. `put` and `put_writes` are durable when they
     return.
 
     Args:
@@ -72,7 +72,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         workspace: a directory, or a function that returns one for a thread id. Its files are
             committed with each checkpoint. A run or update that names an older checkpoint restores
             its files.
-        serde: serializer for values that are not plain data; by default LangGraph's.
+        serde: serializer of LangGraph; by default JsonPlusSerializer.
     """
 
     def __init__(

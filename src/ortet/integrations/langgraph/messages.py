@@ -84,8 +84,8 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
         fields = _apply_key_order(fields, order)
     try:
         found: BaseMessage = made(**fields)
-    # LangGraph's serializer also falls back if a later release rejects the fields.
     except Exception:
+        # LangGraph's serializer also falls back if a later release rejects the fields.
         found = made.model_construct(**fields)
     return found
 

@@ -41,8 +41,8 @@ class PendingWrite:
         try:
             self.ensure_stored = self._add_writes(session, thread)
             return True
-        # The error is for the task that wrote, not for the writer that adds its writes.
         except Exception as error:
+            # The error is for the task that wrote, not for the writer that adds its writes.
             failure = error
 
             def fail() -> None:
@@ -126,7 +126,7 @@ class PendingWriteQueue:
                 gate.set_result(None)
 
         def told() -> None:
-            with suppress(RuntimeError):  # The loop is closed: nobody waits.
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(open_)
 
         pending.on_added = told

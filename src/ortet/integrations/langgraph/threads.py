@@ -184,7 +184,8 @@ class GraphThreadStore:
     def wait_for(self, tid: str, checkpoint_key: CheckpointKey) -> None:
         """Wait until a checkpoint is stored or refused, with a timeout.
 
-        Background threads may store its writes first. Its messages have to precede theirs.
+        Background threads may deliver task writes before their checkpoint. The messages of the
+        checkpoint must come first in the journal.
         """
         if self._is_stored_or_refused(tid, checkpoint_key):
             return
@@ -224,8 +225,8 @@ class GraphThreadStore:
             if not session.held_lease.is_released:
                 try:
                     session._writer.flush()
-                # The cached thread is ahead of the store: drop it, so that it is read again.
                 except BaseException:
+                    # The cached thread is ahead of the store: drop it, so that it is read again.
                     self._threads = OrderedDict(
                         (k, t) for k, t in self._threads.items() if t != thread
                     )

@@ -65,8 +65,8 @@ class OrtetCompactingSession(OrtetSession):
 
     def _add(self, items: list[Any]) -> None:
         super()._add(items)
-        # The SDK calls run_compaction only for responses that have an id from a service.
         if not self._open_calls:
+            # The SDK calls run_compaction only for responses that have an id from a service.
             self._compact(force=False)
 
     def _compact(self, force: bool) -> None:

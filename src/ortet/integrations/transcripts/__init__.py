@@ -16,5 +16,5 @@ Invariants:
 - The journal alone records what was imported.
 - A line that is not understood is stored unchanged.
 
-This package may import `integrations._shared`, `hub`, `sessions` and the layers below.
+This package may import `integrations._shared`, `config`, `hub`, `sessions` and the layers below.
 """

@@ -15,5 +15,5 @@ Invariants:
 - Catalog rows are derived from events by `items.changes_of` and can be rebuilt.
 - Writers hold no lease: each append is a compare-and-set on the event number.
 
-This package may import `integrations._shared`, `hub`, `sessions` and the layers below.
+This package may import `integrations._shared`, `config`, `hub`, `sessions` and the layers below.
 """

@@ -194,8 +194,8 @@ class ItemJournal:
                     self._catalog.move([], verb="refresh", actor=self._hub.author, rows=rows)
                 return made
             except Conflict as error:
-                # It was put at the same time, which already restarted its time to live.
                 if error.kind != "row_moved":
+                    # It was put at the same time, which already restarted its time to live.
                     raise
         return {}
 
@@ -329,8 +329,9 @@ class ItemJournal:
                 if row.seq in wanted:
                     found[row.seq] = self._chain.read(row, timeline)
             missing = wanted - found.keys()
-            # They are older than this timeline, or only in commits because their rows were trimmed.
             if missing:
+                # They are older than this timeline, or only in commits because their rows were
+                # trimmed.
                 found |= self._read_from_log(timeline, missing)
         return found
 
@@ -338,8 +339,8 @@ class ItemJournal:
         with self.lock:
             try:
                 events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
-            # The rows that the cached log relied on were trimmed after a later commit.
             except Corrupt:
+                # The rows that the cached log relied on were trimmed after a later commit.
                 self._cached_log = None
                 events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
         return {event.seq: event for event in events if event.seq in wanted}

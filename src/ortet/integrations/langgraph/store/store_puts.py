@@ -72,8 +72,8 @@ def _put(
     body = encode(value)
     if before is not None:
         data["since"] = before.born
-    # Compare encoded values: in Python True == 1.
     if before is not None and old is not None and encode(old) == body:
+        # Compare encoded values: in Python True == 1.
         data["same"] = before.said
     elif len(body) <= _MAX_VALUE_BYTES:
         data["value"] = value

@@ -13,5 +13,5 @@ Invariants:
 - A part is stored once and never changes. Later checkpoints refer to its number.
 - Messages and other parts have separate number ranges.
 
-This package may import `langgraph.messages`, `journal` and the layers below.
+This package may import `langgraph.messages`, `journal` and the layers below, but not sessions.
 """

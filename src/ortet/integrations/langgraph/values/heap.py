@@ -239,8 +239,8 @@ class PartStore:
     def parts(self, ranges: Iterable[list[int]]) -> Iterator[ValuePart]:
         for start, stop in self.ranges(ranges):
             wanted: Iterable[int] = range(start, stop)
-            # A manipulated store must not cause an endless loop.
             if stop - start > len(self._parts):
+                # A manipulated store must not cause an endless loop.
                 wanted = sorted(number for number in self._parts if start <= number < stop)
                 if self.erased_numbers is not None and stop - start > len(self._parts) + len(
                     self.erased_numbers
