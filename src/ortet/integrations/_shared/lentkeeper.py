@@ -178,7 +178,7 @@ def close_in_thread(close: Callable[[], None]) -> None:
             close()
 
     with suppress(RuntimeError):
-        # The interpreter is shutting down and has already closed everything.
+        # Starting a thread fails at interpreter exit, when everything is already closed.
         Thread(target=work, name="ortet-lent-close").start()
 
 
