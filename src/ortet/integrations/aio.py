@@ -1,4 +1,7 @@
-"""Actions that are async functions: awaited here, while the session, which is not, waits beside."""
+"""Runs an async function as a session action.
+
+This is a module of its own because it belongs to no framework: any async program may call `act`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ if TYPE_CHECKING:
 
 
 async def act(session: Session, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """`session.act` for any function, async or not; the event loop goes on meanwhile.
+    """Run `session.act` for an async or a plain function without blocking the event loop.
 
-    When the caller is cancelled, so is the function, and the action has failed.
+    If the caller is cancelled, the function is cancelled too and the action is recorded as failed.
     """
     loop = asyncio.get_running_loop()
     running: list[Future[Any]] = []
@@ -28,7 +31,7 @@ async def act(session: Session, function: Callable[..., Any], *args: Any, **opti
     def call(*call_args: Any, **call_kwargs: Any) -> Any:
         future = asyncio.run_coroutine_threadsafe(function(*call_args, **call_kwargs), loop)
         running.append(future)
-        if stopped.is_set():  # the caller was cancelled before it could know of this one
+        if stopped.is_set():  # The caller was cancelled before this future was in `running`.
             future.cancel()
         return future.result()
 
@@ -41,5 +44,5 @@ async def act(session: Session, function: Callable[..., Any], *args: Any, **opti
         for future in running:
             future.cancel()
         await asyncio.wait([acting])
-        acting.exception()  # it was looked at
+        acting.exception()  # Retrieve the exception, so that asyncio does not log it.
         raise

@@ -1,7 +1,8 @@
-"""A session as spans of OpenTelemetry, by its conventions for generative AI: OTLP as JSON.
+"""Exports a session as OpenTelemetry spans in OTLP JSON.
 
-One trace a session: `invoke_agent` for the whole of it, one below for each turn, and in those a
-`chat` for each call of a model and an `execute_tool` for each tool that was used.
+The spans follow the semantic conventions for generative AI. A session is one trace. Its root span
+is `invoke_agent`. Below the root is one `invoke_agent` span for each turn. A turn has a `chat` span
+for each model call and an `execute_tool` span for each tool call.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _INVOKE_AGENT = "invoke_agent"
 
 
 class OtelSpan(msgspec.Struct):
-    """One that may still be going on."""
+    """A span under construction; `end` may still change."""
 
     id: str
     parent: str
@@ -48,8 +49,12 @@ class OtelSpan(msgspec.Struct):
 
 
 def spans_of(view: SessionReader, *, content: bool = False) -> dict[str, Any]:
-    """The data of an OTLP request. What was said, asked of tools and answered by them is in it only
-    with `content`: it may be what nobody but its owner should see."""
+    """Return the session as the body of an OTLP request.
+
+    Args:
+        view: the session to export.
+        content: include messages, tool arguments and tool results. They may be confidential.
+    """
     telling = _SpanBuilder(view, content=content)
     for event in view.events():
         if not event.erased and not event.waiting:
@@ -80,7 +85,7 @@ class _SpanBuilder:
         self._agent_span_name = f"{_INVOKE_AGENT} {view.agent}"
         self._spans: list[OtelSpan] = []
         self._turn: OtelSpan | None = None
-        self._open_tools: dict[str, OtelSpan] = {}  # by the id of the call, or of the deed
+        self._open_tools: dict[str, OtelSpan] = {}  # by tool call id, or by effect id
         self._last_request_ns = self._last_event_ns = 0
         self._created = view.row.created
         self._root = self._span(
@@ -116,7 +121,7 @@ class _SpanBuilder:
         return sorted(self._spans, key=lambda span: (span.start, span is not self._root))
 
     def _event_time(self, event: Event, data: Mapping[str, Any]) -> int:
-        """When it happened: of what was told afterwards, as that says."""
+        """Return when the event happened; imported events carry the original time in `at`."""
         at = data.get("at")
         found = at if isinstance(at, int) and at > 0 else event.time
         self._last_event_ns = max(self._last_event_ns, found)
@@ -156,7 +161,7 @@ class _SpanBuilder:
         self._turn = named
 
     def _current_turn(self, event: Event, at: int) -> OtelSpan:
-        """The turn that it belongs to; one begins where nobody asked."""
+        """Return the current turn; start one if no user message came before."""
         if self._turn is None:
             self._start_turn(event, at)
         assert self._turn is not None
@@ -212,7 +217,7 @@ class _SpanBuilder:
 
 
 def _usage(usage: Any) -> dict[str, int]:
-    """Tokens; those that came from a cache are part of what went in."""
+    """Map token counts to attributes; tokens read from or written to a cache count as input."""
     if not isinstance(usage, dict):
         return {}
     counts = {name: value for name, value in usage.items() if type(value) is int and value >= 0}
@@ -284,7 +289,7 @@ def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> dict[str, Any]:
-    """Numbers of 64 bits are text, in the JSON of OTLP."""
+    """Encode one attribute value; OTLP JSON writes 64-bit integers as strings."""
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):

@@ -4,8 +4,8 @@
         @pytest.fixture
         def bucket(self) -> Bucket: return MyBucket()
 
-A bucket that several processes can open proves more with `SharedBucketTests`, whose fixture is
-`opener`: a picklable function without arguments; each call opens the same bucket.
+Use `SharedBucketTests` for a bucket that several processes can open. Its fixture is `opener`, a
+picklable function without arguments. Each call of it opens the same bucket.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BAD_KEYS = [
 
 
 class BucketTests:
-    """Supply the fixture `bucket`: an empty one."""
+    """Tests of one bucket. Supply the fixture `bucket`, which must be empty."""
 
     @pytest.mark.parametrize("key", GOOD_KEYS)
     def test_put_then_get_returns_the_same_bytes(self, bucket: Bucket, key: str) -> None:
@@ -233,7 +233,7 @@ class BucketTests:
 
 
 class SharedBucketTests(BucketTests):
-    """Supply the fixture `opener`, see above."""
+    """Tests of a bucket in several processes. Supply the fixture `opener`; see the module."""
 
     @pytest.fixture
     def bucket(self, opener: BucketOpener) -> Bucket:

@@ -8,10 +8,11 @@
             cache.close()
 
         @pytest.fixture
-        def elapse(self) -> Elapse: return time_passes   # so many ns, for the cache
+        def elapse(self) -> Elapse: return time_passes   # lets nanoseconds pass for the cache
 
-A cache may forget at any time, but one that nobody else uses, with room for 16 MiB, has no reason
-to: there these tests want what was put. `AbsentCacheTests` is for one whose server is gone.
+A cache may drop entries at any time. The tests still expect entries to be found: a cache of 16 MiB
+without other users has no reason to drop them. Use `AbsentCacheTests` for a cache whose server
+cannot be reached.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ortet.errors import Invalid
 from ortet.testing.processes import run_in_threads
 
 Elapse = Callable[[int], None]
-"""Lets so many nanoseconds go by for the cache."""
+"""Lets a number of nanoseconds pass for the cache."""
 
 SECOND_NS = 1_000_000_000
 
 
 class _CommonCacheTests:
-    """What holds of a cache whether it can be reached or not."""
+    """Tests that hold whether the cache can be reached or not."""
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\udc80"])
     def test_an_invalid_key_is_refused(self, cache: Cache, key: str) -> None:
@@ -41,7 +42,7 @@ class _CommonCacheTests:
         with pytest.raises(Invalid) as caught:
             cache.put(key, b"")
         assert caught.value.kind == "bad_name"
-        if key:  # all keys begin with nothing
+        if key:  # The empty prefix matches all keys.
             with pytest.raises(Invalid) as caught:
                 cache.drop(key)
             assert caught.value.kind == "bad_name"
@@ -63,7 +64,7 @@ class _CommonCacheTests:
 
 
 class CacheTests(_CommonCacheTests):
-    """Supply the fixtures `cache`, empty, and `elapse`, see above."""
+    """Tests of a cache. Supply the fixtures `cache`, which must be empty, and `elapse`."""
 
     @pytest.mark.parametrize("key", ["a", "a/b:c", "späť/1", "記憶", "x" * 1000])
     def test_put_then_get_returns_the_same_bytes(self, cache: Cache, key: str) -> None:
@@ -127,7 +128,7 @@ class CacheTests(_CommonCacheTests):
         assert cache.get("a") == b"again"
 
     def test_a_full_cache_returns_the_right_value_or_none(self, cache: Cache) -> None:
-        """Whatever is given is what was put, or nothing."""
+        """Any returned value is the one that was put."""
         for n in range(64):
             cache.put(f"large/{n}", bytes([n]) * (1 << 20))
         for n in range(64):
@@ -156,7 +157,7 @@ class CacheTests(_CommonCacheTests):
 
 
 class AbsentCacheTests(_CommonCacheTests):
-    """Supply the fixture `cache`: one whose server cannot be reached."""
+    """Tests of a cache whose server cannot be reached. Supply the fixture `cache`."""
 
     def test_an_absent_cache_always_returns_none(self, cache: Cache) -> None:
         cache.put("key", b"value")

@@ -4,8 +4,8 @@
         @pytest.fixture
         def opener(self) -> CatalogOpener: return partial(MyCatalog, url)
 
-`opener` takes a clock and is picklable; each call, in whatever process, opens the same rows, which
-are empty when a test begins.
+`opener` takes a clock and must be picklable. Each call, in any process, opens the same catalog. The
+catalog is empty when a test starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAD_NAMES = ["", "a\0b", "\udc80", "x" * 5000]
 
 
 class CatalogTests(HeadTests, LeaseTests, RowTests, EventTests):
-    """Supply the fixture `opener`, see above."""
+    """Tests of a catalog. Supply the fixture `opener`; see the module."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:

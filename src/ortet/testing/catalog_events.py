@@ -1,4 +1,4 @@
-"""Timelines and events: part of CatalogTests."""
+"""Tests of timelines and events; part of CatalogTests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads and the operation log: part of CatalogTests."""
+"""Tests of heads and the operation log; part of CatalogTests."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class HeadTests:
 
     def test_no_move_is_lost_among_threads_of_one_handle(self, catalog: Catalog) -> None:
         class UnclosableCatalog:
-            """The one catalog, which no thread may close."""
+            """The shared catalog, protected against `close` by a thread."""
 
             def __getattr__(self, name: str) -> object:
                 return (lambda: None) if name == "close" else getattr(catalog, name)

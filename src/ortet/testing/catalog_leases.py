@@ -1,4 +1,4 @@
-"""Leases and their fences: part of CatalogTests."""
+"""Tests of leases and fences; part of CatalogTests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LeaseTests:
         clock.advance(50)
         again = catalog.acquire("w", "ann", 100)
         assert (again.fence, again.expires) == (lease.fence, lease.expires + 50)
-        clock.advance(500)  # expired, and nobody took it
+        clock.advance(500)  # It expired and nobody took it.
         late = catalog.acquire("w", "ann", 100)
         assert late.fence == lease.fence
         assert late.expires == clock.now_ns() + 100
@@ -125,7 +125,7 @@ class LeaseTests:
         lease = catalog.acquire("w", "ann", 100)
         catalog.move([Move("h", None, make_oid(1))], verb="commit", lease=lease)
         catalog.extend(lease, 500)
-        clock.advance(499)  # the lease in the caller's hand says less than the catalog knows
+        clock.advance(499)  # The lease object of the caller has an earlier expiry than the catalog.
         catalog.move([Move("h", make_oid(1), make_oid(2))], verb="commit", lease=lease)
 
     def test_a_stale_lease_moves_nothing(self, catalog: Catalog, clock: ManualClock) -> None:

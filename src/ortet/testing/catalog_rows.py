@@ -1,4 +1,4 @@
-"""Small versioned records: part of CatalogTests."""
+"""Tests of versioned rows; part of CatalogTests."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     class TestMine(EngineTests):
         @pytest.fixture
-        def engine(self, objects: LocalObjects, trees: Trees) -> Engine:
+        def engine(self, objects: LocalObjectStore, trees: Trees) -> Engine:
             return MyEngine(objects, trees)
 
-Machines are opened from an image with files of their own. An engine that can also work in place
-proves it with `InPlaceTests`. Tests change files by running commands and read them at `path`.
+Machines are opened from an image with private files. Use `InPlaceTests` for an engine that can also
+work in place. The tests change files by running commands and read them at `path`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ortet.testing.engine_run import RunTests
 from ortet.testing.engine_thaw import RestoreTests
 
 TOUCH_FIXED_TIME = "touch -d @1000000000"
-"""A time for what a command made, so that two machines can be made equal."""
+"""Sets a fixed time on files, so that two machines can have equal snapshots."""
 
 
 class EngineTests(EngineFixtures, RunTests, RestoreTests, ForkTests):
-    """Supply the fixture `engine`, see above."""
+    """Tests of an engine. Supply the fixture `engine`; see the module."""
 
     def test_probe_reports_every_capability_as_available(self, engine: Engine) -> None:
         assert engine.name
@@ -177,6 +177,6 @@ class EngineTests(EngineFixtures, RunTests, RestoreTests, ForkTests):
 
 
 def _workspace_image(bench: EngineHarness, oid: Oid) -> Image:
-    """The workspace of an image: an engine may add what it captures beyond files."""
+    """Return only the files of an image: an engine may capture more than files."""
     image = bench.image(oid)
     return Image(root=image.root, links=image.links)

@@ -1,4 +1,4 @@
-"""The contract of Machine.fork as tests, and of machines that work in place."""
+"""Tests of Machine.fork and of machines that work in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortet.testing.engine_parts import EngineFixtures, EngineHarness
 
 
 class ForkTests:
-    """Part of EngineTests."""
+    """Tests of Machine.fork; part of EngineTests."""
 
     def test_forks_have_the_files_of_the_committed_snapshot(
         self, bench: EngineHarness, machine: Machine
@@ -85,7 +85,7 @@ class ForkTests:
 
 
 class InPlaceTests(EngineFixtures):
-    """For engines that can take a directory as it is: supply `engine`."""
+    """Tests of engines that can work in a given directory. Supply the fixture `engine`."""
 
     @pytest.fixture
     def place(self, bench: EngineHarness) -> Path:

@@ -1,4 +1,4 @@
-"""What the engine suites stand on: a store, a first image, and a bench to open machines on."""
+"""Fixtures of the engine suites: an object store, a first image, and a harness for machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ortet.objects.store import LocalObjectStore
 
 
 class EngineHarness:
-    """Opens machines from the first image, and reads images back."""
+    """Opens machines from the first image and reads images back."""
 
     def __init__(
         self, engine: Engine, objects: LocalObjectStore, trees: Trees, *, root: Path
@@ -35,7 +35,7 @@ class EngineHarness:
         self._count = 0
 
     def spec(self, image: Oid | None, path: Path | None = None) -> MachineSpec:
-        """A new machine's; its home is made."""
+        """Return the spec of a new machine and create its home."""
         self._count += 1
         home = self.root / "machines" / f"m{self._count}"
         home.mkdir(parents=True)
@@ -47,12 +47,12 @@ class EngineHarness:
         return machine
 
     def adopt(self, machines: list[Machine]) -> list[Machine]:
-        """Close these at the end, too."""
+        """Close these machines at the end of the test."""
         self._opened += machines
         return machines
 
     def commit(self, machine: Machine) -> Oid:
-        """As a workspace does it: freeze, make durable, settle."""
+        """Commit as a workspace does: snapshot, flush, mark as committed."""
         with self.objects.writing():
             image = machine.snapshot()
             self.objects.flush()
@@ -82,7 +82,7 @@ class EngineHarness:
 
 
 class EngineFixtures:
-    """All a suite needs but `engine`."""
+    """All fixtures of a suite except `engine`."""
 
     @pytest.fixture
     def objects(self, tmp_path: Path) -> Iterator[LocalObjectStore]:
@@ -108,7 +108,10 @@ class EngineFixtures:
 
     @pytest.fixture
     def first(self, objects: LocalObjectStore, trees: Trees, tmp_path: Path) -> Oid:
-        """a.txt, run.sh (executable), docs/one.md, docs/deep/two.md, empty/, link -> a.txt"""
+        """Store the first image and return its id.
+
+        It has a.txt, run.sh (executable), docs/one.md, docs/deep/two.md, empty/, link -> a.txt.
+        """
         root = tmp_path / "seed"
         (root / "docs" / "deep").mkdir(parents=True)
         (root / "empty").mkdir()
@@ -127,5 +130,5 @@ class EngineFixtures:
 
     @pytest.fixture
     def machine(self, bench: EngineHarness, first: Oid) -> Machine:
-        """A private machine that has just been opened from `first`."""
+        """A private machine, newly opened from `first`."""
         return bench.open(bench.spec(first))

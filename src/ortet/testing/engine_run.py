@@ -1,4 +1,4 @@
-"""The contract of Machine.run as tests."""
+"""Tests of Machine.run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortet.machines.base import Machine
 
 
 class RunTests:
-    """Part of EngineTests."""
+    """Tests of Machine.run; part of EngineTests."""
 
     def test_a_string_goes_to_the_shell(self, machine: Machine) -> None:
         result = machine.run("cat a.txt; echo oops >&2; exit 3")
@@ -70,11 +70,11 @@ class RunTests:
         assert machine.run("kill -TERM $$").exit_code == 128 + signal.SIGTERM
 
     def test_a_timeout_kills_all_descendants(self, machine: Machine) -> None:
-        # the grandchild would write the file if it lived on after its parents
+        # The grandchild would write the file if it survived its parents.
         script = "(trap '' TERM; (read line < fifo; echo alive > alive) & wait) & wait"
         machine.run("mkfifo fifo")
         result = machine.run(script, timeout=0.3)
         assert (result.exit_code, result.timed_out) == (124, True)
-        # writing to the fifo would block for ever if a reader were left; timeout says that none is
+        # Writing to the fifo blocks if no reader is left; exit code 124 of timeout shows that.
         assert machine.run("timeout 0.3 sh -c 'echo go > fifo'").exit_code == 124
         assert machine.run("test -e alive").exit_code == 1

@@ -1,4 +1,4 @@
-"""The contract of Machine.thaw as tests."""
+"""Tests of Machine.restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortet.testing.engine_parts import EngineHarness
 
 
 class RestoreTests:
-    """Part of EngineTests."""
+    """Tests of Machine.restore; part of EngineTests."""
 
     def test_restore_moves_back_and_forth_between_two_snapshots(
         self, bench: EngineHarness, machine: Machine

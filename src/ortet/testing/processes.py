@@ -1,6 +1,6 @@
-"""Work done by several processes at once, for the suites.
+"""Helpers of the suites that run work in several threads and processes.
 
-Imports no test framework, so that the children start fast.
+This module imports no test framework, so that child processes start fast.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CatalogOpener = Callable[[Clock], Catalog]
 SignalOpener = Callable[[], Signal]
 
 WAIT_TIMEOUT_SECONDS = 60.0
-"""Seconds after which something that should happen at once is taken to have failed."""
+"""Seconds after which an operation that should be immediate has failed."""
 
 
 def run_in_threads(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Results of one call a job, all begun at the same moment, each in a thread."""
+    """Run one call for each job, all started together, each in a thread; return the results."""
     barrier = Barrier(len(jobs))
 
     def begin(job: tuple[Any, ...]) -> T:
@@ -38,7 +38,10 @@ def run_in_threads(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> l
 
 
 def run_in_processes(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Results of one call a job, begun together, each in a fresh process; all must be picklable."""
+    """Run one call for each job, all started together, each in a new process.
+
+    The function, arguments and results must be picklable.
+    """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(jobs))
     with ProcessPoolExecutor(
@@ -48,12 +51,12 @@ def run_in_processes(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) ->
 
 
 def make_oid(number: int) -> Oid:
-    """An id for tests that only compare it."""
+    """Return an id for tests that only compare it."""
     return Oid(number.to_bytes(32, "big"))
 
 
 def increment_head(opener: CatalogOpener, name: str, times: int) -> int:
-    """Add one to the number a head holds, `times` times, by compare-and-set; returns lost races."""
+    """Increment the number in a head `times` times by compare-and-set; return the lost races."""
     catalog = opener(SystemClock())
     lost = 0
     for _ in range(times):
@@ -71,7 +74,7 @@ def increment_head(opener: CatalogOpener, name: str, times: int) -> int:
 
 
 def try_lease(opener: CatalogOpener, name: str, owner: str) -> int:
-    """The fence of a lease, or 0 when another has it."""
+    """Acquire a lease; return its fence, or 0 if another owner holds it."""
     catalog = opener(SystemClock())
     try:
         return catalog.acquire(name, owner, 3600 * 10**9).fence
@@ -82,7 +85,7 @@ def try_lease(opener: CatalogOpener, name: str, owner: str) -> int:
 
 
 def try_put(opener: BucketOpener, key: str, data: bytes) -> bool:
-    """Whether this process made the object."""
+    """Return True if this process created the object."""
     bucket = opener()
     try:
         bucket.put(key, data)
@@ -94,7 +97,7 @@ def try_put(opener: BucketOpener, key: str, data: bytes) -> bool:
 
 
 def wait_for_notification(opener: SignalOpener, topic: str, ready: Callable[[], None]) -> bool:
-    """Take a token, say so, wait."""
+    """Take a token, call `ready`, and wait for a notification."""
     signal = opener()
     try:
         token = signal.token(topic)

@@ -7,8 +7,8 @@
             yield signal
             signal.close()
 
-A signal between processes proves more with `SharedSignalTests`, whose fixture is `opener`: a
-picklable function without arguments; each call joins the same signal.
+Use `SharedSignalTests` for a signal between processes. Its fixture is `opener`, a picklable
+function without arguments. Each call of it joins the same signal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ortet.testing.processes import WAIT_TIMEOUT_SECONDS, SignalOpener, wait_for
 
 
 class SignalTests:
-    """Supply the fixture `signal`: one that nobody else uses."""
+    """Tests of one signal. Supply the fixture `signal`, which nobody else may use."""
 
     def test_wait_without_a_notify_times_out(self, signal: Signal) -> None:
         token = signal.token("topic")
@@ -98,7 +98,7 @@ class SignalTests:
         token, topics = signal.wait_any(None, WAIT_TIMEOUT_SECONDS)
         assert topics == set()
         token, topics = signal.wait_any(token, 0.0)
-        assert topics is None or topics <= {"before"}  # which may still be on its way
+        assert topics is None or topics <= {"before"}  # The notification may still be in transit.
 
     def test_news_returns_every_notified_topic(self, signal: Signal) -> None:
         token, _ = signal.wait_any(None, 0.0)
@@ -142,7 +142,7 @@ class SignalTests:
         heard: set[str] = set()
         while "rare" not in heard:
             token, topics = signal.wait_any(token, WAIT_TIMEOUT_SECONDS)
-            if topics is None:  # so any, also the rare one
+            if topics is None:  # None means any topic, including the rare one.
                 break
             assert topics
             heard |= topics
@@ -176,7 +176,7 @@ class SignalTests:
 
 
 class SharedSignalTests(SignalTests):
-    """Supply the fixture `opener`, see above."""
+    """Tests of a signal between processes. Supply the fixture `opener`; see the module."""
 
     @pytest.fixture
     def signal(self, opener: SignalOpener) -> Iterator[Signal]:

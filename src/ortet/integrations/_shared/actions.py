@@ -1,5 +1,4 @@
-"""What a session did, as every way in tells it: its actions, its steps, and answers to what it
-asked to be allowed."""
+"""Actions, steps and approval answers of a session, in the form that all surfaces show."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class SessionStep(msgspec.Struct, frozen=True):
 
 
 def actions_of(view: SessionReader) -> list[ActionDetails]:
-    """Each effect on this timeline, in the order they began."""
+    """Return the effects on this timeline in the order in which they began."""
     said: dict[str, dict[str, Any]] = {}
     for event in view.events():
         if event.kind == "begun" and not event.erased:
@@ -59,9 +58,10 @@ def actions_of(view: SessionReader) -> list[ActionDetails]:
 
 
 def steps_of(events: Iterable[Event]) -> list[SessionStep]:
-    """What the program did, each action with what it got."""
+    """Return the steps of the program, each action with its outcome."""
     found: list[SessionStep] = []
-    tries: dict[str, int] = {}  # by id of the deed: the last, which an end belongs to
+    # by effect id: index of the latest attempt, to which an "ended" event belongs
+    tries: dict[str, int] = {}
     for event in events:
         id_ = event.data.get("id", "")
         if event.kind == "ended" and id_ in tries:
@@ -78,7 +78,11 @@ def steps_of(events: Iterable[Event]) -> list[SessionStep]:
 def answer_approval(
     hub: Hub, session: str, approval: str, *, by: str, ok: bool, why: str
 ) -> Approval:
-    """Allow or forbid what a session asked for; Conflict("answered") when somebody was faster."""
+    """Allow or deny what a session requested.
+
+    Raises:
+        Conflict: "answered" if another answer was recorded first.
+    """
     asked = need(hub.get(session).approvals(), approval)
     if asked.state != "asked":
         raise _already_answered_error(asked)

@@ -1,4 +1,7 @@
-"""Names of sessions for conversations that another program has ids for."""
+"""Maps conversation ids of another program to session names.
+
+This is a module of its own because all adapters must build session names by the same rule.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._@-]+")
 
 
 def session_name(*ids: str) -> str:
-    """The name of the session of a foreign conversation: legal, readable, and another for other ids
-    of the same number. An id that cannot stand in a name, or is long, ends in a hash of it: who has
-    to list foreign ids records them. No such name is that of a fork, which is NAME/1."""
+    """Return the session name of a foreign conversation.
+
+    The name is valid and readable. Different ids, if equal in number, give different names. An id
+    that is long or not valid in a name is shortened and ends in a hash. Such an id cannot be read
+    back from the name: an adapter that lists foreign ids has to record them. The name never equals
+    a default fork name, which is NAME/1.
+    """
     if not ids:
         raise Invalid("bad_name", "a conversation without an id: give one")
     parts = [_part(id_) for id_ in ids]

@@ -1,4 +1,4 @@
-"""A session that is lent, and the thread that has it back when another process asks."""
+"""Helpers of the adapter session pool: pooled session, lease waiting, maintenance thread."""
 
 from __future__ import annotations
 
@@ -27,16 +27,22 @@ from ortet.sessions.writing.lease_handover import (
 )
 
 _PRELOADED_MODULES = socket, cross_host_files
-"""What the keeper's thread needs is loaded before it starts: a module that it loads while another
-thread forks would stay locked in the child."""
+"""Modules that the maintenance thread uses, loaded before the thread starts.
+
+If the thread imported a module while another thread forks, the import lock would stay held in the
+child.
+"""
 _MAX_UNCOMMITTED_EVENTS = 1000
-"""Events that are rather committed once than read by each who opens a session."""
+"""Uncommitted events above which a session is committed before another process opens it."""
 _LEASE_CHECK_INTERVAL_SECONDS = 0.25
-"""Seconds for which nobody takes a lease that was just seen, unless by force."""
+"""Seconds for which a lease check is trusted.
+
+Nobody else takes the lease in that time, except by force.
+"""
 
 
 class PooledSession:
-    """A session that is open here."""
+    """A session that is open in an adapter session pool."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -45,8 +51,11 @@ class PooledSession:
         self._lease_checked_at = 0.0
 
     def has_lease(self, *, for_write: bool = False) -> bool:
-        """As the catalog knows it: nobody ended it, or took it while this process slept. Who is
-        about to write is told what was so a moment ago: a write shows the lease anyway."""
+        """Return True if the catalog still records this process as the lease holder.
+
+        The lease may have ended or moved to another process while this process was suspended. With
+        `for_write` a recent answer is reused, because the write itself checks the lease.
+        """
         holding = self.session.held_lease
         if holding.is_released:
             return False
@@ -71,15 +80,17 @@ def call_weak_method(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 class SessionLeaseWaiter:
-    """One who asks for a session that another process has, here or on another host, until a
-    moment."""
+    """Requests a session from another process, on this or another host, until a deadline."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._request: LeaseRequest | None = None
 
     def next_wait(self, hub: Hub, session: str) -> Callable[[], None] | None:
-        """How to wait for an answer, once it was asked for again; None when it is too late."""
+        """Send the request again and return a function that waits for an answer.
+
+        Return None if the deadline has passed.
+        """
         rest = self._deadline - time.monotonic()
         if rest <= 0:
             return None
@@ -100,12 +111,12 @@ class SessionLeaseWaiter:
 def _wait_for(signal: Signal, topic: str, token: int, timeout: float) -> None:
     try:
         signal.wait(topic, token, timeout)
-    except OSError:  # it was closed meanwhile, which is told next
+    except OSError:  # The signal was closed; the caller notices that next.
         time.sleep(timeout)
 
 
 def invalidates_session(error: BaseException) -> bool:
-    """Whether what is in memory may not be what is stored: then it is read again."""
+    """Return True if the in-memory state may differ from the stored one and must be read again."""
     if isinstance(error, Refused):
         return error.kind == "lease_lost"
     return not isinstance(error, Exception) or isinstance(error, Unavailable | Corrupt)
@@ -114,15 +125,18 @@ def invalidates_session(error: BaseException) -> bool:
 def run_pool_maintenance(
     maintain: weakref.WeakMethod[Callable[[Callable[[str], bool]], bool]], hub: Hub, pause: float
 ) -> None:
-    """The keeper's thread: as long as a session is open, and its Lent is there. Where a signal may
-    not reach, others ask by rows."""
+    """Body of the maintenance thread of a session pool.
+
+    The thread runs while a session is open and the pool exists. In a shared store a signal may not
+    reach this host, so requests are also read from catalog rows.
+    """
     token, going = 0, True
     signal, requests = (
         hub.signal.with_prefix(HANDOVER_TOPIC),
         LeaseRequests(hub) if is_shared_store(hub) else None,
     )
     pause = min(RETRY_SECONDS, pause) if requests else pause
-    del hub  # which is closed by whoever opened it, and collected then
+    del hub  # Drop this reference: the owner closes the hub, and then it can be collected.
     try:
         while going:
             before, rows = token, set[str]()
@@ -132,11 +146,12 @@ def run_pool_maintenance(
                 token = signal.token(HANDOVER_TOPIC)
                 if requests is not None:
                     rows = {request_topic(session) for session in requests.requested_sessions()}
-            except (OSError, OrtetError):  # nobody can ask just now
+            except (OSError, OrtetError):  # Requests cannot arrive at the moment.
                 time.sleep(pause)
             method = maintain()
             going = method is not None and method(partial(_is_notified, signal, before, rows))
-            del method  # who nobody uses any more is not kept by its keeper
+            # Drop the strong reference, so that the thread does not keep an unused pool alive.
+            del method
     finally:
         with suppress(OSError, OrtetError):
             signal.close()
@@ -150,24 +165,25 @@ def _is_notified(signal: Signal, since: int, rows: set[str], topic: str) -> bool
 
 
 def weak_callback(method: Callable[[], None]) -> Callable[[], None]:
-    """Calls it as long as what it is of is there."""
+    """Return a callback that calls the method as long as its object exists."""
     ref = weakref.WeakMethod(method)
     return lambda: call_weak_method(ref)
 
 
 def close_in_thread(close: Callable[[], None]) -> None:
-    """In a thread of its own. What is collected meanwhile, its files too, may be closed before."""
+    """Call `close` in a new thread. Its files may already be closed by garbage collection."""
 
     def work() -> None:
         with suppress(OSError):
             close()
 
-    with suppress(RuntimeError):  # at the end of the process, which closed it already
+    with suppress(RuntimeError):
+        # Starting a thread fails at interpreter exit, when everything is already closed.
         Thread(target=work, name="ortet-lent-close").start()
 
 
 def require_hub(hub: Hub) -> Hub:
-    """Invalid for what else an adapter may be given: the path of a store, most of the time."""
+    """Return `hub`; raise Invalid if it is anything else, such as the path of a store."""
     if not isinstance(hub, Hub):
         name = type(hub).__name__
         raise Invalid("bad_hub", f"{name} is no opened store: give what ortet.open() returned")
@@ -175,8 +191,10 @@ def require_hub(hub: Hub) -> Hub:
 
 
 def commit_if_long(session: Session) -> None:
-    """Who opens it next, in a moment, need not read all that was not committed. Not where files
-    would be committed too, which is for others to say."""
+    """Commit a session that has many uncommitted events, so that the next opener reads fewer.
+
+    Sessions with files are skipped: their owner decides when files are committed.
+    """
     ledger = session._writer
     if (
         ledger.tip.seq - ledger.event_log.base.seq > _MAX_UNCOMMITTED_EVENTS
@@ -187,7 +205,7 @@ def commit_if_long(session: Session) -> None:
 
 
 def hub_open_options(hub: Hub) -> dict[str, Any]:
-    """What its store is opened with once more."""
+    """Return the options for opening the same store a second time."""
     parts = require_hub(hub)._store
     return {
         "create": False,

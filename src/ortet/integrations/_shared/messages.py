@@ -1,5 +1,4 @@
-"""What adapters of conversations share: messages of any size said at once, had back whole, taken
-back, or left out of context."""
+"""Appends, loads, replaces and clears the messages of a conversation, of any size."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from ortet.sessions.writing.telling import EventInput, is_large, stored_data
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 _COMMIT_INTERVAL_EVENTS = 256
-"""Events after which a conversation is committed."""
+"""Number of events after which a conversation is committed."""
 _MAX_PATH_DEPTH = 20
-"""Levels of data that the place of a bad value in it is told by."""
+"""Nesting depth down to which the location of an invalid value is reported."""
 
 _LEASE_TIMEOUT_SECONDS = 30.0
-"""Seconds that a framework waits for another process: it was told that what it says is stored."""
+"""Seconds that a framework waits for another process; its messages must not be lost."""
 
 _MESSAGE_FIELDS = ("role", "content")
 
@@ -45,8 +44,10 @@ _POOLS_BY_HUB: WeakKeyDictionary[Hub, dict[str, AdapterSessionPool]] = WeakKeyDi
 
 
 def get_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
-    """One for all adapters that were made with a hub: two of them must not keep a session from
-    each other."""
+    """Return the session pool of this hub and agent.
+
+    All adapters of one hub share it: two pools would block each other's sessions.
+    """
     if not isinstance(hub, Hub):
         raise Invalid(
             "bad_hub", f"{type(hub).__name__} is no opened store: give what ortet.open() returned"
@@ -58,8 +59,11 @@ def get_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
 
 
 def check_session_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of hub.session, that a conversation is begun with; told when it is made, not with the
-    first that is said."""
+    """Return `options` if all of them are options of `hub.session`, else raise Invalid.
+
+    Adapters call this when they are constructed, so that a wrong option fails before the first
+    message.
+    """
     known = signature(Hub.session).parameters.keys() - {"self", "name", "agent", "replay"}
     for name in options:
         if name not in known:
@@ -68,12 +72,12 @@ def check_session_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-# plain data
+# Checks of plain data.
 
 
 @contextmanager
 def report_invalid_value(label: str, values: Sequence[Any]) -> Iterator[None]:
-    """Around what records these values: one that cannot be is told with its place."""
+    """Add the location of the first invalid value to a "not_json" error of this block."""
     try:
         yield
     except Invalid as error:
@@ -87,7 +91,10 @@ def report_invalid_value(label: str, values: Sequence[Any]) -> Iterator[None]:
 
 
 def _invalid_value_path(value: Any) -> str:
-    """Where it is no plain data, as `output[0].text`; of what is nested deeper, how that begins."""
+    """Return the path of the value that is not plain data, such as `output[0].text`.
+
+    A path that is too deep is cut and ends in an ellipsis.
+    """
     found = ""
     for _ in range(_MAX_PATH_DEPTH):
         pairs: Iterator[tuple[str, Any]] = iter(())
@@ -105,11 +112,11 @@ def _invalid_value_path(value: Any) -> str:
     return found.removeprefix(".") + "…"
 
 
-# saying
+# Appending messages.
 
 
 def append_messages(session: Session, messages: Sequence[dict[str, Any]]) -> list[Event]:
-    """All of these messages or none, in order, durable when it returns, for the price of one."""
+    """Append all messages or none, in order and in one write; durable when this returns."""
     if not messages:
         return []
     if not is_large(messages):
@@ -122,18 +129,20 @@ def append_messages(session: Session, messages: Sequence[dict[str, Any]]) -> lis
 
 
 def _commit_periodically(session: Session) -> None:
-    """Commit now and then: who goes back to a message reads from the last commit before it on.
-    Not where that would look at files, which nobody asked for."""
+    """Commit from time to time, because going back to a message reads from the commit before it.
+
+    Sessions with files are skipped, because such a commit would scan the files.
+    """
     if (
         session.state.core.events - session.event_log.base.seq >= _COMMIT_INTERVAL_EVENTS
         and not session.row.has_files
     ):
-        with suppress(OrtetError):  # it is tried again with the next message
+        with suppress(OrtetError):  # The next message tries again.
             session.commit("of a conversation")
 
 
 def drafts_of(session: Session, messages: Sequence[dict[str, Any]]) -> list[Draft]:
-    """The events of messages, within hub.writing(): the contents of large ones are stored."""
+    """Return the events of messages and store large contents. Call it inside `hub.writing()`."""
     return telling.drafts_of(session.hub, [EventInput("message", _data(one)) for one in messages])
 
 
@@ -156,12 +165,16 @@ def append_events(session: Session, drafts: Sequence[Draft]) -> list[Event]:
 def append_stored_events(
     session: Session, make_drafts: Callable[[], Sequence[Draft]]
 ) -> list[Event]:
-    """The same of events whose contents `make` stores and flushes. It is called within
-    hub.writing(), and again when a sweep by another host came in between."""
+    """Append events whose contents `make_drafts` stores and flushes.
+
+    `make_drafts` is called inside `hub.writing()`. It is called again if another host swept the
+    store concurrently.
+    """
     session._begin_change()
 
     def tell() -> list[Event]:
-        with session.hub.writing():  # until the events are there, a sweep must not take contents
+        with session.hub.writing():
+            # A sweep must not delete the contents before the events refer to them.
             return session._writer.add(*make_drafts())
 
     events = run_with_sweep_retry(session.hub, tell)
@@ -170,25 +183,33 @@ def append_stored_events(
 
 
 def load_full_message(view: SessionReader, message: Message) -> Message:
-    """A message as it was said, however large."""
+    """Return a message with its full content, however large."""
     told = stored_data(view.hub, message.extra)
     return message if told is None else msgspec.structs.replace(message, **{"extra": {}, **told})
 
 
-# taking back
+# Removing messages.
 
 
 def replace_messages_from(
     session: Session, seq: int, replacement: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Go to before the message at an event, and say other messages `instead`; see go_before."""
+    """Rewind to before the message at event `seq` and append `replacement`.
+
+    See `rewind_before_event`.
+    """
     rewind_before_event(session, seq, lambda: drafts_of(session, replacement))
 
 
 def clear_context(session: Session, replacement: Sequence[dict[str, Any]] = ()) -> bool:
-    """Leave all messages out of context, with no summary but what is said `then`, in one write;
-    `s.dropped()` has them. False when there was nothing."""
-    session.close_tool_calls()  # or their results would come behind what is left out
+    """Drop all messages from the context and append `replacement`, in one write.
+
+    No summary is written. `s.dropped()` returns the dropped messages.
+
+    Returns:
+        False if there was nothing to drop.
+    """
+    session.close_tool_calls()  # Close them first, or their results would follow the compaction.
     core, before = session.state.core, last_compaction(session)
     events = message_events(session.events(core.since))
     stands = before is not None and bool(before.summary or before.rules)

@@ -1,22 +1,26 @@
-"""Sessions for a framework that asks from any thread or event loop: lent, and had back when asked.
+"""A pool of open sessions for a framework that calls from any thread or event loop.
 
-How an adapter uses it (see `Lent` for each verb):
+How an adapter uses it (see `AdapterSessionPool` for each method):
 
-    self._lent = Lent(hub, agent=agent)
-    name = session_name(user_id, conversation_id)       # any foreign ids, always the same number
+    self._pool = AdapterSessionPool(hub, agent=agent)
+    name = session_name(user_id, conversation_id)        # any foreign ids, always the same number
 
-    with self._lent.writing(name, goal="…") as session:  # made where it is new
+    with self._pool.writing(name, goal="…") as session:  # created if it does not exist
         session.say_all([...])                           # one write: all or nothing, durable
-    with self._lent.reading(name) as view:               # NotFound where there is none
+    with self._pool.reading(name) as view:               # NotFound if it does not exist
         messages = view.messages()
 
     async def add(self, ...): await asyncio.to_thread(self._add, ...)   # async methods
 
-A block is short: no other thread of this process uses any session of this Lent meanwhile. What is
-read in a block is copied out of it. Between blocks the session stays open here, so that the next
-costs nothing; another process that asks for it gets it as soon as no block is entered and nothing
-is held (`hold`), without an event in the journal. A lease says who writes now, not who wrote last:
-who needs to know that nobody else did since then looks inside the block.
+A block must be short: meanwhile no other thread of this process can use a session of the pool. Copy
+what you read in a block before you leave it.
+
+Between blocks the session stays open, so that the next block is cheap. Another process that
+requests the session gets it as soon as no block is entered and no `hold` is active. This writes no
+event to the journal.
+
+A lease says who may write now, not who wrote last. To detect writes by other processes, look inside
+the block.
 """
 
 from __future__ import annotations
@@ -63,16 +67,22 @@ from ortet.sessions.writing.lease_handover import (
 __all__ = ["AdapterSessionPool", "session_name"]
 
 _REACQUIRE_DELAY_SECONDS = 0.02
-"""Seconds that one who gave a session away waits before it asks for it again."""
+"""Seconds that a process waits before it requests a session again that it has just handed over."""
 
 
 class AdapterSessionPool:
-    """Sessions of one agent of the store that `hub` has open, which is opened once more: any thread
-    may use it. Closed with `hub`, or by `close`.
+    """Open sessions of one agent, usable from any thread.
 
-    `patience`, `linger` and `turn` are in seconds: how long `writing` waits for another process,
-    how long a session stays open that nobody uses, how long it is ours before another gets it.
-    `most`: sessions that stay open. In a forked child it begins anew.
+    The pool opens the store of `hub` a second time. It is closed with `hub`, or by `close`. In a
+    forked child the pool starts empty.
+
+    Args:
+        hub: the open store.
+        agent: the agent that owns the sessions.
+        lease_timeout: seconds that `writing` waits for another process.
+        idle_timeout: seconds that an unused session stays open.
+        min_hold: seconds that this process keeps a session before it hands it over.
+        max_open: number of sessions that stay open.
     """
 
     def __init__(
@@ -94,7 +104,8 @@ class AdapterSessionPool:
         )
         self._hub_options, self._url = hub_open_options(hub), hub.url
         self._reset()
-        self._parent_state: list[Any] = []  # what a child must neither close nor collect
+        # objects of the parent process that a forked child must neither close nor collect
+        self._parent_state: list[Any] = []
         self._close_callback = weak_callback(self.close)
         atexit.register(self._close_callback)
         self._closing = hub.close_callbacks
@@ -104,14 +115,15 @@ class AdapterSessionPool:
     def __del__(self) -> None:
         if not hasattr(self, "_closing") or self._closed:
             return
-        # It may be collected in the middle of whatever this thread does, a write to the same store
-        # too, which it would wait for without end.
+        # Garbage collection may run this while the same thread writes to the same store. Closing
+        # here would then wait forever.
         close_in_thread(self.close)
 
     def _reset(self) -> None:
         self._lock = RLock()
         self._own_hub: Hub | None = None
-        self._open_sessions: dict[str, PooledSession] = {}  # by name, the one used last at the end
+        # by name; the most recently used is last
+        self._open_sessions: dict[str, PooledSession] = {}
         self._hold_counts: Counter[str] = Counter()
         self._block_counts: Counter[str] = Counter()
         self._released_at: dict[str, float] = {}
@@ -124,15 +136,22 @@ class AdapterSessionPool:
         self._reset()
         self._closed = closed
 
-    # what an adapter calls
+    # Methods for adapters.
 
     @contextmanager
     def writing(self, name: str, *, create: bool = True, **options: Any) -> Iterator[Session]:
-        """The session, opened and leased; no other thread has it during the block. Where it is new
-        it is begun with `options`, which are those of `hub.session`, or NotFound("no_session")
-        unless `create`. Of one there is, `durability`, `commit` and `profile` are as it is opened.
+        """Open the session for writing; no other thread uses it during the block.
 
-        Refused("lease_held") when another process keeps it, Conflict("session_closed").
+        Args:
+            name: the session name.
+            create: create the session if it does not exist.
+            options: options of `hub.session` for a new session. For an existing session only those
+                that apply at opening are used, such as `durability`, `commit` and `profile`.
+
+        Raises:
+            NotFound: "no_session" if it does not exist and `create` is False.
+            Refused: "lease_held" if another process keeps the session.
+            Conflict: "session_closed" if the session is closed.
         """
         kept = self._enter_block(name, create=create, options=options)
         lock, session = self._lock, kept.session
@@ -150,19 +169,26 @@ class AdapterSessionPool:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[SessionReader]:
-        """The session to read, whoever writes to it: as of now. NotFound("no_session")."""
+        """Open the session for reading, as of now, even if another process writes to it.
+
+        Raises:
+            NotFound: "no_session" if it does not exist.
+        """
         with self.hub() as hub:
             held = self.find_open(name)
             yield held if held is not None else hub._session_manager().get(self._row(hub, name).id)
 
     @contextmanager
     def hub(self) -> Iterator[Hub]:
-        """The store, for what is not done in one session; no other thread uses it meanwhile."""
+        """Return the store for work that spans sessions. The block has exclusive use of it."""
         with self._lock:
             yield self._get_hub()
 
     def find_open(self, name: str) -> Session | None:
-        """One that is open here, and ours as the catalog knows it. Inside `with lent.hub()`."""
+        """Return the session if it is open here and its lease is still held, else None.
+
+        Call it inside `with pool.hub()`.
+        """
         kept = self._open_sessions.get(name)
         if kept is None or not kept.has_lease():
             return None
@@ -170,8 +196,11 @@ class AdapterSessionPool:
         return kept.session
 
     def journal(self, name: str) -> tuple[SessionRow, EventLog, int | None] | None:
-        """The events of a session alone, for who knows what they add up to: nothing is folded.
-        With the number of the last one where that is known here. Inside `with lent.hub()`."""
+        """Return the row and the event log of a session without folding its state.
+
+        The third value is the number of the last event if this process knows it. Return None if
+        there is no such session. Call it inside `with pool.hub()`.
+        """
         hub = self._get_hub()
         if (held := self.find_open(name)) is not None:
             return held.row, held.event_log, held._writer.tip.seq
@@ -185,7 +214,7 @@ class AdapterSessionPool:
             )
 
     def names(self, prefix: str = "") -> list[str]:
-        """Of this agent's sessions, in order: those that begin so."""
+        """Return the sorted names of this agent's sessions that start with `prefix`."""
         found: list[str] = []
         with self.hub() as hub:
             start = after = f"{self.agent}/{prefix}"
@@ -200,8 +229,10 @@ class AdapterSessionPool:
         return found
 
     def hold(self, name: str) -> None:
-        """Something is under way in this session, between blocks: no other process gets it. Each
-        `hold` needs its `release`."""
+        """Keep the session in this process between blocks, for work in progress.
+
+        No other process gets it until `release`. Each `hold` needs one `release`.
+        """
         with self._lock:
             self._hold_counts[name] += 1
 
@@ -216,8 +247,13 @@ class AdapterSessionPool:
 
     @contextmanager
     def closed_session(self, name: str) -> Iterator[tuple[Hub, SessionRow]]:
-        """For what is done to a session that nobody has open: archive it, erase it. It is let go
-        here before, and asked for. NotFound("no_session")."""
+        """Release the session for an operation that needs it closed, such as archive or erase.
+
+        The session is released here and requested from other processes.
+
+        Raises:
+            NotFound: "no_session" if it does not exist.
+        """
         with self.hub() as hub:
             if (kept := self._open_sessions.get(name)) is not None:
                 self._remove_session(name, kept)
@@ -226,13 +262,13 @@ class AdapterSessionPool:
             yield hub, row
 
     def evict(self, name: str) -> None:
-        """Another process may have it at once."""
+        """Release the session, so that another process can open it at once."""
         with self._lock:
             if (kept := self._open_sessions.get(name)) is not None:
                 self._remove_session(name, kept)
 
     def close(self) -> None:
-        """Let every session go; what is asked of it from now on is Invalid("closed")."""
+        """Release every session. Later calls raise Invalid("closed")."""
         atexit.unregister(self._close_callback)
         with suppress(ValueError):
             self._closing.remove(self._close_callback)
@@ -242,16 +278,14 @@ class AdapterSessionPool:
             kept, self._open_sessions = self._open_sessions, {}
             keeper, self._maintenance_thread = self._maintenance_thread, None
             for name, one in kept.items():
-                with suppress(OrtetError):  # a lease that cannot be given back runs out by itself
+                with suppress(OrtetError):  # A lease that cannot be released expires.
                     self._hand_over(name, one)
             if hub is not None:
                 with suppress(OSError, OrtetError):
-                    hub.signal.notify(HANDOVER_TOPIC)  # which wakes the keeper
+                    hub.signal.notify(HANDOVER_TOPIC)  # Wake the maintenance thread.
                 hub.close()
         if keeper is not None and keeper is not current_thread():
             keeper.join(1.0)
-
-    # inside
 
     def _get_hub(self) -> Hub:
         if self._closed:
@@ -270,8 +304,10 @@ class AdapterSessionPool:
         return row
 
     def _enter_block(self, name: str, *, create: bool, options: dict[str, Any]) -> PooledSession:
-        """The session, with the lock taken, which is not kept while another process is waited
-        for."""
+        """Return the open session with the lock held.
+
+        The lock is released while this thread waits for another process.
+        """
         self._yield_to_waiter(name)
         with SessionLeaseWaiter(time.monotonic() + self._lease_timeout) as asking:
             while True:
@@ -299,7 +335,7 @@ class AdapterSessionPool:
     def _next_wait(
         self, error: BaseException, name: str, lease_waiter: SessionLeaseWaiter
     ) -> Callable[[], None] | None:
-        """How to wait for a session that another process has; None where that is no use."""
+        """Return a function that waits for another process, or None if waiting cannot help."""
         hub = self._own_hub
         if not isinstance(error, Refused) or error.kind != "lease_held" or not hub:
             return None
@@ -342,7 +378,6 @@ class AdapterSessionPool:
         return kept
 
     def _exit_block(self, name: str, pooled: PooledSession) -> None:
-        """A block was left."""
         pooled.last_used_at = time.monotonic()
         self._block_counts[name] -= 1
         if not self._block_counts[name]:
@@ -351,7 +386,7 @@ class AdapterSessionPool:
             return
         self._open_sessions[name] = self._open_sessions.pop(name)
         opened = pooled.session._sessions._open
-        if len(opened) > len(self._open_sessions):  # forks that were made in the block
+        if len(opened) > len(self._open_sessions):  # The block made forks.
             ours = {id(one.session) for one in self._open_sessions.values()}
             for fork in [one for one in opened if id(one) not in ours]:
                 with suppress(OrtetError):
@@ -361,7 +396,7 @@ class AdapterSessionPool:
         else:
             self._evict_if_requested(name, pooled)
 
-    # letting go
+    # Releasing sessions.
 
     def _is_busy(self, name: str, pooled: PooledSession) -> bool:
         if self._block_counts[name] or self._hold_counts[name]:
@@ -379,7 +414,7 @@ class AdapterSessionPool:
         self, name: str, pooled: PooledSession, *, lease_lost: bool = False
     ) -> None:
         self._open_sessions.pop(name, None)
-        with suppress(OrtetError):  # then its lease runs out by itself
+        with suppress(OrtetError):  # The lease then expires.
             self._hand_over(name, pooled, lease_lost=lease_lost)
 
     def _hand_over(self, name: str, pooled: PooledSession, *, lease_lost: bool = False) -> None:
@@ -402,13 +437,16 @@ class AdapterSessionPool:
         return {name: when for name, when in self._released_at.items() if when > past}
 
     def _yield_to_waiter(self, name: str) -> None:
-        """Who waits for what was let go comes first: it learns of it a moment later."""
+        """Wait briefly after a hand-over, so that the waiting process comes first."""
         gave = self._released_at.pop(name, None)
         if gave is not None and (rest := gave + _REACQUIRE_DELAY_SECONDS - time.monotonic()) > 0:
             time.sleep(rest)
 
     def _maintain(self, is_requested: Callable[[str], bool]) -> bool:
-        """Let sessions go that another process asks for, or nobody uses; whether any is open."""
+        """Release sessions that another process requests or that are idle.
+
+        Return True if any session is still open.
+        """
         for kept in list(self._open_sessions.values()):
             if is_requested(request_topic(kept.session.id)):
                 kept.is_requested = True

@@ -1,4 +1,7 @@
-"""What an event loop has a thread do, to its end."""
+"""Runs a function in a thread to its end, even if the awaiting task is cancelled.
+
+This is a module of its own because all async adapters need this instead of `asyncio.to_thread`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ T = TypeVar("T")
 
 
 async def to_thread_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """As asyncio.to_thread; but who is cancelled meanwhile, which no thread can be, goes on only
-    when it is done: what is written next must not come before it, nor repeat it."""
+    """Call the function in a thread; if the caller is cancelled, wait until the function is done.
+
+    A thread cannot be cancelled. Waiting prevents that the next write overtakes or repeats this
+    one.
+    """
     doing = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(doing)
@@ -21,5 +27,7 @@ async def to_thread_shielded(function: Callable[..., T], *args: Any, **kwargs: A
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({doing})
         if not doing.cancelled():
-            doing.exception()  # told to nobody: the caller hears that it was cancelled
+            # Retrieve the exception, so that asyncio does not log it. The caller gets
+            # CancelledError.
+            doing.exception()
         raise

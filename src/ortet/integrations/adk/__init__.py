@@ -1,4 +1,22 @@
-"""Services of Google's Agent Development Kit, kept in a store: sessions, artifacts, memory."""
+"""Services of Google's Agent Development Kit (ADK) on an Ortet store.
+
+Start with `OrtetSessionService` (`sessions.py`), `OrtetArtifactService` (`artifacts.py`) or
+`OrtetMemoryService` (`memory.py`).
+
+- `events`: convert ADK events to journal events and back.
+- `state`: state of apps and users, in catalog rows.
+- `knowing`: the folded state of one ADK session.
+- `lending`: the session pool that the services of a hub share.
+
+Invariants:
+
+- An ADK session is one Ortet session, named APP/USER/SESSION.
+- Data of a user outside a session is in the Ortet session APP/USER.
+- An event is durable when `append_event` returns, in one transaction with its state rows.
+
+Importing this package without google-adk raises Unsupported("extra_missing"). It may import
+`integrations._shared`, `hub`, `sessions` and the layers below.
+"""
 
 from ortet.errors import Unsupported
 

@@ -1,4 +1,4 @@
-"""`OrtetArtifactService`: artifacts of ADK as artifacts of sessions, by content."""
+"""`OrtetArtifactService`: stores ADK artifacts as artifacts of sessions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.writing.telling import EventInput, append_events, full_data
 
 TEXT, INLINE, LINK, DELETED = "text", "inline", "link", "deleted"
-"""Kinds of artifacts, as their list shows them."""
+"""Artifact kinds, as `artifacts()` lists them."""
 
 DETAILS = "adk.artifact"
-"""The event before that of an artifact: what an artifact cannot say of it."""
+"""Event kind before an artifact event, with the fields that an artifact cannot hold."""
 
 _USERS = "user:"
 _MAX_REFERENCE_DEPTH = 5
 
 
 class OrtetArtifactService(BaseArtifactService):
-    """Of a session they lie in it, of a user beside that user's sessions. What is saved again is
-    the next version; what is deleted is not listed any more, and stays in the journal."""
+    """An ADK artifact service on an Ortet store.
+
+    Artifacts of a session are in that session. Artifacts of a user are in a session of the user.
+    Saving again adds a version. A deleted artifact is no longer listed but stays in the journal.
+    """
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
         self._pool = get_adk_session_pool(hub, agent)
@@ -126,7 +129,7 @@ class OrtetArtifactService(BaseArtifactService):
         wanted = len(found) - 1 if version is None else version
         return found[wanted] if 0 <= wanted < len(found) else None
 
-    # inside, in a thread
+    # Synchronous bodies, run in a thread.
 
     def _save(self, name: str, filename: str, part: types.Part, metadata: dict[str, Any]) -> int:
         data = part.model_dump(mode="json", exclude_none=True)
@@ -186,7 +189,7 @@ class OrtetArtifactService(BaseArtifactService):
 
 
 def _artifact_session_name(app: str, user: str, session: str | None, filename: str) -> str:
-    """The session that an artifact lies in."""
+    """Return the name of the session that holds an artifact."""
     artifact_util.validate_path_segment(app, "app_name")
     artifact_util.validate_path_segment(user, "user_id")
     if filename.startswith(_USERS):
@@ -212,7 +215,7 @@ def _check_reference(part: types.Part, app: str, user: str, session: str | None)
 
 
 def _split_part(part: types.Part, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What an artifact is made of, and what it cannot say."""
+    """Split an ADK part into artifact arguments and the fields that an artifact cannot hold."""
     details: dict[str, Any] = {}
     if part.inline_data is not None:
         blob = part.inline_data
@@ -261,7 +264,7 @@ def _build_part(view: SessionReader, artifact: Artifact) -> types.Part:
 
 
 def _details(view: SessionReader, artifact: Artifact) -> dict[str, Any]:
-    """Of the event right before, if that is about it."""
+    """Return the extra fields from the event before the artifact, if that belongs to it."""
     for event in view.events(max(0, artifact.seq - 2), artifact.seq - 1):
         if event.kind == DETAILS and not event.erased:
             data = full_data(view.hub, event)
@@ -272,7 +275,7 @@ def _details(view: SessionReader, artifact: Artifact) -> dict[str, Any]:
 
 
 def _is_empty(part: types.Part) -> bool:
-    """What a rewind of ADK saves in place of an artifact that was not there yet."""
+    """Return True for the placeholder that an ADK rewind saves for a missing artifact."""
     return part == types.Part() or artifact_util._is_rewind_tombstone(part)
 
 
@@ -286,11 +289,11 @@ def _last(view: SessionReader, name: str) -> int:
 
 def _get_version(view: SessionReader, name: str, version: int) -> Artifact:
     found = view.state.artifacts.get(key_of(name, version))
-    assert found is not None  # versions have no gaps
+    assert found is not None  # Versions have no gaps.
     return found
 
 
 def _deleted_version(view: SessionReader, name: str) -> int:
-    """The version at which it was last deleted; numbers of ADK begin anew behind it."""
+    """Return the version of the last deletion, or 0. ADK's numbers restart after it."""
     versions = range(_last(view, name), 0, -1)
     return next((one for one in versions if _get_version(view, name, one).kind == DELETED), 0)

@@ -1,5 +1,7 @@
-"""Events of ADK as events of a journal, and back: what has content is messages, all else is kept as
-it is."""
+"""Converts ADK events to journal events and back.
+
+Events with content become messages. All other events are stored unchanged.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,24 @@ from ortet.journal.events import Event, is_plain
 from ortet.sessions.writing.telling import EventInput, full_data
 
 EVENT = "adk.event"
-"""An event without content."""
+"""Event kind of an ADK event without content."""
 
 _EXTRA_KEY = "adk"
 _JSON_EXTRA_KEY = "adk-json"
 _MODEL_SCORE_FIELDS = {"avg_logprobs", "logprobs_result"}
-"""Numbers of a model's own: where it has none, that they are missing is all there is to know."""
+"""Scores of a model. A non-finite one may be read back as None, because that loses nothing."""
 _ROLES = {"model": "assistant", "user": "user"}
 _ADK_ROLES = {ours: theirs for theirs, ours in _ROLES.items()}
 
 
 def to_journal_event(event: AdkEvent) -> EventInput:
-    """Lossless. What a message cannot say lies in its `extra`, nothing is there twice."""
+    """Convert an ADK event without loss or duplication.
+
+    Fields that a message lacks go to `extra`.
+    """
     try:
         data = event.model_dump(mode="json", exclude_none=True)
-    except Exception as error:  # whatever a model in it does
+    except Exception as error:  # A pydantic model in the event may raise anything.
         raise Invalid(
             "not_json", f"event {event.id!r} of {event.author!r} cannot be kept: {error}"
         ) from error
@@ -65,14 +70,17 @@ def to_journal_event(event: AdkEvent) -> EventInput:
 
 
 def _has_none(value: Any) -> bool:
-    """What is left of numbers that JSON has not; all else that is None was left out."""
+    """Return True if a number became None because JSON cannot represent it.
+
+    All other None values were left out by the caller.
+    """
     if isinstance(value, dict):
         return any(map(_has_none, value.values()))
     return any(map(_has_none, value)) if isinstance(value, list) else value is None
 
 
 def _check_numbers(event: AdkEvent) -> None:
-    """Invalid, with its place, for one that would come back as None."""
+    """Raise Invalid, with its path, for a number that would be read back as None."""
     given = event.model_dump(exclude_none=True, exclude=_MODEL_SCORE_FIELDS)
     waiting: list[tuple[str, Any]] = [("", given)]
     while waiting:
@@ -92,13 +100,13 @@ def _check_numbers(event: AdkEvent) -> None:
 
 
 def event_of(hub: Hub, event: Event) -> AdkEvent | None:
-    """None for what is no event of ADK."""
+    """Return the ADK event of a journal event; None if it is not one."""
     data = data_of(hub, event)
     return None if data is None else AdkEvent.model_validate(data)
 
 
 def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
-    """The same as plain data."""
+    """Return the ADK event of a journal event as plain data; None if it is not one."""
     if event.erased or event.waiting or event.kind not in ("message", EVENT):
         return None
     data = full_data(hub, event)
@@ -122,13 +130,16 @@ def data_of(hub: Hub, event: Event) -> dict[str, Any] | None:
 
 
 def spoken_text(content: types.Content | None) -> str:
-    """What was said, without what was only thought."""
+    """Return the text of the content, without the model's thoughts."""
     parts = content.parts or [] if content else []
     return "\n".join(part.text for part in parts if part.text and not part.thought)
 
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """State as it can be kept; Invalid names the key of a value that cannot."""
+    """Return the state as plain data.
+
+    Raise Invalid with the key of a value that cannot be stored.
+    """
     from pydantic_core import to_jsonable_python
 
     found = {}
@@ -138,7 +149,7 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[key] = to_jsonable_python(value)
             json.dumps(found[key], allow_nan=False)
-        except Exception as error:  # whatever a model in it does
+        except Exception as error:  # A pydantic model in the value may raise anything.
             raise Invalid(
                 "not_json",
                 f"the value of state key {key!r} cannot be kept ({error}): give what JSON can say, "
@@ -149,7 +160,7 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_field(name: str, value: Any) -> dict[str, Any]:
-    """For the data of a record: as it is, or where the journal cannot hold that, as JSON."""
+    """Return record data with the value, as JSON text if the journal cannot hold it directly."""
     return {name: value} if is_plain(value) else {"json": json.dumps(value)}
 
 
@@ -158,7 +169,7 @@ def decode_field(name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _drop_empty(data: dict[str, Any]) -> dict[str, Any]:
-    """Without what says nothing."""
+    """Return the event data without empty fields."""
     found = dict(data)
     actions = {key: value for key, value in found.pop("actions", {}).items() if value != {}}
     if actions:
@@ -169,7 +180,7 @@ def _drop_empty(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """As other model APIs have it, where they can say it: so calls keep their results."""
+    """Convert an ADK part to the common message format, so that calls and results are paired."""
     keys = set(part)
     if keys == {"text"}:
         return {"type": "text", "text": part["text"]}

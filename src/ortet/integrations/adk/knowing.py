@@ -1,4 +1,4 @@
-"""What a session of ADK adds up to: its ids, its state, and up to which event."""
+"""The folded state of an ADK session: ids, state and last applied event."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.writing.telling import full_data
 
 SESSION_EVENT = "adk.session"
-"""The first event of a session of ADK; of a fork, the first of its own."""
+"""First event of an ADK session. A fork adds one with its own ids."""
 
 
 class AdkSessionState:
-    """As of event `seq` of a timeline."""
+    """The state of an ADK session as of event `seq` of a timeline."""
 
     def __init__(self, timeline: str) -> None:
         self.timeline = timeline
@@ -26,13 +26,13 @@ class AdkSessionState:
         self.has_begun = False
         self.updated = 0.0
         self.marker = ""
-        self.last_event_id = ""  # id of the last event
-        self.seq_by_event_id: dict[str, int] = {}  # by id
+        self.last_event_id = ""
+        self.seq_by_event_id: dict[str, int] = {}
         self.seqs: list[int] = []
         self._state: dict[str, Any] = {}
 
     def copy_state(self) -> dict[str, Any]:
-        """The session's own, without prefixes; the caller's to change."""
+        """Return a copy of the session's own state, without prefixed keys."""
         return copy.deepcopy(self._state)
 
     def apply(self, hub: Hub, event: Event) -> None:
@@ -54,7 +54,10 @@ class AdkSessionState:
 
 
 def catch_up(state: AdkSessionState | None, view: SessionReader) -> AdkSessionState:
-    """With what is new, also by other processes; anew where the session went elsewhere."""
+    """Apply new events, also of other processes.
+
+    Start again if the session changed its timeline.
+    """
     if state is None or state.timeline != view.row.timeline:
         state = AdkSessionState(view.row.timeline)
     upto = view.state.core.events

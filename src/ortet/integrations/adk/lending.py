@@ -1,4 +1,4 @@
-"""What the services of one hub share: the sessions that are open."""
+"""The session pool, session names and thread helper that the ADK services share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ T = TypeVar("T")
 
 _POOLS_ATTRIBUTE = "lent_to_adk"
 _LEASE_TIMEOUT_SECONDS = 20.0
-"""Seconds to wait for another process: ADK itself tells who came too late, by a stale session."""
+"""Seconds to wait for another process. A late write is reported by ADK as a stale session."""
 
 
 def get_adk_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
-    """One for all services of a hub: each with its own would have to ask the others for a session
-    that they work on together."""
+    """Return the session pool of this hub and agent.
+
+    All services of a hub share it: with separate pools they would have to request sessions from
+    each other.
+    """
     shared: dict[str, AdapterSessionPool] = vars(require_hub(hub)).setdefault(_POOLS_ATTRIBUTE, {})
     if agent not in shared:
         shared[agent] = AdapterSessionPool(hub, agent=agent, lease_timeout=_LEASE_TIMEOUT_SECONDS)
@@ -28,7 +31,7 @@ def get_adk_session_pool(hub: Hub, agent: str) -> AdapterSessionPool:
 
 
 def close_session_pool(hub: Hub, pool: AdapterSessionPool) -> None:
-    """Of all services of a hub; one that is made later begins anew."""
+    """Close the pool for all services of a hub. A service made later gets a new pool."""
     shared: dict[str, AdapterSessionPool] = vars(hub).get(_POOLS_ATTRIBUTE, {})
     if shared.get(pool.agent) is pool:
         del shared[pool.agent]
@@ -36,7 +39,7 @@ def close_session_pool(hub: Hub, pool: AdapterSessionPool) -> None:
 
 
 def adk_session_name(app: str, user: str, *session: str) -> str:
-    """Of the session that a conversation is, or without one, of what a user keeps between them."""
+    """Return the session name of a conversation, or without `session`, of the user's own data."""
     for what, id_ in zip(
         ("app_name", "user_id", "session_id"), (app, user, *session), strict=False
     ):
@@ -46,7 +49,7 @@ def adk_session_name(app: str, user: str, *session: str) -> str:
 
 
 def strip_session_id(session_id: object) -> str:
-    """As ADK's own services take it."""
+    """Strip the session id, as ADK's own services do."""
     if not isinstance(session_id, str):
         raise _bad_id("session_id", session_id)
     return session_id.strip()

@@ -1,4 +1,4 @@
-"""`OrtetMemoryService`: what a user's conversations were about, found again by recall."""
+"""`OrtetMemoryService`: finds past conversations of a user by recall."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from ortet.sessions.table import SessionRow
 from ortet.sessions.writing.telling import EventInput, append_events, full_data
 
 SESSION_ADDED = "adk.remembered"
-"""In what a user keeps: a session of this store, up to one of its events, is to be found."""
+"""Event kind: a session of this store, up to one of its events, was added to the user's memory."""
 MEMORY_ENTRY = "adk.memory"
-"""Behind a fact: the rest of a memory that was given as such."""
+"""Event kind after a fact: the other fields of a memory entry."""
 MEMORY_FORGOTTEN = "adk.forgotten"
-"""The id of a memory that is not to be found any more."""
+"""Event kind: the id of a memory that must no longer be found."""
 
 _MAX_CACHED_USERS = 256
 
 
 class _UserMemory:
-    """What a user keeps, as the events of a timeline say up to `seq`."""
+    """The memory of a user, folded from the events of a timeline up to `seq`."""
 
     def __init__(self, timeline: str) -> None:
         self.timeline = timeline
         self.seq = 0
         self.added_sessions: dict[
             str, tuple[str, int]
-        ] = {}  # by name of a session: its id, and an event
-        self.copied_event_ids: set[str] = set()  # of events that were copied
+        ] = {}  # by session name: its id and last added event
+        self.copied_event_ids: set[str] = set()  # ids of copied events
         self.forgotten_ids: set[str] = set()
 
     def apply(self, hub: Hub, event: Event) -> None:
@@ -69,9 +69,12 @@ class _UserMemory:
 
 
 class OrtetMemoryService(BaseMemoryService):
-    """A session that `OrtetSessionService` keeps in the same store is not copied: up to where it
-    was added, its messages are found where they are. Events of others are kept beside the user's
-    sessions, and memories given as such are facts there. A search gives at most `k`."""
+    """An ADK memory service on an Ortet store.
+
+    A session that `OrtetSessionService` keeps in the same store is not copied: its messages are
+    searched in place, up to where it was added. Events of other sessions are copied to the user's
+    own session. Memory entries are facts there. A search returns at most `k` entries.
+    """
 
     def __init__(self, hub: Hub, *, agent: str = "default", k: int = 10) -> None:
         self._pool = get_adk_session_pool(hub, agent)
@@ -116,7 +119,7 @@ class OrtetMemoryService(BaseMemoryService):
         if memory_id:
             await run_in_thread(self._forget, adk_session_name(app_name, user_id), memory_id)
 
-    # inside, in a thread
+    # Synchronous bodies, run in a thread.
 
     def _add_session(self, session: AdkSession) -> None:
         place = adk_session_name(session.app_name, session.user_id)
@@ -132,8 +135,10 @@ class OrtetMemoryService(BaseMemoryService):
                 )
 
     def _find_stored_events(self, name: str, events: Sequence[AdkEvent]) -> tuple[str, int]:
-        """The session of this store that these are of, and the last of them; 0 where they are not
-        kept here."""
+        """Return the id of the stored session with these events, and the number of the last one.
+
+        The number is 0 if not all of them are stored here.
+        """
         ids, id_, seq = {event.id for event in events}, "", 0
         with suppress(NotFound), self._pool.reading(name) as view:
             id_ = view.id
@@ -220,14 +225,15 @@ class OrtetMemoryService(BaseMemoryService):
         for event in view.events(known.seq, upto) if known.seq < upto else ():
             known.apply(view.hub, event)
         known.seq = upto
-        self._memories[view.name] = known  # at the end: the one used last
+        # Move it to the end: the order is least recently used first.
+        self._memories[view.name] = known
         if len(self._memories) > _MAX_CACHED_USERS:
             del self._memories[next(iter(self._memories))]
         return known
 
 
 def _entry(hub: Hub, reach: Sequence[recall.SearchableLog], hit: RecallHit) -> MemoryEntry | None:
-    """A hit as ADK has it; None for what no service of this package has said."""
+    """Convert a hit to an ADK memory entry; None if it is not from a service of this package."""
     holder = next(one for one in reach if _is_source(one.row, hit))
     last = hit.source.seq + 1 if hit.tier == "semantic" else hit.source.seq
     for event in holder.events(hub._session_manager(), hit.source.seq - 1, last):

@@ -1,4 +1,4 @@
-"""`OrtetSessionService`: conversations of ADK as sessions of an agent."""
+"""`OrtetSessionService`: stores ADK conversations as sessions of an agent."""
 
 from __future__ import annotations
 
@@ -41,16 +41,19 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.writing.telling import EventInput, append_events, commit_if_many_events
 
 _MAX_CACHED_SESSIONS = 256
-"""Sessions of which is remembered what they add up to."""
+"""Number of sessions whose folded state stays in memory."""
 _STALE = (
     "the session was changed in the store since it was loaded: get it again, then append to that"
 )
 
 
 class OrtetSessionService(BaseSessionService):
-    """Each event is a message or a record, durable when `append_event` returns. Who appends to a
-    session that another has changed since is refused: StaleSessionError. State of apps and users is
-    shared by their sessions, in all processes."""
+    """An ADK session service on an Ortet store.
+
+    Each event is a message or a record, durable when `append_event` returns. Appending to a session
+    that has changed since it was loaded raises StaleSessionError. State of apps and users is shared
+    by their sessions in all processes.
+    """
 
     def __init__(self, hub: Hub, *, agent: str = "default") -> None:
         self._hub = hub
@@ -106,17 +109,23 @@ class OrtetSessionService(BaseSessionService):
     async def fork_session(
         self, *, app_name: str, user_id: str, session_id: str, new_id: str | None = None
     ) -> AdkSession:
-        """Another session that goes on from where this one is; it costs the same however many
-        events there are. SessionNotFoundError, AlreadyExistsError."""
+        """Create a session that continues from the present state of another.
+
+        The cost does not depend on the number of events.
+
+        Raises:
+            SessionNotFoundError: the session does not exist.
+            AlreadyExistsError: a session of the new id exists.
+        """
         return await run_in_thread(
             self._fork, app_name, user_id, session_id, new_id or str(uuid4())
         )
 
     def close(self) -> None:
-        """Let every session go; the other services of the same hub and agent are closed too."""
+        """Release every session. This also closes the other services of the same hub and agent."""
         close_session_pool(self._hub, self._pool)
 
-    # inside, in a thread
+    # Synchronous bodies, run in a thread.
 
     def _create(self, app: str, user: str, id_: str, initial_state: dict[str, Any]) -> AdkSession:
         name = adk_session_name(app, user, id_)
@@ -182,7 +191,8 @@ class OrtetSessionService(BaseSessionService):
                 known = self._catch_up(name, ours)
                 session.last_update_time = known.updated
                 session._storage_update_marker = known.marker
-                self._commit_event_to_session(session, event)  # inside: in the order of the store
+                # inside the block, to keep the order of the store
+                self._commit_event_to_session(session, event)
                 commit_if_many_events(ours, "events of ADK")
         except NotFound as error:
             if error.kind != "no_session":
@@ -209,12 +219,12 @@ class OrtetSessionService(BaseSessionService):
             raise SessionNotFoundError(f"Session {id_} not found.") from error
 
     def _rows(self, hub: Hub, app: str, user: str, parts: states.ScopedState) -> list[RowChange]:
-        """As in the journal, names stand for secrets."""
+        """Return the state rows with secrets redacted, as in the journal."""
         return states.changes(app, user, states.ScopedState(*map(hub.redact, parts)))
 
     def _catch_up(self, name: str, view: SessionReader) -> AdkSessionState:
         known = catch_up(self._states.pop(name, None), view)
-        self._states[name] = known  # at the end: the one used last
+        self._states[name] = known  # Move it to the end: the order is least recently used first.
         if len(self._states) > _MAX_CACHED_SESSIONS:
             del self._states[next(iter(self._states))]
         return known
@@ -238,7 +248,7 @@ class OrtetSessionService(BaseSessionService):
 def _events(
     view: SessionReader, state: AdkSessionState, config: GetSessionConfig
 ) -> Iterator[AdkEvent]:
-    """Those that are asked for, in order."""
+    """Yield the requested events in order."""
     wanted = config.num_recent_events
     if wanted == 0 or not state.seqs:
         return
@@ -250,7 +260,7 @@ def _events(
 
 
 def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -> bool:
-    """Whether this very event was appended before: whoever delivers it again changes nothing."""
+    """Return True if this same event was appended before; delivering it again changes nothing."""
     seq = state.seq_by_event_id.get(event.id)
     if seq is None:
         return False
@@ -260,8 +270,10 @@ def _is_appended(view: SessionReader, state: AdkSessionState, event: AdkEvent) -
 
 
 def _check_fresh(session: AdkSession, state: AdkSessionState) -> None:
-    """As ADK's own services tell it: by the marker of a session that was loaded here, else by its
-    time and its last event."""
+    """Raise StaleSessionError if the stored session changed since it was loaded.
+
+    Like ADK's own services, compare the marker of a loaded session, else its time and last event.
+    """
     if session._storage_update_marker is not None:
         if session._storage_update_marker != state.marker:
             raise StaleSessionError(_STALE)

@@ -1,5 +1,7 @@
-"""State of apps and users, which their sessions share: one row a key, so that two processes that
-set different keys at once do not hinder one another, and of one key the last one counts."""
+"""State of apps and users, shared by their sessions, in one catalog row for each key.
+
+Processes that set different keys do not conflict. For one key the last write wins.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ortet.backends.base import Catalog, RowChange
 
 
 class ScopedState(NamedTuple):
-    """By who it is for; what is for the present run alone is in none."""
+    """State by scope. Temporary state of one run is left out."""
 
     app: dict[str, Any]
     user: dict[str, Any]
@@ -34,13 +36,13 @@ def split_state(state: Mapping[str, Any]) -> ScopedState:
 
 
 def changes(app: str, user: str, state: ScopedState) -> list[RowChange]:
-    """To be written with the event that they are of."""
+    """Return the row changes, to write in one transaction with their event."""
     found = [_row(_kind(app), key, value) for key, value in state.app.items()]
     return found + [_row(_kind(app, user), key, value) for key, value in state.user.items()]
 
 
 def shared_state(catalog: Catalog, app: str, user: str) -> dict[str, Any]:
-    """What a session sees of both, with prefixes."""
+    """Return the app and user state that a session sees, with key prefixes."""
     of_app = {
         State.APP_PREFIX + key: value for key, value in _read_rows(catalog, _kind(app)).items()
     }

@@ -1,4 +1,20 @@
-"""Conversations and workflow checkpoints of Microsoft's Agent Framework, kept in an Ortet store."""
+"""Stores conversations and workflow checkpoints of Microsoft's Agent Framework.
+
+Start with `OrtetHistoryProvider` (`history.py`) or `OrtetCheckpointStorage` (`checkpoints.py`).
+
+- `messages`: converts framework messages to session messages and back.
+- `values`: converts checkpoint values to plain data and back, without pickle.
+- `parts`: splits large values into parts that are stored once.
+
+Invariants:
+
+- An AgentSession is one Ortet session; checkpoints are records of a session.
+- Decoding a checkpoint creates only allowed types and runs no pickled code by default.
+- Saved messages and checkpoints are on disk when the call returns.
+
+Importing this package without the framework raises Unsupported("extra_missing"). It may import
+`integrations._shared`, `hub`, `sessions` and the layers below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of workflows of the Agent Framework, as records of a session."""
+"""`OrtetCheckpointStorage`: stores workflow checkpoints as records of a session."""
 
 from __future__ import annotations
 
@@ -26,18 +26,28 @@ from ortet.sessions.session import Session
 SAVED = "agent-framework.checkpoint"
 DELETED = "agent-framework.deleted"
 _INDEXED_FIELDS = ("checkpoint_id", "workflow_name", "timestamp", "previous_checkpoint_id")
-"""What is told of a checkpoint beside its content."""
+"""Fields of a checkpoint that its record repeats outside the content."""
 
 T = TypeVar("T")
 
 
 class OrtetCheckpointStorage:
-    """`WorkflowBuilder(…, checkpoint_storage=OrtetCheckpointStorage(hub, "orders"))`. All are in
-    one Ortet session, of this `name`: give each run its own where many go at once.
+    """Stores workflow checkpoints in an Ortet session.
 
-    Nothing is pickled: plain data, the framework's own types, dataclasses and pydantic models are
-    stored by their fields, a program's own types where `allowed_checkpoint_types` names them, as
-    "module:qualname". `pickle` also takes what cannot be said so, and reads what was.
+    Example: `WorkflowBuilder(…, checkpoint_storage=OrtetCheckpointStorage(hub, "orders"))`.
+
+    All checkpoints are in one Ortet session. Use a name for each run if many run at the same time.
+
+    Plain data, the framework's own types, dataclasses and pydantic models are stored by their
+    fields, not pickled.
+
+    Args:
+        hub: the open store.
+        name: the name of the session.
+        agent: the agent that owns the session.
+        allowed_checkpoint_types: types of the program that may be stored, as "module:qualname".
+        pickle: pickle values that cannot be stored otherwise, and read pickled values.
+        options: options of `hub.session` for a new session.
     """
 
     def __init__(
@@ -60,12 +70,15 @@ class OrtetCheckpointStorage:
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
         return self._name
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Store it, on the disk when it returns; Invalid("not_storable") names the place of a value
-        that cannot be."""
+        """Store a checkpoint; it is on disk when this returns.
+
+        Raises:
+            Invalid: "not_storable" with the path of a value that cannot be stored.
+        """
         return await to_thread_shielded(self._save, checkpoint)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
@@ -81,7 +94,7 @@ class OrtetCheckpointStorage:
         return found
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
-        """In the order they were saved."""
+        """Return the checkpoints of a workflow in the order in which they were saved."""
 
         def load(view: SessionReader) -> list[WorkflowCheckpoint]:
             return [
@@ -108,11 +121,11 @@ class OrtetCheckpointStorage:
         return await asyncio.to_thread(self._read, load)
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """It is found no more; the journal still knows it, until `hub.erase`."""
+        """Delete a checkpoint. It stays in the journal until `hub.erase`."""
         check_text(checkpoint_id=checkpoint_id)
         return await to_thread_shielded(self._delete, checkpoint_id)
 
-    # in a thread
+    # Synchronous bodies, run in a thread.
 
     def _save(self, checkpoint: WorkflowCheckpoint) -> str:
         plain = self._values.encode(checkpoint.to_dict())
@@ -162,8 +175,10 @@ class OrtetCheckpointStorage:
 
 
 class _CheckpointIndex:
-    """Checkpoints by id, as far as the journal of an opened session was read: of one that nobody
-    keeps open, something may have been erased since."""
+    """Checkpoints by id, read from the journal of an open session.
+
+    For another reader the index is built again, because events may have been erased in between.
+    """
 
     def __init__(self) -> None:
         self._view_ref: weakref.ref[SessionReader] | None = None
@@ -188,8 +203,10 @@ class _CheckpointIndex:
 
 
 def _latest(events: Sequence[Event]) -> Event:
-    """By their times, as the framework's own storages have it; but what goes on from a checkpoint
-    is later than that, though a clock was set back in between."""
+    """Return the latest checkpoint by time, like the framework's own storages.
+
+    A checkpoint is later than its predecessor, even if the clock was set back in between.
+    """
     after = {event.data["previous_checkpoint_id"]: event for event in events}
     found = max(events, key=_event_order)
     while (next_ := after.get(found.data["checkpoint_id"])) and next_.seq > found.seq:

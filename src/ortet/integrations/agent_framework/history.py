@@ -1,4 +1,4 @@
-"""The history provider: what an agent of the Agent Framework said is a session's messages."""
+"""`OrtetHistoryProvider`: stores messages of Agent Framework agents as messages of a session."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ _COUNTS = {
 
 
 class OrtetHistoryProvider(HistoryProvider):
-    """`Agent(…, context_providers=[OrtetHistoryProvider(hub)])`. Each AgentSession is the Ortet
-    session of its id; `options` are those of `hub.session` for a new one: goal, budget, profile.
-    What each run used is spent of the session's budget, unless `spend` is False."""
+    """A history provider: `Agent(…, context_providers=[OrtetHistoryProvider(hub)])`.
+
+    Each AgentSession is the Ortet session of its id. The usage of each run is charged to the
+    session's budget, unless `spend` is False. `options` are the options of `hub.session` for a new
+    session, such as goal, budget and profile. The other arguments are those of HistoryProvider.
+    """
 
     DEFAULT_SOURCE_ID: ClassVar[str] = "ortet"
 
@@ -73,19 +76,20 @@ class OrtetHistoryProvider(HistoryProvider):
         self._spend = spend
         self._options = options
         self._pool = get_session_pool(hub, agent)
-        self._open_calls: set[str] = (
-            set()
-        )  # calls that were stored here, whose results may still come
+        self._open_calls: set[str] = set()  # tool calls stored here whose results may still follow
 
     def name_of(self, session_id: str | None) -> str:
-        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        """Return the name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
         return session_name(session_id or "default")
 
     async def get_messages(
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> list[Foreign]:
-        """All in context, in order; a summary that stands for what was compacted comes first, and
-        calls that a crash cut off have a result that says so."""
+        """Return the messages in context, in order.
+
+        If the context was compacted, the summary comes first. Tool calls that a crash interrupted
+        get a result that says so.
+        """
         del state, kwargs
         found = await asyncio.to_thread(self._read, self.name_of(session_id))
         if self.skip_excluded:
@@ -100,7 +104,7 @@ class OrtetHistoryProvider(HistoryProvider):
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Those that are new, all or none, on the disk when it returns."""
+        """Store the new messages, all or none; they are on disk when this returns."""
         del state, kwargs
         if messages:
             await to_thread_shielded(self._write, session_id, list(messages))
@@ -121,7 +125,7 @@ class OrtetHistoryProvider(HistoryProvider):
             model = getattr(response, "model", None) or "default"
             await to_thread_shielded(self._record_usage, context.session_id, str(model), usage)
 
-    # in a thread
+    # Synchronous bodies, run in a thread.
 
     def _read(self, name: str) -> list[Foreign]:
         try:
@@ -149,7 +153,7 @@ class OrtetHistoryProvider(HistoryProvider):
             said = [message_of(one) for one in new]
             known = self._open_calls | answered_call_ids(new)
             if any(call.id not in known for call in session.state.core.calling):
-                session.close_tool_calls()  # of a process that ended in between
+                session.close_tool_calls()  # They belong to a process that ended.
             _record_session_id(session, session_id)
             with report_invalid_value("message", said):
                 append_messages(session, said)
@@ -167,6 +171,6 @@ def _framework_messages(view: SessionReader, last: int | None = None) -> list[Fo
 
 
 def _record_session_id(session: Session, session_id: str | None) -> None:
-    """Its name does not always tell the id that the framework knows it by."""
+    """Record the framework's session id, if the session name does not equal it."""
     if session.name != (session_id or "default") and session.state.core.events <= 1:
         session.record("agent-framework.session", {"session_id": session_id})

@@ -1,7 +1,7 @@
-"""Messages of the Agent Framework as messages of a session, and back: lossless, no text twice.
+"""Converts Agent Framework messages to session messages and back, without loss or duplication.
 
-`extra.agent_framework` has of a message what the session's own does not say; of each of its
-contents, what is left when its text, call or result is taken out.
+`extra.agent_framework` has the fields that the session message lacks. For each content, it has what
+remains without its text, call or result.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NO_PROPERTIES: dict[str, Any] = {"additional_properties": {}}
 
 
 def message_of(framework_message: Foreign) -> dict[str, Any]:
-    """As `say_all` takes it."""
+    """Convert a framework message to the form that `say_all` takes."""
     data = framework_message.to_dict()
-    if framework_message.additional_properties:  # of which `to_dict` leaves tuples out
+    if framework_message.additional_properties:  # `to_dict` leaves tuples out.
         data["additional_properties"] = framework_message.additional_properties
     contents = [dict(one) for one in data.pop("contents", [])]
     role = str(data.pop("role"))
@@ -53,7 +53,7 @@ def message_of(framework_message: Foreign) -> dict[str, Any]:
 
 
 def check_properties(framework_messages: Sequence[Foreign]) -> None:
-    """Invalid, with its place, for what `to_dict` would leave out without a word."""
+    """Raise Invalid, with the path, for properties that `to_dict` would silently leave out."""
     given = [
         {
             "additional_properties": one.additional_properties,
@@ -66,7 +66,10 @@ def check_properties(framework_messages: Sequence[Foreign]) -> None:
 
 
 def to_framework_message(message: Message) -> Foreign:
-    """The same again; what others said is put into text, calls and results."""
+    """Convert a session message back to a framework message.
+
+    Messages of other programs are converted to text, calls and results.
+    """
     extra = message.extra if isinstance(message.extra, dict) else {}
     own = extra.get(EXTRA_KEY)
     calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
@@ -92,12 +95,12 @@ def to_framework_message(message: Message) -> Foreign:
 
 
 def result_of(call: ToolCall) -> Foreign:
-    """What stands for the result of a call that a crash has cut off."""
+    """Return a synthetic result for a call that a crash interrupted."""
     return Foreign("tool", [Content.from_function_result(call_id=call.id, result=LOST_RESULT_TEXT)])
 
 
 def answered_call_ids(framework_messages: Sequence[Foreign]) -> set[str]:
-    """Ids of calls that have their results here."""
+    """Return the ids of the calls whose results are in these messages."""
     return {
         content.call_id
         for message in framework_messages
@@ -139,7 +142,7 @@ def _pop_tool_call(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pop_content_part(content: dict[str, Any]) -> dict[str, Any]:
-    """A text or result among others: it is moved to where readers of a session look for it."""
+    """Move a text or result into the message content, where readers of a session look for it."""
     if _is_result(content):
         content["said"] = True
         said = content.pop("result", None)
@@ -166,7 +169,7 @@ def _parts(content: Any) -> list[Mapping[str, Any]]:
 
 
 def _items(text: str) -> list[dict[str, Any]]:
-    """What the framework makes of a result that is text."""
+    """Return the items that the framework creates for a text result."""
     return [{"type": "text", "text": text, **_NO_PROPERTIES}]
 
 

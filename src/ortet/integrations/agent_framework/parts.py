@@ -1,4 +1,4 @@
-"""Large values in parts, each stored once: of a list that grows, only its end is new each time."""
+"""Splits large values into parts that are stored once; a list that grows adds only its end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from ortet.sessions.actions.artifacts import StoredContent
 
 _MAX_INLINE_BYTES = 4096
 _LIST_CHUNK_ITEMS = 64
-"""Items of a list that are one part."""
+"""Number of list items in one part."""
 _MAX_EVENT_BYTES = 1 << 19
-"""Bytes that an event says itself."""
+"""Maximum size in bytes of the event itself."""
 
 
 class ChunkedValues:
-    """Within hub.writing(): `refs` are what the event has to name."""
+    """Stores large values as objects; use it inside `hub.writing()`.
+
+    `refs` are the object references that the event must name.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.refs: list[ObjectRef] = []
 
     def split(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """The same with places in the store for what is large."""
+        """Return the value with large parts replaced by references."""
         small = {key: self._split(value) for key, value in plain.items()}
         return small if len(encode(small)) <= _MAX_EVENT_BYTES else {"all": self._put(plain)}
 
@@ -51,7 +54,7 @@ class ChunkedValues:
 
 
 def join_parts(hub: Hub, stored: Any) -> Any:
-    """What was split."""
+    """Return the value with references replaced by the stored parts."""
     if isinstance(stored, list):
         return [join_parts(hub, one) for one in stored]
     if not isinstance(stored, dict):

@@ -1,5 +1,7 @@
-"""Values of checkpoints as plain data, and back, without pickle: only types that are allowed are
-made again, from their fields."""
+"""Converts checkpoint values to plain data and back, without pickle.
+
+Only allowed types are created again, from their fields.
+"""
 
 from __future__ import annotations
 
@@ -57,18 +59,27 @@ _FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, int, str
 
 
 class CheckpointValueCodec:
-    """`allowed` are "module:qualname" of a program's own types, beside the framework's and those
-    that `register_checkpoint_type` was told. `pickled`: what cannot be said otherwise is pickled by
-    the framework, and read by its restricted unpickler."""
+    """Encodes and decodes checkpoint values.
+
+    Args:
+        allowed: types of the program as "module:qualname", in addition to the framework's types and
+            those passed to `register_checkpoint_type`.
+        allow_pickle: let the framework pickle values that cannot be encoded otherwise. They are
+            read by its restricted unpickler.
+    """
 
     def __init__(self, allowed: Collection[str] = (), *, allow_pickle: bool = False) -> None:
         self._allowed = frozenset(allowed)
         self._allow_pickle = allow_pickle
 
-    # out
+    # Encoding.
 
     def encode(self, value: Any, path: str = "", depth: int = 0) -> Any:
-        """Plain data; Invalid("not_storable") that names the place of what is none."""
+        """Return the value as plain data.
+
+        Raises:
+            Invalid: "not_storable" with the path of a value that cannot be encoded.
+        """
         if depth > _MAX_DEPTH:
             raise Invalid(
                 "not_storable", f"{path}: nested more than {_MAX_DEPTH} deep, or in a ring"
@@ -168,10 +179,14 @@ class CheckpointValueCodec:
                 "not_storable", f"{path}: cannot be pickled ({error})", key=path
             ) from error
 
-    # back
+    # Decoding.
 
     def decode(self, plain: Any) -> Any:
-        """The value again; Refused("not_allowed") for a type that is not allowed, or a pickle."""
+        """Return the decoded value.
+
+        Raises:
+            Refused: "not_allowed" for a type that is not allowed, "pickled" for a pickled value.
+        """
         if isinstance(plain, list):
             return [self.decode(one) for one in plain]
         if not isinstance(plain, dict):
@@ -220,7 +235,7 @@ class CheckpointValueCodec:
         return cls(*inner) if tag == "named" else _build_instance(cls, inner)
 
     def _resolve(self, key: str) -> type:
-        """A class by its key; nothing is imported that is not allowed."""
+        """Return the class of a key. Modules of types that are not allowed are not imported."""
         if not self._is_allowed(key):
             raise Refused(
                 "not_allowed",
@@ -261,7 +276,10 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def _build_instance(cls: type, fields: dict[str, Any]) -> Any:
-    """An instance with these fields; those that a later release has added have their defaults."""
+    """Create an instance with these fields.
+
+    Fields that a later release added get their defaults.
+    """
     if issubclass(cls, BaseModel):
         return cls.model_construct(**fields)
     made = cls.__new__(cls)

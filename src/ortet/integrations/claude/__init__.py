@@ -1,4 +1,20 @@
-"""Sessions of the Claude Agent SDK, kept in a store: `OrtetSessionStore(hub)`."""
+"""Stores sessions of the Claude Agent SDK in an Ortet store.
+
+Start with `OrtetSessionStore(hub)` in `session_store.py`; pass it to the SDK as session store.
+
+- `entries`: convert transcript lines to journal events and back.
+- `listing`: read what the SDK lists of a transcript from its last events.
+- `rewind`: list turns and rewind conversation and files together.
+
+Invariants:
+
+- A transcript is one session. A subagent's transcript is a session of its own.
+- Every line that the SDK appends can be read back unchanged.
+- A line whose uuid is already stored is not written again.
+
+Importing this package without `claude_agent_sdk` raises Unsupported("extra_missing"). It may import
+`integrations._shared`, `hub`, `sessions`, `workspaces` and the layers below.
+"""
 
 from ortet.errors import Unsupported
 

@@ -1,5 +1,7 @@
-"""Lines of a Claude Code transcript as events, and back: what was said is messages, all else is
-kept as it is."""
+"""Converts lines of a Claude Code transcript to journal events and back.
+
+User and assistant messages become messages of the session. All other lines are stored unchanged.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,22 @@ from ortet.sessions.writing.telling import EventInput, full_data
 TranscriptEntry = dict[str, Any]
 
 ENTRY = "claude.entry"
-"""A line that is no message."""
+"""Event kind of a line that is not a message."""
 
 _EXTRA_KEY = "claude"
-"""Where a message keeps the rest of its line."""
+"""Key in a message's `extra` that holds the rest of its line."""
 
 _JSON_EXTRA_KEY = "claude-json"
-"""Where a message keeps a line that only JSON can say."""
+"""Key in a message's `extra` that holds a line which only JSON can represent."""
 
 
 def to_journal_event(entry: TranscriptEntry, *, is_subagent: bool) -> EventInput:
-    """A line as an event. `sub`: of a subagent's transcript, where all that is said is aside."""
+    """Convert a transcript line to an event.
+
+    Args:
+        entry: the line.
+        is_subagent: the line is from a subagent's transcript, where every line is a side chain.
+    """
     if not isinstance(entry, dict):
         raise Invalid("not_json", f"{type(entry).__name__} is no line of a transcript: give a dict")
     plain = is_plain(entry)
@@ -45,7 +52,7 @@ def to_journal_event(entry: TranscriptEntry, *, is_subagent: bool) -> EventInput
 
 
 def entry_of(hub: Hub, event: Event) -> TranscriptEntry | None:
-    """The line that an event is; None for what is none."""
+    """Return the transcript line of an event, or None if the event is not a line."""
     if event.erased or event.kind not in ("message", ENTRY):
         return None
     data = full_data(hub, event)
@@ -64,7 +71,7 @@ def entry_of(hub: Hub, event: Event) -> TranscriptEntry | None:
 
 
 def is_prompt(entry: TranscriptEntry) -> bool:
-    """Whether a person began a turn with it."""
+    """Return True if a person started a turn with this line."""
     if entry.get("type") != "user" or not isinstance(entry.get("message"), dict):
         return False
     if any(entry.get(mark) is True for mark in ("isMeta", "isCompactSummary", "isSidechain")):
@@ -73,12 +80,12 @@ def is_prompt(entry: TranscriptEntry) -> bool:
 
 
 def results_in(entry: TranscriptEntry) -> set[str]:
-    """Ids of calls that it gives the results of."""
+    """Return the ids of the tool calls whose results this line has."""
     return {str(part.get("tool_use_id")) for part in _parts(entry, "tool_result")}
 
 
 def calls_in(entry: TranscriptEntry) -> set[str]:
-    """Ids of calls of tools that it makes."""
+    """Return the ids of the tool calls that this line makes."""
     return {str(part.get("id")) for part in _parts(entry, "tool_use")}
 
 

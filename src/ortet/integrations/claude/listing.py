@@ -1,5 +1,4 @@
-"""What is known of a transcript without reading all of it: whose it is, when it last grew, what the
-SDK lists of it."""
+"""Reads key, modification time and summary of a transcript without reading all of it."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from ortet.sessions.reader import SessionReader
 from ortet.sessions.writing.telling import EventInput, full_data
 
 TRANSCRIPT_EVENT = "claude.transcript"
-"""The first event of a transcript, which says whose it is; of a copy, the first of its own."""
+"""Event kind with the key of a transcript. A fork adds one with its own key."""
 LISTING_EVENT = "claude.listing"
-"""The last of each batch: what the SDK lists of the transcript up to there."""
+"""Event kind that ends each batch: the SDK's summary of the transcript up to there."""
 
 _FIRST_PAGE_EVENTS = 16
 
 
 class TranscriptListing(NamedTuple):
-    """`mtime` is in ms since 1970."""
+    """The SDK's summary of a transcript. `mtime` is in milliseconds since 1970."""
 
     key: SessionKey
     mtime: int
@@ -40,7 +39,7 @@ class TranscriptListing(NamedTuple):
 
 
 def transcript_session_name(key: SessionKey) -> str:
-    """The name of the session that a transcript is."""
+    """Return the session name of a transcript."""
     if not isinstance(key, dict):
         raise Invalid("bad_key", f"{key!r} is no key of a transcript: give project_key, session_id")
     parts = ["project_key", "session_id", *(["subpath"] if "subpath" in key else [])]
@@ -60,7 +59,7 @@ def listing(key: SessionKey, data: dict[str, Any]) -> EventInput:
 
 
 def data_of(hub: Hub, event: Event) -> dict[str, Any]:
-    """What an event lists."""
+    """Return the summary that a listing event holds."""
     told = full_data(hub, event)
     data: dict[str, Any] = json.loads(told["json"]) if "json" in told else told.get("data", {})
     return data
@@ -69,7 +68,7 @@ def data_of(hub: Hub, event: Event) -> dict[str, Any]:
 def fold_listing(
     key: SessionKey, data: dict[str, Any], entries: list[TranscriptEntry]
 ) -> dict[str, Any]:
-    """What is listed of a transcript that goes on with these."""
+    """Return the summary `data` extended by these lines."""
     if "subpath" in key:
         return {}
     before: SessionSummaryEntry = {"session_id": key["session_id"], "mtime": 0, "data": data}
@@ -77,7 +76,7 @@ def fold_listing(
 
 
 def read_listing(hub: Hub, log: EventLog) -> TranscriptListing | None:
-    """Of a transcript by its last events; None for a session that is none."""
+    """Read the summary of a transcript from its last events; None if it is not one."""
     since: list[TranscriptEntry] = []
     mtime = 0
     for event in _newest_first(log):
@@ -93,14 +92,14 @@ def read_listing(hub: Hub, log: EventLog) -> TranscriptListing | None:
 
 
 class LoadedTranscript(NamedTuple):
-    """A transcript read whole: each line with its event."""
+    """A complete transcript: each line with the number of its event."""
 
     key: SessionKey
     lines: list[tuple[int, TranscriptEntry]]
 
 
 def read_transcript(view: SessionReader) -> LoadedTranscript | None:
-    """None for a session that is no transcript."""
+    """Read all lines of a transcript; None if the session is not a transcript."""
     key: SessionKey | None = None
     lines: list[tuple[int, TranscriptEntry]] = []
     ids: set[str] = set()
@@ -120,13 +119,13 @@ def read_transcript(view: SessionReader) -> LoadedTranscript | None:
 
 
 def _with_session_id(entry: TranscriptEntry, ids: set[str], session_id: str) -> TranscriptEntry:
-    """A line that was copied with its transcript says that it is of the copy."""
+    """Replace the session id of a line that was copied by a fork."""
     said = entry.get("sessionId")
     return {**entry, "sessionId": session_id} if said in ids and said != session_id else entry
 
 
 def _newest_first(log: EventLog) -> Iterator[Event]:
-    """The newest first, a page at a time."""
+    """Yield the events from the newest to the oldest, in pages that grow."""
     upto, page = log.tip().seq, _FIRST_PAGE_EVENTS
     while upto > 0:
         low = max(0, upto - page)

@@ -1,4 +1,4 @@
-"""Turns of a transcript, and the way back to one: conversation and files together."""
+"""Lists the turns of a transcript and rewinds conversation and files together."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ from ortet.workspaces.workspace import Workspace
 _COMMIT = re.compile(r"[0-9a-f]{64}")
 _PREVIEW_CHARS = 200
 FIRST_TURN_MESSAGE = "before the first turn"
-"""The message of a commit with the files as the directory's last commit has them."""
+"""Message of the commit before the first turn, with the files of the directory's last commit."""
 RESUME_MESSAGE = "before the next turn"
-"""The message of a commit that is made when a transcript is read, to go on with it."""
+"""Message of a commit made when a transcript is loaded to resume it."""
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a person asked for. `uuid` is its message's, `commit` holds conversation and files as
-    they were before it, "" where that is not known."""
+    """A request of a person.
+
+    `uuid` is the id of its message. `commit` has conversation and files as they were before the
+    request, or is "" if unknown.
+    """
 
     uuid: str
     text: str
@@ -50,9 +53,12 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Rewound(msgspec.Struct, frozen=True):
-    """Where a transcript went back to. `entries` are left of it; `was` is the commit to give to
-    `rewind` to go forth again. `exact`: the files are those of that very message; else they are of
-    the commit nearest to it, and a tool was at work in between."""
+    """Result of a rewind.
+
+    `entries` is the number of lines that remain. Pass the commit `was` to `rewind` to undo the
+    rewind. `exact` is True if the files are exactly those at the message. Otherwise the files are
+    from the nearest commit, and a tool ran in between.
+    """
 
     session_id: str
     entries: int
@@ -81,8 +87,7 @@ def turns_of(view: SessionReader) -> list[Turn]:
 
 
 def rewind_transcript(session: Session, files: Workspace | None, to: str | int) -> Rewound:
-    """Of a transcript: to behind the message of this uuid, to before the last n turns, or to a
-    commit of it."""
+    """Rewind to after the message of a uuid, to before the last n turns, or to a commit."""
     told = read_transcript(session)
     if told is None:
         raise NotFound("no_session", f"{session.name!r} is no transcript: nothing can be rewound")
@@ -99,7 +104,7 @@ def rewind_transcript(session: Session, files: Workspace | None, to: str | int) 
 
 
 def seq_of(transcript: LoadedTranscript, uuid: str) -> int:
-    """The event of a message."""
+    """Return the event number of a message."""
     for seq, entry in transcript.lines:
         if entry.get("uuid") == uuid:
             return seq
@@ -119,13 +124,14 @@ def _seq(transcript: LoadedTranscript, to: str | int) -> int:
             "no_turn", f"turns that can be undone: {len(prompts)}; give a number up to that"
         )
     at = prompts[-to]
-    while at and transcript.lines[at - 1][1].get("type") == "queue-operation":  # how it came in
+    while at and transcript.lines[at - 1][1].get("type") == "queue-operation":
+        # queued input that led to the prompt
         at -= 1
     return transcript.lines[at][0] - 1
 
 
 def _time(entry: TranscriptEntry) -> float | None:
-    """When a line was written, in ns since 1970, as it says."""
+    """Return the line's own timestamp in nanoseconds since 1970, or None."""
     try:
         return datetime.fromisoformat(str(entry.get("timestamp"))).timestamp() * 1e9
     except (ValueError, OverflowError):
@@ -133,15 +139,21 @@ def _time(entry: TranscriptEntry) -> float | None:
 
 
 def _made_before(entry: TranscriptEntry) -> Callable[[Commit], bool]:
-    """Which commits show the files of before a line. One that was made when the transcript was read
-    for a resume, and does not know that line, may be of a reader's, while the turn went on."""
+    """Return a filter for commits that show the files as they were before a line.
+
+    A commit that was made on resume and is newer than the line may come from another reader while
+    the turn was running.
+    """
     when = _time(entry)
     return lambda commit: commit.message != RESUME_MESSAGE or when is None or commit.time <= when
 
 
 def _point(session: Session, transcript: LoadedTranscript, seq: int) -> _RewindPoint:
-    """Only tools change files, so that a commit is as good as another when no tool did anything
-    between it and the message."""
+    """Choose the commit whose files belong to event `seq`.
+
+    Only tools change files. So a commit is exact if no tool was active between the commit and the
+    event.
+    """
     following = next((entry for at, entry in transcript.lines if at > seq), {})
     before, after = commits_around(session, seq, counts=_made_before(following))
     if before is not None and not _has_tool_activity(transcript, before[1], seq, results_in):
@@ -164,8 +176,11 @@ def _has_tool_activity(
 
 
 def _is_tool_idle(session: Session, transcript: LoadedTranscript, commit: tuple[Oid, int]) -> bool:
-    """Whether no tool was at work when a commit was made: none that it knows of, and none that was
-    called before the commit could be made, and is told of after it."""
+    """Return True if no tool was running when the commit was made.
+
+    A tool call counts if the commit knows it, or if it started before the commit and was recorded
+    after it.
+    """
     oid, end = commit
     calling: set[str] = set()
     called: TranscriptEntry = {}

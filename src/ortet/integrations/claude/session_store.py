@@ -1,4 +1,4 @@
-"""`OrtetSessionStore`: the SessionStore of the Claude Agent SDK on an opened store."""
+"""`OrtetSessionStore`: the session store of the Claude Agent SDK on an open hub."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ from ortet.workspaces.workspace import Workspace
 T = TypeVar("T")
 _MAX_TITLE_CHARS = 72
 _MAX_CACHED_TRANSCRIPTS = 256
-"""Transcripts of which is remembered which lines they have."""
+"""Number of transcripts whose known line ids stay in memory."""
 _LEASE_TIMEOUT_SECONDS = 20.0
-"""Seconds to wait for another process; the SDK gives `append` sixty."""
+"""Seconds to wait for another process; the SDK allows `append` sixty."""
 
 
 class _TranscriptState:
-    """What this process knows of a transcript, as of one event of a timeline."""
+    """Cached knowledge of a transcript, up to one event of a timeline."""
 
     def __init__(self, timeline: str) -> None:
         self.timeline = timeline
@@ -82,16 +82,21 @@ class _TranscriptState:
         self.uuids: set[str] = set()
         self.listing_data: dict[str, Any] = {}
         self.uncommitted_entries: list[TranscriptEntry] | None = (
-            None  # written, and their files are not committed yet
+            None  # lines that are written but whose files are not committed
         )
 
 
 class OrtetSessionStore(SessionStore):
-    """Transcripts as sessions of an agent: each line is a message or a record, durable when
-    `append` returns, and a line of a uuid that is known is not written again.
+    """Stores transcripts of the Claude Agent SDK as sessions of an agent.
 
-    With `workspace`, the directory that the agent works in, every batch is committed together with
-    the files, whoever changed them, and `rewind` brings both back.
+    Each line is a message or a record. It is durable when `append` returns. A line whose uuid is
+    already known is not written again.
+
+    Args:
+        hub: the open store.
+        workspace: directory that the agent works in. If given, every batch is committed together
+            with its files, including changes by others, and `rewind` restores both.
+        agent: the agent that owns the sessions.
     """
 
     def __init__(
@@ -109,10 +114,10 @@ class OrtetSessionStore(SessionStore):
                 cast(Workspace, self._files(own)).commit(FIRST_TURN_MESSAGE)
 
     def close(self) -> None:
-        """Let every session go."""
+        """Release all sessions."""
         self._pool.close()
 
-    # what the SDK calls
+    # Methods that the SDK calls.
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         await _in_thread(self._append, key, cast(list[TranscriptEntry], entries))
@@ -136,13 +141,17 @@ class OrtetSessionStore(SessionStore):
         )
         return [one.key["subpath"] for one in found if "subpath" in one.key]
 
-    # what it can beside that
+    # Methods beyond the SDK's interface.
 
     async def turns(
         self, session_id: str, *, directory: str | os.PathLike[str] | None = None
     ) -> list[Turn]:
-        """What was asked for, in order. `directory` is the project's, else the workspace, else the
-        current one."""
+        """Return the requests of a session in order.
+
+        Args:
+            session_id: the session.
+            directory: the project directory; by default the workspace, else the current directory.
+        """
         name = transcript_session_name(self._key(session_id, directory))
 
         def look() -> list[Turn]:
@@ -158,8 +167,14 @@ class OrtetSessionStore(SessionStore):
         *,
         directory: str | os.PathLike[str] | None = None,
     ) -> Rewound:
-        """Conversation and files as they were behind the message of uuid `to`, or before the last
-        `to` turns; also a commit that `turns` or a rewind named. Nothing is lost by it."""
+        """Rewind conversation and files. No commit is lost.
+
+        Args:
+            session_id: the session.
+            to: uuid of the last message to keep, a number of turns to undo, or a commit from
+                `turns` or an earlier rewind.
+            directory: the project directory; by default the workspace, else the current directory.
+        """
         name = transcript_session_name(self._key(session_id, directory))
 
         def go() -> Rewound:
@@ -176,12 +191,20 @@ class OrtetSessionStore(SessionStore):
         up_to_message_id: str | None = None,
         directory: str | os.PathLike[str] | None = None,
     ) -> str:
-        """Another session that goes on from here, or from a message on: its id. Costs the same
-        however long the transcript is; subagents' transcripts stay with the first."""
+        """Fork a session and return the id of the new one.
+
+        The cost does not depend on the length of the transcript. Transcripts of subagents are not
+        copied.
+
+        Args:
+            session_id: the session to fork.
+            up_to_message_id: uuid of the last message to keep; by default all messages.
+            directory: the project directory; by default the workspace, else the current directory.
+        """
         key = self._key(session_id, directory)
         return await _in_thread(self._fork, key, up_to_message_id)
 
-    # inside, in a thread
+    # Synchronous bodies, run in a thread.
 
     def _append(self, key: SessionKey, entries: list[TranscriptEntry]) -> None:
         name = transcript_session_name(key)
@@ -230,11 +253,11 @@ class OrtetSessionStore(SessionStore):
         state.uuids |= uuids
 
     def _catch_up(self, name: str, session: Session, key: SessionKey) -> _TranscriptState:
-        """With what other processes have written meanwhile."""
+        """Update the cached state with events that other processes have written."""
         known, timeline = self._states.pop(name, None), session.row.timeline
         if known is None or known.timeline != timeline:
             known = _TranscriptState(timeline)
-        self._states[name] = known  # at the end: the one used last
+        self._states[name] = known  # Move it to the end: the order is least recently used first.
         if len(self._states) > _MAX_CACHED_TRANSCRIPTS:
             del self._states[next(iter(self._states))]
         upto, since = session.state.core.events, list[TranscriptEntry]()
@@ -262,7 +285,8 @@ class OrtetSessionStore(SessionStore):
         if told is None:
             return None
         if self._workspace_path is not None and "subpath" not in key:
-            # it is about to go on: what a person changed meanwhile is not of the next turn
+            # A resume follows. Commit changes that a person made, so that they are not part of the
+            # next turn.
             with suppress(OrtetError), self._pool.writing(name, create=False) as session:
                 files = self._files(session.hub)
                 assert files is not None
@@ -277,7 +301,10 @@ class OrtetSessionStore(SessionStore):
         ]
 
     def _list_below(self, name: str, depth: int) -> list[TranscriptListing]:
-        """Transcripts whose names go on from this one; forks that were made otherwise are none."""
+        """List the transcripts whose session names start with `name`.
+
+        Forks that were not made by `fork` are left out.
+        """
         found = []
         for other in self._pool.names(f"{name}/"):
             if other.count("/") == depth - 1:
@@ -323,8 +350,11 @@ class OrtetSessionStore(SessionStore):
         return new["session_id"]
 
     def _files(self, hub: Hub) -> Workspace | None:
-        """The workspace, open in this hub. Conflict("workspace_taken") where a session of its own
-        works in it."""
+        """Return the workspace, opened in this hub; None if the store has no workspace.
+
+        Raises:
+            Conflict: "workspace_taken" if another session works in this directory.
+        """
         if self._workspace_path is None:
             return None
         for one in hub.open_workspaces():
@@ -348,8 +378,8 @@ class OrtetSessionStore(SessionStore):
 
 
 def _fork_at(session: Session, name: str, seq: int | None) -> Session:
-    """A fork of this name, of the head or of what was so at an event."""
-    with session.hub.writing():  # the commit may be one that only its id leads to
+    """Fork the session under `name`, at its head or at event `seq`."""
+    with session.hub.writing():  # The commit may be reachable only by its id.
         point = from_hex(session.commit("fork point").oid)
         if seq is not None:
             point = commit_at(session.hub._session_manager(), session.row, session.event_log, seq)

@@ -1,4 +1,24 @@
-"""LangGraph: `OrtetSaver`, a checkpointer, and `OrtetStore`, a long-term store, on an Ortet hub."""
+"""LangGraph adapter: `OrtetSaver`, a checkpointer, and `OrtetStore`, a long-term store.
+
+Start with `checkpointer.py` (`OrtetSaver`) or `store/store.py` (`OrtetStore`).
+
+- `threads`: the threads of a store, read up to their last event.
+- `thread`: the checkpoints and pending writes of one thread, folded from the journal.
+- `values`: encodes channel values as parts that are stored once.
+- `write`, `pending_writes`: append checkpoints and task writes in one transaction.
+- `read`: builds the results of the checkpointer interface.
+- `head_index`: finds the latest checkpoint without reading the whole journal.
+- `branch_path`: decides which messages belong to the current branch of checkpoints.
+
+Invariants:
+
+- A LangGraph thread is one session. Its messages are messages of that session.
+- A message or value that several checkpoints contain is stored once.
+- `put` and `put_writes` are durable when they return.
+
+Importing `OrtetSaver` or `OrtetStore` without LangGraph raises Unsupported("extra_missing"). This
+package may import `integrations._shared`, `config`, `hub`, `sessions` and the layers below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What configurations of LangGraph name: a thread, a namespace, a checkpoint."""
+"""Parses LangGraph configurations: thread, namespace and checkpoint.
+
+This is a module of its own because reading and writing both parse configurations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ortet.integrations.langgraph.thread import HeadId, PastId
 
 
 def parse_config(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Thread, namespace and checkpoint."""
+    """Return thread id, namespace and checkpoint id."""
     conf = config["configurable"]
     return thread_of(config), conf.get("checkpoint_ns") or "", conf.get("checkpoint_id") or None
 
@@ -25,7 +28,7 @@ def thread_of(config: RunnableConfig) -> str:
 
 
 def check_text(**texts: object) -> None:
-    """Invalid for a name that no journal can hold, which says whose it is."""
+    """Raise Invalid, naming the argument, for text that the journal cannot encode."""
     for key, value in texts.items():
         if isinstance(value, str) and not is_text(value):
             raise Invalid(
@@ -34,7 +37,7 @@ def check_text(**texts: object) -> None:
 
 
 def strip_id_marks(value: Any) -> Any:
-    """Ids without the marks that they carry."""
+    """Return the value with marked ids replaced by plain strings."""
     if isinstance(value, HeadId | PastId):
         return str(value)
     return (

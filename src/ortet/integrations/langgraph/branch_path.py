@@ -1,7 +1,8 @@
-"""Which messages are of the branch of checkpoints that a thread is on.
+"""Decides which messages belong to the branch of checkpoints that a thread is on.
 
-What the checkpoints of a way hold is of that way, whenever it was said. What none of them holds, as
-it was said in a graph inside or is still to be taken in, is of the way of the next that was put.
+A message in a checkpoint belongs to the branch of that checkpoint, whenever it was written. A
+message in no checkpoint belongs to the branch of the next checkpoint that was put. Such a message
+comes from a subgraph, or no checkpoint has taken it in yet.
 """
 
 from __future__ import annotations
@@ -25,8 +26,20 @@ def superseded_event_data(
     new: Sequence[ValuePart],
     superseded: Sequence[SeqRange],
 ) -> dict[str, Any] | None:
-    """What an event "aside" says before a record, whose `new` parts are not stored yet; `aside` is
-    what is so far. None where nothing changes."""
+    """Return the data of the event that moves messages out of or back into the conversation.
+
+    The event is written before the record `kind` with `data`.
+
+    Args:
+        thread: the thread.
+        kind: the kind of the record that is about to be written.
+        data: the data of that record.
+        new: its parts, which are not stored yet.
+        superseded: the event ranges that are superseded so far.
+
+    Returns:
+        None if nothing changes.
+    """
     if not _can_switch_branch(kind, data) or (tip := thread.head("")) is None:
         return None
     to = _latest_remaining_id(thread, data) if kind == DROP else data.get("parent", tip.id)
@@ -41,23 +54,23 @@ def superseded_event_data(
             written = (write.tree for write in thread.writes("", tip.id))
             parted = _MessageSplit(thread.message_refs.in_trees([*values.values(), *written], new))
         return _superseded_spans(thread.message_refs, parted, superseded)
-    except Exception:  # of records that somebody else wrote: what is put now does not suffer by it
+    except Exception:  # Another program wrote invalid records. They must not prevent this write.
         return None
 
 
 def _can_switch_branch(kind: str, data: dict[str, Any]) -> bool:
-    """A checkpoint of the graph itself, not in its place again; or some are dropped."""
+    """Return True for a new checkpoint of the root graph and for a deletion of checkpoints."""
     return kind == DROP or (kind == PUT and not data["ns"] and "again" not in data)
 
 
 def _latest_remaining_id(thread: GraphThread, data: dict[str, Any]) -> str | None:
-    """The latest that is not dropped."""
+    """Return the id of the latest checkpoint that the deletion leaves."""
     gone = {id_ for ns, id_ in data["ids"] if not ns}
     return next((one.id for one in thread.newest_first("") if one.id not in gone), None)
 
 
 class _MessageSplit(NamedTuple):
-    """Messages that are held or were said on the way that is taken, and on the one that is left."""
+    """Messages on the branch that is entered, and messages on the branch that is left."""
 
     on_branch: MessageSet
     off_branch: MessageSet = 0
@@ -66,20 +79,23 @@ class _MessageSplit(NamedTuple):
 def _split_messages(
     thread: GraphThread, tip: StoredCheckpoint, start: StoredCheckpoint, new_messages: MessageSet
 ) -> _MessageSplit:
-    """`holds`: what is held by the checkpoint that is put now."""
+    """Split the messages between the old tip and the new start.
+
+    `new_messages` are the messages in the checkpoint that is put now.
+    """
     held, (left, taken, common) = thread.message_refs, _diverging_paths(thread, tip, start)
     gone, mine = {one.id for one in left}, {one.id for one in taken}
     here, there, others = list[SeqRange](), list[SeqRange](), list[StoredCheckpoint]()
     for spot in {one.parent for one in (*left, *taken)} | {tip.id, start.id}:
         work, children = thread.work(spot), thread.children(spot)
         if len(children) == 1 and children[0].id in gone and spot != start.id:
-            there += work  # as below: most of a long way is like that
+            there += work  # shortcut for the loop below; most of a long path is like this
             continue
         others += [one for one in children if one.id not in mine and one.id not in gone]
         for span in work:
             taker = _receiving_checkpoint(children, span)
             if spot == start.id and span[1] > tip.first_seq:
-                here.append(span)  # for what is put now
+                here.append(span)  # for the checkpoint that is put now
             elif taker is None or taker.id in gone:
                 there.append(span)
             elif taker.id in mine:
@@ -100,8 +116,11 @@ def _split_messages(
 def _receiving_checkpoint(
     children: Sequence[StoredCheckpoint], span: SeqRange
 ) -> StoredCheckpoint | None:
-    """Which checkpoint took in what was said on the way to it: the next, unless somebody has been
-    elsewhere meanwhile; or the last, as background threads may store writes after it."""
+    """Return the checkpoint that took in the messages of a span.
+
+    It is the next child, unless the thread was on another branch in between. It may also be the
+    last one, because background threads may store writes after it.
+    """
     at = bisect_right(children, span[1], key=lambda one: one.first_seq)
     last = children[at - 1] if at else None
     if at == len(children) or children[at].previous_seq >= span[1]:
@@ -112,7 +131,7 @@ def _receiving_checkpoint(
 def _diverging_paths(
     thread: GraphThread, tip: StoredCheckpoint, start: StoredCheckpoint
 ) -> tuple[list[StoredCheckpoint], list[StoredCheckpoint], StoredCheckpoint | None]:
-    """The checkpoints of each way behind the last that both have, which is the third."""
+    """Return the checkpoints of both paths after their common ancestor, and that ancestor."""
     left, taken = list[StoredCheckpoint](), list[StoredCheckpoint]()
     here: StoredCheckpoint | None = tip
     there: StoredCheckpoint | None = start
@@ -130,20 +149,23 @@ def _diverging_paths(
 def _parent_checkpoint(
     thread: GraphThread, checkpoint: StoredCheckpoint
 ) -> StoredCheckpoint | None:
-    """None also where somebody has put it before that one: there is no way in a circle."""
+    """Return the parent checkpoint.
+
+    Return None also if the parent was put later than its child, to exclude cycles.
+    """
     found = thread.get_checkpoint("", checkpoint.parent)
     return found if found is not None and found.first_seq < checkpoint.first_seq else None
 
 
 def _values(checkpoints: Iterable[StoredCheckpoint]) -> Iterator[Tree]:
-    """But what is only asked: who goes on from there may ask otherwise."""
+    """Yield all channel values except the input: another run from there may have other input."""
     return (tree for one in checkpoints for name, tree in one.values.items() if name != START)
 
 
 def _delta_write_trees(
     thread: GraphThread, checkpoints: Iterable[StoredCheckpoint]
 ) -> Iterator[Tree]:
-    """To channels that store deltas: the values do not have it."""
+    """Yield the writes to delta channels, which are not part of the channel values."""
     if thread.delta_channels:
         for one in checkpoints:
             written = thread.writes("", one.id)
@@ -153,8 +175,10 @@ def _delta_write_trees(
 def _delta_trees(
     thread: GraphThread, values: dict[str, Tree], before: StoredCheckpoint | None
 ) -> Iterator[Tree]:
-    """What channels that store deltas are made of: what was written in the checkpoints before, from
-    where they were stored as a whole."""
+    """Yield the trees that delta channels are composed of.
+
+    These are the writes of earlier checkpoints, back to the last complete value.
+    """
     rest = set(thread.delta_channels)
     while rest := {name for name in rest if type(values.get(name)) is not dict}:
         if before is None:
@@ -167,7 +191,10 @@ def _delta_trees(
 def _superseded_spans(
     message_refs: MessageRefs, split: _MessageSplit, superseded: Sequence[SeqRange]
 ) -> dict[str, Any] | None:
-    """Spans may go over messages about which they change nothing."""
+    """Return the event spans to move out and back; None if there are none.
+
+    A span may include messages whose state does not change.
+    """
     stays, was = split.on_branch, message_refs.superseded(superseded)
     out, back = split.off_branch & ~stays & ~was, was & stays
     found = {

@@ -1,7 +1,7 @@
 """`OrtetSaver`: a LangGraph checkpointer whose threads are sessions.
 
-What a checkpoint says is stored once: messages as messages of the session, all else as parts that
-later checkpoints refer to, so that a growing list costs what was added to it.
+Checkpoint content is stored once. Messages are messages of the session. Other values are parts that
+later checkpoints refer to. So a list that grows costs only the added elements.
 """
 
 from __future__ import annotations
@@ -59,15 +59,20 @@ _REPLAYS = "__pregel_replay_state"
 
 
 class OrtetSaver(BaseCheckpointSaver[Any]):
-    """Keeps the threads of a graph in a store: `graph.compile(checkpointer=OrtetSaver(hub))`.
+    """A LangGraph checkpointer: `graph.compile(checkpointer=OrtetSaver(hub))`.
 
-    Any thread and event loop may use it, and any number of processes: of two that go on from the
-    same checkpoint of a thread at once, the second gets Conflict("thread_moved") and nothing of it
-    is stored; who names an older checkpoint branches off. What `put` and `put_writes` were given is
-    on the disk when they return.
+    Any thread and event loop, and any number of processes, may use it. If two of them continue from
+    the same checkpoint at the same time, the second gets Conflict("thread_moved") and nothing of it
+    is stored. To branch off, name an older checkpoint. `put` and `put_writes` are durable when they
+    return.
 
-    With `workspace`, a directory or a function that gives one for a thread id, the files in it are
-    committed with each checkpoint, and a run or update that names an older one gets its files back.
+    Args:
+        hub: the open store.
+        agent: the agent that owns the sessions.
+        workspace: a directory, or a function that returns one for a thread id. Its files are
+            committed with each checkpoint. A run or update that names an older checkpoint restores
+            its files.
+        serde: serializer of LangGraph; by default JsonPlusSerializer.
     """
 
     def __init__(
@@ -80,10 +85,11 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         super().__init__(serde=serde)
         self._threads = GraphThreadStore(hub, agent, workspace)
-        self._latest_seen: dict[tuple[str, str], str] = {}  # the latest, as this saver knows it
+        # by thread and namespace: the latest checkpoint that this saver has seen
+        self._latest_seen: dict[tuple[str, str], str] = {}
         self._reported_empty: set[tuple[str, str]] = (
             set()
-        )  # where somebody was told that there is none
+        )  # threads and namespaces that were reported to have no checkpoint
 
     def __enter__(self) -> OrtetSaver:
         return self
@@ -98,17 +104,21 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """Let every thread go; also done when the hub is closed."""
+        """Release every thread. Closing the hub does this too."""
         self._threads.pool.close()
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # noqa: ARG002
-        """Numbers; where a thread comes from another saver, its kind of text goes on."""
+        """Return the next version of a channel.
+
+        Versions are integers. A thread from another saver may have text versions; their format is
+        kept.
+        """
         if isinstance(current, str):
             whole, _, rest = current.partition(".")
             return f"{int(whole) + 1:0{len(whole)}}" + (f".{rest}" if rest else "")
         return 1 if current is None else int(current) + 1
 
-    # reading
+    # Reading.
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         tid, ns, asked = parse_config(config)
@@ -168,7 +178,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                 return {channel: {"writes": []} for channel in channels}
             return history(thread, thread.find_checkpoint(ns, asked), channels, self.serde)
 
-    # writing
+    # Writing.
 
     def put(
         self,
@@ -199,7 +209,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                     ),
                     "values": values_of(make, checkpoint, before, new_versions),
                 }
-                if again:  # it takes the place of that one, and is not the latest by it
+                if again:  # It replaces that checkpoint and does not become the latest.
                     data["again"] = True
                 head = thread.head(ns)
                 if parent != (head.id if head is not None else None):
@@ -227,7 +237,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
     def _make_pending_write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> tuple[str, PendingWrite]:
-        """What a task wrote, to be added by whoever writes to its thread next."""
+        """Return the thread id and the task's writes, for the next writer of the thread."""
         tid, ns, id_ = parse_config(config)
         if not id_:
             raise Invalid("no_checkpoint", "writes of which checkpoint? give its checkpoint_id")
@@ -252,7 +262,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         return tid, PendingWrite((ns, id_), add)
 
     def _write(self, tid: str, pending: PendingWrite) -> None:
-        """Writes that no checkpoint took along, with those of other tasks."""
+        """Write what no checkpoint included, together with the pending writes of other tasks."""
         if self._threads.is_refused(tid, pending.checkpoint_key):
             raise _thread_moved_error(tid)
         with (
@@ -310,8 +320,6 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
                 gone = [s for ns in spaces if thread for s in thread.newest_first(ns)[1:]]
             self._drop(tid, gone)
 
-    # inside
-
     def _remember_empty(self, tid: str, ns: str) -> None:
         if len(self._reported_empty) > _MAX_EMPTY_THREADS:
             self._reported_empty.clear()
@@ -324,7 +332,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         conf: Mapping[str, Any],
         metadata: CheckpointMetadata,
     ) -> None:
-        """Conflict for one who goes on from what is no more the latest, and does not know it."""
+        """Raise Conflict if the parent was given as the latest checkpoint and no longer is."""
         ns, parent = conf.get("checkpoint_ns") or "", conf.get("checkpoint_id")
         tid, id_ = new
         head = thread.head(ns)
@@ -349,7 +357,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
             make = ValueEncoder(thread.part_store, self.serde)
             self._threads.write(session, thread, make, (DROP, {"ids": ids}), tid)
 
-    # the same for event loops
+    # Async variants.
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return await asyncio.to_thread(self.get_tuple, config)
@@ -388,7 +396,7 @@ class OrtetSaver(BaseCheckpointSaver[Any]):
         if not await self._threads.pending_writes.await_until_added(tid, offer):
             await to_thread_shielded(
                 self._write, tid, offer
-            )  # which waited for its checkpoint in the loop
+            )  # It already waited for its checkpoint in the event loop.
         elif not offer.is_stored:
             await to_thread_shielded(offer.ensure_stored)
 

@@ -1,8 +1,8 @@
-"""Which events the latest checkpoint of a thread is made of: noted now and then in a row beside the
-journal, so that who asks for nothing else need not read all of it.
+"""An index row that names the events which the latest checkpoint of a thread consists of.
 
-A note says numbers of events and nothing of what is in them. It is written with the events it
-follows, in one transaction; where it does not fit, or is damaged, the journal is read as a whole.
+The row allows a reader to load the latest checkpoint without reading the whole journal. It has
+event numbers only, no content. It is written from time to time, in one transaction with the events
+it follows. If the row is damaged or does not match, the whole journal is read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ _VERSION = 1
 _CHECKSUM_BYTES = 8
 _MIN_INTERVAL_EVENTS = 64
 _INTERVAL_DIVISOR = 64
-"""A note follows the last one by so many events, or by this part of all: a thread of any length is
-noted for the same price an event."""
+"""Fraction of all events after which the index row is written again.
+
+The row is written after `_MIN_INTERVAL_EVENTS` or this fraction, whichever is more. So the cost for
+each event does not grow with the thread.
+"""
 
 
 class HeadIndexRow(StoredRecord, frozen=True):
-    """As of event `seq` of a timeline: the latest checkpoint is the event `put`, goes on from
-    `parent`, and has waiting `writes`; `parts` are the events that say what it is made of, `lost`
-    the numbers of those of its parts that were erased."""
+    """The index of a thread as of event `seq` of a timeline.
+
+    The event `put` has the latest checkpoint, whose parent is `parent`. `writes` are the events of
+    its pending writes. `parts` are the events with its parts. `lost` are the numbers of erased
+    parts.
+    """
 
     version: int
     timeline: str
@@ -45,7 +51,7 @@ class HeadIndexRow(StoredRecord, frozen=True):
 
 
 def head_index_rows(session: str, thread: GraphThread, tip: Tip) -> list[RowChange]:
-    """To be written with what follows `tip`, where it is time for it."""
+    """Return the index row to write with the events after `tip`, or nothing if it is not due."""
     seq, head = thread.seq, thread.head("")
     if (
         seq != tip.seq
@@ -53,13 +59,13 @@ def head_index_rows(session: str, thread: GraphThread, tip: Tip) -> list[RowChan
         or head is None
     ):
         return []
-    if head.rest.get("v", SENDS) < SENDS:  # which has something of the one before it
+    if head.rest.get("v", SENDS) < SENDS:  # Old versions need values of the parent checkpoint.
         return []
     writes = thread.writes("", head.id)
     trees = [*head.rest.values(), head.meta, *head.values.values(), *(w.tree for w in writes)]
     try:
         parts, lost = _referenced_events(thread.part_store, trees)
-    except Exception:  # of records that somebody else wrote: what is put now does not suffer by it
+    except Exception:  # Another program wrote invalid records. They must not prevent this write.
         return []
     needed = HeadIndexRow(
         version=_VERSION,
@@ -78,7 +84,7 @@ def head_index_rows(session: str, thread: GraphThread, tip: Tip) -> list[RowChan
 
 
 def _referenced_events(heap: PartStore, trees: Iterable[Tree]) -> tuple[set[int], set[int]]:
-    """The events of all parts that trees refer to, and the numbers of those that are not there."""
+    """Return the events of all referenced parts, and the numbers of the missing ones."""
     queue, seen, most = list(trees), set[int](), 2 * len(heap)
     events, lost = set[int](), set[int]()
     while queue:
@@ -102,7 +108,7 @@ def _referenced_events(heap: PartStore, trees: Iterable[Tree]) -> tuple[set[int]
 
 
 def _numbers(tree: dict[str, Tree], queue: list[Tree], max_range: int) -> Iterable[int]:
-    """Those of parts in a dict; what may have others below it is put into the queue."""
+    """Return the part numbers in a dict; subtrees that may have more are added to `queue`."""
     (first, *others) = tree or [""]
     if others or not first.startswith("$"):
         queue += tree.values()
@@ -123,8 +129,10 @@ def _numbers(tree: dict[str, Tree], queue: list[Tree], max_range: int) -> Iterab
 def load_head_thread(
     row: bytes, log: EventLog, key: tuple[str, str], load: Callable[[str, int], bytes]
 ) -> GraphThread | None:
-    """A thread that knows its latest checkpoint as of a note, and may have to be told that it does
-    not know enough; None where the note is of no use."""
+    """Load a thread that knows only its latest checkpoint, from the index row.
+
+    The thread raises PartNotLoaded if it is asked for more. Return None if the row cannot be used.
+    """
     try:
         needed = decode(HeadIndexRow, row[_CHECKSUM_BYTES:])
     except Corrupt:
@@ -158,7 +166,10 @@ def load_head_thread(
 
 
 def try_catch_up(thread: GraphThread, log: EventLog) -> bool:
-    """Tell it what came since; False when that is about checkpoints that it does not know."""
+    """Apply the events since the index row.
+
+    False if they concern checkpoints that are not loaded.
+    """
     for event in log.events(thread.seq):
         if event.kind == PUT and event.data.get("again"):
             return False

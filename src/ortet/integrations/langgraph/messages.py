@@ -1,5 +1,7 @@
-"""LangChain messages as messages of a session, and back: what is said is shown and found like any
-other, and nothing of it is stored twice."""
+"""Converts LangChain messages to session messages and back.
+
+The messages are shown and found like all others of the session, and are stored once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from langchain_core.messages import (
 )
 
 EXTRA_KEY = "langgraph"
-"""In `extra` of a message: what LangChain's has beside role and content, and its number here."""
+"""Key in a message's `extra` with the LangChain fields besides role and content, and its number."""
 _ROLES: dict[type[BaseMessage], str] = {
     HumanMessage: "user",
     AIMessage: "assistant",
@@ -28,21 +30,24 @@ _ROLES: dict[type[BaseMessage], str] = {
 }
 _CLASSES = {role: found for found, role in _ROLES.items()}
 _CALLS = ("tool_calls", "tool_call_id")
-"""Fields that are looked for in `extra` itself: results stay with their calls by them."""
+"""Fields that are stored directly in `extra`, where the session pairs tool calls with results."""
 _INTERNAL_FIELDS = ("n", "order")
-"""What we note under MARK, beside the fields of a message: its number, and how dicts are sorted."""
+"""Our own keys under `EXTRA_KEY`: the number of the message and the key order of its dicts."""
 _IMMUTABLE_TYPES = frozenset((str, int, bool, type(None), float, bytes))
 _MAX_TEXT_CHARS = 1 << 18
 _MAX_DEPTH = 40
 
 Snapshot = tuple[dict[str, Any], Any]
 state_of: Callable[[BaseMessage], Snapshot] = attrgetter("__dict__", "__pydantic_extra__")
-"""What a message holds at this moment; its own dicts, so that nothing is copied to compare it."""
+"""Return the current fields of a message. The dicts are not copied, so comparing is cheap."""
 
 
 def data_of(message: BaseMessage) -> dict[str, Any] | None:
-    """As a session has it, whatever becomes of the message; None for one that only LangGraph's
-    serializer knows how to keep: of another class, with values that JSON has not, or very large."""
+    """Convert a LangChain message to session data that is independent of the object.
+
+    Return None for a message that only LangGraph's serializer can store: one of another class, with
+    values outside JSON, or very large.
+    """
     role = _ROLES.get(type(message))
     if role is None or not is_plain(message.content) or _is_large(message.content):
         return None
@@ -67,7 +72,7 @@ def data_of(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def message_of(data: dict[str, Any]) -> BaseMessage:
-    """The message that `data_of` was given, made anew."""
+    """Build a new LangChain message from the data that `data_of` returned."""
     made, extra = _CLASSES[data["role"]], data["extra"]
     fields = {"content": copy_value(data["content"])}
     for name, value in extra[EXTRA_KEY].items():
@@ -79,13 +84,14 @@ def message_of(data: dict[str, Any]) -> BaseMessage:
         fields = _apply_key_order(fields, order)
     try:
         found: BaseMessage = made(**fields)
-    except Exception:  # as LangGraph's serializer does with what a later release refuses
+    except Exception:
+        # LangGraph's serializer also falls back if a later release rejects the fields.
         found = made.model_construct(**fields)
     return found
 
 
 def snapshot(message: BaseMessage) -> Snapshot:
-    """What tells whether a message was changed since."""
+    """Copy the fields of a message, to detect later changes."""
     fields, extra = state_of(message)
     kept = {
         name: one if type(one) in _IMMUTABLE_TYPES else copy_value(one)
@@ -99,7 +105,7 @@ def matches_snapshot(message: BaseMessage, expected: Snapshot) -> bool:
 
 
 def copy_value(value: Any) -> Any:
-    """As deepcopy, of what is mostly plain and mostly empty."""
+    """Deep-copy a value; fast for plain and empty values."""
     kind = type(value)
     if kind in _IMMUTABLE_TYPES:
         return value
@@ -111,7 +117,7 @@ def copy_value(value: Any) -> Any:
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether JSON and a session say exactly the same."""
+    """Return True if the value is unchanged by a round trip through JSON and the journal."""
     kind = type(value)
     if value is None or kind is bool:
         return True
@@ -132,8 +138,10 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _order(value: Any, *, top: bool = True) -> Any:
-    """In which order the dicts below have their keys, where it is not that of the alphabet, which
-    is how the journal has them; None where all are so."""
+    """Return the key order of nested dicts, or None if all keys are sorted.
+
+    The journal sorts the keys of dicts, so any other order has to be recorded.
+    """
     if type(value) is dict:
         below = {key: found for key, one in value.items() if (found := _order(one, top=False))}
         keys = [] if top or list(value) == sorted(value) else list(value)
@@ -158,7 +166,7 @@ def _apply_key_order(value: Any, order: Any) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written down: halves of characters cannot."""
+    """Return True if the text can be encoded; lone surrogates cannot."""
     if value.isascii():
         return True
     try:

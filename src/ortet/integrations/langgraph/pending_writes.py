@@ -1,4 +1,4 @@
-"""What tasks wrote, on its way into the journal: mostly with the checkpoint that follows."""
+"""Queues task writes, so that the next checkpoint can store them in the same transaction."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from ortet.integrations.langgraph.thread import CheckpointKey, GraphThread
 from ortet.sessions.session import Session
 
 EnsureStored = Callable[[], None]
-"""What has been added is on the disk when it returns."""
+"""Returns when the added writes are on disk."""
 AddWrites = Callable[[Session, GraphThread], EnsureStored]
 
 BATCH_WINDOW_SECONDS = 0.002
-"""Seconds that writes of a task wait for the checkpoint that follows them."""
+"""Seconds that task writes wait for the checkpoint that follows them."""
 CHECKPOINT_WAIT_SECONDS = 0.5
-"""The same for the one they belong to: background threads may have it that they come first."""
+"""Seconds that task writes wait for their own checkpoint; background threads may store it later."""
 
 
 class PendingWrite:
-    """Writes to the checkpoint at `spot`. `take` adds them, by whoever writes next, and `told` is
-    called when that was done, well or not."""
+    """Task writes to one checkpoint.
+
+    The next writer of the thread adds them with `add_to`. `on_added` is called after that, also on
+    failure.
+    """
 
     __slots__ = ("_add_writes", "checkpoint_key", "ensure_stored", "is_stored", "on_added")
 
@@ -38,7 +41,8 @@ class PendingWrite:
         try:
             self.ensure_stored = self._add_writes(session, thread)
             return True
-        except Exception as error:  # is told to who offers it, not to who takes it
+        except Exception as error:
+            # The error is for the task that wrote, not for the writer that adds its writes.
             failure = error
 
             def fail() -> None:
@@ -49,11 +53,13 @@ class PendingWrite:
 
 
 class PendingWriteQueue:
-    """Those of all threads. Where one is `taken` all that is left is to `settle` it.
+    """The pending writes of all threads.
+
+    A write that was added only has to call `ensure_stored`.
 
     Args:
-        is_known: Whether this process has read a thread.
-        is_stored: Whether a checkpoint of such a thread is there, or was refused.
+        is_known: returns True if this process has read a thread.
+        is_stored: returns True if a checkpoint of such a thread is stored or was refused.
     """
 
     def __init__(
@@ -65,7 +71,10 @@ class PendingWriteQueue:
         self._queued: dict[str, list[PendingWrite]] = {}
 
     def add_all(self, tid: str, session: Session, thread: GraphThread) -> list[PendingWrite]:
-        """Add all whose checkpoint is there; `tell` them when that is on the disk."""
+        """Add all writes whose checkpoint is stored.
+
+        The caller has to call `notify_added` with them when they are on disk.
+        """
         if tid not in self._queued:
             return []
         with self._lock:
@@ -84,7 +93,7 @@ class PendingWriteQueue:
         return taken
 
     def wait_until_added(self, tid: str, pending: PendingWrite) -> bool:
-        """Wait until it is; False when it was withdrawn, since nobody came."""
+        """Wait until a writer has added it; False if it was withdrawn because no writer came."""
         gate = Lock()
         gate.acquire()
         pending.on_added = gate.release
@@ -99,14 +108,15 @@ class PendingWriteQueue:
                     return False
                 last = last or self._is_ready(tid, pending.checkpoint_key)
             return True
-        except BaseException:  # by a signal: nobody waits for it any more
+        except BaseException:  # A signal interrupted the wait: nobody waits any more.
             self._withdraw(tid, pending)
             raise
 
     async def await_until_added(self, tid: str, pending: PendingWrite) -> bool:
-        """Wait as `taken` does, in the loop: its pool is small, and the checkpoint needs a thread.
+        """Wait in the event loop until a writer has added it; see `wait_until_added`.
 
-        The caller has read the thread, so one that is not known has no checkpoint yet.
+        No thread is blocked, because the thread pool is small and storing the checkpoint needs one.
+        The caller has read the thread, so an unknown thread has no checkpoint yet.
         """
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
@@ -143,7 +153,7 @@ class PendingWriteQueue:
             self._queued.setdefault(tid, []).append(pending)
 
     def _withdraw(self, tid: str, pending: PendingWrite) -> bool:
-        """False: it was taken."""
+        """Remove it from the queue; False if it was already added."""
         with self._lock:
             waiting = self._queued.get(tid, [])
             if pending not in waiting:

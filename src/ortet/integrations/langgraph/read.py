@@ -1,4 +1,4 @@
-"""What a checkpointer is asked for, made of what a thread holds."""
+"""Builds the results of the checkpointer interface from a thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def build_checkpoint_tuple(
     id_class: type[str],
     thread_id: Any,
 ) -> CheckpointTuple:
-    """`mark` is the class of its id in config: as what it was asked for."""
+    """Build the checkpoint tuple.
+
+    `id_class` marks its ids as latest (`HeadId`) or past (`PastId`).
+    """
     parent = (
         config_of(thread_id, checkpoint.ns, id_class(checkpoint.parent))
         if checkpoint.parent
@@ -81,7 +84,7 @@ def _checkpoint(
 def _add_legacy_sends(
     thread: GraphThread, saved: StoredCheckpoint, found: Any, serde: SerializerProtocol
 ) -> None:
-    """Older releases of LangGraph left what was sent to nodes with the checkpoint before."""
+    """Add sends from the parent checkpoint, where older LangGraph releases stored them."""
     assert saved.parent
     writes = thread.writes(saved.ns, saved.parent)
     sends = [_value(thread, TASKS, one.tree, serde) for one in writes if one.channel == TASKS]
@@ -94,7 +97,7 @@ def _add_legacy_sends(
 def select_checkpoints(
     thread: GraphThread, config: RunnableConfig | None, before: RunnableConfig | None
 ) -> Iterable[StoredCheckpoint]:
-    """Those that are asked for, the newest first."""
+    """Return the matching checkpoints, newest first."""
     conf = config["configurable"] if config else {}
     ns = conf.get("checkpoint_ns")
     found = thread.all_checkpoints() if ns is None else thread.newest_first(ns)
@@ -129,8 +132,10 @@ def history(
     channels: Sequence[str],
     serde: SerializerProtocol,
 ) -> dict[str, DeltaChannelHistory]:
-    """What was written to each channel on the way to a checkpoint, since its value was stored; also
-    in checkpoints that were dropped since."""
+    """Return the writes to each channel on the path to a checkpoint since its last stored value.
+
+    Writes in checkpoints that were deleted later are included.
+    """
     writes: dict[str, list[Any]] = {channel: [] for channel in channels}
     seeds: dict[str, Any] = {}
     at = thread.get_checkpoint(checkpoint.ns, checkpoint.parent) if checkpoint else None

@@ -1,5 +1,7 @@
-"""One thread of LangGraph as the journal of its session tells it: checkpoints, and writes that wait
-in them. Every event adds to it, so it is never read again from the start."""
+"""One LangGraph thread, folded from the journal of its session: checkpoints and pending writes.
+
+New events are applied to it, so the journal is read from the start only once.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,34 @@ WRITES = "langgraph.writes"
 DROP = "langgraph.drop"
 _DELTA_COUNTERS_KEY = "counters_since_delta_snapshot"
 SENDS = 4
-"""The version of checkpoints from which on what was sent to nodes lies in a channel."""
+"""Checkpoint version from which on sends to nodes are stored in a channel."""
 
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
 
 
 class HeadId(str):
-    """The id of a checkpoint that was given as the latest: who goes on from it is stale when it is
-    no more. Config carries it from `get_tuple` to `put` as it is."""
+    """Id of a checkpoint that was returned as the latest.
+
+    A `put` that continues from it is stale if it is no longer the latest. The config carries the id
+    object from `get_tuple` to `put` unchanged.
+    """
 
     __slots__ = ()
 
 
 class PastId(str):
-    """The id of a checkpoint that was asked for by it: who goes on from it wants to branch off."""
+    """Id of a checkpoint that was requested by id; a `put` that continues from it branches off."""
 
     __slots__ = ()
 
 
 class StoredCheckpoint:
-    """A checkpoint. `rest` is all of it but the values of its channels, which are `values`. It goes
-    on from the one `before`, unless its data says from which."""
+    """A checkpoint as stored.
+
+    `values` are the channel values and `rest` all other fields. The parent is `default_parent`
+    unless the data names another.
+    """
 
     __slots__ = (
         *("seq", "commit", "first_seq", "previous_seq", "is_dropped", "id"),
@@ -58,8 +66,8 @@ class StoredCheckpoint:
         self.meta: Tree = data["meta"]
         self.values: dict[str, Tree] = data["values"]
         self.commit: str = data.get("commit", "")
-        self.seq = self.first_seq = seq  # the event that put it, and the one that did so first
-        self.previous_seq = 0  # the event that put the one before, if that is not its parent
+        self.seq = self.first_seq = seq  # the events of its latest and of its first put
+        self.previous_seq = 0  # event of the checkpoint put before it, if that is not its parent
         self.is_dropped = False
 
 
@@ -74,24 +82,28 @@ class ChannelWrite:
 
 
 class GraphThread:
-    """`key` says of which session and timeline it was read, `seq` up to which event."""
+    """Checkpoints and writes of one thread.
+
+    `key` is the session and timeline it was read from. `seq` is the last applied event.
+    """
 
     def __init__(self, key: tuple[str, str], load: Callable[[str, int], bytes]) -> None:
         self.key = key
         self.seq = self.durable_seq = self.indexed_seq = 0
-        self.id: Any = None  # as its user gave it, or None before its first event
-        self.fence = 0  # of the lease of its session that is ours since it was read
-        self.restored_checkpoint_id = ""  # the checkpoint whose files a run was given back
+        self.id: Any = None  # as the user gave it; None before the first event
+        # fence of the session's lease, if this process held it at the last read; else 0
+        self.fence = 0
+        self.restored_checkpoint_id = ""  # checkpoint whose files were restored for a run
         self.part_store = PartStore(load)
         self.message_refs = MessageRefs(self.part_store)
-        self.delta_channels = set[str]()  # channels of the graph itself that store what was written
+        self.delta_channels = set[str]()  # channels of the root graph that store deltas
         self._checkpoints: dict[CheckpointKey, StoredCheckpoint] = {}
-        self._by_namespace: dict[str, list[StoredCheckpoint]] = {}  # by namespace, as they were put
+        self._by_namespace: dict[str, list[StoredCheckpoint]] = {}  # in the order of their puts
         self._writes: dict[CheckpointKey, dict[tuple[str, int], ChannelWrite]] = {}
         self._parents: set[CheckpointKey] = set()
-        self._children: dict[str | None, list[str]] = {}  # of the graph itself
+        self._children: dict[str | None, list[str]] = {}  # of the root graph
         self._work: dict[str | None, list[SeqRange]] = {}
-        self._last_recorded_seq = 0  # the last event of a checkpoint or of writes
+        self._last_recorded_seq = 0  # last event with a checkpoint or writes
 
     def apply(self, event: Event) -> None:
         self.seq = event.seq
@@ -108,7 +120,7 @@ class GraphThread:
         self.apply_record(kind, data, seq)
 
     def apply_record(self, kind: str, data: dict[str, Any], seq: int) -> None:
-        """The same, whose parts are there."""
+        """Apply a record whose parts are already added."""
         self.seq = max(self.seq, seq)
         if kind == PUT:
             head = self.head(data["ns"])
@@ -151,14 +163,16 @@ class GraphThread:
         self._last_recorded_seq = checkpoint.seq
 
     def _add_work(self, ns: str, id_: str, seq: int) -> None:
-        """What was said with it is on its way to the next checkpoint of the graph itself."""
+        """Assign the new events to the path to the next checkpoint of the root graph."""
         around = self._outer_checkpoint_id(ns, id_) if ns else id_
         self._work.setdefault(around, []).append((self._last_recorded_seq + 1, seq))
         self._last_recorded_seq = seq
 
     def _outer_checkpoint_id(self, ns: str, id_: str) -> str | None:
-        """The checkpoint of the graph itself that one of a graph inside of it goes on from: in the
-        background that one may be put later."""
+        """Return the root checkpoint that a subgraph's checkpoint continues from.
+
+        In the background that root checkpoint may be stored later.
+        """
         saved, head = self._checkpoints.get((ns, id_)), self.head("")
         parents = self.part_store.entries(
             self.part_store.entries(saved.meta if saved else None).get("parents")
@@ -166,32 +180,40 @@ class GraphThread:
         found = parents.get("")
         return found if type(found) is str else head.id if head is not None else None
 
-    # reading
+    # Reading.
 
     def work(self, id_: str | None) -> Sequence[SeqRange]:
-        """What was said on the way from a checkpoint to others: events in which it was asked,
-        written by tasks, or done by graphs inside."""
+        """Return the events between a checkpoint and its children.
+
+        They have input, task writes and work of subgraphs.
+        """
         return self._work.get(id_, ())
 
     def children(self, id_: str | None) -> list[StoredCheckpoint]:
-        """Checkpoints of the graph itself that go on from one, as they were put."""
+        """Return the children of a checkpoint of the root graph, in the order of their puts."""
         return [self._checkpoints["", one] for one in self._children.get(id_, ())]
 
     def namespaces(self) -> list[str]:
         return list(self._by_namespace)
 
     def get_checkpoint(self, ns: str, id_: str | None) -> StoredCheckpoint | None:
-        """As it was put, though it may be dropped."""
+        """Return the checkpoint, even if it was dropped."""
         return self._checkpoints.get((ns, id_)) if id_ else None
 
     def head(self, ns: str) -> StoredCheckpoint | None:
-        """What was put last: ids of a host whose clock is late would not tell."""
+        """Return the checkpoint that was put last.
+
+        The ids do not show this, because they depend on the clock of a host.
+        """
         return next(
             (one for one in reversed(self._by_namespace.get(ns, ())) if not one.is_dropped), None
         )
 
     def find_checkpoint(self, ns: str, id_: str | None) -> StoredCheckpoint | None:
-        """The one of this id, or the latest; None where it is not there, or was dropped."""
+        """Return the checkpoint of this id, or the latest.
+
+        None if it does not exist or was dropped.
+        """
         found = self.get_checkpoint(ns, id_) if id_ else self.head(ns)
         return None if found is None or found.is_dropped else found
 
@@ -199,7 +221,7 @@ class GraphThread:
         return [one for one in reversed(self._by_namespace.get(ns, ())) if not one.is_dropped]
 
     def all_checkpoints(self) -> list[StoredCheckpoint]:
-        """Over all namespaces, in order of ids."""
+        """Return the checkpoints of all namespaces, sorted by id, newest first."""
         found = [
             one for order in self._by_namespace.values() for one in order if not one.is_dropped
         ]
@@ -215,8 +237,11 @@ class GraphThread:
     def missing(
         self, checkpoint_key: CheckpointKey, task: str, writes: Sequence[tuple[str, Any]]
     ) -> Iterable[tuple[int, str, Any]]:
-        """Those of a task that are not there yet. Of a checkpoint that was gone on from, a task
-        that has written has done so: what a second one of it writes came too late."""
+        """Yield the writes of a task that are not stored yet.
+
+        If the checkpoint has a child and the task has already written, further writes are late and
+        are ignored.
+        """
         known = self._writes.get(checkpoint_key, {})
         over = self.has_child(*checkpoint_key) and any(
             key[0] == task and key[1] >= 0 for key in known

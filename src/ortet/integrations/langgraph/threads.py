@@ -1,4 +1,4 @@
-"""The threads of a store, each up to its last event, and the files that go with them."""
+"""The threads of a store, each read up to its last event, and the files of their checkpoints."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _SessionJournal = tuple[SessionRow, EventLog, int | None]
 _MAX_CACHED_THREADS = 64
 _MAX_REFUSED_CHECKPOINTS = 10_000
 _IDLE_TIMEOUT_SECONDS = 600.0
-"""Seconds between turns of a conversation: to open one again takes what was said in it."""
+"""Seconds that a session stays open between turns; opening it again reads its whole journal."""
 _THREAD_EVENT_WINDOW = 8
-"""Events among which the one is that names a thread."""
+"""Number of first events that are searched for the thread id."""
 
 
 class GraphThreadStore:
-    """By id, as text. One thread of this process at a time is inside a block."""
+    """Threads by id, as text. One thread of this process at a time is inside a block."""
 
     def __init__(self, hub: Hub, agent: str, workspace: WorkspaceOption | None) -> None:
         self.pool = AdapterSessionPool(hub, agent=agent, idle_timeout=_IDLE_TIMEOUT_SECONDS)
@@ -49,36 +49,41 @@ class GraphThreadStore:
         reset_in_child(self._reset)
 
     def _reset(self) -> None:
-        """Also in a forked child: what waits in a thread of its parent, nobody writes there."""
+        """Clear all caches.
+
+        This also runs in a forked child, which must not write what is pending in its parent.
+        """
         self._threads: OrderedDict[str, GraphThread] = OrderedDict()
         self._head_threads: OrderedDict[str, GraphThread] = (
             OrderedDict()
-        )  # of others, who know no more
-        self._epoch = -1  # in which they were read
+        )  # threads loaded only up to their latest checkpoint
+        self._epoch = -1  # the sweep epoch at which they were read
         self._stored_changed = Condition()
         self._refused: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.pending_writes = PendingWriteQueue(self.is_known, self._is_stored_or_refused)
 
     @contextmanager
     def reading(self, tid: str) -> Iterator[GraphThread | None]:
-        """None where there is no such session."""
+        """Yield the thread, or None if there is no such session."""
         with self.pool.hub() as hub:
             found, fence = self._journal(hub, tid)
             yield None if found is None else self._catch_up(tid, *found, fence=fence)
 
     def is_known(self, tid: str) -> bool:
-        """Whether this process has read the thread, so that a look at it needs no disk."""
+        """Return True if this process has read the thread, so that a look needs no disk access."""
         return tid in self._threads
 
     def read(self, tid: str) -> None:
-        """Read a thread, if there is one, so that it is known."""
+        """Read the thread, if it exists, so that it is known."""
         with self.reading(tid):
             pass
 
     @contextmanager
     def reading_head(self, tid: str) -> Iterator[GraphThread | None]:
-        """For who asks for the latest checkpoint and nothing else: a thread that may not know more
-        than that, and raises NotWhole where it does not know enough. None: read all of it."""
+        """Yield the thread for a caller that needs only its latest checkpoint.
+
+        The thread may not be complete and then raises PartNotLoaded. None means: use `reading`.
+        """
         with self.pool.hub() as hub:
             found, fence = self._journal(hub, tid)
             if found is None:
@@ -89,7 +94,7 @@ class GraphThreadStore:
                 yield self._load_head(hub, tid, found)
 
     def _journal(self, hub: Hub, tid: str) -> tuple[_SessionJournal | None, int]:
-        """With the fence of its lease where that is ours, or 0."""
+        """Return the journal of a thread, and the fence of our lease or 0."""
         held = self.pool.find_open(session_name(tid))
         if held is None:
             self._forget_erased(hub, tid, 0)
@@ -113,7 +118,8 @@ class GraphThreadStore:
 
     @contextmanager
     def writing(self, tid: str) -> Iterator[tuple[Session, GraphThread]]:
-        options: dict[str, Any] = {"durability": "commit"}  # `write` and `settle` see to it
+        # `write` and `flush` make events durable.
+        options: dict[str, Any] = {"durability": "commit"}
         if self.workspace is not None:
             where = self.workspace
             options["workspace"] = where(tid) if callable(where) else where
@@ -121,13 +127,13 @@ class GraphThreadStore:
             fence, last = session.held_lease.lease.fence, session._writer.tip.seq
             self._forget_erased(session.hub, tid, fence)
             thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
-            if thread.seq < last:  # what a checkpoint took along that failed, and nobody has stored
+            if thread.seq < last:  # Events of a checkpoint that failed are not flushed yet.
                 session._writer.flush()
                 thread = self._catch_up(tid, session.row, session.event_log, last, fence=fence)
             try:
                 yield session, thread
             except BaseException:
-                self.forget(tid)  # it may know of what was not written after all
+                self.forget(tid)  # The cached thread may contain what was not written.
                 raise
 
     def write(
@@ -138,7 +144,7 @@ class GraphThreadStore:
         record: ThreadRecord,
         thread_id: Any,
     ) -> None:
-        """A record, durable on return, with all that waited."""
+        """Write a record together with all pending ones, durable on return."""
         event = append(session, thread, encoder, record=record, thread_id=thread_id, durable=True)
         self._mark_stored(thread, event.seq)
 
@@ -150,13 +156,16 @@ class GraphThreadStore:
         record: ThreadRecord,
         thread_id: Any,
     ) -> Callable[[], None]:
-        """A record that waits for the next; durable once what is returned was called, outside of
-        the block."""
+        """Append a record that is flushed with the next one.
+
+        Returns:
+            A function that makes the record durable. Call it outside the block.
+        """
         event = append(session, thread, encoder, record=record, thread_id=thread_id, durable=False)
         return lambda: self._ensure_stored(session, thread, event)
 
     def flush(self, session: Session, thread: GraphThread) -> None:
-        """All that was added is durable on return."""
+        """Make all added records durable."""
         session._writer.flush()
         self._mark_stored(thread, thread.seq)
 
@@ -164,7 +173,7 @@ class GraphThreadStore:
     def with_pending_writes(
         self, tid: str, session: Session, thread: GraphThread
     ) -> Iterator[None]:
-        """Around what is written: in one write with what tasks offer."""
+        """Add the pending writes of tasks to the write in this block."""
         taken, is_stored = self.pending_writes.add_all(tid, session, thread), False
         try:
             yield
@@ -173,8 +182,11 @@ class GraphThreadStore:
             notify_added(taken, is_stored=is_stored)
 
     def wait_for(self, tid: str, checkpoint_key: CheckpointKey) -> None:
-        """A checkpoint whose writes come first, as background threads have it: what was said before
-        it is to be told before."""
+        """Wait until a checkpoint is stored or refused, with a timeout.
+
+        Background threads may deliver task writes before their checkpoint. The messages of the
+        checkpoint must come first in the journal.
+        """
         if self._is_stored_or_refused(tid, checkpoint_key):
             return
         with self.reading(tid) as thread:
@@ -191,7 +203,7 @@ class GraphThreadStore:
         return here or self.is_refused(tid, checkpoint_key)
 
     def refuse(self, tid: str, checkpoint_key: CheckpointKey) -> None:
-        """What follows a checkpoint that was refused is refused too."""
+        """Record that a checkpoint was refused, so that what follows it is refused too."""
         with self._stored_changed:
             self._refused[tid, *checkpoint_key] = None
             if len(self._refused) > _MAX_REFUSED_CHECKPOINTS:
@@ -213,7 +225,8 @@ class GraphThreadStore:
             if not session.held_lease.is_released:
                 try:
                     session._writer.flush()
-                except BaseException:  # what is known here is not stored: it is read again
+                except BaseException:
+                    # The cached thread is ahead of the store: drop it, so that it is read again.
                     self._threads = OrderedDict(
                         (k, t) for k, t in self._threads.items() if t != thread
                     )
@@ -227,12 +240,15 @@ class GraphThreadStore:
             self._mark_stored(thread, event.seq)
 
     def _forget_erased(self, hub: Hub, tid: str, fence: int) -> None:
-        """What was erased since it was read is not given any more: all is read again. Nobody erases
-        anything of a session while its lease is another's: one that is ours since needs no look."""
+        """Drop the cached threads if something was erased since they were read.
+
+        Nobody can erase events of a session while we hold its lease. So a thread that was read
+        under the present lease needs no check.
+        """
         known = self._threads.get(tid)
         if fence and known is not None and known.fence == fence:
             return
-        epoch = hub.objects.sweep_lock.fetch_epoch()  # which does not depend on anybody's clock
+        epoch = hub.objects.sweep_lock.fetch_epoch()  # This does not depend on any clock.
         if epoch != self._epoch:
             self._epoch = epoch
             self._threads.clear()
@@ -244,7 +260,7 @@ class GraphThreadStore:
             self._head_threads.pop(tid, None)
 
     def ids(self) -> Sequence[Any]:
-        """As they were given: of sessions that LangGraph has written to."""
+        """Return the ids, as given by the user, of all sessions that LangGraph wrote to."""
         found = []
         for name in self.pool.names():
             with self.pool.hub():
@@ -275,10 +291,10 @@ class GraphThreadStore:
         with self.pool.hub() as hub:
             return load(hub.objects, StoredContent(oid, size))
 
-    # files
+    # Files.
 
     def restore_files(self, tid: str, checkpoint: StoredCheckpoint) -> None:
-        """The files of an older checkpoint, before a run goes on from it."""
+        """Restore the files of an older checkpoint before a run continues from it."""
         with self.writing(tid) as (session, thread):
             if checkpoint.commit and checkpoint is not thread.head(""):
                 session.restore(checkpoint.commit, only={"files"})
@@ -287,7 +303,10 @@ class GraphThreadStore:
     def commit(
         self, session: Session, thread: GraphThread, before: StoredCheckpoint | None, id_: str
     ) -> str:
-        """The files as they are now, or, of an update to an older checkpoint, were then."""
+        """Commit the present files and return the commit id.
+
+        For an update of an older checkpoint, its files are restored first.
+        """
         if before is not None and not before.ns and before is not thread.head(""):
             if before.commit and before.id != thread.restored_checkpoint_id:
                 session.restore(before.commit, only={"files"})
@@ -296,6 +315,9 @@ class GraphThreadStore:
 
 
 def _is_stored(session: Session, event: Event) -> bool:
-    """Who let the session go has written what waited, unless it was another's by then."""
+    """Return True if the event is in the store.
+
+    Releasing a session flushes its pending events, unless the lease was already lost.
+    """
     found = session.event_log.event(session.event_log.timeline, event.seq)
     return found is not None and found.hash == event.hash

@@ -1,4 +1,4 @@
-"""How what a thread was given comes into the journal of its session: in one write."""
+"""Appends a thread record with its new messages and parts to the journal, in one transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortet.sessions.session import Session
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 _MAX_EVENT_BYTES = 1 << 18
-"""Bytes of parts that go into one event."""
+"""Bytes of parts that one event holds."""
 
 
 ThreadRecord = tuple[str, dict[str, Any]]
@@ -39,9 +39,11 @@ def append(
     thread_id: Any,
     durable: bool,
 ) -> Event:
-    """A record with the messages and parts that are new in it, and with what is set aside by it:
-    all of it is stored, or nothing. Unless `now`, with the next that is, or when the session is
-    flushed."""
+    """Append a record with its new messages and parts, all or nothing.
+
+    Messages of a branch that the record leaves are marked as superseded. With `durable` False the
+    record is stored with the next durable one, or when the session is flushed.
+    """
     session._begin_change()
     hub, (kind, data) = session.hub, record
     aside = superseded_event_data(thread, kind, data, encoder.new_parts, session.state.core.aside)
@@ -76,7 +78,7 @@ def append(
 
 
 def _store_large_values(hub: Hub, encoder: ValueEncoder) -> list[ObjectRef]:
-    """What is large into the store, and its place into what refers to it."""
+    """Store large values as objects and write their ids into the trees that refer to them."""
     refs: list[ObjectRef] = []
     for described, content in encoder.large_values:
         stored = store(hub.objects, content)
@@ -88,12 +90,11 @@ def _store_large_values(hub: Hub, encoder: ValueEncoder) -> list[ObjectRef]:
 
 
 def _part_records(parts: list[ValuePart]) -> list[list[Any]]:
-    """As records have them."""
     return [[part.number, part.stored] for part in parts]
 
 
 def _groups(parts: list[ValuePart]) -> Iterator[list[ValuePart]]:
-    """No more in each than an event can hold; the last may be empty."""
+    """Group parts so that each group fits into one event; the last group may be empty."""
     group, size = list[ValuePart](), 0
     for part in parts:
         if size + len(part.raw) > _MAX_EVENT_BYTES:
@@ -110,8 +111,10 @@ def values_of(
     before: StoredCheckpoint | None,
     new: ChannelVersions,
 ) -> dict[str, Tree]:
-    """The values of a checkpoint. A channel whose version is the one of the checkpoint before is as
-    it was there."""
+    """Encode the channel values of a checkpoint.
+
+    A channel with the version of the previous checkpoint keeps its tree.
+    """
     known = before.values if before is not None else {}
     rest = before.rest.get("channel_versions", {}) if before is not None else {}
     was = dict(rest["$d"]) if "$d" in rest else rest
@@ -127,7 +130,7 @@ def values_of(
 
 
 def is_thread_event(event: Event) -> bool:
-    """Whether an event is part of a thread."""
+    """Return True if the event belongs to a thread."""
     if event.erased or event.kind == THREAD:
         return False
     if event.kind == SUPERSEDED_KIND:
@@ -138,7 +141,7 @@ def is_thread_event(event: Event) -> bool:
 
 
 def copy_events(events: Sequence[Event], after: int) -> Iterator[Draft]:
-    """The same events, which follow event `after` of another journal."""
+    """Yield copies of events that will follow event `after` of another journal."""
     old = [event.seq for event in events]
     for event in events:
         data = (
@@ -149,7 +152,7 @@ def copy_events(events: Sequence[Event], after: int) -> Iterator[Draft]:
 
 
 def _renumber_spans(data: dict[str, Any], old: Sequence[int], after: int) -> dict[str, Any]:
-    """Spans of events, by the numbers that these have there."""
+    """Map event spans to the event numbers in the other journal."""
     found: dict[str, Any] = {}
     for word in ("out", "back"):
         spans = [

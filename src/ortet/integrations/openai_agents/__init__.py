@@ -1,4 +1,24 @@
-"""Sessions of the OpenAI Agents SDK, kept in an Ortet store."""
+"""Stores sessions of the OpenAI Agents SDK in an Ortet store.
+
+Start with `OrtetSession` in `session.py`; pass it to `Runner.run(…, session=…)`.
+
+- `conversation`: the four methods that the SDK calls.
+- `turns`: turns, and the tokens that each one used.
+- `replacing`: support of the SDK's own compaction.
+- `compacting`: `OrtetCompactingSession`, which compacts without a service.
+- `items`: convert items of the Responses API to messages and back.
+- `item_cache`: cache the items of an open session.
+- `order`: run the calls of one object in order, in a thread.
+
+Invariants:
+
+- The items of the SDK are messages of one session; a branch is a fork of it.
+- Every item can be read back unchanged.
+- Calls of one object run in the order in which they are made, each completely or not at all.
+
+Importing this package without the SDK raises Unsupported("extra_missing"). It may import
+`integrations._shared`, `hub`, `sessions` and the layers below.
+"""
 
 from __future__ import annotations
 

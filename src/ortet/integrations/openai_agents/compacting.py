@@ -1,4 +1,4 @@
-"""A session of the OpenAI Agents SDK that keeps its context short by itself, without a service."""
+"""An OpenAI Agents session that compacts its context locally, without a service."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ if TYPE_CHECKING:
 
 
 class OrtetCompactingSession(OrtetSession):
-    """When more than `above` messages are in context after a turn, all but the last `keep_last` are
-    left out, and a summary stands for them: `summarise(messages)` gives its text, else an extract
-    is made. No call is parted from its result, and `s.dropped()` has what was left out.
+    """A session that compacts its context after a turn.
 
-    The SDK's OpenAIResponsesCompactionSession, which asks OpenAI's service, can be put around an
-    OrtetSession instead.
+    If more than `above` messages are in context, all but the last `keep_last` are replaced by a
+    summary. A tool call is never separated from its result. `s.dropped()` returns the dropped
+    messages.
+
+    To compact with OpenAI's service, wrap an OrtetSession in the SDK's
+    OpenAIResponsesCompactionSession instead.
+
+    Args:
+        session_id: the id of the conversation.
+        hub: the open store.
+        above: number of messages above which the context is compacted.
+        keep_last: number of messages that stay.
+        summarise: returns the summary of messages; by default an extract is made.
+        options: further options of OrtetSession.
     """
 
     def __init__(
@@ -45,14 +55,18 @@ class OrtetCompactingSession(OrtetSession):
         *,
         wrapper: RunContextWrapper[Any] | None = None,
     ) -> None:
-        """Called by the Runner behind each turn; `{"force": True}` compacts in any case."""
+        """Compact the context; the Runner calls this after each turn.
+
+        `{"force": True}` compacts regardless of the number of messages.
+        """
         del wrapper
         force = bool(args and args.get("force"))
         await self._worker.do(lambda: self._compact(force))
 
     def _add(self, items: list[Any]) -> None:
         super()._add(items)
-        if not self._open_calls:  # the SDK asks only where a service gave its response an id
+        if not self._open_calls:
+            # The SDK calls run_compaction only for responses that have an id from a service.
             self._compact(force=False)
 
     def _compact(self, force: bool) -> None:

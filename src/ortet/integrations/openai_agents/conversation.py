@@ -1,4 +1,4 @@
-"""What the OpenAI Agents SDK asks of a session: its items are messages of an Ortet session."""
+"""The session interface of the OpenAI Agents SDK: its items are messages of an Ortet session."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ MAIN_BRANCH = "main"
 
 
 class OpenAIConversation:
-    """The four verbs that the SDK calls. Calls of one object are done in the order they are made,
-    each whole or not at all, also when the caller is cancelled; other processes may use the same
-    session, and get their turn between two calls."""
+    """The four methods that the SDK calls.
+
+    Calls of one object run in the order in which they are made. Each call is done completely or not
+    at all, also if the caller is cancelled. Other processes may use the same session between two
+    calls.
+    """
 
     session_settings: SessionSettings | None = None
 
@@ -67,47 +70,52 @@ class OpenAIConversation:
         self._pool = get_session_pool(hub, agent)
         self._name = session_name(session_id)
         self._branch = MAIN_BRANCH
-        self._open_calls: set[str] = (
-            set()
-        )  # calls that were added here, whose results may still come
+        self._open_calls: set[str] = set()  # tool calls added here whose results may still follow
         self._worker = SerialWorker()
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
         return self._name
 
     async def get_items(
         self, limit: int | None = None, branch_id: str | None = None
     ) -> list[TResponseInputItem]:
-        """The conversation in order, or its latest items: exactly so many, since the Runner counts
-        them; it leaves out results whose calls are not among them. A summary that stands for what
-        was compacted comes first."""
+        """Return the items in order, or exactly the `limit` latest ones.
+
+        The Runner counts the items and drops results without their calls itself. If the context was
+        compacted, the summary comes first.
+        """
         most = resolve_session_limit(limit, self.session_settings)
         found = await self._worker.do(lambda: self._items(most, branch_id))
         return cast("list[TResponseInputItem]", found)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """All of them or none, on the disk when it returns."""
+        """Append all items or none; they are on disk when this returns."""
         if items:
             given = list(items)
             await self._worker.do(lambda: self._add(given))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take back the latest item. It stays in the history: `ortet reflog` leads there."""
+        """Remove and return the latest item. It stays in the history; `ortet reflog` shows it."""
         return cast("TResponseInputItem | None", await self._worker.do(self._pop))
 
     async def clear_session(self) -> None:
-        """Begin anew. What was said goes out of context and stays in the journal: `s.dropped()` has
-        it. Facts, decisions and spending stay."""
+        """Clear the context. Facts, decisions and spending stay.
+
+        The messages stay in the journal; `s.dropped()` returns them.
+        """
         await self._worker.do(self._clear)
 
     def close(self) -> None:
-        """Let the session go; another process may have it at once. It can be used again."""
+        """Release the session, so that another process can open it.
+
+        The object can be used again.
+        """
         self._worker.close()
         self._pool.evict(self._session_name())
 
-    # in the thread of this conversation
+    # Synchronous bodies, run in the worker thread.
 
     def _items(self, limit: int | None, branch: str | None) -> list[Any]:
         name = self._session_name(branch)
@@ -121,14 +129,14 @@ class OpenAIConversation:
             if calling := session.state.core.calling:
                 known = {message.get("tool_call_id") for message in messages} | self._open_calls
                 if any(call.id not in known for call in calling):
-                    session.close_tool_calls()  # of a process that ended in between
+                    session.close_tool_calls()  # They belong to a process that ended.
             if self._name != self.session_id:
                 self._record_session_id(session)
             append_messages(session, messages)
             self._open_calls = {call.id for call in session.state.core.calling}
 
     def _record_session_id(self, session: Session) -> None:
-        """Its name does not always tell the id that the SDK knows it by."""
+        """Record the session id of the SDK, if the session name does not equal it."""
         if session.state.core.events <= 1:
             session.record("openai.session", {"session_id": self.session_id})
 
@@ -149,15 +157,15 @@ class OpenAIConversation:
         self._open_calls.clear()
         self._write(clear_context)
 
-    # where it is
+    # Session names.
 
     def _session_name(self, branch: str | None = None) -> str:
-        """The name of the Ortet session that a branch is."""
+        """Return the name of the Ortet session of a branch."""
         del branch
         return self._name
 
     def _write(self, verb: Callable[[Session], T], name: str = "") -> T | None:
-        """None where there is no such session."""
+        """Run `verb` on the session; return None if the session does not exist."""
         try:
             with self._pool.writing(name or self._session_name(), create=False) as session:
                 return verb(session)

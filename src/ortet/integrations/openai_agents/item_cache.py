@@ -1,4 +1,4 @@
-"""What a session said, as items, kept ready while it is open here."""
+"""Caches the items of a session while it is open here."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ortet.sessions.session import Session
 
 _FIRST_PAGE = 8
 _UNANSWERED_CALL_WINDOW = 64
-"""Items among which calls without results are looked for."""
+"""Number of last items that are searched for calls without results."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(thread_safe_struct(list[Item])).decode
 
 
 class _MessageSpan(NamedTuple):
-    """A message: where it ends in the list of items, and the call that it makes up a result of."""
+    """A message, the end of its items in the list, and the call whose result it synthesizes."""
 
     seq: int
     end: int
@@ -39,7 +39,7 @@ class _MessageSpan(NamedTuple):
 
 
 class StoredItem(NamedTuple):
-    """An item, the event of its message, and when that was."""
+    """An item with the event and the time of its message."""
 
     seq: int
     time: int
@@ -47,7 +47,7 @@ class StoredItem(NamedTuple):
 
 
 class ItemCache:
-    """Items as bytes: who asks gets items of its own, which it may change."""
+    """Items of one session, encoded, so that each caller gets copies it may change."""
 
     def __init__(self) -> None:
         self._key: tuple[str, int, int] = ("", -1, 0)
@@ -59,7 +59,10 @@ class ItemCache:
     def items(
         self, view: SessionReader, limit: int | None, open_calls: Collection[str]
     ) -> list[Item]:
-        """All, or the latest; calls that are not `ours` and have no result get one that says so."""
+        """Return all items, or the latest ones.
+
+        Calls without a result get a synthetic one, except those in `open_calls`.
+        """
         if limit is not None and limit > 0 and not open_calls and self._key[1] < 0:
             found = [load_full_message(view, message) for message in view.messages(last=limit)]
             if len(found) == limit:
@@ -73,7 +76,7 @@ class ItemCache:
         return _decode_items(shown)
 
     def stored_items(self, view: SessionReader) -> list[StoredItem]:
-        """All of them, but for results that were made up."""
+        """Return all items except synthetic results."""
         self._catch_up(view)
         items, start, found = _decode_items(self._items), 0, list[StoredItem]()
         for one in self._message_spans:
@@ -95,7 +98,7 @@ class ItemCache:
             ]
             lost = {one.synthetic_call_id for one in self._message_spans if one.synthetic_call_id}
             if lost and any(lost.intersection(results_of(one)) for one in new):
-                self._read(view, key)  # a real result came after all
+                self._read(view, key)  # The real result arrived later.
                 return
             self._append_messages(new)
             self._seq = core.events
@@ -125,7 +128,10 @@ class ItemCache:
             )
 
     def _visible_items(self, view: SessionReader, open_calls: Collection[str]) -> list[bytes]:
-        """A result that was made up is not shown to who made the call and may give the real one."""
+        """Return the items without synthetic results of `open_calls`.
+
+        Their caller may still add the real results.
+        """
         said, end = self._message_spans, len(self._items)
         for at in range(len(said) - 1, -1, -1):
             if said[at].synthetic_call_id not in open_calls or not said[at].synthetic_call_id:
@@ -143,22 +149,25 @@ _CACHES: WeakKeyDictionary[Session, ItemCache] = WeakKeyDictionary()
 
 
 def item_cache_for(view: SessionReader) -> ItemCache:
-    """Of an opened session the same as long as it is open; else another each time: whoever reads
-    what nobody keeps open finds that something was erased meanwhile."""
+    """Return the item cache of a session.
+
+    An open session keeps its cache. Other readers get an empty one each time, because events may
+    have been erased in between.
+    """
     return _CACHES.setdefault(view, ItemCache()) if isinstance(view, Session) else ItemCache()
 
 
 def messages_with_items(
     view: SessionReader, last: int | None = None
 ) -> list[tuple[Message, list[Item]]]:
-    """Each with its items, or the last ones; without results that were made up."""
+    """Return all or the `last` messages with their items, without synthetic results."""
     several = view.messages() if last is None else view.messages(last=last)
     found = items_of(load_full_message(view, message) for message in several)
     return [(message, items) for message, items in found if not message.extra.get("synthetic")]
 
 
 def newest_messages(view: SessionReader) -> Iterator[tuple[Message, list[Item]]]:
-    """The same from the end on, for who wants only some: it costs what they do."""
+    """Yield messages with their items, newest first; older ones are read on demand."""
     count, seen = _FIRST_PAGE, view.state.core.events + 1
     while True:
         found = messages_with_items(view, count)

@@ -1,8 +1,8 @@
-"""Items of the Responses API as messages, and back: nothing is lost, and no text is kept twice.
+"""Converts items of the Responses API to messages and back, lossless and without duplication.
 
-What a model made at one go, its reasoning, its text and its tool calls, is one message of the
-assistant, as calls and their results are found by that. `extra.openai` has of each item what the
-message itself does not say: "message", "call", "result" or, whole, "raw".
+The reasoning, text and tool calls of one model response form one assistant message. The session
+pairs calls with results by that message. `extra.openai` holds, for each item, what the message
+itself does not: under "message", "call" or "result", or the whole item under "raw".
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _OUTPUT_TYPE_BY_CALL = {
     "function_call": "function_call_output",
     "custom_tool_call": "custom_tool_call_output",
 }
-"""Calls for which a result can be made up; by the type of that."""
+"""Types of calls that can get a synthetic result, with the type of that result."""
 _ROLES = ("user", "system", "developer")
 _USER_ITEM_TYPES = {"mcp_approval_response"}
 _EMPTY_EXTRA: list[dict[str, Any]] = [{"message": {}}]
-"""What a text has to say that its message does not."""
+"""The extra data of a plain text, which needs none."""
 
 
 def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """As `say_all` takes them."""
+    """Convert items to messages in the form that `say_all` takes."""
     found: list[dict[str, Any]] = []
     group: _AssistantMessage | None = None
     for number, item in enumerate(items):
@@ -62,7 +62,7 @@ def messages_of(items: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _non_assistant_message(item: Item) -> dict[str, Any] | None:
-    """The message of an item that no model made."""
+    """Return the message of an item that is not from a model; None for other items."""
     role, type_, call = item.get("role"), item.get("type"), item.get("call_id")
     if isinstance(role, str) and role and role != "assistant":
         if "content" not in item:
@@ -84,7 +84,7 @@ def _non_assistant_message(item: Item) -> dict[str, Any] | None:
 
 
 class _AssistantMessage:
-    """A message of the assistant, as it is made of items."""
+    """An assistant message under construction from items."""
 
     def __init__(self) -> None:
         self.item_extras: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ class _AssistantMessage:
         }
 
     def accepts(self, item: Mapping[str, Any]) -> bool:
-        """Text begins another message, unless it is the first of this one."""
+        """Return True if the item can be added: a second text starts another message."""
         return item.get("role") != "assistant" or not any(
             "raw" not in one for one in self.item_extras
         )
@@ -134,7 +134,7 @@ class _AssistantMessage:
 
 
 def items_of(messages: Iterable[Message]) -> Iterator[tuple[Message, list[Item]]]:
-    """The items of each message, in order; those that others said are put into words of the API."""
+    """Yield each message with its items. Messages of other programs are converted to API items."""
     types: dict[str, str] = {}
     for message in messages:
         items = _items(message, types)
@@ -145,7 +145,7 @@ def items_of(messages: Iterable[Message]) -> Iterator[tuple[Message, list[Item]]
 
 
 def result_of(call: ToolCall, items: Sequence[Item]) -> list[Item]:
-    """What stands for the result of a call that a crash has cut off, where it can be said."""
+    """Return a synthetic result for a call that a crash interrupted, if its type has one."""
     types = {item.get("call_id"): item.get("type") for item in items}
     return _synthetic_result(call.id, str(types.get(call.id)))
 
@@ -179,7 +179,6 @@ def _items(message: Message, types: dict[str, str]) -> list[Item]:
 def _assistant_items(
     message: Message, extra: Mapping[str, Any], item_extras: list[Any] | None
 ) -> list[Item]:
-    """The items of a message of the assistant."""
     calls = [call for call in extra.get("tool_calls") or () if isinstance(call, dict)]
     content = message.content
     if item_extras is None:

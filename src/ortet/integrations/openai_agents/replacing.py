@@ -1,5 +1,7 @@
-"""The end of a conversation, replaced in one write: for the SDK's own compaction, which asks
-OpenAI's service for what stands in its place."""
+"""Replaces the last items of a conversation in one write, for the SDK's own compaction.
+
+The SDK asks OpenAI's service for the compacted items.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
     from agents.memory.session import _CompactionSnapshot
 
 SeqItem = tuple[int, Item]
-"""An item, and the event of its message."""
+"""An item with the event of its message."""
 
 
 class CompactableConversation(TurnTrackingConversation):
-    """The half of OrtetSession that OpenAIResponsesCompactionSession asks for, where it can."""
+    """The part of OrtetSession that OpenAIResponsesCompactionSession uses if present."""
 
     async def _get_compaction_snapshot(self, limit: int, **_: Any) -> _CompactionSnapshot | None:
-        """The latest items, and how to replace some of them unless something was said since. None
-        where a summary of ours stands for others: the SDK then replaces all."""
+        """Return the latest items, with a function that replaces some of them.
+
+        The function replaces nothing and returns False if the conversation changed since. Return
+        None if a summary of ours is in context: the SDK then replaces everything.
+        """
         from agents.memory.session import _CompactionSnapshot
 
         require(POSITIVE_COUNT, limit=limit)
@@ -68,6 +73,6 @@ def _replace_tail(
         return clear_context(session, messages_of(output))
     at = len(stored) - count
     seq = stored[at][0]
-    kept = [item for other, item in stored[:at] if other == seq]  # of the same message
+    kept = [item for other, item in stored[:at] if other == seq]  # items of the same message
     replace_messages_from(session, seq, messages_of([*kept, *output]))
     return True

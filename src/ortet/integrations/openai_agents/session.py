@@ -1,4 +1,4 @@
-"""A session of the OpenAI Agents SDK, kept in an Ortet store; its branches are forks."""
+"""`OrtetSession`: a session of the OpenAI Agents SDK in an Ortet store; its branches are forks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,26 @@ from ortet.sessions.table import ARCHIVED, CLOSED
 from ortet.store.sweep_retry import run_with_sweep_retry
 
 _NOTE = "openai.branch"
-"""The note of a fork that says which branch it is, of which session."""
+"""The note of a fork with its branch id and its session."""
 _MAX_NAME_ATTEMPTS = 1000
 
 
 class OrtetSession(CompactableConversation):
-    """Give it to `Runner.run(…, session=…)`. The Ortet session is the one of the same name, or one
-    whose name ends in a hash of an id that cannot be a name; `options` are those of `hub.session`
-    for a new one: goal, budget, profile.
+    """A session for `Runner.run(…, session=…)`.
 
-    Branches are those of AdvancedSQLiteSession, but nothing is copied: a branch is a fork, whose
-    timeline begins before the turn that it branches from. `branch` is the one to be on at first.
+    The Ortet session has the same name. If the id is not a valid name, the name ends in a hash of
+    it.
+
+    Branches work as in AdvancedSQLiteSession, but nothing is copied. A branch is a fork whose
+    timeline starts before the turn that it branches from.
+
+    Args:
+        session_id: the id of the conversation.
+        hub: the open store.
+        agent: the agent that owns the session.
+        branch: the branch to start on.
+        session_settings: settings of the SDK.
+        options: options of `hub.session` for a new session, such as goal, budget and profile.
     """
 
     def __init__(
@@ -55,14 +64,18 @@ class OrtetSession(CompactableConversation):
 
     @property
     def branch(self) -> str:
-        """The one that it is on."""
+        """The id of the current branch."""
         return self._branch
 
     async def create_branch_from_turn(
         self, turn_number: int, branch_name: str | None = None
     ) -> str:
-        """Go on from before a turn, on a branch of its own; returns which. NotFound("no_turn"),
-        Conflict("name_taken") when there is or was one of that name."""
+        """Create a branch that starts before a turn, switch to it and return its id.
+
+        Raises:
+            NotFound: "no_turn" if there is no such turn.
+            Conflict: "name_taken" if a branch of that name exists or existed.
+        """
         require(POSITIVE_COUNT, turn_number=turn_number)
         optional(_NAME, branch_name=branch_name)
         return await self._worker.do(lambda: self._create_branch(turn_number, branch_name))
@@ -70,26 +83,36 @@ class OrtetSession(CompactableConversation):
     async def create_branch_from_content(
         self, search_term: str, branch_name: str | None = None
     ) -> str:
-        """The same, from the first turn whose user said this."""
+        """Create a branch before the first turn whose user message contains `search_term`.
+
+        See `create_branch_from_turn`.
+        """
         turns = await self.find_turns_by_content(search_term)
         if not turns:
             raise NotFound("no_turn", f"no user said {search_term!r}: get_conversation_turns()")
         return await self.create_branch_from_turn(turns[0]["turn"], branch_name)
 
     async def switch_to_branch(self, branch_id: str) -> None:
-        """Go on there. NotFound("no_branch")."""
+        """Switch to a branch.
+
+        Raises:
+            NotFound: "no_branch" if it does not exist.
+        """
         await self._worker.do(lambda: self._switch(branch_id))
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
-        """Close it: its name stays taken, and hub.get still reads what was said there. The current
-        one only with `force`, which leads back to main."""
+        """Close a branch.
+
+        Its name stays taken, and `hub.get` still reads it. Closing the current branch needs
+        `force`, which switches to main.
+        """
         await self._worker.do(lambda: self._delete(branch_id, force))
 
     async def list_branches(self) -> list[dict[str, Any]]:
-        """Those there are, with how much was said on each; forks that others made too."""
+        """Return all branches with their message counts, including forks made by other means."""
         return await self._worker.do(self._list)
 
-    # in the thread of this conversation
+    # Synchronous bodies, run in the worker thread.
 
     def _session_name(self, branch: str | None = None) -> str:
         if branch is None or branch == self._branch:
@@ -108,7 +131,7 @@ class OrtetSession(CompactableConversation):
         return [self._name, *(name for name, _ in self._forks())]
 
     def _forks(self) -> list[tuple[str, str]]:
-        """Name of the Ortet session and id of each branch but main."""
+        """Return the session name and branch id of each branch except main."""
         found = []
         for name in self._pool.names(f"{self._name}/"):
             with self._pool.reading(name) as view:
@@ -204,7 +227,10 @@ class OrtetSession(CompactableConversation):
         }
 
     def _clear(self) -> None:
-        """As with the SDK's own, of all branches that were made here."""
+        """Clear the context and close all branches that were made here.
+
+        The SDK's own sessions do the same.
+        """
         for name, _ in self._forks():
             if self._read(lambda view: bool(view.notes().get(_NOTE)), name):
                 self._close(name)

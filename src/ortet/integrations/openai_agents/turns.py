@@ -1,4 +1,4 @@
-"""Turns of a conversation, and what each of them used: a turn begins with what a user says."""
+"""Turns of a conversation and the usage of each; a turn starts with a user message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _PREVIEW = 100
 
 
 class ConversationTurn(NamedTuple):
-    """`seq` is the event of the message that it begins with; 0 for what comes before the first."""
+    """A turn.
+
+    `seq` is the event of its first message; 0 for items before the first user message.
+    """
 
     number: int
     seq: int
@@ -50,13 +53,16 @@ class ConversationTurn(NamedTuple):
 
 
 class TurnTrackingConversation(OpenAIConversation):
-    """The half of OrtetSession that counts."""
+    """The part of OrtetSession that reports turns and usage."""
 
     async def store_run_usage(self, result: RunResultBase) -> None:
-        """Spend what a run used, of the session's budget, in the name of the current turn. Told
-        twice, also by a run that was resumed, only the difference is spent.
+        """Record what a run used and charge it to the session's budget, for the current turn.
 
-        Refused("budget_spent") when that was too much: it is recorded, and the session is paused.
+        If a run is reported again, also after it was resumed, only the difference is charged.
+
+        Raises:
+            Refused: "budget_spent" if a limit is exceeded. The usage is recorded and the session is
+                paused.
         """
         usage, model = result.context_wrapper.usage, _model_of(result)
         if usage is not None:
@@ -67,7 +73,7 @@ class TurnTrackingConversation(OpenAIConversation):
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
-        """Of one turn ({} when nothing is known), or of all."""
+        """Return the usage of one turn ({} if unknown), or of all turns."""
         found = (
             await self._worker.do(
                 lambda: self._read(self._usage_by_turn, self._session_name(branch_id))
@@ -79,17 +85,17 @@ class TurnTrackingConversation(OpenAIConversation):
         return [{"user_turn_number": number, **used} for number, used in sorted(found.items())]
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
-        """What is known of a branch, or of all; None when that is nothing."""
+        """Return the usage of a branch, or of all branches; None if nothing is known."""
         return await self._worker.do(lambda: self._usage(branch_id))
 
     async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
-        """What users said, by turn."""
+        """Return the user messages by turn."""
         return [_turn_summary(turn) for turn in await self._turns(branch_id) if turn.seq]
 
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """The turns whose user said this, in capitals or not."""
+        """Return the turns whose user message contains the text, ignoring case."""
         check_text(search_term=search_term)
         looked = re.compile(re.escape(search_term), re.IGNORECASE)
         return [
@@ -101,7 +107,7 @@ class TurnTrackingConversation(OpenAIConversation):
     async def get_conversation_by_turns(
         self, branch_id: str | None = None
     ) -> dict[int, list[dict[str, str | None]]]:
-        """The types of items in each turn."""
+        """Return the item types of each turn."""
         turns = await self._turns(branch_id)
         return {
             turn.number: [{"type": _type(item), "tool_name": _tool(item)} for item in turn.items]
@@ -109,7 +115,7 @@ class TurnTrackingConversation(OpenAIConversation):
         }
 
     async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
-        """Which tools were called how often in which turn."""
+        """Return tuples of tool name, number of calls and turn."""
         found: list[tuple[str, int, int]] = []
         for turn in await self._turns(branch_id):
             called = (_tool(item) for item in turn.items if item.get("type") in _CALLS)
@@ -123,7 +129,7 @@ class TurnTrackingConversation(OpenAIConversation):
             or []
         )
 
-    # in the thread of this conversation
+    # Synchronous bodies, run in the worker thread.
 
     def _record_usage(self, session: Session, usage: Usage, model: str) -> None:
         newest = newest_messages(session)
@@ -134,7 +140,7 @@ class TurnTrackingConversation(OpenAIConversation):
             **{key: _dump_details(getattr(usage, key)) for key in _DETAILS},
         }
         before = {key: known.get(key, 0) for key in _COUNTS}
-        if any(now[key] < before[key] for key in _COUNTS):  # another run, in the same turn
+        if any(now[key] < before[key] for key in _COUNTS):  # another run in the same turn
             for key in _COUNTS:
                 now[key] += before[key]
         more = {key: now[key] - before[key] for key in _COUNTS}
@@ -174,18 +180,18 @@ class TurnTrackingConversation(OpenAIConversation):
         return {**total, "total_turns": len(found)}
 
     def _all_names(self) -> list[str]:
-        """Of the Ortet sessions of all branches."""
+        """Return the session names of all branches."""
         return [self._name]
 
 
 def _turn_usage(view: SessionReader, seq: int) -> dict[str, Any]:
-    """What runs used in a turn so far."""
+    """Return the usage recorded for a turn so far."""
     found = [e.data["params"] for e in _model_events(view, seq)]
     return next((told["used"] for told in reversed(found) if told["turn"] == seq), {})
 
 
 def _usage_by_turn_event(view: SessionReader) -> dict[tuple[str, int], dict[str, Any]]:
-    """By the timeline that said so and the turn's event: branches share what came before them."""
+    """Return usage by timeline and event of the turn: branches share their common history."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for event in _model_events(view):
         found[event.timeline, event.data["params"]["turn"]] = event.data["params"]["used"]

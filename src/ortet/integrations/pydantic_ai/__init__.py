@@ -1,4 +1,20 @@
-"""Message histories of Pydantic AI, kept in an Ortet store."""
+"""Stores message histories of Pydantic AI in an Ortet store.
+
+Start with `OrtetHistory` in `history.py`: `await chat.run(agent, "…")`.
+
+- `history`: loads, runs and saves a conversation.
+- `messages`: converts Pydantic AI messages to session messages and back.
+- `loops`: the event loop for synchronous runs.
+
+Invariants:
+
+- A conversation is one session; a message of Pydantic AI is one message of it.
+- A message that this release of Pydantic AI cannot read stays stored unchanged.
+- Each message of a run is stored as soon as it exists.
+
+Importing this package without Pydantic AI raises Unsupported("extra_missing"). It may import
+`integrations._shared`, `hub`, `sessions` and the layers below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation with agents of Pydantic AI, as messages of a session."""
+"""`OrtetHistory`: a conversation with Pydantic AI agents, stored as messages of a session."""
 
 from __future__ import annotations
 
@@ -40,9 +40,16 @@ _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_to
 
 
 class OrtetHistory:
-    """`await chat.run(agent, "…")` instead of `await agent.run("…")`: what was said before is given
-    to the agent, and each message is stored as soon as it is there. The Ortet session is the one of
-    the same name; `options` are those of `hub.session` for a new one: goal, budget, profile."""
+    """A message history: `await chat.run(agent, "…")` instead of `await agent.run("…")`.
+
+    The agent gets the earlier messages. Each new message is stored as soon as it exists.
+
+    Args:
+        session_id: the id of the conversation; the Ortet session has the same name.
+        hub: the open store.
+        agent: the agent that owns the session.
+        options: options of `hub.session` for a new session, such as goal, budget and profile.
+    """
 
     def __init__(
         self, session_id: str, hub: Hub, *, agent: str = "default", **options: Any
@@ -55,12 +62,15 @@ class OrtetHistory:
 
     @property
     def name(self) -> str:
-        """Of the Ortet session: `ortet journal NAME`, `hub.get(NAME)`."""
+        """The name of the Ortet session, for `ortet journal NAME` and `hub.get(NAME)`."""
         return self._name
 
     async def run(self, agent: Agent[Any, Any], prompt: Any = None, **run_options: Any) -> Any:
-        """As `agent.run`, with this history. After a crash in the middle, what was said until then
-        is there, and calls without a result are told as such."""
+        """Call `agent.run` with this history and store each new message.
+
+        After a crash the messages up to then are stored, and interrupted tool calls get a result
+        that says so.
+        """
         before = await asyncio.to_thread(self.load)
         stored = 0
 
@@ -77,15 +87,18 @@ class OrtetHistory:
             finally:
                 if len(new := run.new_messages()) > stored:
                     await to_thread_shielded(keep, new)
-        assert run.result is not None  # or the loop has raised
+        assert run.result is not None  # Otherwise the loop has raised.
         return run.result
 
     def run_sync(self, agent: Agent[Any, Any], prompt: Any = None, **run_options: Any) -> Any:
-        """As `agent.run_sync`, with this history."""
+        """Call `agent.run_sync` with this history; see `run`."""
         return run_in_thread_loop(lambda: self.run(agent, prompt, **run_options))
 
     def load(self) -> list[ModelMessage]:
-        """For `message_history=`: all in context, a summary first where something was compacted."""
+        """Return the messages in context, for `message_history=`.
+
+        If the context was compacted, the summary comes first.
+        """
         try:
             with self._pool.reading(self._name) as view:
                 first = _summary(view)
@@ -99,8 +112,13 @@ class OrtetHistory:
         return [*found, result_of(calling)] if calling else found
 
     def save(self, result: AgentRunResult[Any] | Sequence[ModelMessage]) -> int:
-        """Store what is new, of a run or of a list of messages, all or none, on the disk when it
-        returns; how many that was. What the model's answers used is spent of the budget."""
+        """Store the new messages of a run or list, all or none.
+
+        The messages are on disk when this returns. Their usage is charged to the budget.
+
+        Returns:
+            The number of stored messages.
+        """
         given = result if isinstance(result, Sequence) else result.new_messages()
         for number, one in enumerate(given):
             if getattr(one, "kind", None) not in ("request", "response"):
@@ -112,7 +130,7 @@ class OrtetHistory:
         return self._store(dump_messages(given), skip_stored=True)
 
     def fork(self) -> OrtetHistory:
-        """Another conversation that goes on from here."""
+        """Return another conversation that continues from here."""
         with self._pool.writing(self._name, **self._options) as session:
             (made,) = session.fork(1, machine=False)
             name = made.name
@@ -135,7 +153,7 @@ class OrtetHistory:
         return len(new)
 
     def _record_session_id(self, session: Session) -> None:
-        """Its name does not always tell the id that a program knows it by."""
+        """Record the program's session id, if the session name does not equal it."""
         if self._name != self.session_id and session.state.core.events <= 1:
             session.record("pydantic-ai.session", {"session_id": self.session_id})
 
@@ -154,7 +172,7 @@ def _summary(view: SessionReader) -> list[MessageDump]:
 
 
 def _count_stored(view: SessionReader, dumps: Sequence[MessageDump]) -> int:
-    """How many of these are stored already: they are what was said last."""
+    """Return how many of the first dumps are already stored as the last messages."""
     stored = _stored_dumps(view, len(dumps)) if dumps else []
     for count in range(len(stored), 0, -1):
         if stored[-count:] == list(dumps[:count]):
@@ -163,7 +181,7 @@ def _count_stored(view: SessionReader, dumps: Sequence[MessageDump]) -> int:
 
 
 def _close_open_calls(session: Session, new: Sequence[MessageDump]) -> None:
-    """Those of a process that ended before their results came, unless they come now."""
+    """Close the calls of a process that ended, unless their results come now."""
     calling: list[ToolCall] = list(session.state.core.calling)
     answered = {part.get("tool_call_id") for part in new[0].get("parts", ())}
     if calling and not answered.intersection(call.id for call in calling):

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _ThreadLoop:
-    """A loop that is closed with its thread, or with the process."""
+    """An event loop that is closed with its thread or process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -29,8 +29,11 @@ _FOREIGN_LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def run_in_thread_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """On the same loop each time, which `agent.run_sync` uses too: the connections of a model's
-    client belong to the loop that they were made on, and the client is kept."""
+    """Run the coroutine on the event loop of this thread, which `agent.run_sync` uses too.
+
+    The client of a model is kept, and its connections belong to the loop they were made on. So all
+    runs must use the same loop.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -45,7 +48,7 @@ def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     try:
         return loop.run_until_complete(task)
     except BaseException:
-        if not task.done():  # somebody pressed control-C: what was said until then is kept
+        if not task.done():  # Interrupted by Ctrl-C: let the task store the messages so far.
             task.cancel()
             with suppress(asyncio.CancelledError):
                 loop.run_until_complete(task)
@@ -58,7 +61,8 @@ def _loop() -> asyncio.AbstractEventLoop:
     if loop is not None and not loop.is_closed():
         if loop not in _FOREIGN_LOOPS and (held is None or held.loop is not loop):
             _FOREIGN_LOOPS.add(loop)
-            atexit.register(loop.close)  # asking may have made it, and then nobody else would
+            # get_event_loop() may have created it; then nobody else closes it.
+            atexit.register(loop.close)
         return loop
     if held is None or held.loop.is_closed():
         held = _THREAD_LOCAL.held = _ThreadLoop(asyncio.new_event_loop())

@@ -1,7 +1,8 @@
-"""Messages of Pydantic AI as messages of a session, and back, through its type adapter.
+"""Converts Pydantic AI messages to session messages and back, through its type adapter.
 
-One is one. `extra.pydantic_ai` is what the adapter dumps, without the text, calls and results that
-the session's message says itself. What this release cannot read stays stored as it is.
+One message becomes one message. `extra.pydantic_ai` is the adapter's dump without the text, calls
+and results that the session message has itself. Messages that this release cannot read stay stored
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MessageDump = dict[str, Any]
 
 
 def dump_messages(messages: Sequence[ModelMessage]) -> list[MessageDump]:
-    """As the adapter has them; Invalid("not_json") says which cannot be."""
+    """Dump messages with the adapter; raise Invalid("not_json") naming the one that fails."""
     try:
         found: list[MessageDump] = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
         return found
@@ -64,7 +65,7 @@ def _check(number: int, message: ModelMessage) -> None:
 
 
 def message_of(dump: MessageDump) -> dict[str, Any]:
-    """As `say_all` takes it."""
+    """Convert a dump to a message in the form that `say_all` takes."""
     parts = [dict(part) for part in dump["parts"]]
     own = {**dump, "parts": parts}
     if dump["kind"] == "response":
@@ -103,7 +104,7 @@ def _request(dump: MessageDump, parts: list[MessageDump]) -> dict[str, Any]:
         message["content"] = [_pop_content_part(part) for part in prompts or rules]
     elif rules:
         message["content"] = rules[0].pop("content")
-    else:  # words among pictures are found too, and stay where they are
+    else:  # Make text between images searchable; it also stays in the dump.
         message["content"] = "\n".join(_prompt_texts(parts))
     return message
 
@@ -115,7 +116,7 @@ def _prompt_texts(parts: Sequence[MessageDump]) -> Iterator[str]:
 
 
 def to_dump(message: Message) -> MessageDump:
-    """What the adapter dumped; what others said is put into its words."""
+    """Return the adapter's dump of a message. Messages of other programs are converted."""
     own = message.extra.get(EXTRA_KEY) if isinstance(message.extra, dict) else None
     if not isinstance(own, dict):
         return dump_messages([_from_plain_message(message)])[0]
@@ -138,8 +139,10 @@ _CONTENT_KINDS = ("text", "user-prompt", "system-prompt", *_RESULTS)
 
 
 def models_of(dumps: Sequence[MessageDump]) -> list[ModelMessage]:
-    """Messages for a model. Parts that this release does not know are left out: they stay stored,
-    for the one that does."""
+    """Convert dumps to messages for a model.
+
+    Parts that this release does not know are left out here and stay stored.
+    """
     try:
         return ModelMessagesTypeAdapter.validate_python(list(dumps))
     except ValidationError:
@@ -170,7 +173,7 @@ def _is_known(dump: MessageDump) -> bool:
 
 
 def result_of(calls: Sequence[ToolCall]) -> ModelRequest:
-    """What stands for the results of calls that a crash has cut off."""
+    """Return synthetic results for calls that a crash interrupted."""
     parts = [ToolReturnPart(call.name, LOST_RESULT_TEXT, tool_call_id=call.id) for call in calls]
     return ModelRequest(parts=parts)
 
@@ -215,7 +218,7 @@ def _pop_content_part(part: MessageDump) -> dict[str, Any]:
 
 
 def _content_values(content: Any) -> Iterator[Any]:
-    """What its parts say, in order."""
+    """Yield the content of each part in order."""
     if not isinstance(content, list):
         yield content
         return

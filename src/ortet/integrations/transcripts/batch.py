@@ -1,4 +1,4 @@
-"""Lines on their way into a session: so many at once, each whole or not at all."""
+"""Collects translated lines and appends them to a session in batches, each line all or nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ortet.store.sweep_retry import run_with_sweep_retry
 _MAX_BATCH_EVENTS = 500
 _MAX_BATCH_BYTES = 1 << 20
 _MAX_INLINE_BYTES = 256 << 10
-"""Bytes of an event that are stored in it; of more, long texts lie beside it in the store."""
+"""Size above which the long texts of an event are stored as objects."""
 _SPILL_TEXT_LIMITS = (16 << 10, 1 << 10, 100)
-"""Characters of a text that is long, in an event that is still too large."""
+"""Length limits of inline texts, tried in turn while an event is too large."""
 _RAW_PREVIEW_BYTES = 200
 _DAY_NS = 86_400 * 10**9
 
@@ -31,7 +31,7 @@ Raw = Callable[[], bytes]
 
 
 class ImportBatch:
-    """What waits to be told. `count` says how many events of each kind there were."""
+    """Lines that wait to be appended. `event_counts` counts the appended events by kind."""
 
     def __init__(self, session: Session, tool: str) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class ImportBatch:
         size: int,
         model_usage: PastSpend | None,
     ) -> None:
-        """A line; None is one that nobody understands, which is kept as it is."""
+        """Add a line. None stands for a line that was not understood and is stored unchanged."""
         drafts = entry.drafts if entry is not None else []
         if model_usage is not None and not self._is_same_bill(model_usage):
             self.flush()
@@ -72,7 +72,7 @@ class ImportBatch:
             self.flush()
 
     def flush(self) -> None:
-        """Durable now."""
+        """Append all waiting lines; they are durable on return."""
         if not self._lines:
             return
         drafts = run_with_sweep_retry(self._session.hub, self._write_batch)
@@ -89,7 +89,7 @@ class ImportBatch:
 
     def _write_batch(self) -> list[Draft]:
         hub = self._session.hub
-        with hub.writing():  # until the events are there, a sweep must not take what they name
+        with hub.writing():  # A sweep must not delete objects before the events refer to them.
             drafts = [self._fit(one, raw) for several, raw in self._lines for one in several]
             if any(draft.refs for draft in drafts):
                 hub.objects.flush()
@@ -97,7 +97,7 @@ class ImportBatch:
         return drafts
 
     def _is_same_bill(self, model_usage: PastSpend) -> bool:
-        """One step is on one model's bill of one day."""
+        """Return True if the usage is of the same model and day as the batch so far."""
         before = self._model_usage
         return before is None or (before.model, before.at // _DAY_NS) == (
             model_usage.model,
@@ -105,7 +105,10 @@ class ImportBatch:
         )
 
     def _fit(self, draft: Draft, raw: Raw) -> Draft:
-        """As the journal can hold it: with long texts beside it, or as the line that it was."""
+        """Return a draft that fits into the journal, with long texts stored as objects.
+
+        If that is not enough, return a draft of the raw line.
+        """
         fitting = msgspec.structs.replace(draft, actor=self._session.hub.author)
         if set(draft.data) == {"line"}:
             return self._raw_line_draft(fitting, raw())
@@ -135,7 +138,7 @@ class ImportBatch:
         return msgspec.structs.replace(draft, data=data, refs=refs)
 
     def _raw_line_draft(self, draft: Draft, raw: bytes) -> Draft:
-        """The line as it is."""
+        """Return a draft with the raw line."""
         key = key_of(draft.data)
         data: dict[str, Any] = {"line": key} if key else {}
         if len(raw) <= _MAX_INLINE_BYTES // 2:
@@ -147,7 +150,7 @@ class ImportBatch:
 
 
 def _size(draft: Draft) -> int | None:
-    """None for what is no plain data."""
+    """Return the encoded size, or None if the data is not plain."""
     try:
         return len(encode_body(draft))
     except Invalid as error:
@@ -157,7 +160,7 @@ def _size(draft: Draft) -> int | None:
 
 
 def _keyed(draft: Draft, key: str) -> Draft:
-    """With the key of its line, by which it is known when the file is read again."""
+    """Add the key of the line, which identifies it when the file is read again."""
     data = draft.data
     if draft.kind == "message":
         return Draft("message", {**data, "extra": {**data["extra"], "line": key}})
@@ -165,7 +168,7 @@ def _keyed(draft: Draft, key: str) -> Draft:
 
 
 def key_of(data: dict[str, Any]) -> str:
-    """The key of the line whose first event has this data; "" of what comes behind."""
+    """Return the line key in the data of a line's first event; "" for its other events."""
     extra = data.get("extra")
     found = data.get("line") or (extra.get("line") if isinstance(extra, dict) else "")
     return found if isinstance(found, str) else ""

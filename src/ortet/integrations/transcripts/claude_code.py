@@ -1,4 +1,4 @@
-"""What Claude Code writes down of a session, line by line: ~/.claude/projects/DIR/SESSION.jsonl."""
+"""Translates transcripts of Claude Code: ~/.claude/projects/DIR/SESSION.jsonl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONTEXT_FIELDS = (
     *("sessionId", "cwd", "version", "gitBranch", "userType", "entrypoint", "slug"),
     *("permissionMode", "isSidechain", "agentId"),
 )
-"""What nearly every line repeats: told where it changes."""
+"""Fields that nearly every line repeats; recorded only when they change."""
 
 _READ_ONLY_TOOLS = frozenset(
     (
@@ -39,7 +39,7 @@ _READ_ONLY_TOOLS = frozenset(
         *("ListMcpResourcesTool", "ReadMcpResourceTool"),
     )
 )
-"""Tools that change nothing outside: their calls are messages, and no deeds."""
+"""Tools without outside effects: their calls are messages but not effects."""
 
 _MAX_UUID_LENGTH = 100
 _PATH_ARGUMENTS = ("file_path", "notebook_path")
@@ -50,13 +50,13 @@ _THINKING = ("thinking", "redacted_thinking")
 def index(
     lines: Iterable[tuple[TranscriptLine, Any]], known_keys: frozenset[str]
 ) -> list[LineNode]:
-    """Every line with its place in the tree; `known` are the keys of those that were taken in."""
+    """Return every line with its place in the tree; `known_keys` are the imported lines."""
     nodes: list[LineNode] = []
     by_uuid: dict[str, int] = {}
     last: dict[str, int] = {}
     answers: dict[
         str, tuple[int, PastSpend]
-    ] = {}  # the last line of each, and what it says of its cost
+    ] = {}  # by answer: its last line and the usage that line reports
     for line, data in lines:
         node = _node(
             line, data if isinstance(data, dict) else {}, nodes, by_uuid=by_uuid, last=last
@@ -69,7 +69,7 @@ def index(
                 node = msgspec.structs.replace(node, paid=_remaining_usage(node.paid, before[1]))
             elif before is not None:
                 nodes[before[0]] = msgspec.structs.replace(nodes[before[0]], paid=None)
-        if node.key == line.key:  # no place in the tree of its own
+        if node.key == line.key:  # It has no place of its own in the tree.
             node = msgspec.structs.replace(node, parent=last.get(node.side, NO_PARENT))
         else:
             by_uuid[node.key] = at
@@ -99,7 +99,7 @@ def _node(
     boundary = data.get("type") == "system" and data.get("parentUuid") is None
     if above is not None and above.side == side:
         place = by_uuid[above.key]
-    else:  # its parent is lost, or lies in another file
+    else:  # The parent is lost or in another file.
         place = last.get(side, NO_PARENT) if parent or boundary else NO_PARENT
     return LineNode(
         line=line,
@@ -116,8 +116,11 @@ def _node(
 
 
 def _sidechain_id(data: dict[str, Any], parent_node: LineNode | None) -> str:
-    """Which agent's it is. Releases that wrote all of them into one file gave them no names: there
-    they are told apart by where each begins."""
+    """Return the id of the subagent that wrote a line.
+
+    Older releases wrote all subagents into one file without ids. There each is identified by its
+    first line.
+    """
     if isinstance(data.get("agentId"), str) and data["agentId"]:
         return str(data["agentId"])
     return (
@@ -128,7 +131,10 @@ def _sidechain_id(data: dict[str, Any], parent_node: LineNode | None) -> str:
 
 
 def _remaining_usage(usage: PastSpend, before: PastSpend) -> PastSpend | None:
-    """What an answer cost is paid once: with its last line, as far as it was not paid before."""
+    """Return the usage of an answer that was not yet counted.
+
+    Each line of an answer reports its usage. It is counted once, with the last line.
+    """
     rest = {
         name: amount - before.amounts.get(name, 0)
         for name, amount in usage.amounts.items()
@@ -139,7 +145,7 @@ def _remaining_usage(usage: PastSpend, before: PastSpend) -> PastSpend | None:
 
 def _model_usage(message: dict[str, Any], data: dict[str, Any]) -> PastSpend | None:
     usage, model = message.get("usage"), message.get("model")
-    if data.get("forkedFrom"):  # copied: it was paid in the conversation that it is from
+    if data.get("forkedFrom"):  # A copied line was paid for in its original conversation.
         return None
     if not isinstance(usage, dict) or not isinstance(model, str) or not model.isprintable():
         return None
@@ -152,15 +158,17 @@ def _model_usage(message: dict[str, Any], data: dict[str, Any]) -> PastSpend | N
 
 
 class ClaudeCodeReader:
-    """Lines of one conversation, in order, as what is told of them. `around` is what was told
-    before of their surroundings."""
+    """Translates the lines of one conversation, in order.
+
+    `context` has the context fields recorded so far.
+    """
 
     def __init__(self, effects: ToolCallEffects, context: Mapping[str, Any]) -> None:
         self._effects = effects
         self._context = dict(context)
 
     def translate(self, node: LineNode, data: Any) -> ImportedLine | None:
-        """None for what is not understood."""
+        """Translate a line to events; None if it is not understood."""
         kind = data.get("type") if isinstance(data, dict) else None
         if not isinstance(kind, str) or not kind:
             return None
@@ -201,7 +209,7 @@ class ClaudeCodeReader:
     def _user_entry(
         self, first: list[Draft], content: Any, metadata: dict[str, Any], data: dict[str, Any]
     ) -> ImportedLine:
-        """A prompt, or results of calls."""
+        """Translate a prompt or the results of tool calls."""
         drafts = [*first, _message("user", content, metadata)]
         results = [part for part in _parts(content) if part.get("type") == "tool_result"]
         for part in results:
@@ -252,7 +260,7 @@ class ClaudeCodeReader:
 
 
 def _line_metadata(data: dict[str, Any], kind: str) -> dict[str, Any]:
-    """All of a line but what was said, and what is told elsewhere."""
+    """Return the fields of a line except the message and the context fields."""
     left_out = {"message", "type", *_CONTEXT_FIELDS}
     rest = {key: value for key, value in data.items() if key not in left_out}
     return {"type": kind, "at": parse_time_ns(data.get("timestamp")), **rest}
@@ -264,7 +272,7 @@ def _record(kind: str, metadata: dict[str, Any]) -> Draft:
 
 
 def _thought(part: dict[str, Any], place: int, answer: str, at: int) -> Draft:
-    """With the model's signature, without which no API takes it back."""
+    """Return a thought with the model's signature, which APIs require to accept it back."""
     data: dict[str, Any] = {"text": str(part.get("thinking") or ""), "at": at, "of": answer}
     data["part"] = {key: value for key, value in part.items() if key != "thinking"}
     return Draft("thought", {**data, "place": place})

@@ -1,6 +1,6 @@
-"""What the Codex CLI writes down of a session, line by line: ~/.codex/sessions/…/rollout-*.jsonl.
+"""Translates transcripts of the Codex CLI: ~/.codex/sessions/…/rollout-*.jsonl.
 
-Lines are {timestamp, type, payload}; those of its first releases were the payloads themselves.
+Lines are {timestamp, type, payload}. In the first releases a line was the payload itself.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _SYNTHETIC_PROMPT_PREFIXES = (
     "# AGENTS.md instructions",
     "<turn_abort",
 )
-"""How messages begin that no user wrote."""
+"""Prefixes of user messages that no user wrote."""
 _EXITED = re.compile(r"^(?:Exit code: |Process exited with code )(-?\d+)\s*$", re.M)
 
 
 def payload_of(data: Any) -> tuple[str, dict[str, Any]]:
-    """The type of a line, and what it says; of the first releases too."""
+    """Return the type and payload of a line, also of the first releases."""
     if not isinstance(data, dict):
         return "", {}
     kind, payload = data.get("type"), data.get("payload")
@@ -64,7 +64,7 @@ def payload_of(data: Any) -> tuple[str, dict[str, Any]]:
 def index(
     lines: Iterable[tuple[TranscriptLine, Any]], known_keys: frozenset[str]
 ) -> list[LineNode]:
-    """Every line, each behind the one before it, unless turns were rolled back."""
+    """Return every line as a child of the line before, except after a rollback of turns."""
     del known_keys
     nodes: list[LineNode] = []
     prompts: list[int] = []
@@ -98,7 +98,10 @@ def _is_prompt(payload: dict[str, Any]) -> bool:
 def _usage_delta(
     payload: dict[str, Any], total: dict[str, float], model: str, at: int
 ) -> tuple[PastSpend | None, dict[str, float]]:
-    """What was spent since the count before, and the count now: the same may be told again."""
+    """Return the usage since the previous count, and the present count.
+
+    The same count may be reported more than once.
+    """
     info = payload.get("info")
     info = info if isinstance(info, dict) else {}
     now, last = (_counts(info.get(name)) for name in ("total_token_usage", "last_token_usage"))
@@ -114,14 +117,14 @@ def _counts(usage: Any) -> dict[str, float]:
 
 
 class CodexReader:
-    """Lines in order, as what is told of them."""
+    """Translates the lines of one conversation, in order."""
 
     def __init__(self, effects: ToolCallEffects, context: Mapping[str, Any]) -> None:
         self._effects = effects
         self._context = dict(context)
 
     def translate(self, node: LineNode, data: Any) -> ImportedLine | None:
-        """None for what is not understood."""
+        """Translate a line to events; None if it is not understood."""
         kind, payload = payload_of(data)
         at = parse_time_ns(data.get("timestamp")) if isinstance(data, dict) else 0
         if kind == "compacted":
@@ -220,7 +223,7 @@ def _without(payload: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _chat_content(content: Any) -> Any:
-    """Text as text; with pictures, in the parts that chat completions take."""
+    """Return text content as str; content with images as chat completion parts."""
     if not isinstance(content, list):
         return content
     parts = [_part(part) for part in content]
@@ -246,7 +249,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _text(content: Any) -> str:
-    """Of a message, or of a part of one."""
+    """Return the text of a message or of one part."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
@@ -255,7 +258,7 @@ def _text(content: Any) -> str:
 
 
 def _reasoning_parts(payload: dict[str, Any]) -> list[Any]:
-    """What is told of a thought: its summary, or where that is missing, itself."""
+    """Return the summary of a thought, or its content if there is no summary."""
     summary, content = payload.get("summary"), payload.get("content")
     return (summary if isinstance(summary, list) else []) or (
         content if isinstance(content, list) else []
@@ -273,7 +276,7 @@ def _call_arguments(kind: str, payload: dict[str, Any]) -> Any:
 
 
 def _patched_paths(arguments: Any) -> list[str]:
-    """Files that a patch among the arguments names."""
+    """Return the files named by a patch in the arguments."""
     if not isinstance(arguments, dict):
         return []
     texts = [arguments.get("input"), arguments.get("cmd"), arguments.get("patch")]
@@ -289,7 +292,7 @@ def _output(output: Any) -> Any:
 
 
 def _is_failure(output: Any) -> bool:
-    """By what it says of itself: {"success": false}, or an exit code."""
+    """Return True if the output reports a failure: {"success": false} or an exit code."""
     if isinstance(output, str) and output.startswith("{"):
         output = decode_json(output.encode())
     elif isinstance(output, str) and (code := _EXITED.search(output[:2000])) is not None:

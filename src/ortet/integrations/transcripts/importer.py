@@ -1,4 +1,4 @@
-"""Taking a transcript into sessions: once, however often, and as far as it has got by now."""
+"""Imports a transcript into sessions; importing it again adds only new lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TranscriptReader(Protocol):
 
 
 class TranscriptTool(msgspec.Struct, frozen=True):
-    """Whose transcripts can be taken in."""
+    """A tool whose transcripts can be imported."""
 
     name: str
     context: str
@@ -70,9 +70,11 @@ TOOLS: Mapping[str, TranscriptTool] = MappingProxyType(
 
 
 class ImportResult(msgspec.Struct, frozen=True):
-    """What became of a transcript: the session, and how much of it is new. `unknown` lines are kept
-    as they are; `rest`: bytes of a last line that is not whole yet. `parent` is the session that a
-    branch leaves, or that an agent works for."""
+    """The result of importing one conversation.
+
+    `unknown` lines are stored unchanged. `rest` is the size of an incomplete last line. `parent` is
+    the session that a branch left, or that a subagent works for.
+    """
 
     path: str
     name: str
@@ -105,9 +107,12 @@ def import_transcript(
     agent: str = "default",
     dry_run: bool = False,
 ) -> list[ImportResult]:
-    """Take a transcript in: its conversation into one session, each branch that was left into a
-    fork of it, each agent that worked for it into one of its own. What was taken in before is not
-    taken in again, so that a transcript that grows can be had as often as one likes."""
+    """Import a transcript and return one result for each session.
+
+    The conversation becomes one session. Each abandoned branch becomes a fork of it, and each
+    subagent a session of its own. Lines that were imported before are skipped, so a growing
+    transcript can be imported repeatedly.
+    """
     reader = tool_of(tool)
     with Transcript(path) as transcript:
         base = name or session_name(tool, conversation_of(tool, path))
@@ -131,7 +136,7 @@ def _is_of(row: SessionRow, agent: str, base: str) -> bool:
 
 
 def _group_by_agent(nodes: Sequence[LineNode]) -> dict[str, list[LineNode]]:
-    """The lines of each agent, with the numbers that they have among their own."""
+    """Group the lines by agent, with parent numbers relative to the group."""
     found: dict[str, list[LineNode]] = {}
     numbers: list[int] = []
     for node in nodes:
@@ -143,7 +148,7 @@ def _group_by_agent(nodes: Sequence[LineNode]) -> dict[str, list[LineNode]]:
 
 
 class ConversationImport:
-    """One conversation of a transcript, with the branches that were left."""
+    """The import of one conversation of a transcript, with its abandoned branches."""
 
     def __init__(
         self,
@@ -161,12 +166,10 @@ class ConversationImport:
         self._nodes = nodes
         self._name = name
         self._agent = agent
-        self.progress: dict[
-            str, ImportProgress
-        ] = {}  # of each session by name, before anything is taken in
+        self.progress: dict[str, ImportProgress] = {}  # by session name, before the import
         self._parent_progress: dict[
             int, ImportProgress
-        ] = {}  # of chains that others leave, once they are whole
+        ] = {}  # by number of a chain that others branch from, once it is complete
         self._chains = chains(nodes)
         self._names: list[str] = []
         for number, chain in enumerate(self._chains):
@@ -177,7 +180,7 @@ class ConversationImport:
         }
 
     def preview(self) -> list[ImportResult]:
-        """What `take` would do."""
+        """Return what `run` would do."""
         found = []
         for number, chain in enumerate(self._chains):
             known = self.progress.get(self._names[number], ImportProgress())
@@ -186,8 +189,11 @@ class ConversationImport:
         return found
 
     def _new_nodes(self, chain: LineChain, progress: ImportProgress) -> list[LineNode]:
-        """Lines that were not taken in. What was erased does not come back: lines before the last
-        that is known are no news then."""
+        """Return the lines that were not imported.
+
+        Erased lines are not imported again: after an erasure, only lines after the last known one
+        are new.
+        """
         nodes = [self._nodes[at] for at in chain.nodes]
         if progress.ends_erased:
             raise Conflict(
@@ -201,7 +207,7 @@ class ConversationImport:
         return [node for node in nodes if node.key not in progress.lines]
 
     def run(self) -> list[ImportResult]:
-        """Into the journals; each line once."""
+        """Import each new line once."""
         foreseen = self.preview()
         if not any(one.added for one in foreseen) and not self._abandoned_lines():
             return foreseen
@@ -218,8 +224,10 @@ class ConversationImport:
         return found
 
     def _open(self) -> Session:
-        """The main conversation, where the transcript goes on with it: what was left since the last
-        time stays, as a fork of its own."""
+        """Open the main conversation at the point where the transcript continues.
+
+        What was abandoned since the last import is kept as a fork.
+        """
         session = self._reopened(self._name)
         if left := self._abandoned_lines():
             tail = self._names[self._chain_by_key[left[0]]].removeprefix(f"{self._name}/")
@@ -232,7 +240,7 @@ class ConversationImport:
         return session
 
     def _reopened(self, name: str) -> Session:
-        """Ours to write from here on; what another process took in since we looked is known."""
+        """Open the session for writing and read what another process has imported since."""
         session = self._hub.session(name, agent=self._agent, environment="asked")
         known = self.progress.get(name, ImportProgress())
         if any(key_of(event.data) for event in session.events(known.last)):
@@ -243,7 +251,7 @@ class ConversationImport:
         return self._hub._session_manager().table.is_taken(self._agent, name)
 
     def _abandoned_lines(self) -> list[str]:
-        """Lines that the main conversation has, and that lie on a branch by now."""
+        """Return the imported lines of the main conversation that are now on a branch."""
         known = self.progress.get(self._name, ImportProgress())
         return [key for key in known.lines if self._chain_by_key.get(key, 0) > 0]
 
@@ -319,6 +327,5 @@ def _fixed_summary(summary: str) -> Summarise:
 
 
 def _tail(node: LineNode) -> str:
-    """The name of the branch that a line begins, whatever its key is made of: no number, which
-    forks have."""
+    """Return the name of the branch that a line starts: a hash, never a number as forks have."""
     return f"left-{blake2b(node.key.encode(), digest_size=5).hexdigest()}"

@@ -1,4 +1,7 @@
-"""What transcripts of all tools have in common: kinds of records, and numbers that can be spent."""
+"""Record kinds and valid amounts, common to the transcripts of all tools.
+
+This is a module of its own because the readers of all tools share it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ _MAX_AMOUNT = 1e15
 
 
 def kind_of(tool: str, word: str) -> str:
-    """The kind of record that a line of this type is kept as."""
+    """Return the record kind of a line of this type."""
     return f"{tool}.{word}" if _WORD.match(word) and word != "context" else f"{tool}.line"
 
 
 def valid_amounts(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Those that somebody can have spent."""
+    """Return the amounts that are plausible."""
     return {
         name: amount
         for name, amount in amounts.items()

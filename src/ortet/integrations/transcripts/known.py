@@ -1,4 +1,7 @@
-"""What a session has of a transcript by now: its journal, and nothing beside it, says so."""
+"""Reads from the journal which lines of a transcript a session already has.
+
+Nothing else records this.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ _OPEN = ("begun", "unsettled")
 
 
 class ImportProgress(msgspec.Struct, frozen=True):
-    """What a session has of a transcript: of each line its first and last event."""
+    """The lines that a session has, each with its first and last event."""
 
     session: str = ""
     lines: dict[str, tuple[int, int]] = {}
     around: dict[str, Any] = {}
-    start: int = 0  # the last event before all of them
-    last: int = 0  # and the last of all
-    erased: bool = False  # some of them are, and nobody knows any more of which lines they were
+    start: int = 0  # last event before the first line
+    last: int = 0  # last event of all
+    erased: bool = False  # Some events were erased, so their lines are unknown.
     ends_erased: bool = False
 
 
 class LineEvent(NamedTuple):
-    """What has to be known of an event."""
+    """The fields of an event that the import needs."""
 
     seq: int
     key: str
@@ -39,14 +42,14 @@ class LineEvent(NamedTuple):
 
 
 class LineEventCache:
-    """Reads each timeline once, however many forks began on it."""
+    """Reads each timeline once, however many forks share it."""
 
     def __init__(self) -> None:
         self._read: dict[str, list[LineEvent]] = {}
 
     def read_events(self, view: SessionReader) -> Iterator[LineEvent]:
         spans = view.event_log.timeline_spans()
-        if not spans or spans[0].after:  # what came before is another host's
+        if not spans or spans[0].after:  # The earlier events were written on another host.
             yield from map(_line_event, view.event_log.events())
             return
         for span in spans:
@@ -65,12 +68,12 @@ def _line_event(event: Event) -> LineEvent:
 
 
 def read_progress(view: SessionReader, cache: LineEventCache | None = None) -> ImportProgress:
-    """Read from its journal: that, and nothing beside it, says what was taken in."""
+    """Read from the journal what was imported."""
     lines: dict[str, tuple[int, int]] = {}
     around: dict[str, Any] = {}
     start, now, last = 0, "", 0
     erased = ends_erased = False
-    view.events(0, 0)  # an open session makes durable what waits
+    view.events(0, 0)  # In an open session this makes pending events durable.
     for note in (cache or LineEventCache()).read_events(view):
         last = note.seq
         erased, ends_erased = erased or note.erased, ends_erased or note.erased
@@ -86,7 +89,7 @@ def read_progress(view: SessionReader, cache: LineEventCache | None = None) -> I
 
 
 def _is_automatic(event: Event) -> bool:
-    """What a session does by itself between two lines."""
+    """Return True for an event that a session writes automatically between two lines."""
     return event.kind in ("lifecycle", "warning", "environment", "compaction", "episode")
 
 

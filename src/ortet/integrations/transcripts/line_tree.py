@@ -1,5 +1,7 @@
-"""What is known of each line before any is taken in, and into which conversations they fall: a user
-who goes back and asks something else leaves a branch behind."""
+"""Splits the lines of a transcript into conversations.
+
+A user who goes back and asks something else leaves an abandoned branch behind.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from ortet.journal.events import Draft
 from ortet.sessions.writing.bulk_import import PastSpend
 
 NO_PARENT = -1
-"""The parent of what begins a conversation."""
+"""Parent of a line that starts a conversation."""
 
 
 class LineNode(msgspec.Struct, frozen=True):
-    """A line and its place. `parent` is the number of an earlier node. What `weighs` says by being
-    the last which branch is gone on with; what is not `said` is never a branch. `mark` is the same
-    in all parts of one answer of a model, `calls` are made and `results` given here. `side`:
-    another agent's line."""
+    """A line and its place in the tree.
+
+    `parent` is the number of an earlier node. The branch with the last node that `weighs` is the
+    one that continues. A node without `said` never starts a branch. `mark` is equal for all parts
+    of one model answer. `calls` are made and `results` given in this line. `side` is the id of a
+    subagent, or "".
+    """
 
     line: TranscriptLine
     key: str
@@ -36,8 +41,10 @@ class LineNode(msgspec.Struct, frozen=True):
 
 
 class ImportedLine(msgspec.Struct, frozen=True):
-    """What a line is taken in as. `summary` stands for all that was said before it; with a `prompt`
-    a turn begins."""
+    """A translated line.
+
+    `summary` replaces all earlier messages. `prompt` starts a turn.
+    """
 
     drafts: list[Draft]
     summary: str = ""
@@ -46,8 +53,11 @@ class ImportedLine(msgspec.Struct, frozen=True):
 
 
 class LineChain(msgspec.Struct, frozen=True):
-    """Lines of one conversation, in order. It goes on behind node `after` of the chain `parent`;
-    the first chain is the one that was gone on with last."""
+    """The lines of one conversation, in order.
+
+    The chain continues after node `after` of the chain `parent`. The first chain is the one that
+    was continued last.
+    """
 
     nodes: list[int]
     parent: int = NO_PARENT
@@ -55,7 +65,7 @@ class LineChain(msgspec.Struct, frozen=True):
 
 
 def chains(nodes: Sequence[LineNode]) -> list[LineChain]:
-    """The conversations, each behind the one that it leaves."""
+    """Return the conversations, each after the one it branches from."""
     favourite = _latest_children(nodes)
     found = [LineChain([])]
     place: list[int] = []
@@ -77,7 +87,7 @@ def chains(nodes: Sequence[LineNode]) -> list[LineChain]:
 
 
 def _latest_children(nodes: Sequence[LineNode]) -> dict[int, int]:
-    """Of each node the child that leads to what was said last."""
+    """Return, for each node, the child that leads to the latest line."""
     weight = [at if node.weighs else NO_PARENT for at, node in enumerate(nodes)]
     best: dict[int, int] = {}
     for at in range(len(nodes) - 1, -1, -1):
@@ -90,13 +100,15 @@ def _latest_children(nodes: Sequence[LineNode]) -> dict[int, int]:
 
 
 def _is_same_turn(node: LineNode, marks: set[str]) -> bool:
-    """Whether it only looks like a branch: parts of one answer, and results of calls that were made
-    at once, lie beside each other in the tree."""
+    """Return True if the node is not a real branch.
+
+    Parts of one answer, and results of parallel calls, are siblings in the tree.
+    """
     return not node.said or node.mark in marks or not marks.isdisjoint(node.results)
 
 
 def _with_results(chain: LineChain, found: Sequence[LineChain], spine: Sequence[bool]) -> LineChain:
-    """Leaving behind what lies beside the node, so that no call is parted from its result."""
+    """Move the branch point behind siblings, so that no call is separated from its result."""
     if chain.after < 0:
         return chain
     after = chain.after
@@ -109,7 +121,7 @@ def _with_results(chain: LineChain, found: Sequence[LineChain], spine: Sequence[
 
 
 def parse_time_ns(value: Any) -> int:
-    """A time as transcripts write it, in ns since 1970; 0 for anything else."""
+    """Parse a transcript's time to nanoseconds since 1970; 0 if it is not a time."""
     try:
         when = datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -1,4 +1,7 @@
-"""The lines of a transcript, read in bounded memory: what cannot be understood is had as it is."""
+"""Reads the lines of a transcript in bounded memory.
+
+A line that cannot be parsed is available as raw bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ import msgspec
 from ortet.errors import Invalid, NotFound, Refused, Unavailable
 
 MAX_LINE_BYTES = 32 << 20
-"""Bytes of a line that is looked into; a longer one is kept in pieces of so many."""
+"""Maximum size of a line that is parsed; a longer line is stored in pieces of this size."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TranscriptLine(msgspec.Struct, frozen=True):
-    """Where a line lies, and its `key`: the same whenever the same file is read, however much it
-    has grown. `piece`: it is too long to be looked into, and this is a part of it."""
+    """The position of a line, and its `key`.
+
+    The key stays the same while the file grows. `piece` is True for a part of a line that is too
+    long to parse.
+    """
 
     start: int
     size: int
@@ -34,14 +40,12 @@ class TranscriptLine(msgspec.Struct, frozen=True):
 
 
 class Transcript:
-    """An open transcript. It may be growing: a last line that is not whole is left for later."""
+    """An open transcript, which may still grow: an incomplete last line is left out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = _open(path)
-        self.incomplete_bytes = (
-            0  # bytes of a last line that is not whole, once all lines were gone over
-        )
+        self.incomplete_bytes = 0  # size of an incomplete last line, after all lines were read
 
     def __enter__(self) -> Transcript:
         return self
@@ -50,7 +54,7 @@ class Transcript:
         self._file.close()
 
     def lines(self) -> Iterator[tuple[TranscriptLine, Any]]:
-        """All lines that are not empty, with what each says: None when that is not JSON."""
+        """Yield all lines that are not empty, with their parsed data; None if it is not JSON."""
         seen: Counter[str] = Counter()
         start, self.incomplete_bytes, inside = 0, 0, False
         self._file.seek(0)
@@ -68,19 +72,19 @@ class Transcript:
                 key = f"#{mark}" if seen[mark] == 1 else f"#{mark}.{seen[mark]}"
                 yield TranscriptLine(start, len(raw), key, piece), data
             start += len(raw)
-            self._file.seek(start)  # whoever was given the line may have read another
+            self._file.seek(start)  # The consumer may have read another line.
 
     def raw(self, line: TranscriptLine) -> bytes:
         self._file.seek(line.start)
         return self._file.read(line.size)
 
     def data(self, line: TranscriptLine) -> Any:
-        """What a line says; None when that is not JSON, or too long to look."""
+        """Return the parsed data of a line; None if it is not JSON or too long."""
         return None if line.piece else decode_json(self.raw(line))
 
 
 def decode_json(raw: bytes) -> Any:
-    """JSON, also with halves of characters that were cut in two; None for anything else."""
+    """Parse JSON, also with lone surrogates; None for anything else."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -103,7 +107,7 @@ def _replace_surrogates(value: Any) -> Any:
 
 
 def encode_raw(raw: bytes) -> dict[str, str]:
-    """A line as a record can hold it: as text, or where it is none, in base64."""
+    """Return a line as record data: text, or base64 if it is not text."""
     try:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:
@@ -111,7 +115,7 @@ def encode_raw(raw: bytes) -> dict[str, str]:
 
 
 def _open(path: Path) -> BinaryIO:
-    try:  # a pipe would keep us waiting for somebody who writes
+    try:  # O_NONBLOCK: opening a pipe must not wait for a writer.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise NotFound("no_file", f"there is no file {path}: give one that exists") from None

@@ -1,4 +1,4 @@
-"""Where coding agents keep their transcripts, and which of them belong together."""
+"""Finds the transcripts of coding agents and their subagents on disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ortet.integrations.transcripts.lines import Transcript
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 _HEADER_LINES = 50
-"""Lines in which a transcript says what it is."""
+"""Number of first lines that are searched for id and directory."""
 
 
 class TranscriptFile(msgspec.Struct, frozen=True):
-    """A transcript. `directory` is where its agent worked, "" where it does not say."""
+    """A transcript file. `directory` is where its agent worked, or "" if unknown."""
 
     path: str
     size: int
@@ -32,7 +32,7 @@ class TranscriptFile(msgspec.Struct, frozen=True):
 
 
 def default_directory(tool: str) -> Path:
-    """The tool's own, which a variable may have moved."""
+    """Return the tool's own directory, which an environment variable may change."""
     home = Path(read_variable("HOME") or Path.home())
     if tool == "codex":
         return Path(read_variable("CODEX_HOME") or home / ".codex") / "sessions"
@@ -40,7 +40,10 @@ def default_directory(tool: str) -> Path:
 
 
 def find_transcripts(tool: str, root: Path) -> list[TranscriptFile]:
-    """All below a directory, the newest first. Links are not followed: they may lead in circles."""
+    """Return all transcripts below a directory, newest first.
+
+    Symbolic links are not followed, because they may form cycles.
+    """
     if not root.is_dir():
         raise NotFound(
             "no_directory", f"there is no directory {root}: give the PATH of a transcript"
@@ -66,7 +69,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _is_transcript(tool: str, path: Path) -> bool:
-    """Not of an agent that works for another: those go with that one's."""
+    """Return True for a transcript that is not a subagent's; those belong to their parent."""
     if tool == "codex":
         return path.name.startswith("rollout-")
     return not path.name.startswith("agent-") and "subagents" not in path.parts
@@ -75,7 +78,7 @@ def _is_transcript(tool: str, path: Path) -> bool:
 def filter_by_directory(
     tool: str, places: Iterable[TranscriptFile], directory: Path
 ) -> list[TranscriptFile]:
-    """Those whose agent worked in this directory."""
+    """Return the transcripts whose agent worked in this directory."""
     real = os.path.realpath(directory)
     folder = _NOT_PLAIN.sub("-", real)
     return [
@@ -87,7 +90,7 @@ def filter_by_directory(
 
 
 def directory_of(tool: str, path: Path) -> str:
-    """As one of the first lines says it."""
+    """Return the working directory that one of the first lines names, or ""."""
     for data in _head(path):
         found = (payload_of(data)[1] if tool == "codex" else data).get("cwd")
         if isinstance(found, str) and found:
@@ -96,7 +99,7 @@ def directory_of(tool: str, path: Path) -> str:
 
 
 def conversation_of(tool: str, path: Path) -> str:
-    """Its id: of the file's name where that has one, else as one of the first lines says it."""
+    """Return the conversation id from the file name, else from one of the first lines."""
     if tool != "codex" and _UUID.match(path.stem):
         return path.stem
     for data in _head(path):
@@ -111,7 +114,7 @@ def conversation_of(tool: str, path: Path) -> str:
 
 
 def agents_of(tool: str, path: Path) -> list[Path]:
-    """Transcripts of the agents that worked for a conversation."""
+    """Return the transcripts of a conversation's subagents."""
     if tool == "codex" or path.name.startswith("agent-"):
         return []
     inside = sorted((path.parent / path.stem / "subagents").rglob("agent-*.jsonl"))
@@ -131,7 +134,7 @@ def _head(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def transcripts_at(tool: str, path: Path) -> list[TranscriptFile]:
-    """Transcripts that a PATH stands for: the file, or all that are below a directory."""
+    """Return the transcripts at a path: the file, or all below a directory."""
     if path.is_dir():
         return find_transcripts(tool, path)
     if not path.exists():

@@ -1,4 +1,7 @@
-"""Lines that Claude Code writes as said by the user, and nobody asked anything with."""
+"""Recognises user messages of Claude Code that are not prompts.
+
+This is a module of its own to keep the list of built-in commands apart from the translation.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _BUILTIN_COMMANDS = frozenset(
         *("terminal-setup", "theme", "todos", "upgrade", "usage", "vim"),
     )
 )
-"""Commands that the program carries out itself; others are questions in other words."""
+"""Commands that Claude Code executes itself; other commands are prompts."""
 
 
 def note_of(text: str) -> str:
-    """The kind of record that it is kept as; "" for what somebody said."""
+    """Return the record kind of such a message; "" for a prompt."""
     text = text.strip()
     if _INTERRUPTED.fullmatch(text):
         return "interrupted"

@@ -1,4 +1,4 @@
-"""Tool calls of a transcript as deeds, and the files that they changed as artifacts."""
+"""Converts tool calls of a transcript to effects, and the files they changed to artifacts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ortet.journal.conversation.text import text_of
 from ortet.journal.events import Draft
 
 _MAX_TEXT_CHARS = 2_000
-"""Characters of an argument or a result that the deed has: the whole is in the message."""
+"""Maximum length of a text in an effect; the message has the full text."""
 
 _PATCH_FILE_LINE = re.compile(
     r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+?)\s*$", re.M
 )
 
 LoadPendingEffects = Callable[[], Mapping[str, Mapping[str, Any]]]
-"""The intents of deeds, by their calls, that were told before and have not ended."""
+"""Returns the intents of earlier effects that have not ended, by call id."""
 
 
 class ToolCallEffects:
-    """The deeds of one conversation: a call is begun where it was made, and ended by its result."""
+    """The effects of one conversation: a call begins an effect and its result ends it."""
 
     def __init__(self, pending: LoadPendingEffects) -> None:
         self._pending = pending
@@ -60,7 +60,7 @@ class ToolCallEffects:
         return Draft("begun", data)
 
     def end(self, call: str, result: Any, *, at: int, failed: bool = False) -> list[Draft]:
-        """Nothing for a call that is no deed, or has ended."""
+        """Return the events that end an effect; none if the call is not an effect or has ended."""
         begun = self._open_effects.pop(call[:_MAX_TEXT_CHARS], None) or self._pop_earlier(
             call[:_MAX_TEXT_CHARS]
         )
@@ -79,13 +79,13 @@ class ToolCallEffects:
 
 
 def effect_id(call: str, at: int) -> str:
-    """The same for the same call, whenever it is read; in the order of their times, as all ids."""
+    """Return a deterministic id for a call. Ids sort by time, as all ids do."""
     mark = blake2b(call.encode("utf-8", "replace"), digest_size=9).hexdigest()
     return f"{at // 10**6 & (1 << 48) - 1:012x}7{mark[:3]}8{mark[3:]}"
 
 
 def relative(path: Any, cwd: Any) -> str:
-    """As the workspace has it, where it lies in it."""
+    """Return the path relative to the workspace, if it is inside."""
     if not isinstance(path, str) or not path:
         return ""
     if isinstance(cwd, str) and os.path.isabs(cwd) and os.path.isabs(path):
@@ -95,13 +95,13 @@ def relative(path: Any, cwd: Any) -> str:
 
 
 def patched_files(text: Any) -> list[str]:
-    """The files that a patch names, in order, each once."""
+    """Return the files that a patch names, in order and unique."""
     found = _PATCH_FILE_LINE.findall(text) if isinstance(text, str) else []
     return list(dict.fromkeys(found))
 
 
 def truncate_value(value: Any) -> Any:
-    """With the ends of long texts."""
+    """Shorten a value: long texts keep their beginning and end."""
     if isinstance(value, str):
         if len(value) <= _MAX_TEXT_CHARS:
             return value

@@ -1,1 +1,19 @@
-"""The long-term store of LangGraph."""
+"""LangGraph's long-term store (`BaseStore`) on an Ortet hub.
+
+Start with `store.OrtetStore`; its module docstring gives the design decisions.
+
+- `journal`: reads and appends the events of items, from any process.
+- `items`: events and catalog rows of items, and how an event changes rows.
+- `store_puts`: the events that a put or delete writes.
+- `view`: an in-memory view of all items, for search.
+- `search`, `store_match`, `store_vectors`: search by filter, words and vectors.
+- `store_known`: a cache of item values.
+
+Invariants:
+
+- All items of a store are in the journal of one session.
+- Catalog rows are derived from events by `items.changes_of` and can be rebuilt.
+- Writers hold no lease: each append is a compare-and-set on the event number.
+
+This package may import `integrations._shared`, `config`, `hub`, `sessions` and the layers below.
+"""

@@ -1,5 +1,8 @@
-"""Items of a LangGraph store in Ortet: a session's journal tells what became of each, and a row for
-each that is there leads to its last event."""
+"""Items of a LangGraph store: their journal events and catalog rows.
+
+The journal of a session records every change. A catalog row for each existing item points to its
+last event.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +23,34 @@ ITEM, PART, VECTORS, EXPIRED = (
     "langgraph.vectors",
     "langgraph.expired",
 )
-"""Kinds of events: an item put or deleted; more of a long value; vectors of it; items swept."""
+"""Event kinds.
+
+They are: item put or deleted; part of a long value; vectors of a value; expired items removed.
+"""
 
 ItemId = tuple[tuple[str, ...], str]
 """Namespace and key."""
 
 _END = ".."
-"""Between namespace and key in the name of a row: a label is not empty, and has no period."""
+"""Separates namespace and key in a row key: labels are not empty and have no period."""
 _HASHED = "\x02"
 _MAX_NAME_LENGTH = 2000
 _MAX_DEPTH = 64
 
 
 class ItemEntry(StoredRecord, frozen=True):
-    """Where an item is. Times are in ns since 1970; `ttl` is in minutes, 0 for none."""
+    """Location of an item. Times are in nanoseconds since 1970; `ttl` is in minutes, 0 for none."""
 
-    seq: int  # of the event that put it last
-    born: int  # of the one that put it first, in this life
+    seq: int  # event of the last put
+    born: int  # event of the first put since the item was last created
     created: int
     updated: int
-    said: int  # of the event that has the value: an earlier one, when it was put again unchanged
-    parts: int = 0  # events behind `said` that have the value, which was too long for one
-    vectors: int = 0  # events with vectors, behind `seq` and its parts
+    said: int  # event that has the value; earlier than `seq` if the same value was put again
+    parts: int = 0  # events after `said` that hold the value, if it was too long for one
+    vectors: int = 0  # events with vectors, after `seq` and its parts
     ttl: float = 0.0
     expires: int = 0
-    key: str = ""  # where the name of the row cannot say it
+    key: str = ""  # the key, if the row key has only its hash
 
     def is_expired(self, now: int) -> bool:
         return 0 < self.expires <= now
@@ -54,15 +60,17 @@ class ItemEntry(StoredRecord, frozen=True):
 
     @property
     def vectors_after(self) -> int:
-        """The event behind which its vectors are."""
+        """The event after which the events with the vectors come."""
         return self.seq + (self.parts if self.said == self.seq else 0)
 
 
 def changes_of(
     event: Event, find_entry: Callable[[ItemId], ItemEntry | None]
 ) -> Iterator[tuple[ItemId, ItemEntry | None]]:
-    """What an event does to items: where each is then, None for nowhere. Everything that is kept
-    beside the journal is made by it."""
+    """Yield the items that an event changes, with their new entries; None for a removed item.
+
+    All data outside the journal is derived by this function.
+    """
     data = event.data
     if event.kind == EXPIRED and not event.erased:
         for namespace, key in data["gone"]:
@@ -93,7 +101,7 @@ def changes_of(
 
 
 def fold_items(events: Iterable[Event]) -> dict[ItemId, ItemEntry]:
-    """All items that are there after these events."""
+    """Return all items that exist after these events."""
     found: dict[ItemId, ItemEntry] = {}
     for event in events:
         for id_, entry in changes_of(event, found.get):
@@ -105,7 +113,7 @@ def fold_items(events: Iterable[Event]) -> dict[ItemId, ItemEntry]:
 
 
 def item_history(events: Iterable[Event], id_: ItemId) -> list[tuple[Event, ItemEntry | None]]:
-    """Events that changed an item, each with where it was then."""
+    """Return the events that changed an item, each with the entry after it."""
     found: list[tuple[Event, ItemEntry | None]] = []
     for event in events:
         last = found[-1][1] if found else None
@@ -116,13 +124,13 @@ def item_history(events: Iterable[Event], id_: ItemId) -> list[tuple[Event, Item
 
 
 def event_seqs(event: Event) -> range:
-    """Numbers of the events that tell of one put: itself, and those with more of it."""
+    """Return the numbers of the events that belong to one put."""
     data = event.data if event.kind == ITEM else {}
     more = data.get("parts", 0) + data.get("vectors", 0)
     return range(event.seq, event.seq + 1 + more) if event.kind == ITEM else range(0)
 
 
-# rows
+# Catalog rows.
 
 
 def kind_of(timeline: str) -> str:
@@ -151,15 +159,15 @@ def entry_of(value: bytes) -> ItemEntry:
 
 
 def _needs_hash(key: str) -> bool:
-    """Whether a row cannot be named by it."""
+    """Return True if the key cannot be part of a row key."""
     return len(key) > _MAX_NAME_LENGTH or "\0" in key or key.startswith(_HASHED)
 
 
-# what is given
+# Argument checks.
 
 
 def checked_id(namespace: Iterable[str], key: Any) -> ItemId:
-    """Invalid for what no row can be named by."""
+    """Return the item id; raise Invalid if it cannot be part of a row key."""
     labels = tuple(namespace)
     name = str(key)
     for text in (*labels, name):
@@ -178,7 +186,10 @@ def checked_id(namespace: Iterable[str], key: Any) -> ItemId:
 
 
 def checked_value(id_: ItemId, value: Any) -> dict[str, Any]:
-    """Plain data of its own; Invalid("not_json") that says which key of which item is none."""
+    """Return a plain copy of the value.
+
+    Raise Invalid("not_json") with the field that is not plain.
+    """
     given = dict(value)
     try:
         check_plain(given)
@@ -196,7 +207,10 @@ def checked_value(id_: ItemId, value: Any) -> dict[str, Any]:
 
 
 def _find_invalid_field(value: Any, path: str = "", depth: int = 0) -> tuple[str, str]:
-    """The first field that cannot be stored, and why; nothing of what is nested too deep."""
+    """Return the first field that cannot be stored and the reason.
+
+    Empty if it is nested too deep.
+    """
     if depth > _MAX_DEPTH:
         return "", ""
     inner: Iterable[tuple[str, Any]] = ()

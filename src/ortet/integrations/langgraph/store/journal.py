@@ -1,4 +1,4 @@
-"""The journal behind a LangGraph store: any process appends to it, and reads what others did."""
+"""The journal of a LangGraph store: any process appends to it and reads what others wrote."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 _MAX_ATTEMPTS = 1000
 _PAGE = 1000
 _MAX_GAP_EVENTS = 50
-"""Events between two that are wanted, which cost less than to ask twice."""
+"""Gap between two wanted events up to which one query reads both."""
 _EXPIRE_BATCH_ITEMS = 1000
 
 
 class ItemJournal:
-    """Items of one session. For any thread; nothing is kept that another process could change,
-    but for where the journal ended when it was last written to."""
+    """The items of one session, for any thread.
+
+    It caches the end of the journal and values that cannot change. All else is read from the
+    catalog.
+    """
 
     def __init__(self, hub: Hub, name: str, agent: str) -> None:
         self._hub = require_hub(hub)
@@ -59,8 +62,11 @@ class ItemJournal:
         self.session = self._find_or_create(hub).id
 
     def reset(self) -> None:
-        """Forget what is remembered. Also in a forked child: a thread of its parent may have been
-        in the middle of changing it, and holds the lock for ever there."""
+        """Clear all caches and create a new lock.
+
+        Also called in a forked child: a thread of the parent may have held the lock, and nobody
+        would release it in the child.
+        """
         self.lock = RLock()
         self._tip: tuple[str, Tip] = ("", Tip())
         self._indexed_timelines: set[str] = set()
@@ -74,14 +80,17 @@ class ItemJournal:
             try:
                 hub.session(self._name, agent=self._agent).pause()
             except Refused as error:
-                if error.kind != "lease_held":  # another process has just begun it
+                if error.kind != "lease_held":  # Another process has just created it.
                     raise
             row = self._sessions.table.find(self._agent, self._name)
             assert row is not None
         return row
 
     def _recreate_session(self) -> SessionRow:
-        """Somebody has removed the session. The hub may be in use by another thread."""
+        """Create the session again after it was removed.
+
+        A second hub is opened, because another thread may be using this one.
+        """
         with self.lock, open_hub(self._hub.url, **hub_open_options(self._hub)) as other:
             row = self._find_or_create(other)
             if row.id != self.session:
@@ -96,7 +105,7 @@ class ItemJournal:
         return self._hub.clock.now_ns()
 
     def row(self) -> SessionRow:
-        """Asked for at every call; read only when it was changed."""
+        """Return the session row. It is decoded again only if its version changed."""
         found = self._catalog.row("session", self.session)
         if found is None:
             self._row = self._recreate_session()
@@ -105,13 +114,13 @@ class ItemJournal:
         return self._row
 
     def timeline(self) -> str:
-        """Where the session is now: a restore leads it elsewhere."""
+        """Return the current timeline of the session; a restore changes it."""
         found = self.row().timeline
         if found not in self._indexed_timelines:
             self._build_rows(found)
         return found
 
-    # one item
+    # One item.
 
     def entry(self, id_: ItemId) -> ItemEntry | None:
         return self._entry(self.timeline(), id_)
@@ -121,7 +130,7 @@ class ItemJournal:
         return entry_of(row.value) if row else None
 
     def get(self, id_: ItemId, *, refresh: bool) -> tuple[ItemEntry, dict[str, Any]] | None:
-        """An item with its value; None for none, and where its time is up."""
+        """Return an item and its value; None if it does not exist or has expired."""
         timeline = self.timeline()
         entry = self._entry(timeline, id_)
         if entry is None or entry.is_expired(self.now):
@@ -130,7 +139,7 @@ class ItemJournal:
         value = known.get(entry.said)
         if value is None:
             value = self._values(timeline, [entry]).get(entry.said)
-            if value is None:  # erased
+            if value is None:  # The value was erased.
                 return None
             self._value_cache.keep(known, entry.said, value)
         if refresh and entry.ttl:
@@ -138,7 +147,7 @@ class ItemJournal:
         return entry, copy_value(value)
 
     def values(self, entries: Sequence[ItemEntry]) -> dict[int, dict[str, Any]]:
-        """By number of the event that has it. What was erased is missing."""
+        """Return values by the number of the event that has them. Erased values are missing."""
         return self._values(self.timeline(), entries)
 
     def _values(self, timeline: str, entries: Sequence[ItemEntry]) -> dict[int, dict[str, Any]]:
@@ -156,7 +165,7 @@ class ItemJournal:
         return found
 
     def vectors(self, entries: Sequence[ItemEntry]) -> dict[int, list[bytes]]:
-        """By number of the event that put the item."""
+        """Return vectors by the number of the event that put the item."""
         seqs = [e.vectors_after + n + 1 for e in entries for n in range(e.vectors)]
         events = self._read(self.timeline(), seqs)
         found: dict[int, list[bytes]] = {}
@@ -169,7 +178,7 @@ class ItemJournal:
         return found
 
     def refresh(self, ids: Sequence[ItemId]) -> dict[ItemId, ItemEntry]:
-        """Let the time of items begin anew; returns where they are then."""
+        """Restart the time to live of items; return their new entries."""
         for _ in range(_MAX_ATTEMPTS):
             timeline, now = self.timeline(), self.now
             made: dict[ItemId, ItemEntry] = {}
@@ -185,11 +194,12 @@ class ItemJournal:
                     self._catalog.move([], verb="refresh", actor=self._hub.author, rows=rows)
                 return made
             except Conflict as error:
-                if error.kind != "row_moved":  # put meanwhile: it has more time than this
+                if error.kind != "row_moved":
+                    # It was put at the same time, which already restarted its time to live.
                     raise
         return {}
 
-    # all of them
+    # All items.
 
     def rows(self) -> Iterator[tuple[ItemId, ItemEntry]]:
         kind, after = kind_of(self.timeline()), ""
@@ -200,7 +210,7 @@ class ItemJournal:
             after = page[-1].key
 
     def epoch(self) -> tuple[int, int]:
-        """Another one where something was erased since."""
+        """Return the sweep epoch, which changes when something is erased."""
         objects = self._hub.objects
         return objects.sweep_lock.epoch(), objects.epoch
 
@@ -208,25 +218,25 @@ class ItemJournal:
         return self._catalog.last_seq(timeline)
 
     def events(self, timeline: str, after: int, upto: int) -> Iterator[Event]:
-        """Of a timeline itself."""
+        """Yield the events of the timeline itself, without its ancestors."""
         while after < upto and (page := self._catalog.events(timeline, after, _PAGE)):
             for row in page:
                 yield self._chain.read(row, timeline)
             after = page[-1].seq
 
     def all_events(self) -> Iterator[Event]:
-        """Everything that happened, from the first event of the family on."""
+        """Yield all events, from the first event of the session family."""
         yield from self._full_log(self.timeline()).events()
 
     def commit(self, message: str) -> CommitInfo:
-        """Under the lease of the session; what others write meanwhile is in the next one."""
+        """Commit under the lease of the session. Later writes of others go into the next commit."""
         with self._sessions.leased_session(self.row()) as session:
             return session.commit(message)
 
-    # writing
+    # Writing.
 
     def write(self, changes: Iterable[ItemChange]) -> None:
-        """All of it at once, durable on return."""
+        """Write all changes in one transaction, durable on return."""
         given = [msgspec.structs.replace(one, value=self._hub.redact(one.value)) for one in changes]
 
         def drafts(timeline: str) -> list[Draft]:
@@ -241,7 +251,7 @@ class ItemJournal:
         self._append(drafts)
 
     def expire(self, ids: Sequence[ItemId]) -> int:
-        """Take out those whose time is up; returns how many."""
+        """Remove the items that have expired; return their number."""
         total = 0
         for start in range(0, len(ids), _EXPIRE_BATCH_ITEMS):
             some, gone = ids[start : start + _EXPIRE_BATCH_ITEMS], list[Any]()
@@ -260,7 +270,7 @@ class ItemJournal:
         return total
 
     def _append(self, drafts: Callable[[str], Sequence[Draft]]) -> None:
-        """Behind whatever is last: who was slower looks again, and loses nothing."""
+        """Append the events by compare-and-set on the last event number, with retry."""
         with self.lock:
             for _ in range(_MAX_ATTEMPTS):
                 row = self.row()
@@ -309,17 +319,19 @@ class ItemJournal:
             self._tip = (timeline, tip)
         return self._tip[1]
 
-    # reading
+    # Reading.
 
     def _read(self, timeline: str, seqs: Iterable[int]) -> dict[int, Event]:
-        """Events by their numbers, in as few looks as it takes."""
+        """Return events by number, in as few queries as possible."""
         found: dict[int, Event] = {}
         for first, last, wanted in _runs(sorted(set(seqs))):
             for row in self._catalog.events(timeline, first - 1, last - first + 1):
                 if row.seq in wanted:
                     found[row.seq] = self._chain.read(row, timeline)
             missing = wanted - found.keys()
-            if missing:  # they are older than this timeline, or only in commits any more
+            if missing:
+                # They are older than this timeline, or only in commits because their rows were
+                # trimmed.
                 found |= self._read_from_log(timeline, missing)
         return found
 
@@ -327,19 +339,20 @@ class ItemJournal:
         with self.lock:
             try:
                 events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
-            except Corrupt:  # what a later commit holds was trimmed
+            except Corrupt:
+                # The rows that the cached log relied on were trimmed after a later commit.
                 self._cached_log = None
                 events = list(self._full_log(timeline).events(min(wanted) - 1, max(wanted)))
         return {event.seq: event for event in events if event.seq in wanted}
 
     def _full_log(self, timeline: str) -> EventLog:
-        """With what came before it; kept, as later commits only hold more."""
+        """Return the event log with its ancestors. It is cached: later commits only add to it."""
         if self._cached_log is None or self._cached_log[0] != timeline:
             self._cached_log = (timeline, load_event_log(self._sessions, self.row())[0])
         return self._cached_log[1]
 
     def _build_rows(self, timeline: str) -> None:
-        """Rows for a timeline that has none: the session is new, or was led here."""
+        """Build the rows of a timeline that has none: the session is new, or was restored."""
         with self.lock:
             if not self._has_rows(timeline):
                 there = fold_items(self._full_log(timeline).events())
@@ -348,13 +361,13 @@ class ItemJournal:
                 try:
                     self._catalog.move([], verb="index", actor=self._hub.author, rows=[made, *rows])
                 except Conflict as error:
-                    if error.kind != "row_moved":  # another process has made them
+                    if error.kind != "row_moved":  # Another process has built them.
                         raise
                 self._drop_stale_rows(timeline)
             self._indexed_timelines.add(timeline)
 
     def _drop_stale_rows(self, timeline: str) -> None:
-        """Rows of timelines that the session has left are nobody's."""
+        """Delete the rows of timelines that the session no longer uses."""
         for old in self._sessions.table.former_timelines(self.session) - {timeline}:
             if self._has_rows(old):
                 drop_adapter_rows(self._catalog, old)
@@ -378,7 +391,7 @@ def _ended_session_error(row: SessionRow) -> Conflict:
 
 
 def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int, set[int]]]:
-    """Numbers that lie together, as first, last, and which of them."""
+    """Group nearby numbers; yield first, last, and the wanted numbers of each group."""
     run: list[int] = []
     for seq in seqs:
         if run and (seq - run[-1] > _MAX_GAP_EVENTS or seq - run[0] >= _PAGE):

@@ -1,4 +1,4 @@
-"""Searching a LangGraph store: by fields, by meaning where texts are embedded, else by words."""
+"""Searches a LangGraph store by fields, and by vectors or words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Scored = tuple[ViewItem, float | None]
 
 _WEIGHTS = Weights()
 _READ_BATCH_ITEMS = 1000
-"""Values that are read at once."""
+"""Number of values that are read at once."""
 
 
 class ItemSearch:
-    """For one thread at a time."""
+    """Search over the items of a view, for one thread at a time."""
 
     def __init__(self, journal: ItemJournal, view: ItemView) -> None:
         self._journal = journal
@@ -34,10 +34,10 @@ class ItemSearch:
         self._vectors_generation = -1
 
     def find(self, op: SearchOp, vector: Sequence[float] | None) -> list[Scored]:
-        """What `op` asks for, values read. The picture must be of now.
+        """Return the items that match `op`, with their values. The view must be up to date.
 
-        With a `vector`, the one of the query, the nearest come first; with a query and none, those
-        that have its words. What neither says anything of comes last, in its order, unscored.
+        With the query's `vector`, the nearest items come first. With a query but no vector, items
+        are ranked by words. Items without a score come last, in insertion order.
         """
         now = self._journal.now
         end = op.offset + op.limit
@@ -54,7 +54,7 @@ class ItemSearch:
                 return page
 
     def _plain(self, op: SearchOp, now: int) -> list[Scored]:
-        """No more than are asked for."""
+        """Return the first matches without ranking, no more than requested."""
         found: list[Scored] = []
         for seen in self._filtered(op, now):
             found.append((seen, None))
@@ -74,7 +74,7 @@ class ItemSearch:
                 if seen.value is not None and fits(seen.value):
                     yield seen
 
-    # by words
+    # By words.
 
     def _by_words(self, items: list[ViewItem], query: str) -> list[Scored]:
         terms = self._tokenizer.query_terms(query)
@@ -87,7 +87,8 @@ class ItemSearch:
         there = [(seen, seen.term_counts) for seen in items if seen.term_counts is not None]
         average = sum(one.length for _, one in there) / max(1, len(there)) or 1.0
         k1, b = _WEIGHTS.k1, _WEIGHTS.b
-        # term by term, as most items have few of them; the same sums as memory.scoring.bm25 makes
+        # Sum term by term, because most items contain few of the terms. The sums equal those of
+        # memory.scoring.bm25.
         norms = [k1 * (1 - b + b * one.length / average) for _, one in there]
         sums: dict[int, float] = {}
         for term in terms:
@@ -107,7 +108,7 @@ class ItemSearch:
         tokens = self._tokenizer.tokens(" ".join(_texts(item.value)))
         return TermFrequencies(dict(Counter(tokens)), len(tokens))
 
-    # by meaning
+    # By vectors.
 
     def _by_vector(self, items: list[ViewItem], vector: Sequence[float]) -> list[Scored]:
         if self._vectors is None or self._vectors_generation != self._view.generation:
@@ -129,7 +130,7 @@ class ItemSearch:
 
 
 def _rank_items(items: Sequence[ViewItem], scores: dict[int, float]) -> list[Scored]:
-    """The best first, of likes the one that came first; then those that have no score."""
+    """Sort by score, best first and stable, followed by the items without a score."""
     having = [seen for seen in items if id(seen) in scores]
     having.sort(key=lambda seen: -scores[id(seen)])
     rest = (seen for seen in items if id(seen) not in scores)
@@ -142,7 +143,7 @@ def _grouped(items: Iterator[ViewItem]) -> Iterator[list[ViewItem]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All that a value says, without the names of its fields."""
+    """Yield all texts in a value, without field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,23 +1,24 @@
-"""OrtetStore: LangGraph's long-term memory (`BaseStore`) in an Ortet store.
+"""`OrtetStore`: LangGraph's long-term memory (`BaseStore`) in an Ortet store.
 
-What it stands on, decided once:
+Design decisions:
 
 - A store is one session, by name (`OrtetStore(hub, name="langgraph-store")`), not one for each
-  namespace: namespaces come and go, and a search crosses them. Put and delete are events of it
-  (`langgraph.item`), so that `ortet log`, `hub.audit`, `hub.erase` and `history()` know what was
-  remembered, when, and what it was before. `commit()` seals it; a restore of the session gives the
-  memory of then, and a fork is a store of its own (`OrtetStore(hub, name="langgraph-store/1")`).
-- Nobody holds it: any thread, process or host appends behind whatever is last, by compare-and-set
-  on the number of the event, as shared memories do (session/scopes). The last one wins a key;
-  nothing is lost from the journal. A session that is open under a lease would be refused to others.
-- Each item has a row of the catalog that leads to its event, written in the same transaction: get
-  and put cost the same with ten items and with 100 000. Rows are made of events by one function
-  (store_items.changes_of), and made again from the journal where a timeline has none.
-- A search looks at a picture in memory (store_picture) that follows the journal. The first one in a
-  process reads all rows: some seconds for 100 000 items.
-- Time to live is kept by rows: a read that refreshes it is no event. An item whose time is up is
-  gone at once, swept or not; `sweep_ttl` only takes its row, and journals that it ended.
-- A query without an `index` is answered by words (BM25), where LangGraph's own stores ignore it.
+  namespace: namespaces come and go, and a search spans them.
+- Put and delete are events of this session (`langgraph.item`). So `ortet log`, `hub.audit`,
+  `hub.erase` and `history()` show every value, its time and the earlier values.
+- `commit()` seals the events. A restore of the session restores the items. A fork is a store of its
+  own (`OrtetStore(hub, name="langgraph-store/1")`).
+- Writers hold no lease. Any thread, process or host appends after the last event, by
+  compare-and-set on the event number. The last write to a key wins, and the journal keeps all of
+  them. A leased session would refuse other writers.
+- Each item has a catalog row that points to its event and is written in the same transaction. So
+  get and put cost the same with ten items and with 100 000. `items.changes_of` derives the rows
+  from events. They are rebuilt from the journal for a timeline that has none.
+- A search uses an in-memory view (`view.py`) that follows the journal. The first search in a
+  process reads all rows, which takes some seconds for 100 000 items.
+- The time to live is in the rows: a read that refreshes it writes no event. An expired item is
+  invisible at once. `sweep_ttl` deletes its row and records the end in the journal.
+- A query without an `index` is answered by words (BM25). LangGraph's own stores ignore it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _log = logging.getLogger(__name__)
 
 
 class ItemVersion(msgspec.Struct, frozen=True):
-    """What an item was at a time; `value` None: it was deleted, or its time was up."""
+    """An earlier value of an item. `value` is None if the item was deleted or expired."""
 
     time: datetime
     value: dict[str, Any] | None
@@ -90,7 +91,7 @@ class ItemVersion(msgspec.Struct, frozen=True):
 
 
 class _EmbeddingTexts(msgspec.Struct):
-    """What is to be embedded before anything is done, and what came of it."""
+    """Texts to embed before a batch runs, with their vectors."""
 
     documents: dict[str, list[float] | None]
     queries: dict[str, list[float] | None]
@@ -100,9 +101,16 @@ _NO_TEXTS = _EmbeddingTexts({}, {})
 
 
 class OrtetStore(BaseStore):
-    """For any thread and any event loop. The hub must stay open; it may do other things meanwhile.
+    """LangGraph's long-term store on an Ortet hub, for any thread and event loop.
 
-    `index` is LangGraph's IndexConfig: `dims`, `embed`, `fields`. `ttl` is its TTLConfig.
+    The hub must stay open. Other code may use it at the same time.
+
+    Args:
+        hub: the open store.
+        index: LangGraph's IndexConfig: `dims`, `embed`, `fields`.
+        ttl: LangGraph's TTLConfig.
+        name: name of the session that holds the items.
+        agent: the agent that owns the session.
     """
 
     supports_ttl = True
@@ -137,14 +145,17 @@ class OrtetStore(BaseStore):
         self._sweeper: threading.Thread | None = None
 
     def setup(self) -> None:
-        """Nothing is left to be done; other stores need it."""
+        """Do nothing; present for compatibility with other stores."""
 
-    # LangGraph's operations
+    # LangGraph's operations.
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Reads see what was there before the batch; all it puts is written at once, or nothing."""
+        """Run the operations.
+
+        Reads see the state before the batch; puts are written all or none.
+        """
         given = [_check_op(op) for op in ops]
-        if len(given) == 1 and isinstance(given[0], GetOp):  # most calls are this
+        if len(given) == 1 and isinstance(given[0], GetOp):  # the most frequent call
             return [self._read(given[0], _NO_TEXTS)]
         texts = self._texts(given)
         if self.embeddings is not None:
@@ -212,21 +223,21 @@ class OrtetStore(BaseStore):
                 vectors.append((path, struct.pack(f"<{len(vector)}f", *vector)))
         return ItemChange(id_, checked_value(id_, op.value), float(op.ttl or 0), vectors)
 
-    # meaning
+    # Embedding.
 
     def _texts(self, ops: Sequence[Op]) -> _EmbeddingTexts:
         if self.embeddings is None:
             return _EmbeddingTexts({}, {})
         puts = {(op.namespace, op.key): op for op in ops if isinstance(op, PutOp)}
         for (namespace, key), op in puts.items():
-            if op.value is not None:  # before it is paid for
+            if op.value is not None:  # Check the value before its embedding is paid for.
                 checked_value(checked_id(namespace, key), op.value)
         documents = (text for op in puts.values() for _, text in self._texts_to_index(op))
         queries = (op.query for op in ops if isinstance(op, SearchOp) and op.query)
         return _EmbeddingTexts(dict.fromkeys(documents), dict.fromkeys(queries))
 
     def _texts_to_index(self, op: PutOp) -> list[tuple[str, str]]:
-        """Texts of an item that it is found by, each with its path."""
+        """Return the texts of an item to embed, each with its path."""
         if self.embeddings is None or op.value is None or op.index is False:
             return []
         found = []
@@ -254,16 +265,19 @@ class OrtetStore(BaseStore):
                 )
         return dict(zip(wanted, vectors, strict=True))
 
-    # time to live
+    # Time to live.
 
     def sweep_ttl(self) -> int:
-        """Take out items whose time is up; returns how many."""
+        """Remove expired items; return their number."""
         with self._lock:
             self._view.refresh()
             return self._journal.expire(self._view.expired_ids(self._journal.now))
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
-        """Sweep in the background from now on; cancel what it returns, or stop_ttl_sweeper()."""
+        """Start to sweep in the background.
+
+        To stop, cancel the future or call `stop_ttl_sweeper`.
+        """
         ended: Future[None] = Future()
         told = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
         if self.ttl_config is None and sweep_interval_minutes is None:
@@ -276,7 +290,7 @@ class OrtetStore(BaseStore):
             while not stop.wait(60 * float(told or _SWEEP_MINUTES)):
                 try:
                     self.sweep_ttl()
-                except Exception:  # the next time may be better
+                except Exception:  # The next sweep tries again.
                     _log.exception("expired items could not be taken out of the store")
             if not ended.done():
                 ended.set_result(None)
@@ -287,7 +301,7 @@ class OrtetStore(BaseStore):
         return ended
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
-        """Whether none is running any more."""
+        """Stop the background sweep; return True if none is running any more."""
         self._stop.set()
         if self._sweeper is not None:
             self._sweeper.join(timeout)
@@ -296,10 +310,10 @@ class OrtetStore(BaseStore):
             self._sweeper = None
         return True
 
-    # what others have not
+    # Methods beyond LangGraph's interface.
 
     def history(self, namespace: tuple[str, ...], key: str) -> list[ItemVersion]:
-        """All that an item was, the oldest first. Reads the whole journal."""
+        """Return all versions of an item, oldest first. This reads the whole journal."""
         id_ = checked_id(namespace, key)
         with self._lock:
             found = item_history(self._journal.all_events(), id_)
@@ -315,8 +329,13 @@ class OrtetStore(BaseStore):
         ]
 
     def erase(self, namespace: tuple[str, ...], key: str) -> ErasureReceipt | None:
-        """Delete an item, and destroy all that it ever was; None where it never was. As hub.erase,
-        only where nobody else uses the hub at this moment."""
+        """Delete an item and erase all of its versions.
+
+        Like `hub.erase`, call it only while nobody else uses the hub.
+
+        Returns:
+            The receipt, or None if the item never existed.
+        """
         id_ = checked_id(namespace, key)
         with self._lock:
             self._journal.write([ItemChange(id_, None)])
@@ -325,8 +344,10 @@ class OrtetStore(BaseStore):
             return self._hub.erase(self._journal.session, seqs=seqs) if seqs else None
 
     def commit(self, message: str = "") -> CommitInfo:
-        """Seal what is remembered now; a restore of the session gives it back. Only where nobody
-        else uses the hub at this moment."""
+        """Commit the present items; a restore of the session brings them back.
+
+        Call it only while nobody else uses the hub.
+        """
         with self._lock:
             return self._journal.commit(message)
 
@@ -336,7 +357,7 @@ def _paths(fields: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def _check_op(op: Op) -> Op:
-    """Names of rows are made of labels: what BaseStore's methods refuse is refused here too."""
+    """Check the labels, which become part of row keys, by the rules of BaseStore's methods."""
     if isinstance(op, GetOp | PutOp):
         labels = op.namespace
     elif isinstance(op, SearchOp):

@@ -1,4 +1,7 @@
-"""Values of items of a LangGraph store that are kept in memory, as long as there is room."""
+"""Caches values of items in memory, up to a size limit.
+
+This is a module of its own because both the journal and the view estimate sizes with it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ from typing import Any
 import msgspec
 
 Values = dict[int, dict[str, Any]]
-"""By the number of the event that has it."""
+"""Values by the number of the event that has them."""
 
 _MAX_CACHE_BYTES = 32 << 20
-"""Bytes that are kept, by estimate."""
+"""Estimated number of bytes to cache."""
 _BYTES_PER_FIELD = 200
-"""What a field is taken for."""
+"""Estimated overhead of a field."""
 
 
 class ItemValueCache:
-    """Those that were put or read lately: what an event says never changes. Another epoch: some of
-    them may have been erased."""
+    """Recently written or read values of one timeline.
+
+    The value of an event never changes. The cache is emptied when the epoch changes, because values
+    may have been erased.
+    """
 
     def __init__(self) -> None:
         self._values: Values = {}
@@ -31,7 +37,10 @@ class ItemValueCache:
         return self._values
 
     def keep(self, values: Values, seq: int, value: dict[str, Any]) -> None:
-        """Beside those that were had from `of`: what is of an epoch that is over is not found."""
+        """Add a value to the dict that `values_for` returned.
+
+        If the epoch changed since then, that dict is no longer used and the value is not found.
+        """
         self._used += size_of(value)
         if self._used > _MAX_CACHE_BYTES:
             values.clear()
@@ -40,7 +49,7 @@ class ItemValueCache:
 
 
 def size_of(value: Any) -> int:
-    """What is kept of a value takes, its words included; roughly."""
+    """Estimate the memory that a value takes, including its word counts."""
     if isinstance(value, str):
         return _BYTES_PER_FIELD + 4 * len(value)
     inner: Iterable[Any] = ()
@@ -52,5 +61,5 @@ def size_of(value: Any) -> int:
 
 
 def copy_value(value: Any) -> Any:
-    """For a caller to keep and change."""
+    """Return a copy that the caller may change."""
     return msgspec.to_builtins(value)

@@ -1,4 +1,4 @@
-"""Which items and namespaces of a LangGraph store are meant: filters and patterns."""
+"""Filters of items and match patterns of namespaces in a LangGraph store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ Test = Callable[[Any], bool]
 
 
 def compile_filter(expected: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether every field of a value is as a filter says: equal, or by operators. Made once for
-    many values."""
+    """Compile a filter to a function that tests a value.
+
+    Each field is compared for equality or by operators. Compiling once makes testing many values
+    fast.
+    """
     tests = [(key, _compile_value(one)) for key, one in expected.items()]
     if len(tests) == 1:
         ((name, test),) = tests
@@ -71,7 +74,7 @@ def _compile_operator(operator: str, other: Any) -> Test:
                 return compare(float(value), bound)
             except (TypeError, ValueError):
                 pass
-        # no numbers: dates are compared as the texts that they are
+        # Not numbers: compare as text, which also orders ISO dates.
         return isinstance(value, str) and isinstance(other, str) and compare(value, other)
 
     return holds
@@ -80,7 +83,7 @@ def _compile_operator(operator: str, other: Any) -> Test:
 def listed(
     namespaces: Iterable[tuple[str, ...]], wanted: ListNamespacesOp
 ) -> list[tuple[str, ...]]:
-    """Those that match, cut to the depth that is asked for, each once, in order."""
+    """Return the matching namespaces, cut to the maximum depth, unique and sorted."""
     conditions = wanted.match_conditions or ()
     found = (one for one in namespaces if all(_matches(one, each) for each in conditions))
     ordered = sorted({one[: wanted.max_depth] for one in found})

@@ -1,4 +1,4 @@
-"""What is written when items of a LangGraph store are put and deleted, event by event."""
+"""Builds the events that a put or delete of items writes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from ortet.integrations.langgraph.store.items import ITEM, PART, VECTORS, ItemEn
 from ortet.journal.events import MAX_BODY_BYTES, Draft
 
 _MAX_VALUE_BYTES = MAX_BODY_BYTES // 2
-"""Bytes of a value that one event holds."""
+"""Largest value, in bytes, that one event holds."""
 _PIECE_CHARS = 200_000
-"""Letters of one that is told in several."""
+"""Characters in each part of a longer value."""
 
 
 class ItemChange(msgspec.Struct, frozen=True):
-    """An item to be put, or with `value` None deleted. `ttl` is in minutes, 0 for none; `vectors`
-    are bytes of 32-bit floats, each with the path of what it is of."""
+    """An item to put, or to delete if `value` is None.
+
+    `ttl` is in minutes, 0 for none. `vectors` are 32-bit floats as bytes, each with the path of its
+    text.
+    """
 
     id: ItemId
     value: dict[str, Any] | None
@@ -37,7 +40,10 @@ def drafts_of(
     now: int,
     author: str,
 ) -> list[Draft]:
-    """Where items are, and what they hold, is asked of `entry` and `value`."""
+    """Return the events for these changes.
+
+    `find_entry` returns the present entry of an item; `read_value` returns the value of an entry.
+    """
     drafts: list[Draft] = []
     for change in changes:
         before = find_entry(change.id)
@@ -66,7 +72,8 @@ def _put(
     body = encode(value)
     if before is not None:
         data["since"] = before.born
-    if before is not None and old is not None and encode(old) == body:  # True == 1, these are not
+    if before is not None and old is not None and encode(old) == body:
+        # Compare encoded values: in Python True == 1.
         data["same"] = before.said
     elif len(body) <= _MAX_VALUE_BYTES:
         data["value"] = value
@@ -89,7 +96,7 @@ def _id_fields(id_: ItemId) -> dict[str, Any]:
 
 
 def _grouped(vectors: Sequence[tuple[str, bytes]]) -> Iterator[list[list[str]]]:
-    """As many as one event holds."""
+    """Group vectors so that each group fits into one event."""
     group: list[list[str]] = []
     size = 0
     for path, raw in vectors:

@@ -1,4 +1,4 @@
-"""Vectors of items of a LangGraph store, in memory: searched exactly, by cosine."""
+"""Vectors of items in memory, with exact search by cosine similarity."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _MIN_ROWS = 256
 
 
 class ItemVectors:
-    """One matrix for all. An item that is put again gets other rows; its old ones stay until there
-    is no room, and most are of no use."""
+    """All vectors in one matrix.
+
+    An item that is put again gets new rows. The old rows stay until the matrix is full, and are
+    then compacted.
+    """
 
     def __init__(self) -> None:
         self._rows: NDArray[np.float32] = np.zeros((0, 0), np.float32)
@@ -22,7 +25,10 @@ class ItemVectors:
         self._owners: list[tuple[ViewItem, range]] = []
 
     def put(self, item: ViewItem, vectors: Sequence[bytes]) -> None:
-        """Those of another length than the ones that are there cannot be compared."""
+        """Add the vectors of an item.
+
+        Vectors of another length than the existing ones are ignored.
+        """
         made = [np.frombuffer(raw, np.float32) for raw in vectors]
         size = self._rows.shape[1] or (len(made[0]) if made else 0)
         made = [one for one in made if len(one) == size]
@@ -36,7 +42,7 @@ class ItemVectors:
         self._owners.append((item, item.vectors))
 
     def scores(self, items: Sequence[ViewItem], query: Sequence[float]) -> dict[int, float]:
-        """Of each that has vectors, that of the nearest; by id() of the item."""
+        """Return the best cosine of each item that has vectors, by `id()` of the item."""
         having = [seen for seen in items if seen.vectors]
         asked = np.asarray(query, np.float32)
         if not having or len(asked) != self._rows.shape[1]:

@@ -1,5 +1,7 @@
-"""What is in a LangGraph store, as this process sees it: read once, then brought forward by the
-journal. It may be thrown away any time."""
+"""An in-memory view of all items in a LangGraph store.
+
+The view is loaded from the rows once and then follows the journal. It can be rebuilt at any time.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from ortet.integrations.langgraph.store.store_known import size_of
 from ortet.memory.lexical.scoring import TermFrequencies
 
 _MAX_CACHE_BYTES = 256 << 20
-"""Bytes of values and words that are kept, by estimate."""
+"""Estimated number of bytes of values and words to cache."""
 
 
 class ViewItem:
-    """One item. What was made of its value is forgotten when it is put again."""
+    """One item. Cached data about its value is dropped when the item is put again."""
 
     __slots__ = ("entry", "id", "is_expired", "term_counts", "value", "vectors")
 
@@ -28,29 +30,29 @@ class ViewItem:
         self.entry = entry
         self.value: dict[str, Any] | None = None
         self.term_counts: TermFrequencies | None = None
-        self.vectors: Any = None  # rows of the matrix, once they were asked for
+        self.vectors: Any = None  # rows of the matrix, once loaded
         self.is_expired = False
 
 
 class ItemView:
-    """For one thread at a time."""
+    """The items of a store as this process sees them, for one thread at a time."""
 
     def __init__(self, journal: ItemJournal) -> None:
         self._journal = journal
         self._epoch = (0, 0)
-        self.generation = 0  # another one when rows of the matrix are of no use any more
+        self.generation = 0  # changes when the matrix rows become invalid
         self._clear("")
 
     def _clear(self, timeline: str) -> None:
         self._timeline = timeline
         self._upto = 0
         self._items: dict[tuple[str, ...], dict[str, ViewItem]] = {}
-        # by every beginning of a namespace: those that begin so
+        # by each prefix: the namespaces that start with it
         self._namespaces_by_prefix: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
         self._cached_bytes = 0
 
     def refresh(self) -> None:
-        """Bring it forward to all that was written before this call."""
+        """Apply everything that was written before this call."""
         timeline, epoch = self._journal.timeline(), self._journal.epoch()
         if timeline != self._timeline or epoch != self._epoch:
             self._epoch = epoch
@@ -65,7 +67,7 @@ class ItemView:
     def _load(self, timeline: str) -> None:
         self._clear(timeline)
         self.generation += 1
-        # what is written while rows are read is read again as events
+        # Events written while the rows are read are applied afterwards.
         self._upto = self._journal.last(timeline)
         for id_, entry in sorted(self._journal.rows(), key=lambda one: one[1].born):
             self._change(id_, entry)
@@ -94,7 +96,7 @@ class ItemView:
             inside[key] = ViewItem(id_, entry)
         elif seen.entry.born == entry.born:
             seen.reset(entry)
-        else:  # another life: it comes last
+        else:  # The item was deleted and created again: it comes last.
             inside.pop(key).vectors = None
             inside[key] = ViewItem(id_, entry)
 
@@ -104,17 +106,19 @@ class ItemView:
             if seen is not None and seen.entry.seq == entry.seq:
                 seen.entry = entry
 
-    # reading
+    # Reading.
 
     def namespaces(self, now: int) -> Iterator[tuple[str, ...]]:
-        """Those that have items."""
+        """Yield the namespaces that have live items."""
         for namespace, inside in list(self._items.items()):
             if any(self._is_live(seen, now) for seen in inside.values()):
                 yield namespace
 
     def items(self, prefix: tuple[str, ...], now: int) -> Iterator[ViewItem]:
-        """All that is under a prefix: namespaces in the order of their oldest items, items of each
-        in the order in which they came."""
+        """Yield the live items under a prefix.
+
+        Namespaces are ordered by their oldest item. Items of a namespace are in insertion order.
+        """
         spaces = [self._items[one] for one in self._namespaces_by_prefix.get(prefix, ())]
         if len(spaces) > 1:
             spaces.sort(key=lambda inside: next(iter(inside.values())).entry.born)
@@ -124,14 +128,14 @@ class ItemView:
                     yield seen
 
     def expired_ids(self, now: int) -> list[ItemId]:
-        """Items whose time is up."""
+        """Return the ids of expired items."""
         found = (seen for inside in self._items.values() for seen in inside.values())
         return [seen.id for seen in found if seen.entry.ttl and not self._is_live(seen, now)]
 
     def _is_live(self, item: ViewItem, now: int) -> bool:
         if item.is_expired or not item.entry.is_expired(now):
             return not item.is_expired
-        entry = self._journal.entry(item.id)  # another process may have read it since
+        entry = self._journal.entry(item.id)  # Another process may have refreshed it.
         if entry is not None and entry.seq == item.entry.seq and not entry.is_expired(now):
             item.entry = entry
             return True
@@ -139,7 +143,11 @@ class ItemView:
         return False
 
     def load_values(self, items: Sequence[ViewItem]) -> list[ViewItem]:
-        """See that values are there; returns those whose was erased, which are gone from here."""
+        """Load the values of these items.
+
+        Returns:
+            The items whose values were erased. They are removed from the view.
+        """
         missing = [seen for seen in items if seen.value is None]
         if not missing:
             return []

@@ -1,4 +1,4 @@
-"""How values become trees of parts: what is new in them is found, and nothing else is stored."""
+"""Encodes values as trees of parts, so that only new parts are stored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ortet.integrations.langgraph.values.parts import Tree, ValuePart, digest, e
 from ortet.integrations.langgraph.values.rows import MessageList
 
 _MAX_INLINE_BYTES = 1 << 15
-"""Bytes that are stored apart from the journal."""
+"""Size in bytes above which serialized data is stored as an object outside the journal."""
 _MAX_DICT_BYTES = 1 << 12
 _MAX_RANGES = 32
 _MAX_DEPTH = 30
 
 
 class ValueEncoder:
-    """Makes trees of values. What is new in them is its own until `done`, when it is stored."""
+    """Converts values to trees. New parts are private to the encoder until `finish`."""
 
     def __init__(self, part_store: PartStore, serde: SerializerProtocol) -> None:
         self._part_store = part_store
@@ -55,7 +55,7 @@ class ValueEncoder:
             self._part_store.remember_list(value, numbers, known)
 
     def channel(self, name: str, value: Any, previous: Tree) -> Tree:
-        """The value of a channel; `before` is its tree in the checkpoint before."""
+        """Encode a channel value; `previous` is its tree in the checkpoint before."""
         try:
             if not self._is_default_serde:
                 return self._deduplicate(self._serialize(value))
@@ -75,9 +75,9 @@ class ValueEncoder:
             ) from error
 
     def tree(self, name: str, value: Any) -> Tree:
-        """Of what is no channel's, and whose order says nothing."""
+        """Encode a value that is not a channel's and whose key order does not matter."""
         if _is_plain_tree(value):
-            return copy_value(value)  # its giver may go on with it
+            return copy_value(value)  # The caller may change it later.
         try:
             return self._tree(value) if self._is_default_serde else self._serialize(value)
         except OrtetError:
@@ -88,7 +88,7 @@ class ValueEncoder:
             ) from error
 
     def _deduplicate_dict(self, tree: Tree) -> Tree:
-        """A dict, each of whose values is stored once."""
+        """Encode a dict so that each of its values is stored once."""
         (first, *others) = tree or [""]
         if first == "$d":
             kept: Tree = {first: [[key, self._deduplicate(one)] for key, one in tree[first]]}
@@ -99,15 +99,15 @@ class ValueEncoder:
         return self._deduplicate(kept) if len(encode(kept)) > _MAX_DICT_BYTES else kept
 
     def _list_numbers(self, value: list[Any], previous: Tree) -> list[int]:
-        """The number of each; one that is as it was at its place keeps it."""
-        value, old = list(value), None  # which its giver may go on with
+        """Return the part number of each element; an unchanged element keeps its number."""
+        value, old = list(value), None  # The caller may change the list later.
         known = self._part_store.message_lists.longest_prefix(value)
         found = list(known.numbers) if known is not None else []
         for at, one in enumerate(islice(value, len(found), None), len(found)):
             if isinstance(one, BaseMessage) and (number := self._message(one)) is not None:
                 found.append(number)
                 continue
-            if old is None:  # most lists are all messages, which are known by themselves
+            if old is None:  # Most lists have only messages, which do not need `old`.
                 was = previous.get("$l", ()) if type(previous) is dict else ()
                 old = list(self._part_store.parts(was))
             part = old[at] if at < len(old) else None
@@ -124,7 +124,7 @@ class ValueEncoder:
         return found
 
     def _list_ranges(self, numbers: list[int], previous: Tree) -> list[list[int]]:
-        """Numbers as few ranges: what goes on from a list that is known refers to it."""
+        """Return the numbers as few ranges. A list that extends a known list refers to it."""
         found = ranges_of(numbers)
         if len(found) <= _MAX_RANGES:
             return found
@@ -144,7 +144,8 @@ class ValueEncoder:
             return part.number
         if id(message) in self._number_by_object_id:
             return self._number_by_object_id[id(message)]
-        then = snapshot(message)  # before: LangGraph may give it an id at this moment
+        # Take it before `data_of`: LangGraph may set the message id at this moment.
+        then = snapshot(message)
         data = data_of(message)
         if data is None:
             return None
@@ -186,12 +187,12 @@ class ValueEncoder:
         return value
 
     def _nested_tree(self, value: Any, depth: int) -> Tree:
-        """A dict inside of something else may be found there again."""
+        """Encode a nested value; a dict is deduplicated, because it often occurs again."""
         tree = self._tree(value, depth)
         return self._deduplicate(tree) if type(value) is dict else tree
 
     def _serialize(self, value: Any) -> Tree:
-        """Through LangGraph's serializer."""
+        """Encode a value with LangGraph's serializer."""
         kind, data = self._serde.dumps_typed(value)
         data = bytes(data)
         if len(data) <= _MAX_INLINE_BYTES:
@@ -206,7 +207,7 @@ class ValueEncoder:
         return {"$m": number}
 
     def _deduplicate(self, tree: Tree) -> Tree:
-        """The tree, or the number of the part that it is where that is shorter."""
+        """Return the tree, or a reference to its part if that is shorter."""
         if tree is None or type(tree) in (bool, int, float):
             return tree
         raw = encode(tree)
@@ -237,7 +238,7 @@ def _not_serialisable_error(subject: str, value: Any, error: Exception, **detail
 
 
 def _is_plain_tree(value: Any) -> bool:
-    """Whether it is its own tree."""
+    """Return True if the value is its own encoding."""
     if type(value) is dict:
         for key, one in value.items():
             if type(key) is not str or key.startswith("$") or not _is_plain_tree(one):

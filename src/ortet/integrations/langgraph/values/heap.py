@@ -1,12 +1,17 @@
-"""The parts that the checkpoints of a thread are made of: each is stored once, under a number.
+"""The parts that the checkpoints of a thread consist of; each is stored once, under a number.
 
-A value is a tree of JSON. What JSON has not, or is large, or is a message, stands in it as
-{"$m": number}, a part; {"$l": [[from, to], …]}, a list of parts, where [number] is a part that is
-the beginning of the list; {"$b": [type, base64]}, bytes of
-LangGraph's serializer; {"$o": [type, id, size]}, such bytes in an object of the store;
-{"$d": [[key, tree], …]}, a dict whose keys are in no order, or look like these: the journal sorts.
-{"$s": tree} is what a channel that stores deltas was at some time.
-{"$i": [number, id]} is a part: a message that was said without an id, which LangGraph gave it then.
+A value is encoded as a tree of JSON. A dict with one of these keys is a special node:
+
+- {"$m": number} is a part: a message, a large value, or one that JSON cannot represent.
+- {"$l": [[from, to], …]} is a list of parts. A first element [number] is a part that is itself a
+  list and forms the beginning.
+- {"$b": [type, base64]} is bytes of LangGraph's serializer.
+- {"$o": [type, id, size]} is such bytes in an object of the store.
+- {"$d": [[key, tree], …]} is a dict whose keys are not sorted or look like these. The journal sorts
+  the keys of plain dicts.
+- {"$s": tree} is a complete value of a channel that stores deltas.
+- {"$i": [number, id]} is a part: an earlier message without an id, with the id that LangGraph gave
+  it later.
 """
 
 from __future__ import annotations
@@ -38,33 +43,36 @@ from ortet.integrations.langgraph.values.rows import (
 )
 
 MAX_INLINE_TREE_BYTES = 64
-"""Bytes of a tree that is rather written again than given a number."""
+"""Size up to which a tree is repeated instead of stored as a part."""
 FIRST_VALUE_NUMBER = 1 << 30
-"""The number of the first part that is no message."""
+"""Number of the first part that is not a message."""
 
 
 class PartStore:
-    """The parts of one thread. `load` gives the bytes of an object of the store. `lost`: not all of
-    them were looked for, but those that were, and are not there, are these."""
+    """The parts of one thread.
+
+    `load` returns the bytes of an object of the store. If only some parts were loaded,
+    `erased_numbers` is the set of those that were looked for and not found. Otherwise it is None.
+    """
 
     def __init__(self, load: Callable[[str, int], bytes]) -> None:
         self.next_numbers = [
             0,
             FIRST_VALUE_NUMBER,
-        ]  # messages are numbered by themselves: most lists of them are a row
+        ]  # Messages have numbers of their own, so that most message lists are one range.
         self.erased_numbers: set[int] | None = None
         self.message_lists = MessageListCache()
         self._load = load
         self._parts: dict[int, ValuePart] = {}
-        self._number_by_digest: dict[bytes, int] = {}  # by digest, of those worth finding again
-        self._undigested_parts: list[ValuePart] = []  # to be put there when it is asked
-        self._new_parts: list[ValuePart] = []  # of which nobody was told yet
+        self._number_by_digest: dict[bytes, int] = {}  # of parts worth deduplicating
+        self._undigested_parts: list[ValuePart] = []  # added to that dict on the next lookup
+        self._new_parts: list[ValuePart] = []  # not yet returned by `take_new_parts`
         self._part_by_object_id: dict[
             int, ValuePart
-        ] = {}  # by id() of the message that a part keeps
+        ] = {}  # by id() of the message object that a part keeps
         self._renumbered_messages: set[int] = (
             set()
-        )  # of messages without one: said by a turn that is over
+        )  # messages stored without an id that got one later; their turn is over
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -81,13 +89,16 @@ class PartStore:
             self._renumbered_messages.add(part.stored["$i"][0])
 
     def add_message(self, data: dict[str, Any], seq: int) -> None:
-        """From its event; one that LangGraph did not say, or that was erased, is none of ours."""
+        """Add a message from its event.
+
+        Ignore it if LangGraph did not write it or it was erased.
+        """
         marked = data.get("extra", {}).get(EXTRA_KEY)
         if isinstance(marked, dict) and isinstance(marked.get("n"), int):
             self.add(ValuePart(marked["n"], data, is_message=True, seq=seq))
 
     def add_stored(self, number: int, tree: Tree, seq: int) -> None:
-        """From a record."""
+        """Add a part from a record."""
         if type(tree) is dict and "$i" in tree:
             first, id_ = tree["$i"]
             if (said := self._parts.get(first)) is not None:
@@ -104,7 +115,7 @@ class PartStore:
             self.add(ValuePart(number, tree, seq=seq))
 
     def adopt_objects(self, other: PartStore) -> None:
-        """The messages that another one of the same thread has given out."""
+        """Take over the message objects that another store of the same thread has returned."""
         for key, part in other._part_by_object_id.items():
             mine = self._parts.get(part.number)
             if mine is not None and mine.is_message and mine.tree == part.tree:
@@ -112,7 +123,7 @@ class PartStore:
                 self._part_by_object_id[key] = mine
 
     def find_without_id(self, message: BaseMessage, data: dict[str, Any]) -> ValuePart | None:
-        """The part that kept this very object before it was given an id."""
+        """Return the part that kept this same object before it got an id."""
         found = self._part_by_object_id.get(id(message))
         if found is None or found.object is not message or not isinstance(message.id, str):
             return None
@@ -123,7 +134,7 @@ class PartStore:
         )
 
     def take_new_parts(self) -> list[ValuePart]:
-        """What was added since this was asked last."""
+        """Return the parts that were added since the last call."""
         found, self._new_parts = self._new_parts, []
         return found
 
@@ -131,7 +142,7 @@ class PartStore:
         return self._parts.get(number)
 
     def find_number(self, key: bytes) -> int | None:
-        """The number of a part by its digest."""
+        """Return the number of a part by its digest."""
         for part in self._undigested_parts:
             if part.is_message or len(part.raw) > MAX_INLINE_TREE_BYTES:
                 self._number_by_digest[key_of(part)] = part.number
@@ -139,8 +150,10 @@ class PartStore:
         return self._number_by_digest.get(key)
 
     def find_message_number(self, key: bytes, message: BaseMessage) -> int | None:
-        """The number of a message that this one is again. One without an id is not what somebody
-        has said before in the same words, and was given its id then."""
+        """Return the number of the stored message that equals this one.
+
+        A message without an id is a new one if the equal stored message has got an id since.
+        """
         number = self.find_number(key)
         return None if message.id is None and number in self._renumbered_messages else number
 
@@ -148,7 +161,7 @@ class PartStore:
         self._number_by_digest.update(number_by_digest)
 
     def find_by_object(self, message: BaseMessage) -> ValuePart | None:
-        """The part that keeps this very object, as it is now."""
+        """Return the part that keeps this same object, if the object is unchanged."""
         found = self._part_by_object_id.get(id(message))
         return found if found is not None and found.is_unchanged(message) else None
 
@@ -161,10 +174,10 @@ class PartStore:
         if self._part_by_object_id.get(id(message)) is part:
             del self._part_by_object_id[id(message)]
 
-    # reading
+    # Reading.
 
     def decode(self, tree: Tree, serde: SerializerProtocol) -> Any:
-        """What a tree stands for, made anew; parts that were erased are left out."""
+        """Decode a tree to a new value; erased parts are left out."""
         if type(tree) is list:
             return [self.decode(one, serde) for one in tree]
         if type(tree) is not dict:
@@ -201,7 +214,7 @@ class PartStore:
     def remember_list(
         self, value: list[Any], numbers: list[int], known: MessageList | None = None
     ) -> None:
-        """A list whose elements are these parts; the first of them are `known`."""
+        """Cache a list whose elements are these parts; `known` is its cached prefix."""
         if len(value) < MIN_CACHED_LENGTH:
             return
         size = len(known.numbers) if known is not None else 0
@@ -209,7 +222,7 @@ class PartStore:
         for message, number in zip(value[size:], numbers[size:], strict=True):
             part = self._parts[number]
             if part.object is not message or part.object_snapshot is None:
-                return  # no message, or another one that says the same
+                return  # It is not a message, or is another object with equal content.
             then.append(part.object_snapshot)
         self.message_lists.add(MessageList(value, numbers, then))
 
@@ -226,7 +239,8 @@ class PartStore:
     def parts(self, ranges: Iterable[list[int]]) -> Iterator[ValuePart]:
         for start, stop in self.ranges(ranges):
             wanted: Iterable[int] = range(start, stop)
-            if stop - start > len(self._parts):  # a store that was tampered with must not hang
+            if stop - start > len(self._parts):
+                # A manipulated store must not cause an endless loop.
                 wanted = sorted(number for number in self._parts if start <= number < stop)
                 if self.erased_numbers is not None and stop - start > len(self._parts) + len(
                     self.erased_numbers
@@ -237,25 +251,25 @@ class PartStore:
                     yield part
 
     def _find_part(self, number: int) -> ValuePart | None:
-        """None for one that was erased."""
+        """Return the part, or None if it was erased."""
         part = self._parts.get(number)
         if part is None and self.erased_numbers is not None and number not in self.erased_numbers:
             raise PartNotLoaded
         return part
 
     def entries(self, tree: Tree) -> dict[str, Tree]:
-        """Of a dict, whose values stay as they are; of anything else, none."""
+        """Return the entries of an encoded dict, not decoded; empty for anything else."""
         try:
             if type(tree) is dict and "$m" in tree:
                 tree = self._parts[tree["$m"]].tree
             if type(tree) is not dict:
                 return {}
             return dict(tree["$d"]) if "$d" in tree else tree
-        except (LookupError, TypeError, ValueError):  # records that somebody else wrote
+        except (LookupError, TypeError, ValueError):  # Another program wrote invalid records.
             return {}
 
     def ranges(self, given: Iterable[list[int]]) -> list[list[int]]:
-        """All of a list, with what it begins with."""
+        """Return all ranges of a list, with its referenced beginning resolved."""
         found = list(given)
         while found and len(found[0]) == 1:
             first = self._find_part(found[0][0])

@@ -1,7 +1,7 @@
-"""Which messages the trees of a thread hold, kept up as parts are added.
+"""Computes which messages the trees of a thread contain; updated as parts are added.
 
-A set of messages is an int: the bit of the number under which it was said stands for each. So what
-is done with sets costs next to nothing, however long the thread is.
+A set of messages is an int with one bit for each message, at the number it was first stored under.
+So set operations are fast even for long threads.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ from ortet.journal.conversation.superseded import SeqRange
 MessageSet = int
 
 _MAX_MESSAGES = 1 << 24
-"""No thread has so many messages: a number like that is somebody else's, and its bit too far."""
+"""Upper limit of valid message numbers; a larger one comes from another program."""
 
 
 class MessagesOutOfOrder(Exception):
-    """Messages are numbered as they are said: what somebody else wrote is not."""
+    """Raised if message numbers do not increase, as in records of another program."""
 
 
 class MessageRefs:
-    """Sets of the messages of a thread, whose parts are in `heap`."""
+    """Sets of messages of a thread, computed from its parts."""
 
     def __init__(self, part_store: PartStore) -> None:
         self._part_store = part_store
         self._all: MessageSet = 0
-        self._numbers: list[int] = []  # under which messages were said
-        self._events: list[int] = []  # in which they were, in the same order
+        self._numbers: list[int] = []  # numbers under which messages were first stored
+        self._events: list[int] = []  # their events, in the same order
         self._original_numbers: dict[
             int, int
-        ] = {}  # of a message by a number that it was given later
-        self._later_numbers: MessageSet = 0  # such numbers
-        self._messages_by_part: dict[int, MessageSet] = {}  # that hold messages, and are none
-        self._part_numbers: list[int] = []  # their numbers
-        self._range_cache: dict[tuple[int, int], MessageSet] = {}  # that have numbers given later
+        ] = {}  # by later number of a message: its first number
+        self._later_numbers: MessageSet = 0  # the set of these later numbers
+        # parts that contain messages and are not messages
+        self._messages_by_part: dict[int, MessageSet] = {}
+        self._part_numbers: list[int] = []  # the numbers of these parts
+        # for ranges that contain later numbers
+        self._range_cache: dict[tuple[int, int], MessageSet] = {}
         self._superseded_cache: tuple[Sequence[SeqRange], MessageSet] = ((), 0)
         self._is_ordered = True
 
     def in_trees(self, trees: Iterable[Tree], new_parts: Sequence[ValuePart] = ()) -> MessageSet:
-        """The messages that trees hold, also in parts that are `new`, and not added yet."""
+        """Return the messages in these trees, also in `new_parts` that are not added yet."""
         self._catch_up()
         return self._messages_in_trees(trees, new_parts)
 
     def in_events(self, spans: Iterable[SeqRange]) -> MessageSet:
-        """The messages of events."""
+        """Return the messages of these event ranges."""
         self._catch_up()
         found = 0
         for first, last in spans:
@@ -57,13 +59,13 @@ class MessageRefs:
         return found & self._all
 
     def superseded(self, spans: Sequence[SeqRange]) -> MessageSet:
-        """The same for what is set aside, which is asked more often than it changes."""
+        """Return the superseded messages. The result is cached, because it changes seldom."""
         if self._superseded_cache[0] is not spans:
             self._superseded_cache = spans, self.in_events(spans)
         return self._superseded_cache[1]
 
     def spans(self, wanted: MessageSet, others: MessageSet) -> list[list[int]]:
-        """The events of messages, as few spans in which none of the others is."""
+        """Return the events of the wanted messages as few spans that contain none of the others."""
         found, at = list[list[int]](), 0
         while wanted:
             at = _lowest_bit(wanted)
@@ -107,7 +109,7 @@ class MessageRefs:
     def _messages_in_part(self, part: ValuePart) -> MessageSet:
         try:
             return self._messages_in_trees([part.tree])
-        except Exception:  # of records that somebody else wrote
+        except Exception:  # Another program wrote invalid records.
             return 0
 
     def _messages_in_trees(
@@ -142,7 +144,7 @@ class MessageRefs:
         return found
 
     def _in_row(self, first: int, stop: int) -> MessageSet:
-        """Of numbers of messages; those that are given later stand for the first ones."""
+        """Return the messages of a number range, with later numbers mapped to first ones."""
         stop = min(stop, self._part_store.next_numbers[0])
         wanted = _bit_range(first, stop)
         later = wanted & self._later_numbers
@@ -160,7 +162,7 @@ class MessageRefs:
 
 
 def first_of(part: ValuePart) -> int:
-    """The number under which a message was said; LangGraph may have given it its id then."""
+    """Return the first number of a message, which has another if LangGraph gave it an id later."""
     return part.number if part.stored is part.tree else int(part.stored["$i"][0])
 
 
@@ -173,7 +175,7 @@ def _lowest_bit(messages: MessageSet) -> int:
 
 
 def _number_ranges(queue: list[Tree]) -> Iterator[tuple[int, int]]:
-    """The ranges of numbers that trees have, until there is none in the queue."""
+    """Yield the number ranges in trees until the queue is empty."""
     while queue:
         tree = queue.pop()
         if type(tree) is list:

@@ -1,4 +1,4 @@
-"""One part of what checkpoints are made of, as it is in the journal and as it is given out."""
+"""One part of a checkpoint: its stored form and, for a message, its object."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ digest = Hasher().oid
 
 
 class PartNotLoaded(Exception):
-    """A part is asked for that was not looked for: the journal has to be read as a whole."""
+    """Raised if a part was not loaded: the whole journal has to be read."""
 
 
 class ValuePart:
-    """`tree` is data of a message where it is one, whose `object` is given out as long as nobody
-    has changed it."""
+    """A part of a value.
+
+    `tree` is the message data if the part is a message. Its `object` is returned as long as nobody
+    has changed it.
+    """
 
     __slots__ = (
         "_raw",
@@ -54,10 +57,10 @@ class ValuePart:
         seq: int = 0,
     ) -> None:
         self.number = number
-        self.seq = seq  # the event that says it
+        self.seq = seq  # event that has the part
         self.tree = tree
         self.is_message = is_message
-        self.stored = tree if stored is None else stored  # the same in the journal
+        self.stored = tree if stored is None else stored  # the form in the journal
         self.object: BaseMessage | None = None
         self.object_snapshot: Snapshot | None = None
         self._raw: bytes | None = None
@@ -75,7 +78,7 @@ class ValuePart:
         self.object, self.object_snapshot = other.object, other.object_snapshot
 
     def is_unchanged(self, message: BaseMessage) -> bool:
-        """Whether this very object is kept, and nobody has changed it."""
+        """Return True if the part keeps this same object and nobody has changed it."""
         then = self.object_snapshot
         return self.object is message and then is not None and matches_snapshot(message, then)
 
@@ -87,7 +90,11 @@ class ValuePart:
 
 
 def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
-    """Refused for what would run code: unless the serializer was told to, pickles are not read."""
+    """Load a serialized value.
+
+    Raises:
+        Refused: "not_loaded" for pickles, which can run code, unless the serializer allows them.
+    """
     try:
         return serde.loads_typed((kind, data))
     except NotImplementedError as error:
@@ -100,7 +107,7 @@ def loads(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
 
 
 def key_of(part: ValuePart) -> bytes:
-    """What a part is found again by: its content, without the number it has here."""
+    """Return the digest of a part's content, without its number."""
     tree = part.tree
     if part.is_message:
         rest = {name: one for name, one in tree["extra"][EXTRA_KEY].items() if name != "n"}
@@ -109,16 +116,16 @@ def key_of(part: ValuePart) -> bytes:
 
 
 def with_message_id(data: dict[str, Any], id_: str) -> dict[str, Any]:
-    """Data of a message, as if it had this id, and no number here."""
+    """Return message data with this id and without its number."""
     rest = {name: one for name, one in data["extra"][EXTRA_KEY].items() if name != "n"}
     return {**data, "extra": {**data["extra"], EXTRA_KEY: {**rest, "id": rest.get("id", id_)}}}
 
 
 def ranges_of(numbers: list[int]) -> list[list[int]]:
-    """Numbers in a row as [from, to) pairs."""
+    """Return the numbers as [from, to) pairs."""
     first, last = numbers[0], numbers[-1]
     if last - first == len(numbers) - 1 and numbers == list(range(first, last + 1)):
-        return [[first, last + 1]]  # most are
+        return [[first, last + 1]]  # the most frequent case
     found = [[numbers[0], numbers[0] + 1]]
     for before, number in pairwise(numbers):
         if number == before + 1:

@@ -1,5 +1,8 @@
-"""Lists of messages as they were last put or given out. A list that begins as one of them did is
-known that far: it is compared as a whole, which costs a fraction of looking at each message."""
+"""Caches lists of messages as they were last stored or returned.
+
+A list that starts with the same objects as a cached list is known up to there. The lists are
+compared as a whole, which is much faster than looking up each message.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from langchain_core.messages import BaseMessage
 from ortet.integrations.langgraph.messages import Snapshot, state_of
 
 MIN_CACHED_LENGTH = 16
-"""Messages of a list for which it pays."""
+"""Length of a list from which on caching pays."""
 _MAX_CACHED_LISTS = 4
 
 
 class MessageList:
-    """Messages, the number of each, and what it held then. As it keeps the objects, no other one
-    can come to be in place of one of them."""
+    """Messages with their part numbers and snapshots.
+
+    It keeps references to the objects, so their ids cannot be reused.
+    """
 
     __slots__ = ("messages", "numbers", "snapshots")
 
@@ -29,12 +34,12 @@ class MessageList:
         self.messages, self.numbers, self.snapshots = messages, numbers, snapshots
 
     def shared_length(self, value: Sequence[Any]) -> int:
-        """With how many of these very objects a list begins."""
+        """Return how many of these same objects a list starts with."""
         apart = compress(count(), map(is_not, self.messages, value))
         return next(apart, min(len(self.messages), len(value)))
 
     def prefix(self, size: int) -> MessageList | None:
-        """So many of them, unless somebody has changed one since."""
+        """Return the first `size` messages, or None if one of them was changed."""
         then = self.snapshots[:size]
         if list(map(state_of, islice(self.messages, size))) != then:
             return None
@@ -42,13 +47,13 @@ class MessageList:
 
 
 class MessageListCache:
-    """Of one thread: its graph may have several such lists, and graphs inside of it too."""
+    """The message lists of one thread; a graph and its subgraphs may have several."""
 
     def __init__(self) -> None:
-        self._lists: list[MessageList] = []  # the last one first
+        self._lists: list[MessageList] = []  # the most recent first
 
     def longest_prefix(self, value: Sequence[Any]) -> MessageList | None:
-        """What is known of a list: the messages that it begins with."""
+        """Return the cached messages that a list starts with, or None."""
         if len(value) < MIN_CACHED_LENGTH or not self._lists:
             return None
         size, row = max(
@@ -57,10 +62,10 @@ class MessageListCache:
         return row.prefix(size) if size >= MIN_CACHED_LENGTH else None
 
     def find(self, spans: Sequence[Sequence[int]]) -> list[BaseMessage] | None:
-        """The messages of these numbers, from each first to before its last."""
+        """Return the cached messages of these [from, to) number ranges, or None."""
         size = sum(max(0, stop - start) for start, stop in spans)
         for row in self._lists if size >= MIN_CACHED_LENGTH else ():
-            if size > len(row.numbers):  # before they are counted out: there may be no end of them
+            if size > len(row.numbers):  # Check before expanding the ranges, which may be huge.
                 continue
             if row.numbers[:size] == list(chain.from_iterable(range(*span) for span in spans)):
                 again = row.prefix(size)
@@ -68,7 +73,7 @@ class MessageListCache:
         return None
 
     def add(self, message_list: MessageList) -> None:
-        """In place of those that it goes on from, or is made anew of."""
+        """Add a list. It replaces the lists that it extends or copies."""
         head, size = message_list.messages[0], len(message_list.messages)
         rest = [o for o in self._lists if o.messages[0] is not head or len(o.messages) > size]
         self._lists = [message_list, *rest][:_MAX_CACHED_LISTS]
