@@ -42,7 +42,7 @@ _PART = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 
 
 class CheckpointMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message. `content` is text, or the list of parts a model API takes."""
+    """A message. `content` is text, or the list of parts that a model API takes."""
 
     role: Annotated[str, Meta(min_length=1)]
     content: Any
@@ -51,14 +51,14 @@ class CheckpointMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompletedEffect(msgspec.Struct, frozen=True):
-    """A deed that was done under a key, and what came of it: it is not done again."""
+    """An effect that was completed under a key, with its outcome. It is not executed again."""
 
     effect: Effect
     outcome: Any = None
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
-    """Where to go on: the last commit, the last event, the step, and the deeds to be careful of."""
+    """Where to continue: last commit, last event, current step, and effects to be careful with."""
 
     commit: str
     event: Index
@@ -68,7 +68,7 @@ class ResumePoint(msgspec.Struct, frozen=True):
 
 
 class CheckpointBudget(msgspec.Struct, frozen=True):
-    """What may be spent and what was, by counter."""
+    """Spending limits and spent amounts, by counter."""
 
     limits: dict[str, Amount] = {}
     soft: dict[str, Amount] = {}
@@ -76,11 +76,12 @@ class CheckpointBudget(msgspec.Struct, frozen=True):
 
 
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent at one moment. `context` are its notes; `current_step` counts from 0.
+    """One agent at one moment. `context` holds its notes; `current_step` counts from 0.
 
-    `expires` says until when a note is good, in ns since 1970. `approvals` wait for a human: those
-    that were answered are not told, for a record that anyone can write must not allow anything.
-    `digest`, where it is given, is of all the rest: it tells damage, it is no signature.
+    `expires` is the expiry time of notes, in ns since 1970. `approvals` are requests without an
+    answer. Answered ones are left out, because anybody can write this record and it must not grant
+    anything. `digest`, if present, covers all other fields. It detects damage and is not a
+    signature.
     """
 
     version: Annotated[int, Meta(ge=1)] = VERSION

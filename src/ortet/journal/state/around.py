@@ -25,9 +25,9 @@ _LONG_CHARS, _SHORT_CHARS = 400, 160
 
 
 class Collaboration(StateRecord, frozen=True):
-    """What others see, or are about to: a branch, a pull request, a comment half written.
+    """Something that others see or will see: a branch, a pull request, a draft comment.
 
-    `status`: draft, done, withdrawn. `effect` is the action that made it.
+    `status` is "draft", "done" or "withdrawn". `effect` is the id of the action that made it.
     """
 
     name: str
@@ -41,8 +41,11 @@ class Collaboration(StateRecord, frozen=True):
 
 
 class RateLimitWindow(StateRecord, frozen=True):
-    """How many calls a service still takes until `reset` (ns since 1970). `full`: that time has
-    come, so it takes `limit` again, or a number that is not known (None)."""
+    """Rate limit of a service: calls that remain until `reset` (ns since 1970).
+
+    `full` means that the reset time has passed. The service then accepts `limit` calls again; None
+    means that the number is unknown.
+    """
 
     service: str
     remaining: float | None = None
@@ -54,7 +57,7 @@ class RateLimitWindow(StateRecord, frozen=True):
 
 
 class ServiceToken(StateRecord, frozen=True):
-    """Which entry of the vault lets one into a service."""
+    """Name of the vault entry with the credentials of a service."""
 
     service: str
     vault: str

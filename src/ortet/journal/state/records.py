@@ -31,7 +31,7 @@ class NoteRecord(StateRecord, frozen=True):
 
 
 class SourceEventRef(StateRecord, frozen=True):
-    """The event that something was learned from. `session`: the id of whose it is."""
+    """Reference to the event that something was learned from. `session` is a session id."""
 
     timeline: str = ""
     seq: int = 0
@@ -39,11 +39,11 @@ class SourceEventRef(StateRecord, frozen=True):
 
 
 class Fact(StateRecord, frozen=True):
-    """What is known, since `time`. A lesson is one that a failure taught.
+    """A fact, known since `time`. A lesson is a fact that was learned from a failure.
 
-    `scope` is who knows it: "" this session, else "agent", "user:…" or "project:…". `since` and
-    `until` say when it holds, in ns, 0 for always; `ended`, when it was given up: for the fact
-    `ended_by`, or because of `why`. `like` is one that says nearly the same.
+    `scope` says who knows it: "" for this session, or "agent", "user:NAME", "project:NAME". `since`
+    and `until` limit when it is valid, in ns; 0 means no limit. `ended` is the time when it was
+    retracted, replaced by fact `ended_by` or because of `why`. `like` is the id of a similar fact.
     """
 
     id: str
@@ -87,6 +87,8 @@ class Episode(StateRecord, frozen=True):
 
 
 class Decision(StateRecord, frozen=True):
+    """A decision, with its reason and the alternatives that were rejected."""
+
     id: str
     text: str
     why: str = ""
@@ -96,6 +98,8 @@ class Decision(StateRecord, frozen=True):
 
 
 class Question(StateRecord, frozen=True):
+    """A question of the agent, and its answer if there is one."""
+
     id: str
     text: str
     answer: Any = None
@@ -104,7 +108,7 @@ class Question(StateRecord, frozen=True):
 
 
 class Artifact(StateRecord, frozen=True):
-    """One version of a named thing that was made. `oid` is its content, in hex."""
+    """One version of a named artifact. `oid` is its content, in hex."""
 
     name: str
     version: int
@@ -120,8 +124,11 @@ class Artifact(StateRecord, frozen=True):
 
 
 class Effect(StateRecord, frozen=True):
-    """An action and its external deed. `state`: begun, done, failed, unsettled. `command`: what was
-    run, where its name does not tell; the family's rows know it, a mind does not keep it."""
+    """An action and its effect outside the session.
+
+    `state` is "begun", "done", "failed" or "unsettled". `command` is the command line if `name`
+    does not show it. It is stored in the rows of the family, not in the session state.
+    """
 
     id: str
     name: str
@@ -147,9 +154,10 @@ class ToolCall(StateRecord, frozen=True):
 
 
 class Approval(StateRecord, frozen=True):
-    """What a human was asked to allow. `state`: asked, given, denied; `used`: by which action.
+    """A request for approval by a person.
 
-    `waiting`: the answer is there, and the writer has not taken it into the journal yet.
+    `state` is "asked", "given" or "denied". `used` is the action that used it. `waiting` means that
+    the answer is in the inbox and not in the journal yet.
     """
 
     id: str
