@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def pin_commit(
     hub: Hub, commit: Oid, *, reachable_from: Oid | None = None, branch: str = ""
 ) -> None:
-    """Ensure that `commit` and everything it needs exist and stay, before a head or row refers to
-    it.
+    """Ensure that `commit` and all objects it needs exist, before a head or row refers to it.
 
     Must be called within `hub.writing()`. Objects that are only in packs about to be deleted are
     put again durably. Nothing has to be checked if a head already reaches the commit. A store on
@@ -110,7 +109,10 @@ def _record_kinds(
 
 
 def _commit_swept(commit: Oid, error: OrtetError) -> OrtetError:
-    """Other trouble, such as a host that has not uploaded yet, is told as it is."""
+    """Return NotFound("commit_swept") if objects are missing, and any other error unchanged.
+
+    Another error is, for example, a host that has not uploaded its objects yet.
+    """
     if not isinstance(error, NotFound):
         return error
     return NotFound(
