@@ -1,4 +1,7 @@
-"""A runner of swarms that loads nothing until there is a swarm: a command must start fast."""
+"""A swarm runner that imports the swarm code only when a swarm is used.
+
+A module of its own, because every command creates it and must start fast.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LazySwarms:
-    """See LocalSwarms."""
+    """Delegates to `LocalSwarms`, which is imported at first use."""
 
     def __init__(self, opener: Callable[..., Any]) -> None:
         self._opener = opener
