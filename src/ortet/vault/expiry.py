@@ -1,6 +1,6 @@
 """Parsing and formatting of the expiry time of a secret.
 
-A module of its own, because the commands and the server parse expiry times without opening a vault.
+A module of its own, because session results format expiry times without importing the vault.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The set of known secrets, and their removal from recorded command output.
 
-A module of its own, because commits and commands need the secrets without the rest of the vault.
+A module of its own, because it joins the vault with the secret scanner of `machines`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows and leases as PostgreSQL is given them, and what it cannot keep."""
+"""Parameters of rows and leases for PostgreSQL, and checks of its limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ortet.backends.keys import check_name
 from ortet.errors import Invalid
 
 MAX_NAME_BYTES = 2400
-"""Bytes of a name: PostgreSQL indexes no more than 2704."""
+"""PostgreSQL indexes at most 2704 bytes."""
 
 _FOREVER = 2**63 - 1
 
 
 def check_names(*parts: str) -> str:
-    """The last of the parts of one key, all of them checked, or Invalid("bad_name")."""
+    """Check all parts of a key and return the last one. Raise Invalid("bad_name")."""
     size = sum(len(check_name(part).encode()) for part in parts)
     if size > MAX_NAME_BYTES:
         raise Invalid(
@@ -59,12 +59,15 @@ def check_lease_ttl(ttl_ns: int) -> int:
 
 
 def replace_nul(text: str) -> str:
-    """A word for the log: PostgreSQL keeps no NUL in text."""
+    """Replace NUL, which PostgreSQL cannot store in text."""
     return text.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
 class WriteSlots:
-    """Names under which writes are noted, one for each that is under way at the same time."""
+    """Ids under which writes are recorded: one slot per concurrent write.
+
+    The database recognises a repeated write by its slot and request number.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -73,9 +76,9 @@ class WriteSlots:
 
     @contextmanager
     def acquire(self) -> Iterator[dict[str, Any]]:
-        """A name and a number that is higher than any before under it."""
+        """Yield a slot, and a request number higher than any before in that slot."""
         with self._lock:
-            if self._pid != os.getpid():  # those are the parent's
+            if self._pid != os.getpid():  # the slots belong to the parent
                 self._pid, self._free = os.getpid(), []
             slot, number = self._free.pop() if self._free else (os.urandom(16), 0)
         try:
