@@ -223,7 +223,7 @@ class Catalog(Timelines):
 
     @abstractmethod
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
-        """Extend a lease, even an expired one if nobody has acquired it since.
+        """Extend a lease, even an expired one if no other owner has acquired it.
 
         Raise Refused("lease_lost") if another owner has acquired it.
         """
@@ -264,15 +264,13 @@ class Catalog(Timelines):
         """Delete a row. A row that does not exist is not an error."""
 
     def scrub(self) -> None:
-        """Overwrite deleted and replaced values in the database files. This may take long."""
+        """Remove deleted and replaced values from the database files. This may take long."""
 
     def reclaim(self) -> None:
         """Return the space of deleted rows to the file system, where that is worth the time."""
 
     def check_format(self) -> None:
-        """Raise Unsupported("newer_format") if a newer program has upgraded the catalog since
-        opening.
-        """
+        """Raise Unsupported("newer_format") if a newer program has upgraded the open catalog."""
 
     @abstractmethod
     def check(self) -> list[str]:

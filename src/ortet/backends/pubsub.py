@@ -21,9 +21,7 @@ from ortet.errors import Invalid
 RECONNECT_SECONDS = 1.0
 """While the server is unreachable, listeners are woken after this many seconds."""
 _PUBLISH_BURST = 4
-"""Publications that may exceed the rate after a pause, so that waiting listeners are
-woken at once.
-"""
+"""Publications that may exceed the rate after a pause, to wake listeners at once."""
 _FLUSH_TIMEOUT_SECONDS = 2.0
 """Seconds that `close` waits for pending publications."""
 

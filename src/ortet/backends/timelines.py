@@ -25,9 +25,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """One event: a hash-chained header, and separately the parts that can be erased
-    (salt, body).
-    """
+    """One event: a hash-chained header, and apart from it salt and body, which can be erased."""
 
     seq: int
     head: bytes

@@ -24,7 +24,7 @@ _QUERY_SAMPLES = 5
 _SKEW = 60.0
 """Allowed clock difference in seconds.
 
-Leases use the database clock; the grace period of a sweep is an hour.
+Leases use the database clock, and the grace period of a sweep is an hour.
 """
 
 _DATABASE_STATE_QUERY = """SELECT current_setting('server_version_num')::int AS version,

@@ -16,8 +16,9 @@ Rate = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[serve]`: limits of `ortet serve`, which its options override, and the Ray cluster for
-    swarms.
+    """The section `[serve]`: limits of `ortet serve`, and the Ray cluster for swarms.
+
+    Command line options override these values.
     """
 
     body: PositiveInt = 16  # MiB of a JSON request

@@ -24,9 +24,7 @@ _TRIES = 20
 
 
 def check_sweep(hub: Hub) -> None:
-    """Raise Unsupported if this process can neither lock out other writers nor refuse
-    their writes.
-    """
+    """Raise Unsupported if this process can neither block nor refuse other writers."""
     from ortet.backends.sweep_epoch import EpochFencedCatalog
 
     if not isinstance(hub.catalog, EpochFencedCatalog):

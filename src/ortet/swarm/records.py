@@ -83,8 +83,9 @@ class SwarmRecords:
     # the swarm row
 
     def swarm_change(self, row: SwarmRow, **fields: Any) -> tuple[SwarmRow, RowChange]:
-        """Return the changed row, and a row change that fails if another process has written it
-        since.
+        """Return the changed row, and the row change that writes it.
+
+        The change fails if another process has written the row since it was read.
         """
         new = replace(row, **fields)
         return new, RowChange(self._swarm_kind, row.name, _encode_row(new), row.version)

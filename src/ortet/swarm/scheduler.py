@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LOST_TRIES = 4
-"""The maximum number of lost tries of an attempt, because the attempt may be what kills
-its node.
-"""
+"""The maximum number of lost tries of an attempt. The attempt itself may kill its node."""
 
 
 class _RunningAttempt(msgspec.Struct):

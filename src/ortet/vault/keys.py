@@ -1,5 +1,6 @@
-"""The keys of the vault: from an environment variable, or from a file readable only by
-its owner.
+"""The keys of the vault, from an environment variable or from a file of the user.
+
+The file must be readable only by its owner.
 """
 
 from __future__ import annotations

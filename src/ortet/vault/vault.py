@@ -263,9 +263,7 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
 
 
 def _associated_data(name: str, expires: int) -> bytes:
-    """Return the data that an entry is authenticated with: its name and expiry cannot
-    be changed.
-    """
+    """Return the associated data of an entry, so that its name and expiry cannot be changed."""
     return _AAD_PREFIX + name.encode() + (b"\0%d" % expires if expires else b"")
 
 

@@ -146,7 +146,7 @@ class HostSignal(Signal):
                 settled = time.time_ns() - changed > _TICK_NS
                 self._cached_listing = changed if settled else -1, names
         except OSError:
-            return []  # nobody can listen there
+            return []  # no process can listen there
         return self._cached_listing[1]
 
     def token(self, topic: str) -> int:

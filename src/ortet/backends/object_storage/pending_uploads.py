@@ -1,6 +1,4 @@
-"""A table of hosts that have not uploaded all objects of their commits: one catalog row
-per host.
-"""
+"""The table of hosts with pending uploads: one catalog row per host."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ class PendingUploadTable:
         self._catalog.drop_row(_KIND, self._key)
 
     def explain_missing(self, oid: Oid) -> Unavailable | None:
-        """Return an error that says which hosts may still upload a missing object; None if no host
-        can.
-        """
+        """Return an error that names the hosts that may still upload a missing object, or None."""
         others = [
             owes for key, owes in list_pending_uploads(self._catalog).items() if key != self._key
         ]

@@ -25,8 +25,9 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 _POLL_SECONDS = 0.1
 """The interval in which another process may have uploaded something."""
 _QUIET_SECONDS = 1.0
-"""The announcement is cleared after this many seconds without new objects, as another commit may
-come soon.
+"""Seconds without new objects after which the announcement is cleared.
+
+Another commit may come soon, so it is not cleared at once.
 """
 _ANNOUNCE_DELAY_SECONDS = 0.2
 """Commits that are uploaded within this time after the commit are not announced."""

@@ -18,9 +18,7 @@ NO_PARTITION = "23514"
 _UNDEFINED_OBJECT_SQLSTATES = ("42883", "42P01", "42703", "3F000")
 _RETRYABLE_SQLSTATES = ("40001", "40P01")
 _CONNECTION_LOST_SQLSTATES = ("08", "57P", "25P03", "25P04")
-"""States of a lost connection, a server that shuts down or starts, a failover, or an idle timeout
-of the server.
-"""
+"""States of a lost connection, a server shutdown or start, a failover, or an idle timeout."""
 _CANCELLED = "57014"
 _READ_ONLY = ("25006",)
 BAD_OPTION_HINT = (

@@ -1,5 +1,6 @@
-"""Creates and migrates the schema of a PostgreSQL catalog, under a lock against
-concurrent callers.
+"""Creates and migrates the schema of a PostgreSQL catalog.
+
+A lock serialises processes that do so at the same time.
 """
 
 from __future__ import annotations

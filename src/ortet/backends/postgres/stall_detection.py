@@ -96,8 +96,9 @@ class StallDetector:
 
 
 class MonitoredConnection(psycopg.Connection[Any]):
-    """A connection that is closed when it raises ServerStalled, because the answer may still
-    arrive.
+    """A connection that closes itself when it raises ServerStalled.
+
+    It cannot be reused, because the old answer may still arrive.
     """
 
     detector: StallDetector | None = None

@@ -53,7 +53,7 @@ class MethodSchema(NamedTuple):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a client must know about the server before its first call."""
+    """The description of server and store that a client reads before its first call."""
 
     version: int
     store: str  # globally unique id of the store

@@ -1,8 +1,8 @@
 """Orders the writes of a process to one SQLite file, and commits concurrent appends together.
 
 SQLite lets one connection write at a time. A connection that finds the file locked sleeps, each
-time longer. With one connection per thread, most threads would sleep while nobody writes, some for
-seconds. In this queue, threads wait in order. Only other processes are still waited for by
+time longer. With one connection per thread, most threads would sleep while the file is free, some
+for seconds. In this queue, threads wait in order. Only other processes are still waited for by
 sleeping.
 """
 
@@ -88,7 +88,7 @@ class WriteQueue:
             self._release(others)
 
     def _try_lead(self) -> bool:
-        """Become the leader if nobody writes. This common case needs no _QueuedWrite."""
+        """Become the leader if no thread writes. This common case needs no _QueuedWrite."""
         with self._lock:
             free = not self._is_busy
             self._is_busy = True

@@ -109,9 +109,7 @@ def _check_store(config: Message) -> None:
 
 
 def _with_local_paths(config: Message) -> Message:
-    """Return the configuration with the import path of this node, followed by that of
-    the driver.
-    """
+    """Return the configuration with this node's import path before that of the driver."""
     around = config["around"]
     path = [*sys.path, *(place for place in around["path"] if place not in sys.path)]
     return {**config, "around": {**around, "path": path}}

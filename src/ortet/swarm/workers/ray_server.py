@@ -33,15 +33,15 @@ from ortet.swarm.workers.placement import RAY_CLIENT_SCHEME, RayClusterSpec
 _SHUTDOWN_SECONDS = 10.0
 """Seconds for disconnecting from a cluster that may be gone."""
 _CONNECT_SECONDS, _NO_ANSWER_SECONDS, _REFUSED_SECONDS = 120.0, 15.0, 2.0
-"""Time limits for connecting: in general; if the address does not answer (Ray itself would retry
-for a quarter of an hour); and if the host refuses the connection.
+"""Time limits for connecting to a cluster, in seconds.
+
+The first applies in general. The second applies if the address does not answer; Ray itself would
+retry for a quarter of an hour. The third applies if the host refuses the connection.
 """
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "GRPC_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 """Variables that may let gRPC reach an address that this host cannot reach directly."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 10.0, 120.0
-"""The interval between health checks of a cluster reached as a client, and the limit
-for an answer.
-"""
+"""The interval of health checks of a remote cluster, and the time limit for an answer."""
 _DISCONNECT_POLL_SECONDS = 0.5
 """The interval of checks if Ray has noticed a lost connection."""
 _NODE_CHECK_SECONDS = 120.0
