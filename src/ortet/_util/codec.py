@@ -93,6 +93,7 @@ class Hasher:
         self.key_id = b"\0" * 8 if key is None else _blake3.blake3(key).digest(length=8)
 
     def oid(self, data: bytes | memoryview) -> Oid:
+        """Return the object id of `data`."""
         if self._key is None:
             return Oid(_blake3.blake3(data).digest())
         return Oid(_blake3.blake3(data, key=self._key).digest())
@@ -116,6 +117,7 @@ class Compressor:
         self._zstd = zstd.ZstdCompressor(level)
 
     def compress(self, data: bytes) -> bytes:
+        """Return `data` as one zstd frame that contains its size."""
         # zstd then uses small tables for small data: a third faster
         self._zstd.set_pledged_input_size(len(data))
         return self._zstd.compress(data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
@@ -153,6 +155,7 @@ class Decompressor:
         self._frame_content_size: Any = None
 
     def decompress(self, data: bytes, max_size: int) -> bytes:
+        """Undo `Compressor.compress`. Raise Corrupt if the result exceeds `max_size`."""
         if self._context is None:
             package = sys.modules.get("zstandard")
             make = getattr(package, "ZstdDecompressor", None)

@@ -23,6 +23,7 @@ class LockTimeout:
         self.seconds = seconds
 
     def expire(self) -> None:
+        """Set the limit to zero after a timeout, so that no further lock is waited for."""
         self.seconds = 0.0
 
 

@@ -13,6 +13,8 @@ from typing import Protocol
 
 
 class ForkAware(Protocol):
+    """A resource that must be closed before `fork(2)`."""
+
     def before_fork(self) -> None:
         """Wait for other threads, then close.
 

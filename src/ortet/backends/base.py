@@ -47,6 +47,8 @@ _POLL_SECONDS = 1.0
 
 
 class BucketEntry(msgspec.Struct, frozen=True):
+    """The key and the size in bytes of one object."""
+
     key: str
     size: int
 

@@ -27,12 +27,16 @@ _FLUSH_TIMEOUT_SECONDS = 2.0
 
 
 class Publisher(Protocol):
+    """A connection that sends notifications."""
+
     def publish(self, topics: list[str]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Subscriber(Protocol):
+    """A connection that receives notifications."""
+
     def receive(self) -> list[str] | None:
         """Return the next topics; an empty list after about a second; None if any may have changed.
 

@@ -33,6 +33,7 @@ class CachingCompressor(Compressor):
         self._old: dict[bytes, bytes] = {}
 
     def compress(self, data: bytes) -> bytes:
+        """Compress `data` and cache the result."""
         less = super().compress(data)
         self._new[less] = data
         self._size += len(less) + len(data)
@@ -41,10 +42,12 @@ class CachingCompressor(Compressor):
         return less
 
     def decompress(self, data: bytes) -> bytes:
+        """Undo `compress`, from the cache if possible."""
         known = self._new.get(data) or self._old.get(data)
         return known or self._decompressor.decompress(data, MAX_BODY_BYTES)
 
     def clear_cache(self, keep: dict[bytes, bytes] | None = None) -> None:
+        """Empty the cache, but keep the entries of `keep` as the older half."""
         self._old, self._new, self._size = keep or {}, {}, 0
 
 
@@ -61,6 +64,7 @@ def compress_body(body: bytes, zstd: Compressor) -> bytes:
 
 
 def decompress_body(body: bytes, zstd: CachingCompressor | None = None) -> bytes:
+    """Undo `compress_body`."""
     if not body.startswith(ZSTD_MAGIC):
         return body
     return decompress_bounded(body, MAX_BODY_BYTES) if zstd is None else zstd.decompress(body)

@@ -42,6 +42,7 @@ class EpochTracker:
         self._write_epochs: dict[int, int] = {}
 
     def observe(self, epoch: int) -> None:
+        """Record the current epoch as told by the catalog."""
         self._last_epoch, self._observed_at = epoch, time.monotonic()
 
     @contextmanager
@@ -82,4 +83,5 @@ class EpochTracker:
             self._write_epochs[get_ident()] = epoch
 
     def write_epoch(self) -> int | None:
+        """Return the epoch that this thread's writes carry, or None."""
         return self._write_epochs.get(get_ident())

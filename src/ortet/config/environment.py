@@ -153,6 +153,7 @@ def criu_setting(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def read_variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return an environment variable, or None."""
     return environ.get(name)
 
 

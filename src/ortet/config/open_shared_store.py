@@ -61,6 +61,7 @@ class _StoreFormat(msgspec.Struct, frozen=True):
 
 
 def is_shared(url: str) -> bool:
+    """Return True for the URL of a shared store (postgresql://)."""
     return "://" in url and url.partition("://")[0].lower() in SHARED_SCHEMES
 
 

@@ -128,6 +128,7 @@ def open_remote(
 
 
 def is_remote(url: str) -> bool:
+    """Return True for the URL of a store behind a server (http:// or https://)."""
     return url.partition("://")[0].lower() in REMOTE_SCHEMES and "://" in url
 
 
@@ -156,6 +157,7 @@ def parse_remote_url(url: str) -> tuple[str, dict[str, str]]:
 
 
 def read_token_file(file: str | None) -> str:
+    """Return the token in `file`, or "" if no file is given."""
     if file is None:
         return ""
     path = Path(file).expanduser()
@@ -205,6 +207,7 @@ def _check_path_length(root: Path) -> None:
 
 
 def bad_url(url: str, why: str) -> Invalid:
+    """Return the error for a URL that does not name a store."""
     return Invalid("bad_url", f"{url!r} is not a store ({why}): give a directory or a file:// URL")
 
 
@@ -237,6 +240,7 @@ def _prepare(root: Path, *, create: bool) -> bool:
 
 
 def read_settings(root: Path) -> Settings:
+    """Read config.toml in the directory of a store. Raise Invalid("bad_config")."""
     file = root / "config.toml"
     if not os.path.lexists(file):
         return Settings()
@@ -250,6 +254,7 @@ def read_settings(root: Path) -> Settings:
 
 
 def read_key(name: str | None, root: Path) -> bytes | None:
+    """Read the hashing key of a store from a file; None if no file is configured."""
     if name is None:
         return None
     file = root / name

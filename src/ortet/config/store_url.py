@@ -76,6 +76,7 @@ def trust_store(url: str, directory: Path | None) -> None:
 
 
 def is_trusted(url: str, directory: Path | None) -> bool:
+    """Return True if this user has trusted the store before."""
     if directory is None:
         return False
     with suppress(OSError):

@@ -147,6 +147,7 @@ class HeldLease:
             self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def release(self) -> None:
+        """Release the lease. A second call does nothing."""
         with self._lock:
             if not self.is_released:
                 self.is_released = True
@@ -178,6 +179,7 @@ class LeaseRenewer:
         self._stop: Flag | None = None
 
     def add(self, lease: HeldLease) -> None:
+        """Renew `lease` from now on. The first call starts the thread."""
         with self._lock:
             self._leases.append(lease)
             if self._stop is None:
@@ -186,11 +188,13 @@ class LeaseRenewer:
                 Thread(target=run, args=(self._stop,), name="ortet-heart", daemon=True).start()
 
     def remove(self, lease: HeldLease) -> None:
+        """Stop renewing `lease`."""
         with self._lock:
             if lease in self._leases:
                 self._leases.remove(lease)
 
     def close(self) -> None:
+        """Stop the thread."""
         with self._lock:
             if self._stop is not None:
                 self._stop.set()

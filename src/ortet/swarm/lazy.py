@@ -28,10 +28,13 @@ class LazySwarms:
         return LocalSwarms(self._opener)
 
     def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        """Run or continue a swarm; see `LocalSwarms.run`."""
         return self._swarms.run(session, request)
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
+        """Return all swarms of a session; see `LocalSwarms.all`."""
         return self._swarms.all(session)
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
+        """Return one swarm of a session; see `LocalSwarms.get`."""
         return self._swarms.get(session, name)

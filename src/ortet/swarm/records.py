@@ -69,6 +69,7 @@ class AttemptRow(msgspec.Struct, frozen=True):
 
     @property
     def fork(self) -> AttemptFork | None:
+        """The fork of the newest try, or None."""
         return self.forks[-1] if self.forks else None
 
 
@@ -91,6 +92,7 @@ class SwarmRecords:
         return new, RowChange(self._swarm_kind, row.name, _encode_row(new), row.version)
 
     def write_swarm(self, row: SwarmRow, lease: Lease, **fields: Any) -> SwarmRow:
+        """Write the changed row under the driver lease, and return it."""
         new, change = self.swarm_change(row, **fields)
         self._catalog.move([], verb="swarm", detail=row.name, lease=lease, rows=[change])
         return self.reload(new)
@@ -104,6 +106,7 @@ class SwarmRecords:
     # the attempt rows
 
     def attempts(self) -> list[AttemptRow]:
+        """Return all attempts, in order."""
         found: list[AttemptRow] = []
         after = ""
         while page := self._catalog.rows(self._attempt_kind, after):
@@ -112,6 +115,7 @@ class SwarmRecords:
         return found
 
     def attempt(self, i: int) -> AttemptRow:
+        """Return the current row of attempt `i`."""
         row = self._catalog.row(self._attempt_kind, _key(i))
         assert row is not None
         return _read_attempt(row)
@@ -121,6 +125,7 @@ class SwarmRecords:
         return RowChange(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
 
     def write_attempt(self, row: AttemptRow) -> AttemptRow:
+        """Write an attempt row. Raise Conflict("row_moved") if it is outdated."""
         made = self._catalog.put_row(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
         return replace(row, version=made.version)
 
@@ -138,11 +143,13 @@ def create_swarm(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) ->
 
 
 def find_swarm(catalog: Catalog, session: str, name: str) -> SwarmRow | None:
+    """Return a swarm of a session by name, or None."""
     row = catalog.row(swarm_rows(session), name)
     return _read(row) if row else None
 
 
 def list_swarms(catalog: Catalog, session: str) -> Iterator[SwarmRow]:
+    """Iterate over the swarms of a session, in name order."""
     after = ""
     while page := catalog.rows(swarm_rows(session), after):
         yield from map(_read, page)

@@ -52,6 +52,13 @@ class LocalSwarms:
         self._opener = opener
 
     def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        """Run a swarm to its end, or continue the one of that name, and return its result.
+
+        Raises:
+            Invalid: If a parameter is not valid, or the task cannot be loaded elsewhere.
+            Conflict: "swarm_differs" if the swarm was started with other parameters.
+            Refused: "swarm_driven" if another process or thread runs a swarm of this session.
+        """
         plan = make_plan(request)
         row = self._find_existing(session, plan)
         if row is not None and row.state == FINISHED:
@@ -69,10 +76,12 @@ class LocalSwarms:
             )
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
+        """Return all swarms of a session, oldest first."""
         rows = sorted(books.list_swarms(session.hub.catalog, session.id), key=lambda row: row.made)
         return [self._result(session, row) for row in rows]
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
+        """Return one swarm of a session by name. Raise NotFound("no_swarm")."""
         row = books.find_swarm(session.hub.catalog, session.id, name)
         if row is None:
             raise _no_swarm(session, name)

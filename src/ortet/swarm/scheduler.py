@@ -60,6 +60,7 @@ class SwarmScheduler:
 
     @property
     def result(self) -> SwarmResult:
+        """The result of the swarm so far."""
         return swarm_result(self._row, self._rows, self._session.name)
 
     # attempts that a previous driver left unfinished

@@ -35,6 +35,7 @@ def parse_expiry(expires: Expires, now: int) -> int:
 
 
 def is_expired(expires: int, now: int) -> bool:
+    """Return True if a time has passed; 0 never expires."""
     return bool(expires) and expires <= now
 
 

@@ -41,6 +41,7 @@ class Keyring:
 
     @property
     def source(self) -> str:
+        """The variable or file that holds the keys, for messages."""
         return VAULT_KEY_VARIABLE if self._text else str(self._file or VAULT_KEY_VARIABLE)
 
     def keys(self) -> list[bytes]:

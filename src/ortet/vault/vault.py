@@ -55,6 +55,7 @@ class Secret(str):
 
     @classmethod
     def of(cls, name: str, value: str) -> Secret:
+        """Return `value` as a Secret with a name."""
         made = cls(value)
         made.name = name
         return made
@@ -125,6 +126,7 @@ class Vault:
         return self._decode_entry(self._row(name)).expires
 
     def has(self, name: str) -> bool:
+        """Return True if an entry exists, even an expired one."""
         return self._catalog.row(VAULT_ROW_KIND, _check_name(name)) is not None
 
     def names(self, prefix: str = "") -> list[str]:

@@ -41,6 +41,7 @@ class TopicVersions:
         self._all_version = 0
 
     def mark(self, topic: str) -> None:
+        """Record a notification of `topic`."""
         self.current += 1
         self._versions[topic] = self.current
         self._versions.move_to_end(topic)
@@ -53,6 +54,7 @@ class TopicVersions:
         self._all_version = self.current
 
     def has_changed(self, topic: str, token: int) -> bool:
+        """Return True if `topic` was, or may have been, notified after `token`."""
         return self._versions.get(topic, self._evicted_version) > token or self._all_version > token
 
     def changed_topics(self, token: int) -> set[str] | None:
@@ -288,9 +290,11 @@ class SignalSocket:
         poll.poll(timeout * 1000)
 
     def close_inherited(self) -> None:
+        """Close the descriptor in a forked child, and keep the parent's socket file."""
         self._socket.close()
 
     def close(self) -> None:
+        """Delete the socket file and close the socket."""
         self._path.unlink(missing_ok=True)
         self._socket.close()
 

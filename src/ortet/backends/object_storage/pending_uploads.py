@@ -51,6 +51,7 @@ class PendingUploadTable:
         self._catalog.put_row(_KIND, self._key, msgspec.msgpack.encode(owes))
 
     def clear(self) -> None:
+        """Remove the announcement of this host: everything is uploaded."""
         self._since = 0
         self._catalog.drop_row(_KIND, self._key)
 

@@ -120,6 +120,7 @@ class PostgresClient:
             raise catalog_closed()
 
     def close(self) -> None:
+        """Leave the shared pool. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._pool.remove_user()

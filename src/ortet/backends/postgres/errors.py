@@ -60,6 +60,7 @@ def is_collision(error: psycopg.Error) -> bool:
 
 
 def database_gone(place: str, error: object) -> Unavailable:
+    """Return the error for a database that cannot be reached."""
     why = " ".join(str(error).split())
     return Unavailable(
         "database_gone",
@@ -68,6 +69,7 @@ def database_gone(place: str, error: object) -> Unavailable:
 
 
 def connections_exhausted(place: str, most: int) -> Unavailable:
+    """Return the error for a pool without a free connection."""
     return Unavailable(
         "busy",
         f"all {most} connections of this process to {place} are in use: try again in a moment, or "

@@ -65,6 +65,7 @@ class PostgresDatabase(msgspec.Struct, frozen=True):
 def parse_database_url(
     url: str, *, schema: str, connections: int, wait: float = DEFAULT_WAIT_SECONDS
 ) -> PostgresDatabase:
+    """Parse a libpq URL and add default options. Raise Invalid("bad_url")."""
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url).items()}
         conninfo = make_conninfo("", **{**_DEFAULTS, **given})
@@ -108,6 +109,7 @@ class PostgresPool:
             return not self._closed
 
     def remove_user(self) -> None:
+        """End one use of the pool. The last one closes all connections."""
         with self._condition:
             self._user_count -= 1
             if self._user_count <= 0:
@@ -286,6 +288,7 @@ class PostgresPool:
 
 
 def catalog_closed() -> Invalid:
+    """Return the error for the use of a closed catalog."""
     return Invalid("closed", "the catalog was closed: open the store again")
 
 

@@ -32,6 +32,7 @@ def check_names(*parts: str) -> str:
 
 
 def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
+    """Return the parameters for row changes, after checking their names."""
     for change in changes:
         check_names(change.kind, change.key)
     return {
@@ -43,6 +44,7 @@ def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
 
 
 def claim_values(claims: Sequence[LeaseClaim]) -> dict[str, list[Any]]:
+    """Return the parameters for lease claims, after checking them."""
     return {
         "claims": [check_names(claim.name) for claim in claims],
         "owners": [claim.owner for claim in claims],
@@ -51,6 +53,7 @@ def claim_values(claims: Sequence[LeaseClaim]) -> dict[str, list[Any]]:
 
 
 def check_lease_ttl(ttl_ns: int) -> int:
+    """Return a valid time to live in ns. Raise Invalid("bad_ttl") otherwise."""
     if ttl_ns <= 0:
         raise Invalid(
             "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"

@@ -43,6 +43,7 @@ class StallDetector:
         )
 
     def reset(self) -> None:
+        """Record that the server has answered."""
         if self._stalled_since is not None:
             self._stalled_since, self._probed_at = None, 0.0
 
@@ -116,6 +117,7 @@ class MonitoredConnection(psycopg.Connection[Any]):
 
 
 def connect_monitored(conninfo: str, detector: StallDetector, **kwargs: Any) -> MonitoredConnection:
+    """Open a connection in autocommit mode that raises ServerStalled on a stall."""
     connection = MonitoredConnection.connect(conninfo, autocommit=True, **kwargs)
     connection.detector = detector
     return connection

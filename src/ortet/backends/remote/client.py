@@ -32,6 +32,8 @@ Body = bytes | BinaryIO
 
 
 class RemoteResponse(NamedTuple):
+    """An HTTP answer. Header names are in lower case."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -113,6 +115,7 @@ class RemoteClient:
             wait = min(wait * 2, _MAX_PAUSE_SECONDS)
 
     def close(self) -> None:
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

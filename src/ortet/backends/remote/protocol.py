@@ -64,19 +64,27 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class KeysRequest(msgspec.Struct, frozen=True):
+    """A request about several bucket keys."""
+
     keys: list[str]
 
 
 class PrefixRequest(msgspec.Struct, frozen=True):
+    """A request to list the keys with a prefix."""
+
     prefix: str = ""
 
 
 class RangesRequest(msgspec.Struct, frozen=True):
+    """A request for (start, length) ranges of one object."""
+
     key: str
     ranges: list[tuple[int, int]]
 
 
 class TopicsRequest(msgspec.Struct, frozen=True):
+    """A request about signal topics."""
+
     topics: list[str]
 
 
@@ -88,6 +96,8 @@ class SignalToken(msgspec.Struct, frozen=True):
 
 
 class SignalWaitRequest(msgspec.Struct, frozen=True):
+    """A request to wait for a notification of one topic."""
+
     topic: str
     mark: SignalToken
     timeout: float

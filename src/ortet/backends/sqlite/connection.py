@@ -125,6 +125,7 @@ class SqliteHandle:
         return most if patience is None else min(most, patience.seconds)
 
     def close(self) -> None:
+        """Close the connection for good."""
         with self._lock:
             self._drop()
             self._closed = True
@@ -207,6 +208,7 @@ def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
 
 
 def check_library(version: int) -> None:
+    """Raise Unsupported("old_sqlite") if this SQLite version can lose commits."""
     if version < OLDEST_SAFE:
         raise Unsupported(
             "old_sqlite",
@@ -301,6 +303,7 @@ def translate_sqlite_error(error: apsw.Error, path: Path) -> OrtetError:
 
 
 def catalog_damaged(path: Path, error: object) -> Corrupt:
+    """Return the error for a damaged database file."""
     return Corrupt(
         "catalog_damaged",
         f"{path} is damaged ({error}): keep the file and restore it from a copy; "

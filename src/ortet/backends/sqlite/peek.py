@@ -26,6 +26,7 @@ class CatalogPeek:
         self._db.set_busy_timeout(_BUSY_TIMEOUT_MS)
 
     def close(self) -> None:
+        """Close the connection."""
         self._db.close()
 
     def heads(self, kind: str, limit: int) -> list[tuple[str, str]]:

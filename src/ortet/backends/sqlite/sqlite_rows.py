@@ -61,11 +61,13 @@ def check_lease(db: apsw.Connection, lease: Lease, now: int) -> None:
 
 
 def find_lease(db: apsw.Connection, name: str) -> Lease | None:
+    """Return the newest lease on `name`, or None."""
     found = fetch_all(db, _LEASE, (name,))
     return Lease(*found[0]) if found else None
 
 
 def expiry(now: int, ttl_ns: int) -> int:
+    """Return the expiry time of a lease. Raise Invalid("bad_ttl") if `ttl_ns` is not positive."""
     if ttl_ns <= 0:
         raise Invalid(
             "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"
@@ -74,11 +76,13 @@ def expiry(now: int, ttl_ns: int) -> int:
 
 
 def find_row(db: apsw.Connection, kind: str, key: str) -> CatalogRow | None:
+    """Return a row, or None."""
     found = fetch_all(db, _ROW, (kind, key))
     return CatalogRow(*found[0]) if found else None
 
 
 def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
+    """Apply row changes. Raise Conflict("row_moved") if a version is not as expected."""
     for change in changes:
         if change.expect == 0 and change.value is not None:
             values = (check_name(change.kind), check_name(change.key), change.value)
@@ -93,6 +97,7 @@ def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
 
 
 def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
+    """Raise Conflict("row_moved") unless the row has version `expect`; None: any."""
     if expect is not None:
         found = find_row(db, kind, key)
         version = found.version if found else 0
@@ -101,10 +106,12 @@ def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | No
 
 
 def put_row(db: apsw.Connection, kind: str, key: str, value: bytes) -> int:
+    """Write a row and return its new version."""
     ((version,),) = fetch_all(db, _PUT, (check_name(kind), check_name(key), value))
     return int(version)
 
 
 def drop_row(db: apsw.Connection, kind: str, key: str) -> None:
+    """Delete a row. Its version is remembered, so that a later row continues above it."""
     for (version,) in fetch_all(db, _DROP, (check_name(kind), check_name(key))):
         db.execute(RAISE_FLOOR, ("row", version))

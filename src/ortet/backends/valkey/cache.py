@@ -61,6 +61,7 @@ class PendingDelete(NamedTuple):
     sequence: int = 0  # the same deletion may be requested again while it runs
 
     def covers(self, key: str) -> bool:
+        """Return True if this deletion affects `key`."""
         return key == self.key_or_prefix if self.is_exact else key.startswith(self.key_or_prefix)
 
 

@@ -44,6 +44,7 @@ class ValkeyConnection:
         self.server_info_time = 0.0  # when run_id and clock_offset were read
 
     def read_server_info(self) -> None:
+        """Read the run id and the clock of the server."""
         told, now = self.call_many([("INFO", "server"), ("TIME",)])
         for part in told.decode().splitlines():
             name, _, value = part.partition(":")
@@ -53,6 +54,7 @@ class ValkeyConnection:
         self.clock_offset = int(now[0]) + int(now[1]) / 1e6 - self.server_info_time
 
     def call(self, *command: Any) -> Any:
+        """Run one command and return its answer."""
         return self.call_many([command])[0]
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
@@ -80,6 +82,7 @@ class ValkeyConnection:
         return connection.read_response() if connection.can_read(timeout) else None
 
     def send(self, *command: Any) -> None:
+        """Send a command without reading its answer."""
         connection: Any = self._connection
         connection.send_command(*command, check_health=False)
 
@@ -184,6 +187,7 @@ class ValkeyClient:
             return not self._closed
 
     def remove_user(self) -> None:
+        """End one use of the client. The last one closes all connections."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -278,6 +282,7 @@ class _RedisModule(msgspec.Struct, frozen=True):
 
 
 def load_redis() -> _RedisModule:
+    """Import redis-py. Raise Unsupported("not_installed") if it is missing."""
     try:
         from redis import connection, exceptions  # noqa: PLC0415 - optional
     except ImportError:

@@ -15,6 +15,7 @@ __all__ = ["is_valkey", "open_cache", "open_signal"]
 
 
 def is_valkey(url: str) -> bool:
+    """Return True if `url` has a scheme of Valkey or Redis."""
     scheme, found, _ = url.partition("://")
     return bool(found) and scheme.lower() in VALKEY_SCHEMES
 

@@ -101,6 +101,7 @@ class SwarmWorkerClient:
             )
 
     def start(self, job: AttemptJob) -> None:
+        """Start an attempt."""
         self._send({"job": msgspec.to_builtins(job)})
 
     def stop(self, i: int) -> None:
@@ -122,6 +123,7 @@ class SwarmWorkerClient:
         return msgspec.convert(message, thread_safe_struct(AttemptExit))
 
     def close(self) -> None:
+        """End all attempts and the worker process."""
         self._sock.close()
         try:
             self._process.wait(_EXIT_SECONDS if self.has_own_timeout else None)

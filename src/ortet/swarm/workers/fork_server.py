@@ -70,6 +70,7 @@ class ForkServer:
         gc.freeze()
 
     def serve(self) -> NoReturn:
+        """Handle requests until the driver is gone; then end all attempts and exit."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
             waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)

@@ -69,6 +69,7 @@ class RayServer:
             threading.Thread(target=self._watch_cluster, daemon=True).start()
 
     def serve(self) -> NoReturn:
+        """Handle requests until the driver or the cluster is gone, then exit."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
             waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)
