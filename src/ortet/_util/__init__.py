@@ -10,7 +10,7 @@ Start with:
 - `structs`: thread-safe preparation of msgspec types.
 
 Invariants: the only process-wide state is what a hook or a context variable needs. Only
-`failpoints` reads the environment, and only one variable.
+`failpoints` reads an environment variable, ORTET_FAULT.
 
 This package imports `ortet.errors`, `ortet.ids` and third-party packages, and nothing else of
 Ortet.

@@ -1,7 +1,8 @@
 """Named failpoints: `failpoint("seal.after-sync")` does nothing unless a test armed that name.
 
-The library does not read the environment, except ORTET_FAULT here. The variable is read once, at
-the first failpoint. A test uses it to arm a fault in a process that it starts.
+Only `ortet.config` reads settings from the environment, except ORTET_FAULT, which is read here.
+The variable is read once, at the first failpoint. A test uses it to arm a fault in a process that
+it starts.
 
 - `NAME:kill` ends the process with SIGKILL.
 - `NAME:nospace` raises the OSError of a full disk.

@@ -14,7 +14,7 @@ Main invariants:
 
 - Objects in a bucket are written once and never changed.
 - Every catalog method is one atomic, durable transaction.
-- A write under a lease fails if the lease has expired or has a newer fence.
+- A write under a lease fails if the lease has expired or another holder has a newer fence.
 - Signal and Cache are hints. Nothing is lost if they forget everything.
 
 Every implementation passes the conformance suites in `ortet.testing`.

@@ -42,7 +42,7 @@ class EpochTracker:
         self._write_epochs: dict[int, int] = {}
 
     def observe(self, epoch: int) -> None:
-        """Record the current epoch as told by the catalog."""
+        """Record the current epoch as reported by the catalog."""
         self._last_epoch, self._observed_at = epoch, time.monotonic()
 
     @contextmanager

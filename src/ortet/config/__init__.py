@@ -2,7 +2,7 @@
 
 Start with `environment.open_hub`. It finds the store URL, opens the backends, and creates the Hub.
 
-- `environment`: the only module that reads environment variables.
+- `environment`: reads the environment variables that configure Ortet.
 - `settings`: the fields of `config.toml`.
 - `pointer_file`: the `.ortet` file that names the store of a directory.
 - `store_url`: comparison and trust of URLs of stores reached over a network.

@@ -1,6 +1,7 @@
 """Reads the environment, finds the store URL, and opens the hub.
 
-No other module reads environment variables or chooses a concrete backend or engine.
+Below the surfaces, other modules get their settings as arguments. Only this package chooses a
+concrete backend or engine.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os
 def find_usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
     """Return the nearest pointer, or None if it is unusable.
 
-    A pointer is unusable if it is malformed, if its store lies inside the directory, or if it names
-    a network store that this user has never trusted.
+    A pointer is unusable if it is malformed or if its store lies inside the directory. It is also
+    unusable if it names a network store that this user has never trusted.
     """
     from ortet.workspaces.places import check_outside_store
 

@@ -28,7 +28,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_seconds: Seconds = 30.0  # time limit for receiving a JSON body
     idle_seconds: Seconds = 75.0  # time limit of a connection without a request
     rate: Rate = 1000.0  # requests per second of a token; 0: no limit
-    burst: PositiveInt = 2000  # requests above the rate that are allowed at once
+    burst: PositiveInt = 2000  # requests of a token that may come at once
     unknown_rate: Rate = 20.0  # requests per second of an address without a valid token
     requests: PositiveInt = 1024  # concurrent requests
     requests_each: PositiveInt = 512  # concurrent requests of one token

@@ -2,7 +2,7 @@
 
 A lambda or closure exists only in this process. It is sent by value if cloudpickle is installed,
 and refused otherwise. Functions for another host are sent by value if their module is not
-installed, because the other host may have no or another version of it.
+installed. The other host may have no or another version of it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Start with `vault.Vault`: put, get, forget and rotate secrets by name. Then:
 
 Main invariants:
 
-- Secrets are catalog rows. They are never part of a commit, an event or a bundle.
+- Secrets are catalog rows. They are never part of a commit or an event.
 - The key file is not in the store. A copy of a store does not reveal its secrets.
-- An expired secret is not returned.
+- `Vault.get` never returns an expired secret.
 - No error message contains a secret or a key.
 
 This package may import `machines`, `objects`, `backends` and below.

@@ -36,7 +36,7 @@ def known_secrets(
 
 
 def redact_result(result: Result, secrets: Mapping[str, str]) -> Result:
-    """Replace every secret in the output by its name in brackets."""
+    """Replace secrets in the output by their names in brackets, except very short ones."""
     stdout, stderr = result.stdout, result.stderr
     for name, value in sorted(secrets.items(), key=lambda item: -len(item[1])):
         if len(value) >= MIN_SECRET_BYTES:
