@@ -1,7 +1,8 @@
-"""The only place where bytes are made: canonical encoding, hashing, compression.
+"""Canonical encoding, hashing and compression. No other module produces stored bytes.
 
-Canonical bytes are msgpack with deterministic key order; records are frozen msgspec Structs laid
-out as arrays, so a field's position is part of the format: append fields, never reorder or remove.
+Canonical bytes are msgpack with a deterministic key order. Records are frozen msgspec Structs
+encoded as arrays, so the position of a field is part of the format. Append fields; never reorder or
+remove them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ZSTD_LEVEL = 1
 
 
 class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Base of everything that is stored: immutable, positional."""
+    """Base class of every stored record: immutable, encoded as an array."""
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -38,7 +39,7 @@ _json = msgspec.json.Encoder(order="deterministic")
 
 
 def encode(value: Any) -> bytes:
-    """Canonical bytes of a record; Invalid when a value in it cannot be stored."""
+    """Return the canonical bytes of `value`. Raise Invalid if a value in it cannot be stored."""
     try:
         return _encoder.encode(value)
     except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
@@ -49,7 +50,7 @@ def encode(value: Any) -> bytes:
 
 
 def array_header(count: int) -> bytes:
-    """What canonical bytes of an array of so many items begin with; the items follow."""
+    """Return the msgpack header of an array of `count` items. The encoded items must follow."""
     if count < 16:
         return bytes((0x90 | count,))
     if count < 1 << 16:
@@ -63,7 +64,7 @@ def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decode(type_: type[T], data: bytes) -> T:
-    """Parse canonical bytes as `type_`; raises Corrupt when they are something else."""
+    """Parse canonical bytes as `type_`. Raise Corrupt if the bytes do not have that type."""
     try:
         found: T = _decoder(cast("Any", type_)).decode(data)
         return found
@@ -76,25 +77,30 @@ def decode(type_: type[T], data: bytes) -> T:
 
 
 def to_json(value: Any) -> str:
-    """JSON for people and programs; never hashed."""
+    """Return JSON for display and for other programs. This form is never hashed."""
     return _json.encode(value).decode()
 
 
 class Hasher:
-    """Makes Oids: BLAKE3-256, keyed where the tenant has a key: dedup stays inside a tenant."""
+    """Computes object ids (Oids) with BLAKE3-256.
+
+    A tenant may have a key. Its ids then differ from those of other tenants, so that objects are
+    deduplicated only within one tenant.
+    """
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key
         self.key_id = b"\0" * 8 if key is None else _blake3.blake3(key).digest(length=8)
 
     def oid(self, data: bytes | memoryview) -> Oid:
+        """Return the object id of `data`."""
         if self._key is None:
             return Oid(_blake3.blake3(data).digest())
         return Oid(_blake3.blake3(data, key=self._key).digest())
 
 
 def checksum(*parts: bytes | memoryview) -> bytes:
-    """Eight bytes that detect damage (not tampering: that is the Oid's work)."""
+    """Return eight bytes that detect accidental damage. Only the Oid detects tampering."""
     hasher = _blake3.blake3()
     for part in parts:
         hasher.update(part)
@@ -102,23 +108,30 @@ def checksum(*parts: bytes | memoryview) -> bytes:
 
 
 class Compressor:
-    """A reused zstd context (a one-shot call costs four times as much). One per thread."""
+    """Compresses with a reused zstd context; a one-shot call costs four times as much.
+
+    Not thread-safe: use one instance per thread.
+    """
 
     def __init__(self, level: int = ZSTD_LEVEL) -> None:
         self._zstd = zstd.ZstdCompressor(level)
 
     def compress(self, data: bytes) -> bytes:
-        self._zstd.set_pledged_input_size(len(data))  # small tables for small data: a third faster
+        """Return `data` as one zstd frame that contains its size."""
+        # zstd then uses small tables for small data: a third faster
+        self._zstd.set_pledged_input_size(len(data))
         return self._zstd.compress(data, mode=zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""What everything that `Compressor` makes begins with."""
+"""The first bytes of everything that `Compressor` returns."""
 
 
 def decompress_bounded(data: bytes, max_size: int) -> bytes:
-    """Undo `Compressor.compress` where nothing but the data itself says its size; Corrupt when that
-    is above `most`."""
+    """Decompress data whose size is known only from its own zstd frame header.
+
+    Raise Corrupt if the header gives no size or a size above `max_size`.
+    """
     try:
         size = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError:
@@ -129,9 +142,12 @@ def decompress_bounded(data: bytes, max_size: int) -> bytes:
 
 
 class Decompressor:
-    """`expand`, of much that is small, from any thread. A zstd context takes ten times as long to
-    make as to use, and Python's can be used once; that of the zstandard package again. It is used
-    where another program has loaded it, as LangChain does."""
+    """Decompresses many small values, from any thread.
+
+    Creating a zstd context takes ten times as long as using it, and a context of the standard
+    library can be used only once. A context of the zstandard package is reusable. This class uses
+    that package if the process has already loaded it, as LangChain does.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -139,6 +155,7 @@ class Decompressor:
         self._frame_content_size: Any = None
 
     def decompress(self, data: bytes, max_size: int) -> bytes:
+        """Undo `Compressor.compress`. Raise Corrupt if the result exceeds `max_size`."""
         if self._context is None:
             package = sys.modules.get("zstandard")
             make = getattr(package, "ZstdDecompressor", None)
@@ -160,7 +177,7 @@ class Decompressor:
 
 
 def decompress(data: bytes | memoryview, size: int) -> bytes:
-    """Undo `Compressor.compress`; output beyond `size` is refused, so a bomb cannot expand."""
+    """Undo `Compressor.compress`. Reject output larger than `size`, to stop decompression bombs."""
     try:
         plain = zstd.ZstdDecompressor().decompress(data, max_length=size + 1)
     except zstd.ZstdError as error:

@@ -1,4 +1,7 @@
-"""How long who asks for something waits for a store that another process keeps locked."""
+"""The time limit of a call for waiting on a store that another process has locked.
+
+A module of its own, because backends read the limit and surfaces set it; neither imports the other.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from contextvars import ContextVar
 
 
 class LockTimeout:
-    """Seconds for one lock. Who did not get one waits for no other: a call that writes several
-    times, and tidies up when that fails, is not late by the sum of it."""
+    """The number of seconds to wait for one lock.
+
+    After the first timeout the limit is zero. A call that writes several times, and cleans up after
+    a failure, is thus not delayed once per write.
+    """
 
     __slots__ = ("seconds",)
 
@@ -17,6 +23,7 @@ class LockTimeout:
         self.seconds = seconds
 
     def expire(self) -> None:
+        """Set the limit to zero after a timeout, so that no further lock is waited for."""
         self.seconds = 0.0
 
 
@@ -25,7 +32,7 @@ _CURRENT_TIMEOUT: ContextVar[LockTimeout | None] = ContextVar("ortet-patience", 
 
 @contextmanager
 def lock_timeout(seconds: float) -> Iterator[None]:
-    """In this block no lock is waited for any longer."""
+    """Within this block, wait at most `seconds` for a lock of the store."""
     token = _CURRENT_TIMEOUT.set(LockTimeout(seconds))
     try:
         yield
@@ -34,5 +41,5 @@ def lock_timeout(seconds: float) -> Iterator[None]:
 
 
 def current_lock_timeout() -> LockTimeout | None:
-    """Of who asks; None: as long as the store itself allows."""
+    """Return the limit set by the caller, or None if the default of the store applies."""
     return _CURRENT_TIMEOUT.get()

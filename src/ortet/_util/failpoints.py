@@ -1,9 +1,12 @@
-"""Named fault points: `reach("seal.after-sync")` does nothing unless a test armed that very name.
+"""Named failpoints: `failpoint("seal.after-sync")` does nothing unless a test armed that name.
 
-The library does not read the environment, with this one exception: ORTET_FAULT, looked at once, at
-the first point reached. It is how a test arms a fault in a process it is about to kill. `name:kill`
-ends the process with SIGKILL, `name:nospace` raises the OSError of a full disk; a third part N
-picks the N-th time (else the first).
+Only `ortet.config` reads settings from the environment, except ORTET_FAULT, which is read here.
+The variable is read once, at the first failpoint. A test uses it to arm a fault in a process that
+it starts.
+
+- `NAME:kill` ends the process with SIGKILL.
+- `NAME:nospace` raises the OSError of a full disk.
+- A third part, `:N`, selects the N-th hit instead of the first.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ FAULT_VARIABLE = "ORTET_FAULT"
 
 
 class _Fault:
-    """One armed point, counting down to the hit that counts."""
+    """An armed failpoint that counts down to the hit that triggers."""
 
     def __init__(self, name: str, action: str, nth: int) -> None:
         self.name = name
@@ -36,7 +39,7 @@ class _Fault:
 
 
 def parse(text: str) -> _Fault:
-    """NAME:kill or NAME:nospace, then optionally :N."""
+    """Parse `NAME:kill` or `NAME:nospace`, optionally followed by `:N`."""
     parts = text.split(":")
     count = parts[2] if len(parts) == 3 else "1"
     if len(parts) not in (2, 3) or parts[1] not in ("kill", "nospace") or not count.isdigit():
@@ -54,7 +57,7 @@ def _armed() -> _Fault | None:
 
 
 def failpoint(name: str) -> None:
-    """Say that execution has come to the point `name`."""
+    """Trigger the fault armed for `name`, if any."""
     fault = _armed()
     if fault is not None and fault.name == name:
         fault.hit()

@@ -1,4 +1,8 @@
-"""What must not cross fork(2): a database's handle is closed before it, and opened again on use."""
+"""Hooks around `fork(2)` for resources that a child process must not inherit.
+
+A module of its own, because `os.register_at_fork` hooks cannot be removed. The hooks here hold weak
+references, so that a registered object can still be collected.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,22 @@ from typing import Protocol
 
 
 class ForkAware(Protocol):
+    """A resource that must be closed before `fork(2)`."""
+
     def before_fork(self) -> None:
-        """Wait for other threads, and close: the child must not inherit half of anything."""
+        """Wait for other threads, then close.
+
+        The child must not inherit a half-finished operation.
+        """
 
     def after_fork(self) -> None:
-        """In parent and child."""
+        """Allow use again. Called in the parent and in the child."""
 
 
 def close_at_fork(resource: ForkAware) -> None:
-    """For as long as it lives."""
-    ref = weakref.ref(resource)  # hooks cannot be taken back, so they must not keep it alive
+    """Call the hooks of `resource` around every fork, until it is garbage-collected."""
+    # a hook cannot be unregistered, so it must not keep the object alive
+    ref = weakref.ref(resource)
     held: list[ForkAware] = []
 
     def before() -> None:
@@ -35,8 +45,11 @@ def close_at_fork(resource: ForkAware) -> None:
 
 
 def reset_in_child(begin: Callable[[], None]) -> None:
-    """A method that makes locks and rows anew, which a thread that is not there in the child may
-    have held; for as long as what it is of lives."""
+    """Call the bound method `begin` in every forked child, until its object is garbage-collected.
+
+    `begin` recreates locks and state. A thread that does not exist in the child may have held a
+    lock.
+    """
     ref = weakref.WeakMethod(begin)
 
     def call() -> None:

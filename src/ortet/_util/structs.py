@@ -1,4 +1,7 @@
-"""Struct types that bytes and values are decoded to."""
+"""Thread-safe preparation of msgspec Struct types for decoding.
+
+A module of its own, because it is a workaround that goes away when msgspec fixes the race.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ os.register_at_fork(
 
 
 def thread_safe_struct(type_: type[T]) -> type[T]:
-    """The same type, safe to decode to in any thread.
+    """Return `type_` unchanged, after making it safe to decode to from any thread.
 
-    What msgspec has to find out about a struct it finds out at the first use, and another thread
-    that uses it meanwhile brings the process down (0.22): so it is done once, by one at a time.
+    msgspec 0.22 inspects a Struct type at its first use. A second thread that uses the type at the
+    same time crashes the process. This function does the inspection once, under a lock.
     """
     if type_ not in _prepared_types:
         with _prepare_lock:

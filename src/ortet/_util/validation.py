@@ -1,4 +1,4 @@
-"""What a caller gives a verb, looked at before anything is done: Invalid says what to give."""
+"""Checks of arguments before a verb does any work. Invalid tells the caller what to pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortet.errors import Invalid
 
 
 class Constraint(NamedTuple):
-    """What may be given, in words, and whether a value is that."""
+    """A condition on an argument, with its description for the error message."""
 
     description: str
     accepts: Callable[[Any], bool]
@@ -55,7 +55,7 @@ LIST = Constraint(
 
 
 def require(constraint: Constraint, /, **fields: Any) -> None:
-    """Invalid, in the words of the parameter's own name, unless each is of this sort."""
+    """Raise Invalid, naming the parameter, unless every value satisfies `constraint`."""
     for name, value in fields.items():
         if not constraint.accepts(value):
             said = repr(value) if isinstance(value, int | float) else type(value).__name__
@@ -63,17 +63,20 @@ def require(constraint: Constraint, /, **fields: Any) -> None:
 
 
 def optional(constraint: Constraint, /, **fields: Any) -> None:
-    """The same of what may be left out: None."""
+    """Check like `require`, but accept None for a value that was left out."""
     require(constraint, **{name: value for name, value in fields.items() if value is not None})
 
 
 def check_text(**fields: Any) -> None:
-    """A mind that took anything else could not be read again."""
+    """Raise Invalid unless every argument is a str.
+
+    Other values cannot be serialised into the journal.
+    """
     require(TEXT, **fields)
 
 
 def check_texts(name: str, value: Any) -> list[str]:
-    """As a list. One text is not several: its letters are nobody's steps."""
+    """Return `value` as a list of str. Raise Invalid if it is a single str or not iterable."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise Invalid("not_text", f"{name} is {type(value).__name__}: give a list of texts")
     several = list(value)

@@ -1,7 +1,7 @@
-"""The seams to the outside: Bucket (bytes), Catalog (rows), Signal (wake-up hint), Cache.
+"""The four storage contracts: Bucket (bytes), Catalog (rows), Signal (wake-up hints) and Cache.
 
-Shaped so that S3, PostgreSQL and Valkey fit: batch verbs, ranges, no append, no local paths.
-All methods are synchronous and safe to call from several threads and processes at once.
+The contracts fit S3, PostgreSQL and Valkey: batch operations, byte ranges, no append, no local
+paths. All methods are synchronous. Several threads and processes may call them at the same time.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ __all__ = [
 
 
 _ANY_TOPIC = "news"
-"""A topic to wait under for what a signal cannot tell by itself."""
+"""The topic that the default `wait_any` waits on."""
 _PROBE_KEY = "ready"
-"""A key that nobody puts."""
+"""A key that is never written. Reading it checks that the bucket answers."""
 _POLL_SECONDS = 1.0
-"""Seconds after which anything may have happened."""
+"""The longest wait of the default `wait_any`. After it, any topic may have changed."""
 
 
 class BucketEntry(msgspec.Struct, frozen=True):
+    """The key and the size in bytes of one object."""
+
     key: str
     size: int
 
 
 class UploadBacklog(msgspec.Struct, frozen=True):
-    """What is on this disk only, and why, if something is wrong."""
+    """Objects that are only on the local disk so far, and the reason if uploads fail."""
 
     objects: int = 0
     bytes: int = 0
@@ -62,29 +64,38 @@ class UploadBacklog(msgspec.Struct, frozen=True):
 class Bucket(ABC):
     """Write-once bytes by key. Keys are relative, `/`-separated, [a-z0-9._-] in each part.
 
-    An object becomes visible whole or not at all, and is durable when `put` returns.
+    An object becomes visible completely or not at all. It is durable when `put` returns.
     """
 
     @abstractmethod
     def put(self, key: str, data: bytes) -> None:
-        """Create; Conflict("exists") if the key is taken."""
+        """Create an object. Raise Conflict("exists") if the key is taken."""
 
     def put_file(self, key: str, path: Path) -> None:
-        """Create from a local file, which is consumed (it may be moved). Same contract as put."""
+        """Create an object from a local file, with the contract of `put`.
+
+        The file is consumed: it is moved or deleted.
+        """
         self.put(key, path.read_bytes())
         path.unlink()
 
     @abstractmethod
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes [start, start+length), short at the end of the object; NotFound("no_key")."""
+        """Return bytes [start, start+length) of an object, fewer at its end.
+
+        Raises:
+            NotFound: "no_key" if the object does not exist.
+        """
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several (start, length) reads of one object, in order."""
+        """Read several (start, length) ranges of one object, in the given order."""
         return [self.get(key, start, length) for start, length in ranges]
 
     def get_all(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Several objects, whole; those that are not there are left out. All are in memory: the
-        caller asks for no more than fits."""
+        """Return several complete objects; keys that do not exist are left out.
+
+        All objects are in memory at once, so the caller must limit what it asks for.
+        """
         found: dict[str, bytes] = {}
         for key in keys:
             with suppress(NotFound):
@@ -92,7 +103,10 @@ class Bucket(ABC):
         return found
 
     def put_all(self, objects: Mapping[str, bytes]) -> set[str]:
-        """Create several, in any order; returns the keys that were taken, and are as they were."""
+        """Create several objects, in any order. Return the keys that were taken.
+
+        Objects under taken keys are left unchanged.
+        """
         taken: set[str] = set()
         for key, data in objects.items():
             try:
@@ -103,23 +117,28 @@ class Bucket(ABC):
 
     @abstractmethod
     def size(self, key: str) -> int:
-        """NotFound("no_key") if it is not there."""
+        """Return the size of an object in bytes. Raise NotFound("no_key") if it does not exist."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[BucketEntry]:
-        """In key order."""
+        """Iterate over the objects whose keys start with `prefix`, in key order."""
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove; a key that is not there is no error."""
+        """Delete objects. A key that does not exist is not an error."""
 
     def local_path(self, key: str) -> Path | None:  # noqa: ARG002
-        """Where it can be mapped on this host; None if it cannot or is not there: use get."""
+        """Return a local file that holds the object and can be mapped into memory.
+
+        None if there is no such file; use `get` then.
+        """
         return None
 
     def check_reachable(self, seconds: float) -> None:  # noqa: ARG002
-        """That it is there, asked once: raises why not, and Unavailable when it has said nothing
-        for so long, where it is a server."""
+        """Check with one request that the bucket answers. Raise the error if it does not.
+
+        A bucket on a server raises Unavailable if there is no answer within `seconds`.
+        """
         try:
             self.get(_PROBE_KEY)
         except NotFound as error:
@@ -127,23 +146,24 @@ class Bucket(ABC):
                 raise
 
     def close(self) -> None:  # noqa: B027
-        """Release handles; further calls are undefined."""
+        """Release all handles. The bucket must not be used afterwards."""
 
 
 class Catalog(Timelines):
-    """Rows that move: heads, leases, records, events, and the log of what was done.
+    """Mutable rows: heads, leases, records, events and the operation log.
 
-    Each method is one atomic, durable transaction. Times come from the clock given at construction.
+    Each method is one atomic, durable transaction. Times come from the clock passed to the
+    constructor.
     """
 
-    # heads: names are "branch:NAME" and "tag:NAME"; the caller makes and takes off the prefix
+    # heads: names are "branch:NAME" and "tag:NAME"; the caller adds and removes the prefix
 
     @abstractmethod
     def head(self, name: str) -> Head | None: ...
 
     @abstractmethod
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
-        """In name order, names greater than `after`."""
+        """Return heads in name order, with names greater than `after`."""
 
     @abstractmethod
     def move(
@@ -159,55 +179,71 @@ class Catalog(Timelines):
         appends: Sequence[Append] = (),
         claims: Sequence[LeaseClaim] = (),
     ) -> list[Lease]:
-        """All of it in this order, or nothing: claims, new timelines, events, moves with one Op
-        each, rows. Returns the leases that were claimed.
+        """Apply all changes in one transaction, or none of them.
 
-        Conflict("head_moved") with details name/expect/found when an expectation fails, "row_moved"
-        and "seq_taken" likewise, "timeline_exists"; Refused("lease_lost") when `lease` is not the
-        newest of its name or has expired, "lease_held" when a claimed one is live.
+        The order is: claims, new timelines, events, moves with one Op each, rows.
+
+        Returns:
+            The leases that were claimed.
+
+        Raises:
+            Conflict: "head_moved" with details name, expect and found if a head is not as expected;
+                "row_moved" or "seq_taken" for a row or timeline; "timeline_exists".
+            Refused: "lease_lost" if `lease` has expired or is not the newest of its name;
+                "lease_held" if a claimed lease is live.
         """
 
     # operation log
 
     @abstractmethod
     def ops(self, name: str | None = None, after: int = 0, limit: int = 1000) -> list[Op]:
-        """Oldest first, seq greater than `after`; of one head when `name` is given."""
+        """Return operations, oldest first, with seq greater than `after`.
+
+        With `name`, return only the operations of that head.
+        """
 
     @abstractmethod
     def last_op(self) -> int:
-        """The newest seq, 0 when there is none."""
+        """Return the newest seq, or 0 if there are no operations."""
 
     @abstractmethod
     def trim_ops(self, before_time: int) -> int:
-        """Forget ops older than this; returns how many.
+        """Delete operations older than `before_time`. Return how many were deleted.
 
-        The newest of every head stays, and the newest of all: a seq is never given twice.
+        The newest operation of every head stays, and the newest of all, so that no seq is reused.
         """
 
     # leases
 
     @abstractmethod
     def acquire(self, name: str, owner: str, ttl_ns: int) -> Lease:
-        """The same owner renews and keeps its fence; a new holder gets one higher than any before.
+        """Acquire or renew the lease on `name`.
 
-        Refused("lease_held") with details owner/expires while another's is live.
+        The current owner keeps its fence. A new owner gets a fence higher than any before. Raise
+        Refused("lease_held") with details owner and expires while another owner's lease is live.
         """
 
     @abstractmethod
     def extend(self, lease: Lease, ttl_ns: int) -> Lease:
-        """Refused("lease_lost") if it was taken over; an expired one nobody took is extended."""
+        """Extend a lease, even an expired one if no other owner has acquired it.
+
+        Raise Refused("lease_lost") if another owner has acquired it.
+        """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Give it up: nobody can extend or use it again. No error if it is already lost."""
+        """End the lease. It can never be extended or used again. A lost lease is not an error."""
 
     @abstractmethod
     def seize(self, lease: Lease) -> None:
-        """End this very lease at once (its holder is known dead); no error if it is gone."""
+        """End exactly this lease because its holder is known to be dead.
+
+        It is not an error if the lease no longer exists.
+        """
 
     @abstractmethod
     def lease(self, name: str) -> Lease | None:
-        """The newest lease of this name, live or expired; None when it was given up."""
+        """Return the newest lease on `name`, live or expired, or None if it was released."""
 
     # records
 
@@ -216,97 +252,125 @@ class Catalog(Timelines):
 
     @abstractmethod
     def rows(self, kind: str, after: str = "", limit: int = 1000) -> list[CatalogRow]:
-        """In key order, keys greater than `after`."""
+        """Return rows in key order, with keys greater than `after`."""
 
     @abstractmethod
     def put_row(self, kind: str, key: str, value: bytes, expect: int | None = None) -> CatalogRow:
-        """Write; `expect` is the version that must be there (0: none), else "row_moved"."""
+        """Write a row. Raise Conflict("row_moved") if its version is not `expect`.
+
+        `expect` 0 means that the row must not exist; None accepts any version.
+        """
 
     @abstractmethod
     def drop_row(self, kind: str, key: str) -> None:
-        """Delete; a row that is not there is no error."""
+        """Delete a row. A row that does not exist is not an error."""
 
     def scrub(self) -> None:
-        """Leave nothing in the files of what was deleted or replaced; may take time."""
+        """Remove deleted and replaced values from the database files. This may take long."""
 
     def reclaim(self) -> None:
-        """Give the room of deleted rows back to the disk, where it is worth the time."""
+        """Return the space of deleted rows to the file system, where that is worth the time."""
 
     def check_format(self) -> None:
-        """Unsupported("newer_format") when a newer program has changed it since it was opened."""
+        """Raise Unsupported("newer_format") if a newer program has upgraded the open catalog."""
 
     @abstractmethod
     def check(self) -> list[str]:
-        """What is wrong with the stored rows, in words; empty when sound."""
+        """Check the stored rows. Return one text per problem; empty if there is none."""
 
     def close(self) -> None:
-        """Release handles."""
+        """Release all handles."""
 
 
 class Signal(ABC):
-    """A hint that something changed under a topic. It may be lost or repeated: never the truth."""
+    """A hint that something changed under a topic.
+
+    A hint may be lost or repeated, so the listener must always read the catalog.
+    """
 
     @abstractmethod
     def notify(self, topic: str) -> None: ...
 
     @abstractmethod
     def token(self, topic: str) -> int:
-        """A mark to wait from: take it, look at the catalog, then wait."""
+        """Return a position to wait from. Take it, read the catalog, then call `wait`."""
 
     @abstractmethod
     def wait(self, topic: str, token: int, timeout: float) -> bool:
-        """True as soon as the topic was notified after `token`; False at the time-out."""
+        """Wait until `topic` is notified after `token`. Return False on timeout."""
 
     def wait_any(self, token: int | None, timeout: float) -> tuple[int, set[str] | None]:
-        """Topics notified after `token`, as soon as there are any or at the time-out, and the token
-        to go on from: one listener for any number of topics. None instead of the topics: any may
-        have been. Without a token it begins now, at once."""
+        """Wait until any topic is notified, so that one listener can serve many topics.
+
+        Args:
+            token: The position returned by the call before; None returns the current position at
+                once.
+            timeout: The longest wait in seconds.
+
+        Returns:
+            The next token, and the topics notified since `token`. None instead of the topics means
+            that any topic may have been notified.
+        """
         if token is not None:
             self.wait(_ANY_TOPIC, token, min(timeout, _POLL_SECONDS))
         return self.token(_ANY_TOPIC), set() if token is None else None
 
     def with_prefix(self, prefix: str) -> Signal:  # noqa: ARG002
-        """One for topics that begin so, for who would be woken by all others in vain. It is closed
-        by whoever asked for it; it may be this one itself."""
+        """Return a signal for topics that start with `prefix`, so that other topics do not wake it.
+
+        The result may be this signal itself. The caller closes it.
+        """
         return self
 
     def close(self) -> None:  # noqa: B027
-        """Release handles."""
+        """Release all handles."""
 
 
 class Cache(ABC):
-    """Bytes by key that spare work done before. It may forget anything any time: never the truth.
+    """Cached bytes by key. A cache may forget any entry at any time.
 
-    Keys are any text without NUL. A server that cannot be reached is a cache that is empty: no
-    method raises for it, and nothing waits for it longer than the work would take.
+    Keys are any text without NUL. An unreachable server acts as an empty cache: no method raises,
+    and no method waits longer than the saved work would take.
     """
 
     shared = False
-    """Whether other processes find here what this one has put."""
+    """True if other processes can read what this process has put."""
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """What was put last under this key, whole; None when it was forgotten or its time is up."""
+        """Return the newest value of `key`, or None if it was forgotten or has expired."""
 
     @abstractmethod
     def put(self, key: str, value: bytes, ttl_ns: int | None = None) -> None:
-        """Remember, for `ttl_ns` at most. The value before is not given again, even where this one
-        could not be kept."""
+        """Store `value` for at most `ttl_ns`.
+
+        The previous value is never returned again, even if the new one could not be stored.
+        """
 
     @abstractmethod
     def drop(self, prefix: str) -> None:
-        """Forget every key that begins so, for erasure: what was put before is not given again by
-        this cache, even where its server could not be told."""
+        """Forget every key that starts with `prefix`. Erasure relies on this method.
+
+        This cache never returns the old values again, even if its server could not be reached.
+        """
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget every key."""
         self.drop("")
 
     def take_token(self, name: str, *, rate: float, burst: float) -> float | None:  # noqa: ARG002
-        """One drop of a bucket that all who use this cache share: it holds `burst`, and `rate` of
-        them come back each second. 0 when there was one, else the seconds until there is; None
-        where nobody shares it now."""
+        """Take one token from a rate limit that all users of this cache share.
+
+        Args:
+            name: The name of the token bucket.
+            rate: How many tokens are added per second.
+            burst: How many tokens the bucket holds at most.
+
+        Returns:
+            0 if a token was taken, otherwise the seconds until one is available. None if the cache
+            is not shared at the moment.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Release handles; further calls are undefined."""
+        """Release all handles. The cache must not be used afterwards."""

@@ -1,4 +1,7 @@
-"""From the address of a bucket to it. Reads no environment; the tools of a cloud do."""
+"""Opens a bucket by its URL. Reads no environment itself; the cloud libraries do.
+
+A module of its own, so that callers need not import every kind of bucket.
+"""
 # ruff: noqa: PLC0415 - one kind of bucket must not load what the other needs
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from ortet.errors import Invalid
 
 
 def open_bucket(url: str) -> Bucket:
-    """s3://…, gs://…, az://… or file:///PATH; Invalid("bad_url")."""
+    """Open the bucket at s3://…, gs://…, az://… or file:///PATH. Raise Invalid("bad_url")."""
     scheme = url.partition("://")[0].lower()
     if scheme in BUCKET_SCHEMES:
         from ortet.backends.object_storage.bucket import S3Bucket

@@ -1,4 +1,4 @@
-"""What a backend says no with: the same words and details from every implementation."""
+"""Constructors of backend errors, so that all implementations raise equal kinds and details."""
 
 from __future__ import annotations
 

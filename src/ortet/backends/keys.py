@@ -1,4 +1,7 @@
-"""The one gate for names that reach a backend: what passes is safe as path, S3 key and column."""
+"""Validation of keys and names before they reach a backend.
+
+A valid name is safe as a file path, an S3 key and a database column.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import re
 from ortet.errors import Invalid
 
 MAX_KEY = 900
-"""Below S3's 1024 bytes, so that a deployment can put a prefix of its own in front."""
+"""Below the 1024 bytes of S3, so that a deployment can add its own prefix."""
 
 MAX_PART = 200
-"""Below the 255 bytes of a file name, with room for what a backend adds to it."""
+"""Below the 255 bytes of a file name, so that a backend can add a suffix."""
 
 MAX_NAME = 4500
-"""A path of PATH_MAX with a host in front still fits."""
+"""Long enough for a path of PATH_MAX with a host in front."""
 
 _KEY = re.compile(r"(?!\.{1,2}(?:/|\Z))[a-z0-9._-]+(?:/(?!\.{1,2}(?:/|\Z))[a-z0-9._-]+)*\Z")
 
 
 def check_key(key: str) -> str:
-    """A Bucket key, or Invalid("bad_key")."""
+    """Return a valid bucket key. Raise Invalid("bad_key") otherwise."""
     if len(key) <= MAX_KEY and _KEY.match(key) and max(map(len, key.split("/"))) <= MAX_PART:
         return key
     raise Invalid(
@@ -30,15 +33,18 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The beginning of a key, which may end in the middle of a part."""
+    """Return a valid start of a bucket key. It may end in the middle of a part."""
     if prefix:
-        # A digit completes the unfinished part ("a/.." may go on as "a/..0") and no other.
+        # A digit makes an unfinished part valid ("a/.." can continue as "a/..0"), and no other.
         check_key(prefix + "0")
     return prefix
 
 
 def check_name(name: str) -> str:
-    """A name of a head, lease, row or topic, or Invalid("bad_name"): any text without NUL."""
+    """Return a valid name of a head, lease, row or topic: any text without NUL.
+
+    Raise Invalid("bad_name") otherwise.
+    """
     if not isinstance(name, str):
         raise Invalid("bad_name", f"{type(name).__name__} is no name: give text")
     if name and len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or _is_text(name)):
@@ -51,14 +57,14 @@ def check_name(name: str) -> str:
 
 
 def check_limit(limit: int) -> int:
-    """A page size, or Invalid("bad_limit")."""
+    """Return a valid page size. Raise Invalid("bad_limit") otherwise."""
     if limit < 1:
         raise Invalid("bad_limit", f"a page of {limit} is not possible: ask for at least 1")
     return limit
 
 
 def check_range(start: int, length: int | None) -> None:
-    """A range of bytes, or Invalid("bad_range")."""
+    """Raise Invalid("bad_range") if a byte range is negative."""
     if start < 0 or (length is not None and length < 0):
         raise Invalid(
             "bad_range", f"no range starts at {start} with length {length}: give numbers >= 0"

@@ -1,5 +1,8 @@
-"""Signal through a server that all hosts of a store reach: what its kinds have in common. All of a
-process that hear or tell of one space share a thread for each, and their connections."""
+"""The common part of signals that use a publish/subscribe server.
+
+All signals of a process with the same transport share one publishing thread and, for each prefix,
+one listening thread and connection.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,43 @@ from ortet.backends.local.signal import TopicVersions
 from ortet.errors import Invalid
 
 RECONNECT_SECONDS = 1.0
-"""Seconds after which anything may have happened, while the server cannot be heard."""
+"""While the server is unreachable, listeners are woken after this many seconds."""
 _PUBLISH_BURST = 4
-"""Tellings that need not keep the pace, after a pause: somebody waits for each of them."""
+"""Publications that may exceed the rate after a pause, to wake listeners at once."""
 _FLUSH_TIMEOUT_SECONDS = 2.0
-"""Seconds that closing waits for what was still to be told."""
+"""Seconds that `close` waits for pending publications."""
 
 
 class Publisher(Protocol):
+    """A connection that sends notifications."""
+
     def publish(self, topics: list[str]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Subscriber(Protocol):
+    """A connection that receives notifications."""
+
     def receive(self) -> list[str] | None:
-        """The next topics, none of them after about a second; None: any may have been. Raises one
-        of the wire's troubles when the server does not answer."""
+        """Return the next topics; an empty list after about a second; None if any may have changed.
+
+        Raise one of the transport's connection_errors if the server does not answer.
+        """
 
     def wake(self) -> None:
-        """Whoever waits in `heard` in another thread."""
+        """Wake the thread that waits in `receive`."""
 
     def close(self) -> None: ...
 
 
 class PubSubTransport(Hashable, Protocol):
-    """A server and the space of a store there. `narrows`: a hearer can be for topics that begin
-    with a word. `is_deaf`: it does not hear what this process itself tells. `pace`: seconds between
-    one telling and the next, where there are many."""
+    """A server, and the namespace of a store on it.
+
+    - `has_prefix_filter`: a subscriber can be limited to topics with a prefix.
+    - `is_echo_free`: the server does not deliver a process's own notifications back to it.
+    - `publish_interval`: the minimum seconds between publications under load.
+    """
 
     @property
     def name(self) -> str: ...
@@ -62,8 +74,11 @@ class PubSubTransport(Hashable, Protocol):
 
 
 class PubSubSignal(Signal):
-    """Telling costs its caller nothing: a thread does it. A server that is gone is tried again each
-    second, and until then who waits is woken each second: it is slower, and nothing is missed."""
+    """A signal through a publish/subscribe server.
+
+    `notify` returns at once; a thread publishes. A lost connection is retried every second. Until
+    it is back, listeners are woken every second, so that nothing is missed.
+    """
 
     def __init__(self, transport: PubSubTransport, *, prefix: str = "") -> None:
         self._transport = transport
@@ -99,7 +114,7 @@ class PubSubSignal(Signal):
 
     @property
     def last_error(self) -> str:
-        """Why the server is not heard; "" when it is."""
+        """The reason why the server is unreachable; "" if it is connected."""
         return self._channel().listener(self._prefix).last_error
 
     def close(self) -> None:
@@ -108,7 +123,7 @@ class PubSubSignal(Signal):
             self._finalizer()
 
     def _channel(self) -> _PubSubChannel:
-        if self._pid != os.getpid():  # threads and connections stay with the parent
+        if self._pid != os.getpid():  # after a fork, threads and connections belong to the parent
             self._pid = os.getpid()
             self._shared_channel = _acquire_channel(self._transport)
             self._finalizer = weakref.finalize(self, _release_channel, self._shared_channel)
@@ -116,7 +131,7 @@ class PubSubSignal(Signal):
 
 
 class _PubSubChannel:
-    """What the signals of one process and space have in common."""
+    """The state that all signals of one process and transport share."""
 
     def __init__(self, transport: PubSubTransport) -> None:
         self.pid = os.getpid()
@@ -126,7 +141,7 @@ class _PubSubChannel:
         self._condition = Condition()
         self._pending_topics: dict[str, None] = {}
         self._is_publishing = False
-        self._has_failed = False  # what was told last
+        self._has_failed = False  # the last publication failed
         self._thread: Thread | None = None
         self._closed = False
 
@@ -171,7 +186,7 @@ class _PubSubChannel:
         speaker: Publisher | None = None
         pace, due = self.transport.publish_interval, 0.0
         while topics := self._next():
-            for _ in range(2):  # a connection that was idle may be of a server that is gone
+            for _ in range(2):  # an idle connection may have been closed by the server
                 try:
                     speaker = speaker or self.transport.connect_publisher()
                     speaker.publish(topics)
@@ -180,7 +195,7 @@ class _PubSubChannel:
                     if speaker is not None:
                         speaker.close()
                     speaker = None
-            if speaker is None:  # lost, which a hint may be
+            if speaker is None:  # The topics are lost, which is allowed for a hint.
                 with self._condition:
                     self._has_failed, self._is_publishing = True, False
                     self._condition.notify_all()
@@ -204,7 +219,7 @@ class _PubSubChannel:
 
 
 class _SubscriberSlot:
-    """What was heard of topics that begin with a word."""
+    """The versions of topics with one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -213,7 +228,7 @@ class _SubscriberSlot:
 
 
 class _TopicListener:
-    """One connection, for all who wait for some of the topics it hears."""
+    """One subscriber connection, shared by all signals whose topics it receives."""
 
     def __init__(self, transport: PubSubTransport, prefix: str) -> None:
         self.last_error = ""
@@ -234,7 +249,11 @@ class _TopicListener:
         return found
 
     def token(self, prefix: str) -> int:
-        """Before the first try is over it is not known whether what happens now will be heard."""
+        """Return the current token.
+
+        Wait for the first connection attempt: before it, it is unknown if new notifications will
+        arrive.
+        """
         place = self.slot(prefix)
         with self._condition:
             self._condition.wait_for(lambda: self._has_tried)
@@ -242,7 +261,7 @@ class _TopicListener:
             return place.versions.current
 
     def deliver(self, topics: Iterable[str] | None) -> None:
-        """None: any may have been told."""
+        """Record notified topics and wake the waiting threads. None: any topic may have changed."""
         for place in list(self._slots.values()):
             ours = topics and [topic for topic in topics if topic.startswith(place.prefix)]
             if ours or topics is None:
@@ -284,7 +303,7 @@ class _TopicListener:
             again, self._has_tried = self._has_tried, True
             self._condition.notify_all()
         if again:
-            self.deliver(None)  # what was told before was not heard
+            self.deliver(None)  # notifications during the disconnection were missed
         while not self._closed:
             topics = hearer.receive()
             if topics is None or topics:
@@ -292,8 +311,8 @@ class _TopicListener:
 
 
 _CHANNELS: dict[PubSubTransport, _PubSubChannel] = {}
-"""Of this process: a server opens a hub for each session, and all of them hear the same."""
-_lock = RLock()  # re-entered when one is collected while another joins
+"""The channels of this process. A server opens a hub per session; all hubs share a channel."""
+_lock = RLock()  # re-entrant: a finalizer may run while a channel is acquired
 
 
 def _acquire_channel(transport: PubSubTransport) -> _PubSubChannel:
@@ -317,7 +336,7 @@ def _release_channel(channel: _PubSubChannel) -> None:
 
 
 def _reset_in_child() -> None:
-    """In a child: what was shared is its parent's, and so may the lock be."""
+    """Discard the channels in a forked child: they, and perhaps the lock, belong to the parent."""
     global _lock
     _lock = RLock()
     _CHANNELS.clear()

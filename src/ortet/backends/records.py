@@ -1,4 +1,4 @@
-"""The rows of a catalog as its users see them."""
+"""The records that a catalog returns and accepts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from ortet.ids import Oid
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a branch or tag points.
+    """The commit that a branch or tag points to.
 
-    `version` grows by one with every move; a head made again starts above where it ended.
+    `version` grows by one with every move. A head that is deleted and created again continues above
+    its last version.
     """
 
     name: str
@@ -20,7 +21,10 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """One compare-and-set of a head. `expect` None: must not exist. `to` None: delete."""
+    """One compare-and-set of a head.
+
+    `expect` None: the head must not exist. `to` None: delete the head.
+    """
 
     name: str
     expect: Oid | None
@@ -28,7 +32,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Op(msgspec.Struct, frozen=True):
-    """A line of the operation log; with `name`, `old` and `new` it is the reflog of that head."""
+    """One entry of the operation log. The entries of one `name` are the reflog of that head."""
 
     seq: int
     time: int
@@ -50,7 +54,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class LeaseClaim(msgspec.Struct, frozen=True):
-    """A lease that is wanted; nobody may hold it."""
+    """A request for a lease, as part of a transaction. It fails if the lease is held."""
 
     name: str
     owner: str
@@ -58,9 +62,10 @@ class LeaseClaim(msgspec.Struct, frozen=True):
 
 
 class CatalogRow(msgspec.Struct, frozen=True):
-    """A small versioned record: workspaces, machines, sessions, holds. `value` is canonical bytes.
+    """A small versioned record: a workspace, machine, session or hold. `value` is canonical bytes.
 
-    `version` grows by one with every write; a row made again starts above where it ended.
+    `version` grows by one with every write. A row that is deleted and created again continues above
+    its last version.
     """
 
     kind: str
@@ -70,9 +75,9 @@ class CatalogRow(msgspec.Struct, frozen=True):
 
 
 class RowChange(msgspec.Struct, frozen=True):
-    """A write to a row, or with `value` None its end.
+    """A write to a row, or its deletion if `value` is None.
 
-    `expect` is the version that must be there (0: none); None: any.
+    `expect` is the version that the row must have; 0: it must not exist; None: any version.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""How a catalog writes its rows: bodies of events compressed, ids of timelines as bytes."""
+"""The encoding of catalog rows: compressed event bodies, and timeline ids as raw bytes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from ortet.errors import Invalid
 MAX_BODY_BYTES = 1 << 30
 _CACHE_BYTES = 1 << 20
 _MIN_COMPRESS_BYTES = 192
-"""Bodies below this are stored as they are: of a sentence, not thirty bytes would be saved."""
+"""Smaller bodies are stored uncompressed: compression would save fewer than 30 bytes."""
 _MIN_SAVED_FRACTION = 8
-"""So are those of which not an eighth is saved: to expand one takes longer than to read all else
-of its event."""
+"""A body is stored uncompressed unless compression saves at least one eighth.
+
+Decompression costs more than reading the rest of the event.
+"""
 
 
 class CachingCompressor(Compressor):
-    """Remembers what it compressed last, by how that is stored: events are read again soon, to be
-    sealed, and a zstd context for each costs more than all else of reading it. What a row does not
-    hold any more, because it was erased, is not found by this."""
+    """A Compressor that caches recent results, keyed by the compressed bytes.
+
+    New events are soon read again, to be sealed. Creating a zstd context for each would cost more
+    than the rest of the read. The key is the stored value, so erased data cannot be found through
+    the cache.
+    """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
         super().__init__()
@@ -28,6 +33,7 @@ class CachingCompressor(Compressor):
         self._old: dict[bytes, bytes] = {}
 
     def compress(self, data: bytes) -> bytes:
+        """Compress `data` and cache the result."""
         less = super().compress(data)
         self._new[less] = data
         self._size += len(less) + len(data)
@@ -36,15 +42,20 @@ class CachingCompressor(Compressor):
         return less
 
     def decompress(self, data: bytes) -> bytes:
+        """Undo `compress`, from the cache if possible."""
         known = self._new.get(data) or self._old.get(data)
         return known or self._decompressor.decompress(data, MAX_BODY_BYTES)
 
     def clear_cache(self, keep: dict[bytes, bytes] | None = None) -> None:
+        """Empty the cache, but keep the entries of `keep` as the older half."""
         self._old, self._new, self._size = keep or {}, {}, 0
 
 
 def compress_body(body: bytes, zstd: Compressor) -> bytes:
-    """Compressed where it pays; and always what would be taken for compressed."""
+    """Return the stored form of an event body: compressed if that saves enough.
+
+    A body that starts with the zstd magic is always compressed, so that it can be read back.
+    """
     mistaken = body.startswith(ZSTD_MAGIC)
     if len(body) < _MIN_COMPRESS_BYTES and not mistaken:
         return body
@@ -53,13 +64,14 @@ def compress_body(body: bytes, zstd: Compressor) -> bytes:
 
 
 def decompress_body(body: bytes, zstd: CachingCompressor | None = None) -> bytes:
+    """Undo `compress_body`."""
     if not body.startswith(ZSTD_MAGIC):
         return body
     return decompress_bounded(body, MAX_BODY_BYTES) if zstd is None else zstd.decompress(body)
 
 
 def raw_id(id_: str) -> bytes:
-    """The 16 bytes of a timeline's id, or Invalid("bad_timeline")."""
+    """Return the 16 bytes of a timeline id. Raise Invalid("bad_timeline") if it is malformed."""
     try:
         raw = bytes.fromhex(id_)
     except ValueError:

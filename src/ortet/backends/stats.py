@@ -1,4 +1,4 @@
-"""How much a catalog holds: told by the database itself, without reading rows."""
+"""Size statistics of a catalog, from aggregate queries that read no event bodies."""
 # ruff: noqa: PLC0415 - psycopg is an extra
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 from ortet.backends.base import Catalog
 from ortet.backends.sqlite.catalog import SqliteCatalog
 
-# The numbers of a timeline's events have no gaps: the last one tells how many there were.
+# Sequence numbers of a timeline have no gaps: the last one gives the number of events.
 _SQLITE = """SELECT count(*), coalesce(sum(coalesce(
     (SELECT max(seq) FROM events WHERE timeline = timelines.id), at) - at), 0) FROM timelines"""
 _POSTGRES = """SELECT count(*)::bigint, coalesce(sum(last - at), 0)::bigint,
@@ -25,8 +25,11 @@ _POSTGRES = """SELECT count(*)::bigint, coalesce(sum(last - at), 0)::bigint,
 
 
 class CatalogStats(msgspec.Struct, frozen=True):
-    """`events` are all that were ever appended, those that only commits still have included.
-    `bytes` are tables with their indexes, `memory` those of the index of memories among them."""
+    """Counts and sizes of a catalog.
+
+    `events` counts all events ever appended, including those that now exist only in commits.
+    `bytes` is the size of all tables with their indexes. `memory` is the size of the memory index.
+    """
 
     timelines: int
     events: int
@@ -36,8 +39,12 @@ class CatalogStats(msgspec.Struct, frozen=True):
 
 
 def read_catalog_stats(catalog: Catalog, root: Path) -> CatalogStats | None:
-    """None of a catalog that is behind a server: it is that one's to count. `root`: of the
-    store, where the catalog is a file of it."""
+    """Return statistics, or None for a catalog behind a server.
+
+    Args:
+        catalog: The catalog to measure.
+        root: The directory of the store; used if the catalog is a file in it.
+    """
     if isinstance(catalog, SqliteCatalog):
         with catalog._handle as db:
             timelines, events = next(db.execute(_SQLITE))

@@ -1,8 +1,9 @@
-"""Which sweep of a shared store a writer's knowledge is from.
+"""The sweep epoch: detects writes that rely on objects a concurrent sweep may have deleted.
 
-A writer on another host holds no lock that a sweep could wait for. It shows instead, with every
-write that may name objects, the epoch in which it looked for them; the catalog's host refuses the
-write when a sweep has begun to delete since. Nothing is written then, and repeating it is safe.
+A sweep on one host cannot wait for a lock held by a writer on another host. Instead, every write
+that may refer to objects carries the epoch in which the writer looked them up. The catalog refuses
+the write if a sweep has started to delete since then. Nothing is written in that case, so retrying
+is safe.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from ortet.backends.base import Lease
 from ortet.errors import Conflict
 
 EPOCH_MAX_AGE_SECONDS = 1.0
-"""Seconds for which what was heard need not be asked again."""
+"""Seconds for which a fetched epoch counts as recent."""
 
 
 @runtime_checkable
 class EpochFencedCatalog(Protocol):
-    """A catalog that can refuse, from now on, what the writers of all hosts rely on."""
+    """A catalog that can start a new sweep epoch for the writers of all hosts."""
 
     def raise_epoch(self, lease: Lease) -> int:
-        """Begin a new epoch, durably, when all writes that showed the old one have ended; Refused
-        when the lease is not held any more."""
+        """Start a new epoch durably, after all writes with the old epoch have ended.
+
+        Raise Refused if `lease` is no longer held.
+        """
 
 
 class EpochTracker:
-    """What was heard last, and what each thread relies on while it writes."""
+    """Tracks the last known epoch, and the epoch of each thread's current write."""
 
     def __init__(self, fetch: Callable[[], int]) -> None:
         self._fetch = fetch
@@ -39,11 +42,12 @@ class EpochTracker:
         self._write_epochs: dict[int, int] = {}
 
     def observe(self, epoch: int) -> None:
+        """Record the current epoch as reported by the catalog."""
         self._last_epoch, self._observed_at = epoch, time.monotonic()
 
     @contextmanager
     def observe_conflicts(self) -> Iterator[None]:
-        """A write that is refused tells the epoch that it should have shown."""
+        """Record the current epoch if the block fails with Conflict("swept")."""
         try:
             yield
         except Conflict as error:
@@ -52,16 +56,19 @@ class EpochTracker:
             raise
 
     def cached(self) -> int:
-        """As of the last answer, however long ago."""
+        """Return the last known epoch, however old; fetch it if none is known."""
         return self.refresh() if self._last_epoch is None else self._last_epoch
 
     def refresh(self) -> int:
-        """As it is at this moment."""
+        """Fetch and return the current epoch."""
         self.observe(self._fetch())
         return self._last_epoch or 0
 
     def recent(self) -> int:
-        """As of a moment ago: a writer that begins with an old one is refused at its end."""
+        """Return an epoch that is at most EPOCH_MAX_AGE_SECONDS old.
+
+        A writer that starts with an outdated epoch is refused when it finishes.
+        """
         return (
             self.refresh()
             if time.monotonic() - self._observed_at > EPOCH_MAX_AGE_SECONDS
@@ -69,11 +76,12 @@ class EpochTracker:
         )
 
     def set_write_epoch(self, epoch: int | None) -> None:
-        """From now on this thread's writes show it; None: they name no objects."""
+        """Set the epoch that this thread's writes carry; None if they refer to no objects."""
         if epoch is None:
             self._write_epochs.pop(get_ident(), None)
         else:
             self._write_epochs[get_ident()] = epoch
 
     def write_epoch(self) -> int | None:
+        """Return the epoch that this thread's writes carry, or None."""
         return self._write_epochs.get(get_ident())

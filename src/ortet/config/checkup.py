@@ -1,5 +1,7 @@
-"""Whether the servers of a store that is elsewhere can be used from this host: each is tried for
-real, and nothing of a store is made. Reads no environment."""
+"""Checks of `ortet doctor`: can this host use the servers of a remote or shared store?
+
+Each server is tried with real requests. No store is created. This module reads no environment.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from ortet.backends.base import Bucket
 
 PROBE_PREFIX = "doctor/"
-"""Where a bucket is tried: below its prefix, beside what belongs to a store."""
+"""The prefix for test objects in a bucket. No object of a store has it."""
 
 _MIN_CACHE_BYTES = 4 << 30
-"""What a host keeps of a store, and as much again for what waits to be uploaded."""
+"""Space for cached objects of a store, and as much again for objects waiting to be uploaded."""
 _PROBE_TIMEOUT_SECONDS = 5.0
 _SIGNAL_DOWN_HINT = (
     "start it, or leave it out of the address; meanwhile hosts look for news once a second"
@@ -34,7 +36,7 @@ _PING_SAMPLES = 3
 
 
 def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capability]:
-    """One line for each thing that a store at this address needs."""
+    """Return one check result for each thing that a store at this URL needs."""
     if is_remote(url):
         return [_check_remote_server(url, token), _check_cache(cache)]
     from ortet.config.server_checks import examine_database
@@ -54,7 +56,10 @@ def examine_servers(url: str, *, cache: Path, token: str = "") -> list[Capabilit
 
 
 def _run_check(name: str, check: Callable[[], Capability], fix: str) -> Capability:
-    """Our errors say what is wrong, and after a colon what to do about it."""
+    """Run one check and turn its error into a failed result.
+
+    The messages of our errors have the form "problem: remedy".
+    """
     try:
         return check()
     except OrtetError as error:
@@ -65,7 +70,10 @@ def _run_check(name: str, check: Callable[[], Capability], fix: str) -> Capabili
 
 
 def _check_bucket(url: str) -> Capability:
-    """Exclusive create is what keeps two hosts from writing one pack: it must be the server's."""
+    """Check a bucket. Its server must support exclusive create.
+
+    Exclusive create prevents two hosts from writing the same pack.
+    """
     if not url.startswith(tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)):
         path = Path(unquote(urlsplit(url).path))
         if url.startswith("file:///") and not path.is_dir():
@@ -116,7 +124,7 @@ def _check_valkey(name: str, url: str) -> Capability:
     from ortet.backends.valkey.valkeyaddress import parse_valkey_url as parsed
 
     link = ValkeyClient(parsed(url), answer_timeout=_PROBE_TIMEOUT_SECONDS)
-    link.check_login()  # says so where it lets nobody in
+    link.check_login()  # raises a clear error if the login is refused
     line = link.connect(_PROBE_TIMEOUT_SECONDS)
     try:
         told = _fields(line.call("INFO", "server")) | _fields(line.call("INFO", "memory"))
@@ -143,7 +151,10 @@ def _fields(info: Any) -> dict[str, str]:
 
 
 def _check_cache(directory: Path) -> Capability:
-    """What this host reads is kept there, and with durable=local what it has not uploaded yet."""
+    """Check the cache directory: it is writable and has enough space.
+
+    It holds the objects read by this host, and with durable=local those not uploaded yet.
+    """
     at = directory
     while not at.exists() and at != at.parent:
         at = at.parent

@@ -1,6 +1,7 @@
-"""The only reader of the environment and of configuration files; turns a URL into a hub.
+"""Reads the environment, finds the store URL, and opens the hub.
 
-Only this module picks a concrete backend or engine.
+Below the surfaces, other modules get their settings as arguments. Only this package chooses a
+concrete backend or engine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def store_url(
     cwd: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """What was asked for, else $ORTET_URL, the nearest pointer, the user's data directory."""
+    """Return the URL of the store to use.
+
+    The order is: `url`, $ORTET_URL, the nearest `.ortet` pointer file, the user's data directory.
+    """
     if url is not None:
         return os.fspath(url)
     if environ.get("ORTET_URL"):
@@ -58,7 +62,7 @@ def store_url(
             check_trusted(pointer.url, pointer.directory / POINTER, config_directory(environ))
         return _resolve_pointer_url(pointer.directory, pointer.url)
     data = environ.get("XDG_DATA_HOME", "")
-    if not data.startswith("/"):  # the specification says to ignore a relative one
+    if not data.startswith("/"):  # the XDG specification says to ignore a relative path
         if (place := home_directory(environ)) is None:
             raise Invalid("no_home", "this user has no home directory: set ORTET_URL to a store")
         data = str(place / ".local" / "share")
@@ -66,13 +70,13 @@ def store_url(
 
 
 def _resolve_pointer_url(directory: Path, url: str) -> str:
-    """A pointer written by hand may name a store relative to itself."""
+    """Resolve a store path in a pointer file relative to that file."""
     is_path = _SCHEME.match(url) is None and not url.startswith("~")
     return str(directory / url) if is_path else url
 
 
 def working_directory() -> Path:
-    """The working directory."""
+    """Return the working directory. Raise NotFound if it was deleted."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -82,7 +86,7 @@ def working_directory() -> Path:
 
 
 def home_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's home directory, if there is one."""
+    """Return the user's home directory, or None."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
@@ -90,12 +94,12 @@ def home_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def mcp_token(environ: Mapping[str, str] = os.environ) -> str:
-    """What clients of `ortet mcp --http` must show; "" where none was chosen."""
+    """Return the token that clients of `ortet mcp --http` must send; "" if none is set."""
     return environ.get("ORTET_MCP_TOKEN", "")
 
 
 def is_pointer_to(pointer: Pointer, url: str) -> bool:
-    """Whether a pointer leads to the store at `url`."""
+    """Return True if a pointer names the store at `url`."""
     named = _resolve_pointer_url(pointer.directory, pointer.url)
     if is_networked(named) or is_networked(url):
         return is_networked(named) and is_networked(url) and is_same_store(named, url)
@@ -103,7 +107,10 @@ def is_pointer_to(pointer: Pointer, url: str) -> bool:
 
 
 def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """The store `ortet init` uses: a broken pointer, which it replaces, does not stop it."""
+    """Return the URL of the store that `ortet init` uses.
+
+    A broken pointer file is ignored, because `ortet init` replaces it.
+    """
     if (
         store is None
         and not environ.get("ORTET_URL")
@@ -117,8 +124,11 @@ def init_url(store: str | None, directory: Path, environ: Mapping[str, str] = os
 
 
 def find_usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ) -> Pointer | None:
-    """The nearest pointer, unless it is garbage: a store inside the directory is that too, and one
-    elsewhere that this user never chose."""
+    """Return the nearest pointer, or None if it is unusable.
+
+    A pointer is unusable if it is malformed or if its store lies inside the directory. It is also
+    unusable if it names a network store that this user has never trusted.
+    """
     from ortet.workspaces.places import check_outside_store
 
     try:
@@ -134,21 +144,22 @@ def find_usable_pointer(directory: Path, environ: Mapping[str, str] = os.environ
 
 
 def is_debug(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to show tracebacks."""
+    """Return True if errors are shown with tracebacks."""
     return environ.get("ORTET_DEBUG", "") not in ("", "0")
 
 
 def criu_setting(environ: Mapping[str, str] = os.environ) -> str:
-    """The CRIU that is to be used: a path, "off" for none, "" to look for one."""
+    """Return the CRIU to use: a path, "off" for none, or "" to search for one."""
     return environ.get("ORTET_CRIU", "")
 
 
 def read_variable(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return an environment variable, or None."""
     return environ.get(name)
 
 
 def store_path(url: str) -> Path:
-    """The directory an embedded store's URL names."""
+    """Return the directory of an embedded store. Raise Unsupported for other kinds of store."""
     scheme = _SCHEME.match(url)
     if not url:
         raise bad_url(url, "it is empty")
@@ -163,7 +174,7 @@ def store_path(url: str) -> Path:
             "remote_store", f"a store at {name}:// has no directory here: do this at the server"
         )
     if name != "file":
-        shown = f"{name}://…" if "@" in url else url  # which may hold a password
+        shown = f"{name}://…" if "@" in url else url  # the URL may contain a password
         raise bad_url(
             shown,
             f"unknown scheme {name}; a server is http:// or https://, what many hosts share is "
@@ -200,13 +211,21 @@ def open_hub(
     environ: Mapping[str, str] = os.environ,
     embedder: Embedder | str | None = None,
 ) -> Hub:
-    """Open the store, making it when it is not there and `create` is true.
+    """Open a store, and create it if it does not exist and `create` is true.
 
-    `watch` overrides the setting. `alone`: the process is ours, one command long; it looks once, so
-    it needs no watcher, and it may fork to look faster. `embedder` finds memories by meaning, too;
-    its name may stand in config.toml.
+    Args:
+        url: The store; if None, `store_url` finds it.
+        cwd: The directory where the search for a pointer file starts.
+        create: Create a missing store instead of raising NotFound.
+        watch: Override the setting `watch`: notice file changes with inotify.
+        one_shot: The process runs a single command. It then needs no watcher, and it may fork to
+            scan files faster.
+        clock: The source of time.
+        random: The source of random bytes.
+        environ: The environment variables.
+        embedder: The embedder for semantic recall, or its name; overrides config.toml.
     """
-    # here, so that asking this module for a pointer or a setting does not load a database
+    # imported here, so that reading a pointer or a setting does not load a database
     from ortet.backends.local.cache import ProcessCache
     from ortet.history.tree.tree import Trees
     from ortet.hub.hub import Hub
@@ -214,7 +233,7 @@ def open_hub(
     from ortet.swarm.lazy import LazySwarms
     from ortet.vault.keys import VAULT_KEY_VARIABLE, Keyring
 
-    _check_embedder(embedder)  # before anything is made
+    _check_embedder(embedder)  # before anything is created
     clock = clock or SystemClock()
     asked = store_url(url, cwd=cwd, environ=environ)
     found = _open_backends(asked, clock=clock, random=random, create=create, environ=environ)
@@ -265,7 +284,7 @@ def _open_backends(
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """What this host keeps of remote stores, and their machines."""
+    """Return the directory for cached objects and machines of remote and shared stores."""
     named = environ.get("XDG_CACHE_HOME", "")
     if named.startswith("/"):
         return Path(named) / "ortet"
@@ -315,12 +334,12 @@ def _strongest(engine: Callable[[str], Engine]) -> str:
 
 
 def _text(value: str | None) -> str:
-    """A variable of the environment, which may hold any bytes, as text."""
+    """Decode an environment variable, which may hold any bytes."""
     return os.fsencode(value or "").decode("utf-8", "replace")
 
 
 def config_directory(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where a user's programs keep their settings; None without a home directory."""
+    """Return the directory of the user's settings; None without a home directory."""
     named = environ.get("XDG_CONFIG_HOME", "")
     if named.startswith("/"):
         return Path(named) / "ortet"

@@ -1,5 +1,7 @@
-"""From the address of a database to a store that many hosts share: rows in PostgreSQL, packs in a
-bucket, wake-ups by Valkey. Reads no environment."""
+"""Opens a store that many hosts share: rows in PostgreSQL, packs in a bucket, wake-ups by Valkey.
+
+This module reads no environment.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SHARED_SCHEMES = ("postgresql", "postgres")
 _OPTIONS = ("bucket", "durable", "signal", "cache", "schema", "connections", "key_file")
 _SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
-_MAX_SCHEMA_BYTES = 63  # bytes of a name in PostgreSQL, which cuts off the rest
+_MAX_SCHEMA_BYTES = 63  # PostgreSQL truncates longer names
 _STORE_ID_ROW = ("store", "id")
 _FORMAT = ("store", "format")
 _BUCKET_ROW = ("store", "bucket")
@@ -39,38 +41,42 @@ _STORE_MARK_PREFIX = "stores/"
 
 
 class SharedStoreAddress(msgspec.Struct, frozen=True):
-    """What the address of a shared store says; `database` is for the driver."""
+    """The parsed URL of a shared store. `database` is the part for the driver."""
 
     database: str
     bucket: str
-    durable: Literal["remote", "local"] = "remote"  # where a commit is when it returns
+    durable: Literal["remote", "local"] = "remote"  # where a commit is durable when it returns
     signal: str = ""
-    cache: str = ""  # a server of its own for it; else that of the signal
+    cache: str = ""  # a separate server for the cache; default: that of the signal
     schema: str = "ortet"
     connections: int = 16
     key_file: str | None = None
 
 
 class _StoreFormat(msgspec.Struct, frozen=True):
-    """As the FORMAT file of a store in a directory."""
+    """The contents of the FORMAT file of an embedded store, here as a catalog row."""
 
     format: int
     key_id: bytes
 
 
 def is_shared(url: str) -> bool:
+    """Return True for the URL of a shared store (postgresql://)."""
     return "://" in url and url.partition("://")[0].lower() in SHARED_SCHEMES
 
 
 def parse_shared_url(url: str) -> SharedStoreAddress:
-    """What is ours of an address; all else behind the question mark goes to the driver."""
+    """Parse the URL of a shared store. Options that are not ours are passed to the driver.
+
+    Raise Invalid("bad_url") for a malformed URL, or one that contains a password.
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise Invalid("bad_url", f"this is no address of a database ({error})") from error
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if parts.password is not None or not _SECRETS.isdisjoint(dict(pairs)):
-        raise Invalid(  # which does not repeat it
+        raise Invalid(  # the message does not repeat the password
             "bad_url",
             "an address holds no password, which would be seen in logs: put it into ~/.pgpass, add "
             "&passfile=PATH, or set PGPASSWORD",
@@ -89,14 +95,16 @@ def parse_shared_url(url: str) -> SharedStoreAddress:
 
 
 def replace_query(parts: SplitResult, query: str) -> str:
-    """The address with these options. urlunsplit would take the slashes of postgresql:///DATABASE
-    away."""
+    """Return the URL with another query.
+
+    `urlunsplit` would remove slashes of postgresql:///DATABASE.
+    """
     end = f"#{parts.fragment}" if parts.fragment else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{query and '?'}{query}{end}"
 
 
 def _check_hosts(hosts: str, path: str) -> None:
-    """What the driver would take for something else, and then not reach."""
+    """Reject hosts that the driver would misread and then fail to reach."""
     if not all(_HOST.fullmatch(host) for host in hosts.rpartition("@")[2].split(",")):
         raise Invalid(
             "bad_url",
@@ -145,7 +153,7 @@ def _check_options(options: dict[str, str]) -> None:
 
 
 def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Signal:
-    """That of a Valkey or Redis server. Without one the database itself tells its hosts."""
+    """Open the signal: Valkey or Redis if `url` is given, otherwise PostgreSQL notifications."""
     if not url:
         from ortet.backends.postgres.notify import PostgresSignal
 
@@ -156,7 +164,7 @@ def open_signal(url: str, *, namespace: str, database: PostgresDatabase) -> Sign
 
 
 def open_shared_cache(url: str, *, namespace: str) -> Cache | None:
-    """The same of a cache; without one, nothing that hosts would share is cached."""
+    """Open the shared cache in Valkey or Redis; None if there is no `url`."""
     if not url:
         return None
     from ortet.backends.valkey import valkey
@@ -167,7 +175,7 @@ def open_shared_cache(url: str, *, namespace: str) -> Cache | None:
 def open_shared(
     url: str, *, cache: Path, clock: Clock, random: Random, create: bool
 ) -> StoreBackends:
-    """Rows in PostgreSQL, packs in a bucket; what is read of them, and machines, below `cache`."""
+    """Open a shared store. Cached objects and machines of this host are below `cache`."""
     try:
         from ortet.backends.postgres.catalog import PostgresCatalog
     except ImportError as error:
@@ -202,7 +210,7 @@ def open_shared(
         settings = read_settings(root)
         hasher = Hasher(read_key(address.key_file or settings.key_file, root))
         _check_format(catalog, hasher.key_id)
-        # machines lie in `root`: another user's, or another cache, is another host to them
+        # Machines are in `root`: with another user or another cache, they belong to another host.
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
         objects = RemoteObjectStore(
             root,
@@ -231,12 +239,12 @@ def open_shared(
 
 
 def _read_or_create_store_id(catalog: Catalog, *, create: bool) -> str:
-    """The id of the store, made by who comes first."""
+    """Return the id of the store. The first process that opens the store creates it."""
     row = catalog.row(*_STORE_ID_ROW)
     if row is None:
         if not create:
             raise _no_store()
-        with suppress(Conflict):  # another was faster
+        with suppress(Conflict):  # another process created it first
             catalog.put_row(*_STORE_ID_ROW, os.urandom(16).hex().encode(), expect=0)
         return _read_or_create_store_id(catalog, create=False)
     return row.value.decode()
@@ -250,7 +258,7 @@ def _no_store() -> NotFound:
 
 
 def _check_format(catalog: Catalog, key_id: bytes) -> None:
-    """Nothing is touched of a store that is newer, or made with another key."""
+    """Refuse a store that is newer or has another key, before anything is changed."""
     from ortet._util.codec import FORMAT_VERSION
 
     row = catalog.row(*_FORMAT)
@@ -278,8 +286,11 @@ def _check_format(catalog: Catalog, key_id: bytes) -> None:
 def _check_bucket(
     catalog: Catalog, bucket: Bucket, store: str, checked_file: Path, url: str
 ) -> None:
-    """That the packs of this store are there, and not those of others: looked up once a host, and
-    each time in a directory, which may not be mounted today."""
+    """Check that the bucket holds the packs of this store and not those of another one.
+
+    The check is done once per host. For a directory it is done at each open, because the directory
+    may not be mounted.
+    """
     is_directory = url.lower().startswith("file:")
     if not is_directory and checked_file.exists() and checked_file.read_text("utf-8") == url:
         return
@@ -287,7 +298,7 @@ def _check_bucket(
     begun = place is not None or bool(catalog.heads(limit=1))
     marks = [
         found.key for found in bucket.list(_STORE_MARK_PREFIX)
-    ]  # later: a row comes after the mark
+    ]  # read after the row: the mark is written before the row
     if marks and f"{_STORE_MARK_PREFIX}{store}" not in marks:
         raise Invalid(
             "wrong_bucket",
@@ -306,7 +317,7 @@ def _check_bucket(
 
 
 def _wrong_bucket(url: str, first_bucket: str) -> Invalid:
-    """Commits would go where no other host looks for them."""
+    """Return the error for a bucket without this store: other hosts would not find its commits."""
     began = f", and it began with {first_bucket}" if first_bucket else ""
     return Invalid(
         "wrong_bucket",

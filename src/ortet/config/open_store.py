@@ -1,4 +1,4 @@
-"""From an address to a store: one in a directory, or a server's. Reads no environment."""
+"""Opens an embedded store (a directory) or a remote store (a server). Reads no environment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 _MAX_PATH_BYTES = 490
-"""SQLite knows paths of 512 bytes, of which it needs some itself."""
+"""SQLite allows paths of 512 bytes and needs some of them for suffixes."""
 
 REMOTE_SCHEMES = ("http", "https")
 _OPTIONS = ("token_file", "key_file")
 
 
 class StoreBackends(NamedTuple):
-    """A store: where its rows and bytes are, and what of it is on this host, below `root`."""
+    """The opened backends of a store. The local part is below `root`."""
 
     url: str
     root: Path
@@ -41,12 +41,12 @@ class StoreBackends(NamedTuple):
     bucket: Bucket
     signal: Signal
     objects: LocalObjectStore
-    cache: Cache | None = None  # one that servers share
-    index_factory: IndexFactory | None = None  # what memories are found by, where hosts share it
+    cache: Cache | None = None  # shared between processes
+    index_factory: IndexFactory | None = None  # memory index, if hosts share one
 
 
 def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> StoreBackends:
-    """Rows in SQLite, packs in files."""
+    """Open a store in a directory: rows in SQLite, packs in files."""
     from ortet._util.codec import Hasher
     from ortet.backends.local.bucket import FileBucket
     from ortet.backends.local.signal import HostSignal
@@ -60,9 +60,10 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
     settings = read_settings(root)
     hasher = Hasher(read_key(settings.key_file, root))
     if exists:
-        open_layout(root, hasher)  # a format or a key that is not ours: touch nothing
+        open_layout(root, hasher)  # refuse another format or key before anything is changed
     with ExitStack() as undo:
-        # The catalog comes before FORMAT: where FORMAT is, a missing catalog is lost, not new.
+        # The catalog is created before FORMAT. If FORMAT exists, a missing catalog is lost, not
+        # new.
         catalog = SqliteCatalog(root / "catalog.db", clock, create=not exists)
         undo.callback(catalog.close)
         bucket = FileBucket(root / "bucket")
@@ -76,7 +77,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
             reserve=settings.reserve * MIB,
             pending_uploads=PendingUploadTable(
                 catalog, "", name="", clock=clock
-            ),  # of those who use it over HTTP
+            ),  # uploads of clients over HTTP
         )
         undo.pop_all()
     signal = HostSignal(root / "local" / "signal")
@@ -86,7 +87,7 @@ def open_embedded(root: Path, *, clock: Clock, random: Random, create: bool) -> 
 def open_remote(
     url: str, *, token: str, cache: Path, clock: Clock, random: Random
 ) -> StoreBackends:
-    """Rows and packs with a server; what is read of them, and machines, below `cache`."""
+    """Open a store behind `ortet serve`. Cached objects and machines are below `cache`."""
     from ortet._util.codec import Hasher, checksum
     from ortet.backends.object_storage.pending_uploads import PendingUploadTable
     from ortet.backends.remote.bucket import HttpBucket
@@ -108,7 +109,7 @@ def open_remote(
         hasher = Hasher(read_key(options.get("key_file") or settings.key_file, root))
         _check_hello(link.url, hello, hasher.key_id)
         bucket = HttpBucket(link)
-        # machines lie in `root`: another user's, or another cache, is another host to them
+        # Machines are in `root`: with another user or another cache, they belong to another host.
         host = checksum(f"{host_id()}\n{root}".encode()).hex()
         objects = RemoteObjectStore(
             root,
@@ -127,18 +128,19 @@ def open_remote(
 
 
 def is_remote(url: str) -> bool:
+    """Return True for the URL of a store behind a server (http:// or https://)."""
     return url.partition("://")[0].lower() in REMOTE_SCHEMES and "://" in url
 
 
 def parse_remote_url(url: str) -> tuple[str, dict[str, str]]:
-    """The server's own address, and what is said behind the question mark."""
+    """Return the address of the server, and the options after the question mark."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise Invalid("bad_url", f"this is no address of a server ({error})") from error
     if parts.username is not None or parts.password is not None:
-        raise Invalid(  # which does not repeat it
+        raise Invalid(  # the message does not repeat the password
             "bad_url",
             "an address holds no name, password or token, which would be seen in logs: set "
             "ORTET_TOKEN, or add ?token_file=PATH",
@@ -155,6 +157,7 @@ def parse_remote_url(url: str) -> tuple[str, dict[str, str]]:
 
 
 def read_token_file(file: str | None) -> str:
+    """Return the token in `file`, or "" if no file is given."""
     if file is None:
         return ""
     path = Path(file).expanduser()
@@ -168,7 +171,7 @@ def read_token_file(file: str | None) -> str:
 
 
 def make_cache_directory(cache: Path, store: str) -> Path:
-    """What this host keeps of the store with this id."""
+    """Create and return the local directory for the store with id `store`."""
     from ortet.machines.dirfd import translate_os_error
 
     if not store.isalnum():
@@ -204,11 +207,12 @@ def _check_path_length(root: Path) -> None:
 
 
 def bad_url(url: str, why: str) -> Invalid:
+    """Return the error for a URL that does not name a store."""
     return Invalid("bad_url", f"{url!r} is not a store ({why}): give a directory or a file:// URL")
 
 
 def _prepare(root: Path, *, create: bool) -> bool:
-    """Make the directory if it may be made; returns whether a store is in it already."""
+    """Create the directory of a store if allowed. Return True if it already holds a store."""
     from ortet.machines.dirfd import translate_os_error
     from ortet.objects.layout import check_directory
 
@@ -220,7 +224,7 @@ def _prepare(root: Path, *, create: bool) -> bool:
         exists = True
     except (FileNotFoundError, NotADirectoryError):
         exists = False
-    except OSError as error:  # it may be there, but is closed to us
+    except OSError as error:  # it may exist, but is not accessible
         raise translate_os_error(error, f"cannot look into {root}") from error
     if not exists and not create:
         raise NotFound("no_store", f"there is no store at {root}: run `ortet init` first")
@@ -236,6 +240,7 @@ def _prepare(root: Path, *, create: bool) -> bool:
 
 
 def read_settings(root: Path) -> Settings:
+    """Read config.toml in the directory of a store. Raise Invalid("bad_config")."""
     file = root / "config.toml"
     if not os.path.lexists(file):
         return Settings()
@@ -244,11 +249,12 @@ def read_settings(root: Path) -> Settings:
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
         return msgspec.convert(values, thread_safe_struct(Settings))
-    except (OSError, ValueError) as error:  # all that toml, utf-8 and msgspec find are ValueErrors
+    except (OSError, ValueError) as error:  # errors of toml, utf-8 and msgspec are all ValueErrors
         raise Invalid("bad_config", f"{file} cannot be used ({error}): correct it") from error
 
 
 def read_key(name: str | None, root: Path) -> bytes | None:
+    """Read the hashing key of a store from a file; None if no file is configured."""
     if name is None:
         return None
     file = root / name

@@ -1,4 +1,4 @@
-"""The `.ortet` file: one line in a directory that says which store and which workspace it is."""
+"""The `.ortet` pointer file: one line that names the store and the workspace of a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTER = ".ortet"
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """What a `.ortet` file says: which store, and which workspace this directory is."""
+    """The parsed contents of a `.ortet` file."""
 
     directory: Path
     url: str
@@ -24,7 +24,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
 
 def find_pointer(start: Path) -> Pointer | None:
-    """The nearest `.ortet` at or above a directory."""
+    """Return the nearest `.ortet` pointer at or above a directory."""
     for directory in (start, *start.parents):
         file = directory / POINTER
         if os.path.isfile(file):
@@ -44,8 +44,11 @@ def _bad(file: Path, why: str) -> Invalid:
 
 
 def write_pointer(directory: Path, store: Path | str, workspace: str) -> None:
-    """Make a directory know its store, a directory or an address; its mtime is kept, since the
-    pointer is not state."""
+    """Write the pointer file of a directory.
+
+    `store` is a directory or a URL. The mtime of the directory is kept, since the pointer is not
+    state.
+    """
     file = directory / POINTER
     raw = os.fsencode(store)
     place = b"file://" + quote(raw).encode() if b"\n" in raw else raw
@@ -59,12 +62,13 @@ def write_pointer(directory: Path, store: Path | str, workspace: str) -> None:
             f"cannot write {error.filename or file} ({error.strerror}): make it writable, or open "
             "the directory from Python, which needs no pointer",
         ) from error
-    with suppress(OSError):  # another user's repository: its git shows the file, and that is all
+    # the repository may belong to another user; git then shows the file as untracked
+    with suppress(OSError):
         _hide_from_git(file)
 
 
 def _hide_from_git(file: Path) -> None:
-    """List it in the exclude file of the repository around it, if there is one."""
+    """Add the file to the exclude list of the enclosing git repository, if there is one."""
     for directory in file.parents:
         git = _git_directory(directory / ".git")
         if git is not None:
@@ -74,7 +78,10 @@ def _hide_from_git(file: Path) -> None:
 
 
 def _git_directory(git: Path) -> Path | None:
-    """Where git keeps what a directory's `.git` stands for; a worktree's is a file that says so."""
+    """Return the git directory that `.git` stands for, or None.
+
+    In a worktree, `.git` is a file that contains the path.
+    """
     if git.is_dir() or not git.is_file():
         return git if git.is_dir() else None
     text = git.read_text("utf-8", "surrogateescape").strip()

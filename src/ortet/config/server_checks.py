@@ -1,5 +1,7 @@
-"""Whether a PostgreSQL database can hold a store: asked, and nothing is made. No environment is
-read."""
+"""Checks of `ortet doctor`: can a PostgreSQL database hold a store?
+
+The checks only read; they create nothing. This module reads no environment.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 _TIMEOUT = 10
 _QUERY_SAMPLES = 5
 _SKEW = 60.0
-"""Seconds that clocks may differ: leases go by the database's, the grace of a sweep is an hour."""
+"""Allowed clock difference in seconds.
+
+Leases use the database clock, and the grace period of a sweep is an hour.
+"""
 
 _DATABASE_STATE_QUERY = """SELECT current_setting('server_version_num')::int AS version,
     current_setting('server_version') AS release,
@@ -65,7 +70,10 @@ class _DatabaseState(msgspec.Struct, frozen=True):
 
 
 def examine_database(address: SharedStoreAddress) -> list[Capability]:
-    """What must be so of the database, a line each; the first alone where it cannot be reached."""
+    """Return one result per requirement.
+
+    If the database is unreachable, return only that result.
+    """
     name = "postgresql"
     try:
         import psycopg

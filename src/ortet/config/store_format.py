@@ -1,4 +1,4 @@
-"""Which format the catalog of a store has: looked up without changing it. Reads no environment."""
+"""Reads the format version of a catalog without changing it. Reads no environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ortet.errors import Unsupported
 
 
 def read_sqlite_format(path: Path) -> int:
-    """Of an embedded store's catalog; 0 where there is none."""
+    """Return the format of an embedded store's catalog; 0 if there is none."""
     import apsw
 
     from ortet.backends.sqlite.connection import translate_sqlite_error
@@ -28,12 +28,12 @@ def read_sqlite_format(path: Path) -> int:
 
 
 def read_postgres_format(url: str) -> int:
-    """Of a shared store's catalog; 0 where there is none."""
+    """Return the format of a shared store's catalog; 0 if there is none."""
     return read_format_at(parse_shared_url(url))
 
 
 def read_format_at(address: SharedStoreAddress) -> int:
-    """The same of an address that was taken apart."""
+    """Return the format of the catalog at a parsed address; 0 if there is none."""
     try:
         import psycopg
     except ImportError as error:

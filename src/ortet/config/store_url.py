@@ -1,5 +1,7 @@
-"""Stores that are not in a directory: which addresses mean the same one, which may be written into
-a file, and which this user has chosen. Reads no environment."""
+"""URLs of stores reached over a network: comparison, checks, and the list of trusted stores.
+
+This module reads no environment.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,21 @@ from ortet.config.open_store import is_remote, parse_remote_url
 from ortet.errors import Invalid, Refused
 
 _LOCATION_OPTIONS = ("host", "hostaddr", "port", "dbname", "service")
-"""What a driver takes behind the question mark that says which database is meant."""
+"""Driver options that determine which database is meant."""
 
 _TRUSTED_STORES_FILE = "stores"
 
 
 def is_networked(url: str) -> bool:
-    """Whether a store is reached over a network: it has no directory of its own here."""
+    """Return True if a store is reached over a network, and so has no directory on this host."""
     return is_remote(url) or is_shared(url)
 
 
 def canonical_store_name(url: str) -> str:
-    """The same text for all addresses of one store: without its user, and how it is reached."""
+    """Return a text that is equal for all URLs of one store.
+
+    It leaves out the user and the options for the connection.
+    """
     if is_remote(url):
         return parse_remote_url(url)[0]
     address = parse_shared_url(url)
@@ -36,13 +41,13 @@ def canonical_store_name(url: str) -> str:
 
 
 def is_same_store(first: str, second: str) -> bool:
-    """Whether two addresses that are elsewhere mean the same store."""
+    """Return True if two URLs of network stores mean the same store."""
     return canonical_store_name(first) == canonical_store_name(second)
 
 
 def check_pointer_url(url: str) -> None:
-    """Invalid for an address with a password in it: a pointer can be read by others."""
-    canonical_store_name(url)  # refuses those of the database and of a server
+    """Raise Invalid for a URL with a password: other users may read a pointer file."""
+    canonical_store_name(url)  # rejects a password of the database or server
     address = parse_shared_url(url) if is_shared(url) else None
     if "\n" in url or "\r" in url:
         raise Invalid("bad_url", "an address is one line: take the line break out")
@@ -56,7 +61,7 @@ def check_pointer_url(url: str) -> None:
 
 
 def trust_store(url: str, directory: Path | None) -> None:
-    """This user wants to use this store: from now on a pointer that names it is followed."""
+    """Record that this user trusts a store. Pointer files that name it are followed from now on."""
     if directory is None or is_trusted(url, directory):
         return
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,6 +76,7 @@ def trust_store(url: str, directory: Path | None) -> None:
 
 
 def is_trusted(url: str, directory: Path | None) -> bool:
+    """Return True if this user has trusted the store before."""
     if directory is None:
         return False
     with suppress(OSError):
@@ -82,8 +88,11 @@ def is_trusted(url: str, directory: Path | None) -> bool:
 
 
 def check_trusted(url: str, file: Path, directory: Path | None) -> None:
-    """Refused for a store that only a file names, which may have come with somebody's archive: it
-    would be sent this user's password or token."""
+    """Raise Refused for a store that a pointer file names and this user has never trusted.
+
+    The file may come from a downloaded archive. Its store would receive this user's password or
+    token.
+    """
     if not is_trusted(url, directory):
         shown = url.partition("?")[0]
         raise Refused(

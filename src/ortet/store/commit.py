@@ -1,4 +1,7 @@
-"""From a state to a commit on disk, that no branch has yet."""
+"""Writes a commit record durably, before any branch points to it.
+
+A module of its own, because workspaces and sessions both commit and must flush in the same order.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ def put_commit(
     clock: Clock,
     author: str,
 ) -> Oid:
-    """Durable on return, with all it refers to that was put before."""
+    """Write a commit and return its id.
+
+    On return, the commit and all objects put before it are durable.
+    """
     commit = Commit(
         state=state,
         parents=parents,
@@ -35,12 +41,18 @@ def put_commit(
 
 
 def check_message(objects: LocalObjectStore, message: str) -> None:
-    """Before anything is sealed: what is refused later would leave a mind half stored."""
+    """Raise Refused if the message contains a known secret.
+
+    Call this before sealing. A later refusal would leave a partly stored session state.
+    """
     if objects.scanner is not None:
         text = message.encode("utf-8", "surrogatepass")
         objects.scanner.data(text, "the message of this commit", "say it without")
 
 
 def _replace_surrogates(message: str) -> str:
-    """Half a character, as a file name or a cut output may hold, cannot be stored as text."""
+    """Replace lone surrogates, which cannot be stored as UTF-8.
+
+    File names and truncated output may contain them.
+    """
     return message.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

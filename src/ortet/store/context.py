@@ -1,4 +1,4 @@
-"""What a hub is put together from."""
+"""StoreContext: the services that code on an open store shares."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ REPLAY_VARIABLE, REPLAY_REPORT_VARIABLE = "ORTET_REPLAY", "ORTET_REPLAY_REPORT"
 
 
 class ReplayRequest(msgspec.Struct, frozen=True):
-    """That this session is to be re-enacted by whoever opens it, and the file in which to say how
-    that went: `ortet replay` asks for it."""
+    """A request by `ortet replay` to replay this session when a program opens it.
+
+    `report` is the file to which the outcome is written.
+    """
 
     session: str
     report: Path
 
 
 def read_replay_request(environ: Mapping[str, str]) -> ReplayRequest | None:
-    """What `ortet replay` tells the program that it runs."""
+    """Read the replay request that `ortet replay` passes to its program in the environment."""
     session, report = environ.get(REPLAY_VARIABLE), environ.get(REPLAY_REPORT_VARIABLE)
     return ReplayRequest(session, Path(report)) if session and report else None
 
 
 class StoreContext(msgspec.Struct, frozen=True):
-    """What a hub is made of; `config.py` chooses each."""
+    """The services of an open store. `ortet.config` chooses the implementation of each."""
 
-    url: str  # of the store; for others to open it
-    root: Path  # what this host has of it: all, or a cache and its machines
+    url: str  # address of the store; other processes open it with this
+    root: Path  # local directory: the whole store, or a cache and the machines
     catalog: Catalog
     bucket: Bucket
     signal: Signal
     objects: LocalObjectStore
     trees: Trees
-    engine: Callable[[str], Engine]  # by name, made at first use
-    strongest: Callable[[], str]  # the engine for private files on this host
+    engine: Callable[[str], Engine]  # by name; created at first use
+    strongest: Callable[[], str]  # name of the engine for private files on this host
     clock: Clock
     random: Random
     author: str
@@ -58,16 +60,16 @@ class StoreContext(msgspec.Struct, frozen=True):
     scope: RootScope
     hide: tuple[Path, ...]
     vault: Keyring
-    environ: Mapping[str, str]  # as it is at each moment
+    environ: Mapping[str, str]  # live view: later changes are visible
     swarms: SwarmRunner
-    cache: Cache  # of working memories
-    embedder: Embedder | str | None = None  # what gives texts a meaning, or its name
+    cache: Cache  # for working memory
+    embedder: Embedder | str | None = None  # embedder for semantic recall, or its name
     encore: ReplayRequest | None = None
-    shelves: IndexFactory | None = None  # what memories are found by, where hosts share it
+    shelves: IndexFactory | None = None  # memory index, if hosts share one
 
 
 def host_id() -> str:
-    """What tells this host from others that use the same store."""
+    """Return an id that distinguishes this host from other hosts of the same store."""
     from ortet._util.codec import checksum
 
     try:
@@ -78,11 +80,11 @@ def host_id() -> str:
 
 
 def default_author() -> str:
-    """Who works here, where nobody says."""
+    """Return USER@HOST, the author if no setting names one."""
     import pwd
 
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a uid without a name, as containers have
+    except KeyError:  # a uid without a user name, common in containers
         name = str(os.getuid())
     return f"{name}@{os.uname().nodename}"

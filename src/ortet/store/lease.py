@@ -1,4 +1,4 @@
-"""Who may write to a session: one process at a time, and the next at once when that one is dead."""
+"""Session leases: one process writes at a time. The lease of a dead local process is taken over."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from ortet.ids import Clock
 
 LEASE_TTL_NS = 30 * 10**9
 _RENEWALS_PER_TTL = 3
-"""How often a lease is renewed in its time."""
+"""The number of renewals within one lease lifetime."""
 _RENEW_LOCK_TIMEOUT_SECONDS = 1.0
-"""Seconds for which a heart keeps the connection from who uses it."""
+"""Seconds for which the renewal thread may wait for, and thus block, the catalog connection."""
 _UNKNOWN_START = "alive"
-"""The start time of a process that exists and whose start time cannot be read."""
+"""Stands for the start time of a process that exists but whose start time cannot be read."""
 
 
 def owner_prefix(host: str) -> str:
-    """Names this process so that another on the same host can tell whether it still lives; an
-    owner is this, a colon, and which of its holdings."""
+    """Return HOST:PID:START, which identifies this process.
+
+    Another process of the host can tell from it whether this process is alive. A lease owner is
+    this prefix, a colon and an id of the holding.
+    """
     return f"{host}:{os.getpid()}:{_process_start_time(os.getpid())}"
 
 
 def is_owner_dead(owner: str, host: str) -> bool:
-    """True only when it was a process of this host and is no more.
+    """Return True only if the owner was a process of this host and has ended.
 
-    A start time that either side could not read says nothing: such a lease ends by its time.
+    If either start time is unknown, return False; the lease then ends when it expires.
     """
     parts = owner.split(":")
     if len(parts) != 4 or parts[0] != host or not parts[1].isdigit():
@@ -41,15 +44,16 @@ def is_owner_dead(owner: str, host: str) -> bool:
 
 
 def _process_start_time(pid: int) -> str:
-    """When a process began, in ticks since boot: with it a number is not taken for another's.
+    """Return the start time of a process in ticks since boot, or "" if there is no such process.
 
-    "" when there is no such process. Without /proc, or when /proc hides other users' processes,
-    it is only known that the process exists.
+    The start time distinguishes a process from a later one with the same pid. Return
+    `_UNKNOWN_START` if /proc is missing or hides the process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *told = file.read().rpartition(b")")[2].split()
-        if state == b"Z" and int(told[16]) <= 1:  # it has ended; nobody has asked how
+        # a zombie with no other thread: it has ended but was not reaped
+        if state == b"Z" and int(told[16]) <= 1:
             return ""
         return told[18].decode()
     except (OSError, IndexError, ValueError):
@@ -58,7 +62,7 @@ def _process_start_time(pid: int) -> str:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return ""
-    except PermissionError:  # it belongs to another user
+    except PermissionError:  # the process belongs to another user
         pass
     return _UNKNOWN_START
 
@@ -66,7 +70,10 @@ def _process_start_time(pid: int) -> str:
 def acquire_lease(
     catalog: Catalog, name: str, owner: str, host: str, ttl_ns: int = LEASE_TTL_NS
 ) -> Lease:
-    """The lease on `name`; Refused("lease_held") while another process writes."""
+    """Acquire the lease on `name`, taking it over from a dead process of this host.
+
+    Raise Refused("lease_held") while another process holds it.
+    """
     try:
         return catalog.acquire(name, owner, ttl_ns)
     except Refused as error:
@@ -78,13 +85,13 @@ def acquire_lease(
 
 
 def is_lease_held(catalog: Catalog, name: str, host: str, now: int) -> bool:
-    """Whether a process has it that lives, as far as can be told from here."""
+    """Return True if the lease is live and its owner is not known to be dead."""
     held = catalog.lease(name)
     return held is not None and held.expires > now and not is_owner_dead(held.owner, host)
 
 
 def session_in_use(error: Refused, session: str, host: str) -> Refused:
-    """A refused lease in words that help its user: who has the session, and what can be done."""
+    """Return the Refused error with a message that says which process has the session open."""
     parts = str(error.details.get("owner", "")).split(":")
     who = "a process of another host"
     if len(parts) == 4 and parts[0] == host:
@@ -105,7 +112,7 @@ def session_in_use(error: Refused, session: str, host: str) -> Refused:
 
 
 class HeldLease:
-    """A lease while it is held. `lease` is what a write shows; it is renewed as time goes by."""
+    """A lease that this process holds and renews. Writes pass its `lease`."""
 
     def __init__(
         self, catalog: Catalog, clock: Clock, lease: Lease, ttl_ns: int = LEASE_TTL_NS
@@ -118,22 +125,29 @@ class HeldLease:
         self.is_released = False
 
     def renew_if_due(self) -> None:
-        """Renew it when a part of its time is over; Refused("lease_lost") when another took it."""
+        """Renew the lease if a third of its lifetime is over.
+
+        Raise Refused("lease_lost") if another process has acquired it.
+        """
         with self._lock:
             left = self.lease.expires - self._clock.now_ns()
-            # more than all of its time is left when the clock was set back
+            # more time than the whole lifetime is left if the clock was set back
             fresh = self._ttl_ns - self._ttl_ns // _RENEWALS_PER_TTL <= left <= self._ttl_ns
             if not self.is_released and not fresh:
                 self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def renew(self) -> None:
-        """After a write was refused: go on if nobody else came meanwhile, else Refused."""
+        """Renew the lease after a write was refused.
+
+        Raise Refused if another process has acquired it.
+        """
         with self._lock:
             if self.is_released:
                 raise Refused("closed", "the session was closed: open it again with the hub")
             self.lease = self._catalog.extend(self.lease, self._ttl_ns)
 
     def release(self) -> None:
+        """Release the lease. A second call does nothing."""
         with self._lock:
             if not self.is_released:
                 self.is_released = True
@@ -141,7 +155,7 @@ class HeldLease:
 
 
 class NoLease(HeldLease):
-    """Of one who only reads: there is no lease, and whatever would show it is refused."""
+    """Stands in for a lease in a read-only session. Every write that needs the lease is refused."""
 
     def __init__(self, catalog: Catalog, clock: Clock, name: str) -> None:
         super().__init__(catalog, clock, Lease(name, owner="", fence=0, expires=0))
@@ -156,7 +170,7 @@ class NoLease(HeldLease):
 
 
 class LeaseRenewer:
-    """Renews what is held while its owner is busy elsewhere, in a command that takes an hour."""
+    """Renews leases from a background thread while their owner is busy, e.g. in a long command."""
 
     def __init__(self, seconds: float = LEASE_TTL_NS / 1e9 / _RENEWALS_PER_TTL) -> None:
         self._interval_seconds = seconds
@@ -165,6 +179,7 @@ class LeaseRenewer:
         self._stop: Flag | None = None
 
     def add(self, lease: HeldLease) -> None:
+        """Renew `lease` from now on. The first call starts the thread."""
         with self._lock:
             self._leases.append(lease)
             if self._stop is None:
@@ -173,11 +188,13 @@ class LeaseRenewer:
                 Thread(target=run, args=(self._stop,), name="ortet-heart", daemon=True).start()
 
     def remove(self, lease: HeldLease) -> None:
+        """Stop renewing `lease`."""
         with self._lock:
             if lease in self._leases:
                 self._leases.remove(lease)
 
     def close(self) -> None:
+        """Stop the thread."""
         with self._lock:
             if self._stop is not None:
                 self._stop.set()
@@ -188,6 +205,7 @@ class LeaseRenewer:
             with self._lock:
                 holdings = list(self._leases)
             for holding in holdings:
-                # its next write is told; and nobody takes it from a store that is locked
+                # A lost lease is reported by the session's next write. While the store is locked,
+                # no other process can take the lease.
                 with suppress(OrtetError), lock_timeout(_RENEW_LOCK_TIMEOUT_SECONDS):
                     holding.renew_if_due()

@@ -1,5 +1,4 @@
-"""Commits that are named by their ids, in a store that other hosts sweep: perhaps nothing else
-leads to them, and a sweep takes them away at this moment."""
+"""Protects a commit that is referenced only by its id from a concurrent sweep on another host."""
 
 from __future__ import annotations
 
@@ -22,12 +21,20 @@ if TYPE_CHECKING:
 def pin_commit(
     hub: Hub, commit: Oid, *, reachable_from: Oid | None = None, branch: str = ""
 ) -> None:
-    """Within hub.writing(), before a head or a row leads to `commit`: all that it needs is there,
-    and stays. What only packs hold that a sweep is about to delete is put again, durably;
-    NotFound("commit_swept") when some of it is gone already.
+    """Ensure that `commit` and all objects it needs exist, before a head or row refers to it.
 
-    Nobody needs to look when a head leads to it: `of`, one that nobody else moves meanwhile, or
-    what the reflog of `branch` holds. A store on this host keeps sweeps out while one writes.
+    Must be called within `hub.writing()`. Objects that are only in packs about to be deleted are
+    put again durably. Nothing has to be checked if a head already reaches the commit. A store on
+    this host blocks sweeps during a write, so nothing is done there either.
+
+    Args:
+        hub: The open store.
+        commit: The commit to protect.
+        reachable_from: A head that no other process moves meanwhile. Its ancestors are safe.
+        branch: A branch whose reflog may hold the commit.
+
+    Raises:
+        NotFound: "commit_swept" if some object is already deleted.
     """
     if not hub.objects.is_remote or _is_reachable(hub, commit, reachable_from, branch):
         return
@@ -58,7 +65,7 @@ def pin_commit(
 
 
 def ref_writer(hub: Hub) -> RunPinned:
-    """How a branch or tag is put at a commit that its caller has found by any of its names."""
+    """Return a function that pins a commit and then creates a branch or tag there, with retry."""
 
     def named(commit: Oid, call: Callable[[], object]) -> None:
         def act() -> None:
@@ -72,7 +79,7 @@ def ref_writer(hub: Hub) -> RunPinned:
 
 
 def _is_reachable(hub: Hub, commit: Oid, reachable_from: Oid | None, branch: str) -> bool:
-    """By what is quickly looked at."""
+    """Return True if a quick check shows that a head or reflog reaches the commit."""
     if reachable_from is not None and (
         commit == reachable_from or hub.history.is_ancestor(commit, reachable_from)
     ):
@@ -90,7 +97,7 @@ def _is_reachable(hub: Hub, commit: Oid, reachable_from: Oid | None, branch: str
 def _record_kinds(
     walk: Callable[[Kind, bytes], Iterable[ObjectRef]], kinds: dict[Oid, Kind], skip: frozenset[Oid]
 ) -> Callable[[Kind, bytes], Iterator[ObjectRef]]:
-    """The same walk, not into commits that are known to be whole; what it finds is noted."""
+    """Wrap `walk`: skip the commits in `skip`, and record the kind of every object found."""
 
     def noting(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
         for link in walk(kind, data):
@@ -102,7 +109,10 @@ def _record_kinds(
 
 
 def _commit_swept(commit: Oid, error: OrtetError) -> OrtetError:
-    """Other trouble, such as a host that has not uploaded yet, is told as it is."""
+    """Return NotFound("commit_swept") if objects are missing, and any other error unchanged.
+
+    Another error is, for example, a host that has not uploaded its objects yet.
+    """
     if not isinstance(error, NotFound):
         return error
     return NotFound(

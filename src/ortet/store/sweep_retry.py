@@ -1,4 +1,4 @@
-"""Sweeping a store that many hosts share, and what a writer does that met such a sweep."""
+"""Runs a sweep (garbage collection) of a shared store, and retries writes that a sweep refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRIES = 20
 
 
 def check_sweep(hub: Hub) -> None:
-    """Unsupported where this process can neither keep other writers out nor refuse them."""
+    """Raise Unsupported if this process can neither block nor refuse other writers."""
     from ortet.backends.sweep_epoch import EpochFencedCatalog
 
     if not isinstance(hub.catalog, EpochFencedCatalog):
@@ -40,8 +40,10 @@ def sweep_shared(
     min_garbage: float,
     progress: Progress | None,
 ) -> SweepReport:
-    """See remotesweep.sweep_remote. One at a time on all hosts: the others are
-    Unavailable("sweep_busy")."""
+    """Sweep a store that several hosts share; see `objects.gc.sweep_remote`.
+
+    Only one sweep runs at a time on all hosts. Raise Unavailable("sweep_busy") if another one runs.
+    """
     from ortet.backends.sweep_epoch import EpochFencedCatalog
     from ortet.objects.gc import sweep_remote
     from ortet.objects.remote.store import RemoteObjectStore
@@ -68,7 +70,8 @@ def _exclusive_sweep(hub: Hub) -> Iterator[HeldLease]:
     from ortet.store.lease import HeldLease, LeaseRenewer, acquire_lease, owner_prefix
 
     host = hub._store.host
-    owner = f"{owner_prefix(host)}:{os.urandom(8).hex()}"  # not even twice in one process
+    # unique, so that one process cannot run two sweeps either
+    owner = f"{owner_prefix(host)}:{os.urandom(8).hex()}"
     try:
         lease = acquire_lease(hub.catalog, _SWEEP_LEASE, owner, host)
     except Refused as error:
@@ -88,7 +91,10 @@ def _exclusive_sweep(hub: Hub) -> Iterator[HeldLease]:
 
 
 def retry_on_sweep(verb: Verb) -> Verb:
-    """A verb that is `repeated`; its first argument is what has a hub."""
+    """Decorate a method so that it is retried after a concurrent sweep.
+
+    The object of the method must have a `hub`.
+    """
 
     @wraps(verb)
     def again(whose: Any, *args: Any, **given: Any) -> Any:
@@ -98,8 +104,11 @@ def retry_on_sweep(verb: Verb) -> Verb:
 
 
 def run_with_sweep_retry(hub: Hub, call: Callable[[], T]) -> T:
-    """What `call` gives; done again when a sweep by another host came in between, which has refused
-    it as a whole. Not within hub.writing(): that has to be begun anew."""
+    """Run `call`, retrying while it fails with Conflict("swept").
+
+    That conflict means that a sweep of another host ran concurrently and the whole write was
+    refused. Inside `hub.writing()` there is no retry: the caller has to retry the whole block.
+    """
     for _ in range(_TRIES):
         try:
             return call()

@@ -1,5 +1,7 @@
-"""One attempt, in the process that was made for it: fork, work, score, commit, and say how it
-ended. What is said counts only while nobody else has taken the attempt over."""
+"""Runs one attempt in its own process: fork, run the task, score, commit, record the result.
+
+The result is recorded only if no other process has taken over the attempt.
+"""
 
 from __future__ import annotations
 
@@ -30,30 +32,30 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 _MAX_VALUE_BYTES = 64 * 1024
-"""Bytes of a value that are recorded."""
+"""Larger values are not recorded."""
 
 _MAX_ERROR_CHARS = 2000
 
 
 class AttemptJob(msgspec.Struct, frozen=True):
-    """What an attempt needs to know. `version` is that of its row: the right to say something."""
+    """The parameters of an attempt. `version` is the row version that it may write."""
 
     root: str
-    session: str  # id of the one that is forked
-    swarm: str  # id
+    session: str  # id of the session to fork
+    swarm: str  # id of the swarm
     name: str
     point: str
     i: int
     version: int
-    tail: str  # how its fork is called, below the session
+    tail: str  # last part of the fork's name
     mark: str
     slot: int
-    scored: bool  # without a score it has failed
+    scored: bool  # a missing score is a failure
     budget: dict[str, float] = {}
 
 
 class _AttemptFailed(Exception):
-    """Why there is no score."""
+    """An attempt that has no score, with the reason."""
 
     def __init__(self, reason: str, error: str) -> None:
         super().__init__(error)
@@ -61,12 +63,12 @@ class _AttemptFailed(Exception):
 
 
 def run_attempt(hub: Hub, job: AttemptJob, task: Any, score: Any) -> None:
-    """Do it. Whatever goes wrong in it is recorded."""
+    """Run an attempt and record its result. Every exception in it is recorded as a failure."""
     began = time.monotonic()
     book = SwarmRecords(hub.catalog, job.session, job.swarm)
     row = book.attempt(job.i)
     if row.version != job.version:
-        return  # it was taken over before it began
+        return  # another process took over the attempt before it started
     session: Session | None = None
     try:
         session, row = _fork(hub, book, row, job)
@@ -93,7 +95,7 @@ def run_attempt(hub: Hub, job: AttemptJob, task: Any, score: Any) -> None:
 def _fork(
     hub: Hub, records: SwarmRecords, row: AttemptRow, job: AttemptJob
 ) -> tuple[Session, AttemptRow]:
-    """The fork, and that it is this attempt's, in one step."""
+    """Fork the session and record the fork in the attempt row, in one transaction."""
     parent = hub.get(job.session)
 
     def rows(forks: Sequence[SessionRow]) -> list[RowChange]:
@@ -112,7 +114,7 @@ def _fork(
 
 
 def _run_task(session: Session, job: AttemptJob, task: Any, score: Any) -> tuple[Any, float | None]:
-    """What the task gave, and its score."""
+    """Run the task. Return its value and its score."""
     if callable(task):
         value = task(session, job.i)
         said = None
@@ -139,7 +141,7 @@ def _run_task(session: Session, job: AttemptJob, task: Any, score: Any) -> tuple
 
 
 def _command_score(result: Result) -> float:
-    """The number a command printed last, or how it ended: 0 is best."""
+    """Return the number on the last line of output, or minus the exit code: 0 is best."""
     if result.exit_code in (126, 127):
         raise _AttemptFailed("score", f"the score command was not run: {_last_line(result.stderr)}")
     printed = _printed_number(result)
@@ -151,14 +153,14 @@ def _command_score(result: Result) -> float:
 
 
 def _printed_number(result: Result) -> float:
-    """0 when the last line is no number."""
+    """Return the number on the last line, or 0 if it is not a number."""
     with suppress(ValueError):
         return float(_last_line(result.stdout))
     return 0.0
 
 
 def _check_score(value: Any, what: str) -> float:
-    if hasattr(value, "item"):  # of numpy, torch and their like
+    if hasattr(value, "item"):  # scalars of numpy, torch and similar libraries
         value = value.item()
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise _AttemptFailed(
@@ -174,7 +176,7 @@ def _commit(session: Session, message: str) -> None:
 
 
 def _to_plain_value(value: Any) -> Any:
-    """What can be recorded of a value; None for what cannot."""
+    """Return a value that can be recorded, or None if this one cannot be."""
     with suppress(Exception):
         plain = msgspec.to_builtins(value)
         return plain if len(encode(plain)) <= _MAX_VALUE_BYTES else None

@@ -1,4 +1,7 @@
-"""The family's budget as a driver sees it: is there enough for one more, and what the dead left."""
+"""The family budget as seen by a swarm: checks shares, and returns those of killed attempts.
+
+A module of its own, because it changes budget rows of sessions that other processes own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _TRIES = 100
 
 
 def is_affordable(catalog: Catalog, row: SessionRow, budget: Amounts) -> bool:
-    """Whether these amounts are there, held by nobody."""
+    """Return True if these amounts are available and not reserved."""
     with suppress(Refused):
         reserve_share(catalog, row, budget)
         return True
@@ -24,12 +27,12 @@ def is_affordable(catalog: Catalog, row: SessionRow, budget: Amounts) -> bool:
 
 
 def check_share(catalog: Catalog, row: SessionRow, budget: Amounts) -> None:
-    """Refused("budget_spent") when not even one attempt can have its share."""
+    """Raise Refused("budget_spent") if not even one attempt can get its share."""
     reserve_share(catalog, row, budget)
 
 
 def return_reservation(catalog: Catalog, row: SessionRow, session: str) -> None:
-    """What a session holds that was killed, back to its family."""
+    """Return the unspent reservation of a killed session to its family."""
     for _ in range(_TRIES):
         level = levels(catalog, row)[0]
         found = next(

@@ -1,4 +1,7 @@
-"""A runner of swarms that loads nothing until there is a swarm: a command must start fast."""
+"""A swarm runner that imports the swarm code only when a swarm is used.
+
+A module of its own, because every command creates it and must start fast.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LazySwarms:
-    """See LocalSwarms."""
+    """Delegates to `LocalSwarms`, which is imported at first use."""
 
     def __init__(self, opener: Callable[..., Any]) -> None:
         self._opener = opener
@@ -25,10 +28,13 @@ class LazySwarms:
         return LocalSwarms(self._opener)
 
     def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        """Run or continue a swarm; see `LocalSwarms.run`."""
         return self._swarms.run(session, request)
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
+        """Return all swarms of a session; see `LocalSwarms.all`."""
         return self._swarms.all(session)
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
+        """Return one swarm of a session; see `LocalSwarms.get`."""
         return self._swarms.get(session, name)

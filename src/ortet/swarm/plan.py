@@ -1,4 +1,4 @@
-"""What a swarm is to do, checked before anything is written."""
+"""Checks a swarm request and turns it into a plan, before anything is written."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _MERGE = "merge"
 
 
 class KeepRule(msgspec.Struct, frozen=True):
-    """What becomes of the best, and how many that are; -1: all that have a score."""
+    """How many of the best attempts are kept (-1: all that have a score), and how."""
 
     how: Literal["adopt", "leave", "merge"] = "adopt"
     most: int = 1
 
 
 class SwarmTerms(msgspec.Struct, frozen=True):
-    """What stays the same when a swarm goes on after its process was killed."""
+    """The parameters that must not change when a swarm continues after a crash."""
 
     n: int
     keep: KeepRule
-    task: str  # in words
+    task: str  # as a label
     score: str
     budget: dict[str, float] = {}
     harvest: bool = False
@@ -46,7 +46,7 @@ class SwarmTerms(msgspec.Struct, frozen=True):
 
 
 class SwarmPlan(msgspec.Struct, frozen=True):
-    """A wish that can be fulfilled. `task` is None when only a name was given."""
+    """A checked request. `task` is None if only the name of a swarm was given."""
 
     terms: SwarmTerms
     name: str
@@ -62,7 +62,10 @@ class SwarmPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(request: SwarmRequest) -> SwarmPlan:
-    """Invalid, in the words of the parameter, when something cannot be done as asked."""
+    """Check a request and return its plan.
+
+    Raise Invalid, naming the parameter, if it is not valid.
+    """
     require(POSITIVE_COUNT, n=request.n, parallel=request.parallel)
     require(FLAG, harvest=request.harvest)
     optional(NUMBER, timeout=request.timeout)
@@ -105,7 +108,7 @@ def make_plan(request: SwarmRequest) -> SwarmPlan:
 
 
 def check_swarm_name(name: Any) -> str:
-    """A name that can be a part of the names of its forks."""
+    """Return a valid swarm name, which becomes part of the names of its forks."""
     require(TEXT, name=name)
     if "/" in name or name.isdigit() or len(name) > 60:
         raise Invalid(
@@ -145,6 +148,6 @@ def _parse_stop(value: Any) -> Callable[[SwarmResult], bool] | None:
 
 
 def differing_fields(first: SwarmTerms, second: SwarmTerms) -> Sequence[str]:
-    """The parameters in which two differ."""
+    """Return the names of the parameters in which two terms differ."""
     fields = SwarmTerms.__struct_fields__
     return [field for field in fields if getattr(first, field) != getattr(second, field)]

@@ -1,4 +1,4 @@
-"""What is recorded of a swarm: rows of the catalog, so that another process can go on with it."""
+"""The catalog rows of a swarm and its attempts, from which another process can continue it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ortet.sessions.swarm_api import Attempt, AttemptState, SwarmResult, attempt
 from ortet.swarm.plan import SwarmTerms
 
 RUNNING, CHOSEN, KEPT, HARVESTED, FINISHED = "running", "chosen", "kept", "harvested", "finished"
-"""A swarm goes through these states, and through each once."""
+"""The states of a swarm, in order. A swarm enters each state once."""
 
 UNFINISHED: tuple[AttemptState, ...] = ("waiting", "running")
 
 
 class SwarmRow(msgspec.Struct, frozen=True):
-    """A swarm. A map, so that later releases may add keys."""
+    """A stored swarm. It is encoded as a map, so that later releases can add keys."""
 
     id: str
     name: str
-    point: bytes  # the commit at which all attempts begin
+    point: bytes  # the commit at which all attempts start
     made: int
     terms: SwarmTerms
     state: str = RUNNING
-    commands: list[Any] = []  # task and score, where they are commands: None else
+    commands: list[Any] = []  # task and score if they are commands, otherwise None
     kept: list[int] = []
-    merged: int = 0  # so many of those were merged
+    merged: int = 0  # number of kept attempts already merged
     harvested: list[Fact] = []
     contradictions: list[Contradiction] = []
     conflicts: list[str] = []
-    version: int = 0  # of the row; not stored
+    version: int = 0  # version of the catalog row; not stored
 
 
 class AttemptFork(msgspec.Struct, frozen=True):
-    """A fork that a try was made in."""
+    """A session that was forked for one try of an attempt."""
 
     id: str
     name: str
@@ -48,8 +48,11 @@ class AttemptFork(msgspec.Struct, frozen=True):
 
 
 class AttemptRow(msgspec.Struct, frozen=True):
-    """An attempt. Each try raises the version, so that a process of an earlier one, which may
-    still live, cannot say anything about it any more."""
+    """A stored attempt.
+
+    Each try raises the version. A process of an earlier try may still run, but its writes are
+    refused.
+    """
 
     i: int
     state: AttemptState = "waiting"
@@ -60,44 +63,50 @@ class AttemptRow(msgspec.Struct, frozen=True):
     error: str = ""
     seconds: float = 0.0
     tries: int = 0
-    mark: str = ""  # that processes of this try carry
-    forks: list[AttemptFork] = []  # the last one is that of this try, when it runs or has run
-    version: int = 0  # of the row; not stored
+    mark: str = ""  # identifies the processes of this try
+    forks: list[AttemptFork] = []  # the last one belongs to the current try, once it has started
+    version: int = 0  # version of the catalog row; not stored
 
     @property
     def fork(self) -> AttemptFork | None:
+        """The fork of the newest try, or None."""
         return self.forks[-1] if self.forks else None
 
 
 class SwarmRecords:
-    """The rows of one swarm."""
+    """Reads and writes the rows of one swarm."""
 
     def __init__(self, catalog: Catalog, session: str, id_: str) -> None:
         self._catalog = catalog
         self._swarm_kind = swarm_rows(session)
         self._attempt_kind = attempt_rows(id_)
 
-    # the swarm
+    # the swarm row
 
     def swarm_change(self, row: SwarmRow, **fields: Any) -> tuple[SwarmRow, RowChange]:
-        """The row with other values, and what writes it if nobody else has meanwhile."""
+        """Return the changed row, and the row change that writes it.
+
+        The change fails if another process has written the row since it was read.
+        """
         new = replace(row, **fields)
         return new, RowChange(self._swarm_kind, row.name, _encode_row(new), row.version)
 
     def write_swarm(self, row: SwarmRow, lease: Lease, **fields: Any) -> SwarmRow:
+        """Write the changed row under the driver lease, and return it."""
         new, change = self.swarm_change(row, **fields)
         self._catalog.move([], verb="swarm", detail=row.name, lease=lease, rows=[change])
         return self.reload(new)
 
     def reload(self, row: SwarmRow) -> SwarmRow:
-        """As it is now."""
+        """Return the current row."""
         found = self._catalog.row(self._swarm_kind, row.name)
         assert found is not None
         return _read(found)
 
-    # its attempts
+    # the attempt rows
 
     def attempts(self) -> list[AttemptRow]:
+        """Return all attempts, in order."""
         found: list[AttemptRow] = []
         after = ""
         while page := self._catalog.rows(self._attempt_kind, after):
@@ -106,21 +115,26 @@ class SwarmRecords:
         return found
 
     def attempt(self, i: int) -> AttemptRow:
+        """Return the current row of attempt `i`."""
         row = self._catalog.row(self._attempt_kind, _key(i))
         assert row is not None
         return _read_attempt(row)
 
     def attempt_change(self, row: AttemptRow) -> RowChange:
-        """What writes it if nobody else has since it was read: else Conflict("row_moved")."""
+        """Return the row change for an attempt. It fails with Conflict("row_moved") if outdated."""
         return RowChange(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
 
     def write_attempt(self, row: AttemptRow) -> AttemptRow:
+        """Write an attempt row. Raise Conflict("row_moved") if it is outdated."""
         made = self._catalog.put_row(self._attempt_kind, _key(row.i), _encode_row(row), row.version)
         return replace(row, version=made.version)
 
 
 def create_swarm(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) -> SwarmRow:
-    """A swarm with all its attempts, at once; Conflict("row_moved") when the name is taken."""
+    """Create a swarm with all its attempts in one transaction.
+
+    Raise Conflict("row_moved") if the name is taken.
+    """
     attempts = [AttemptRow(i) for i in range(row.terms.n)]
     rows = [RowChange(swarm_rows(session), row.name, _encode_row(row), 0)]
     rows += [RowChange(attempt_rows(row.id), _key(one.i), _encode_row(one), 0) for one in attempts]
@@ -129,11 +143,13 @@ def create_swarm(catalog: Catalog, session: str, row: SwarmRow, lease: Lease) ->
 
 
 def find_swarm(catalog: Catalog, session: str, name: str) -> SwarmRow | None:
+    """Return a swarm of a session by name, or None."""
     row = catalog.row(swarm_rows(session), name)
     return _read(row) if row else None
 
 
 def list_swarms(catalog: Catalog, session: str) -> Iterator[SwarmRow]:
+    """Iterate over the swarms of a session, in name order."""
     after = ""
     while page := catalog.rows(swarm_rows(session), after):
         yield from map(_read, page)
@@ -141,7 +157,7 @@ def list_swarms(catalog: Catalog, session: str) -> Iterator[SwarmRow]:
 
 
 def swarm_result(row: SwarmRow, attempts: Sequence[AttemptRow], session: str) -> SwarmResult:
-    """As its caller sees it."""
+    """Return the public result of a swarm."""
     return SwarmResult(
         name=row.name,
         session=session,

@@ -1,4 +1,4 @@
-"""Runs swarms: opens the record of one, drives it, keeps the best, and takes the rest away."""
+"""Runs swarms: creates or continues one, schedules attempts, keeps the best, drops the rest."""
 
 from __future__ import annotations
 
@@ -43,13 +43,22 @@ _MAX_UNNAMED_SWARMS = 100
 
 
 class LocalSwarms:
-    """Swarms that this host drives, wherever attempts run. `opener` opens the store in the process
-    of an attempt; it is a function that can be imported."""
+    """Runs swarms from this host, wherever their attempts run.
+
+    `opener` opens the store in the process of an attempt. It must be an importable function.
+    """
 
     def __init__(self, opener: Callable[..., Any]) -> None:
         self._opener = opener
 
     def run(self, session: Session, request: SwarmRequest) -> SwarmResult:
+        """Run a swarm to its end, or continue the one of that name, and return its result.
+
+        Raises:
+            Invalid: If a parameter is not valid, or the task cannot be loaded elsewhere.
+            Conflict: "swarm_differs" if the swarm was started with other parameters.
+            Refused: "swarm_driven" if another process or thread runs a swarm of this session.
+        """
         plan = make_plan(request)
         row = self._find_existing(session, plan)
         if row is not None and row.state == FINISHED:
@@ -67,10 +76,12 @@ class LocalSwarms:
             )
 
     def all(self, session: SessionReader) -> list[SwarmResult]:
+        """Return all swarms of a session, oldest first."""
         rows = sorted(books.list_swarms(session.hub.catalog, session.id), key=lambda row: row.made)
         return [self._result(session, row) for row in rows]
 
     def get(self, session: SessionReader, name: str) -> SwarmResult:
+        """Return one swarm of a session by name. Raise NotFound("no_swarm")."""
         row = books.find_swarm(session.hub.catalog, session.id, name)
         if row is None:
             raise _no_swarm(session, name)
@@ -81,7 +92,10 @@ class LocalSwarms:
         return swarm_result(row, attempts, session.name)
 
     def _find_existing(self, session: Session, plan: SwarmPlan) -> SwarmRow | None:
-        """The swarm that is meant, if there is one; Conflict when that was asked another thing."""
+        """Return the swarm of that name, or None.
+
+        Raise Conflict if the swarm was started with other parameters.
+        """
         row = books.find_swarm(session.hub.catalog, session.id, plan.name) if plan.name else None
         if row is None and plan.task is None:
             raise _no_swarm(session, plan.name)
@@ -116,7 +130,7 @@ class LocalSwarms:
     ) -> SwarmRow:
         hub = session.hub
         if plan.terms.budget:
-            session._budget.return_unspent()  # so that the attempts find it
+            session._budget.return_unspent()  # so that attempts can reserve it
             check_share(hub.catalog, session.row, plan.terms.budget)
         if request.at is None:
             point = from_hex(session.commit("swarm point").oid)
@@ -151,7 +165,7 @@ class LocalSwarms:
 
 
 class _SwarmRun:
-    """One swarm, driven by this process to its end."""
+    """One swarm that this process runs to its end."""
 
     def __init__(self, session: Session, plan: SwarmPlan, row: SwarmRow, lease: Lease) -> None:
         self._session = session
@@ -186,7 +200,7 @@ class _SwarmRun:
         self._write(state=CHOSEN, kept=kept)
 
     def _keep(self) -> None:
-        """Adopt or merge what was chosen, each exactly once."""
+        """Adopt or merge the chosen attempts, each exactly once."""
         how = self._row.terms.keep.how
         while how == "merge" and self._row.merged < len(self._row.kept):
             self._merge(self._row.merged)
@@ -195,7 +209,7 @@ class _SwarmRun:
             adopt_with(self._session, self._commit_of(self._row.kept[0]), change)
             self._row = self._records.reload(self._row)
         failpoint("swarm.adopted")
-        if self._row.state != KEPT:  # it did not have to move
+        if self._row.state != KEPT:  # the head was already there, so no transaction was written
             self._write(state=KEPT)
 
     def _merge(self, number: int) -> None:
@@ -210,7 +224,7 @@ class _SwarmRun:
         self._write(merged=number + 1, conflicts=paths, contradictions=found)
 
     def _harvest(self) -> None:
-        """What was not kept may have learned something."""
+        """Take facts over from the attempts that were not kept."""
         if not self._row.terms.harvest:
             self._write(state=HARVESTED)
             return
@@ -232,7 +246,10 @@ class _SwarmRun:
         self._row = self._records.reload(self._row)
 
     def _drop_forks(self) -> None:
-        """Forks that nobody needs are dropped: what was adopted or merged is here now."""
+        """Drop forks that are no longer needed.
+
+        Adopted and merged work is in the session by now.
+        """
         if self._row.harvested:
             self._session.commit(f"swarm {self._row.name}: learned from other attempts")
         terms = self._row.terms
@@ -254,7 +271,7 @@ class _SwarmRun:
 
 @contextmanager
 def _driver_lease(session: Session) -> Iterator[Lease]:
-    """The right to drive swarms of this session: one process, and one thread of it, at a time."""
+    """Hold the lease to run swarms of this session: one process and one thread at a time."""
     hub = session.hub
     topic = f"swarm:{session.id}"
     try:
@@ -278,19 +295,19 @@ def _driver_lease(session: Session) -> Iterator[Lease]:
 
 
 def _with_stored_commands(plan: SwarmPlan, row: SwarmRow) -> SwarmPlan:
-    """What a swarm was begun with, where only its name was given."""
+    """Fill in the stored terms and commands if the caller gave only the name of the swarm."""
     if plan.task is not None:
         return plan
     task, score = (
         None if x is None else pack_task(x, "task") for x in (*row.commands, None, None)[:2]
     )
     if row.terms.score and score is None:
-        task = None  # a function, which only its caller has
+        task = None  # a function, which only the caller can provide
     return replace(plan, terms=row.terms, task=task, score=score)
 
 
 def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
-    """Whether attempts run in machines of the overlay engine, whose helper can be shared."""
+    """Return True if attempts use overlay machines, whose zygote process can be shared."""
     hub, files = session.hub, session._workspace()
     if files is not None:
         return (files.row.forks or hub._store.strongest()) == "overlay"
@@ -301,7 +318,7 @@ def _shares_zygotes(session: Session, plan: SwarmPlan) -> bool:
 
 
 def _check_names(session: Session, name: str, n: int) -> None:
-    """No fork has a name that an attempt is going to have."""
+    """Raise a conflict if a fork already has the name of a planned attempt."""
     hub, roll = session.hub, session._sessions.table
     for i in range(n):
         tail = f"/{name}-{i}"

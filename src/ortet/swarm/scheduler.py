@@ -1,4 +1,4 @@
-"""The driver of a swarm: starts attempts as places get free, and ends those that take too long."""
+"""Schedules the attempts of a swarm: starts them as slots become free, and enforces the timeout."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 _MAX_LOST_TRIES = 4
-"""So often a try of an attempt may be lost: it may be what kills its node."""
+"""The maximum number of lost tries of an attempt. The attempt itself may kill its node."""
 
 
 class _RunningAttempt(msgspec.Struct):
-    """An attempt while it runs. `why`: it was told to end."""
+    """A running attempt. `why` is set once it was told to stop."""
 
     slot: int
     began: float
@@ -40,7 +40,7 @@ class _RunningAttempt(msgspec.Struct):
 
 
 class SwarmScheduler:
-    """The attempts of one swarm, while this process drives it."""
+    """Schedules the attempts of one swarm while this process drives it."""
 
     def __init__(
         self, session: Session, plan: SwarmPlan, row: SwarmRow, records: SwarmRecords
@@ -56,23 +56,27 @@ class SwarmScheduler:
         self._todo: deque[int] = deque()
         self._lost_tries: Counter[int] = Counter()
         self._dropped: set[int] = set()
-        self._has_seen_stop = False  # it was told to, and knows
+        self._has_seen_stop = False  # the stop request was received
 
     @property
     def result(self) -> SwarmResult:
+        """The result of the swarm so far."""
         return swarm_result(self._row, self._rows, self._session.name)
 
-    # attempts that another driver left
+    # attempts that a previous driver left unfinished
 
     def recover_attempts(self) -> None:
-        """Attempts whose driver was killed are ended; then they are made again, or count as
-        lost. Called while nobody else drives the swarm."""
+        """Clean up attempts whose driver was killed.
+
+        Their processes are killed. Then they are retried, or recorded as failed. Must be called
+        while this process holds the driver lease.
+        """
         for i, row in enumerate(self._rows):
             if row.state not in UNFINISHED or not row.tries:
                 continue
             self._kill_attempt(row)
             now = self._records.attempt(i)
-            if now.state not in UNFINISHED:  # it was faster
+            if now.state not in UNFINISHED:  # it finished before it was killed
                 self._rows[i] = now
             elif now.state == "running" and self._plan.interrupted == "count":
                 lost = "its driver was killed while it ran"
@@ -85,7 +89,7 @@ class SwarmScheduler:
                     drop_fork(self._hub, fork.id, fork.branch)
 
     def _kill_attempt(self, row: AttemptRow) -> None:
-        """The processes of a try, if there are any."""
+        """Kill the processes of a try, if there are any."""
         leader = -1
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
         if held is not None and self._is_local_process(held.owner):
@@ -94,8 +98,10 @@ class SwarmScheduler:
         self._seize_lease(row)
 
     def _seize_lease(self, row: AttemptRow) -> None:
-        """Let nobody write to the fork of a try that has ended: on another host its lease would
-        last. Whatever still lives there is refused."""
+        """End the lease of a finished try's fork, so that leftover processes can no longer write.
+
+        On another host, the lease would otherwise last until it expires.
+        """
         held = self._hub.catalog.lease(f"session:{row.fork.id}") if row.fork else None
         if held is not None:
             self._hub.catalog.seize(held)
@@ -104,10 +110,10 @@ class SwarmScheduler:
         host = self._hub._store.host
         return owner.startswith(f"{host}:") and not is_owner_dead(owner, host)
 
-    # its own
+    # attempts of this driver
 
     def run(self, start_workers: Callable[[], SwarmWorkerClient]) -> None:
-        """Until every attempt has ended, or enough was found."""
+        """Run until every attempt has ended or the stop condition holds."""
         todo = self._todo
         todo.extend(row.i for row in self._rows if row.state == "waiting")
         if not todo or self._is_enough():
@@ -130,14 +136,14 @@ class SwarmScheduler:
             staff.close()
 
     def _start_affordable(self, workers: SwarmWorkerClient, todo: deque[int]) -> None:
-        """Start what there is room, and money, for."""
+        """Start attempts while there are free slots and enough budget."""
         budget = self._row.terms.budget
         while todo and self._slots:
             if budget and not is_affordable(
                 self._hub.catalog, self._session.row, self._required_budget()
             ):
                 if self._running:
-                    return  # what they do not spend comes back
+                    return  # running attempts will return what they do not spend
                 why = "nothing is left of the family's budget for its share"
                 while todo:
                     row = self._rows[todo.popleft()]
@@ -146,7 +152,7 @@ class SwarmScheduler:
             self._start(workers, todo.popleft())
 
     def _required_budget(self) -> dict[str, float]:
-        """The share of one more, and those of attempts that have not taken theirs yet."""
+        """Return one more share, plus the shares that started attempts have not reserved yet."""
         waiting = [i for i in self._running if self._records.attempt(i).state == "waiting"]
         return {name: x * (1 + len(waiting)) for name, x in self._row.terms.budget.items()}
 
@@ -172,11 +178,11 @@ class SwarmScheduler:
         )
         workers.start(job)
         self._running[i] = _RunningAttempt(job.slot, time.monotonic())
-        self._rows[i] = replace(row, state="running")  # in a moment
+        self._rows[i] = replace(row, state="running")  # its process writes this shortly
         self._report_progress()
 
     def _wait_for_end(self, workers: SwarmWorkerClient) -> None:
-        """Until one has ended, or has had its time."""
+        """Wait until an attempt ends or exceeds the timeout."""
         timeout, now = None if workers.has_own_timeout else self._plan.timeout, time.monotonic()
         left = None
         if timeout is not None:
@@ -204,7 +210,7 @@ class SwarmScheduler:
             workers.stop(i)
 
     def _record_end(self, ended: AttemptExit) -> None:
-        """A process has ended: what it said counts; if it said nothing, it died."""
+        """Record the end of a process. If the process recorded no result, it crashed."""
         i, live = ended.i, self._running.pop(ended.i)
         self._slots.append(live.slot)
         failpoint("swarm.ended")
@@ -243,7 +249,7 @@ class SwarmScheduler:
         return {"state": "failed", "reason": "crash", "error": f"its process ended with {how}"}
 
     def _lost_fields(self, ended: AttemptExit) -> dict[str, Any]:
-        """It is made again, as the same attempt, unless it shall count or may be the cause."""
+        """Return the fields of a lost try: it is retried unless it counts or was lost too often."""
         self._lost_tries[ended.i] += 1
         times = self._lost_tries[ended.i]
         if self._plan.interrupted == "again" and times < _MAX_LOST_TRIES:
@@ -266,7 +272,7 @@ class SwarmScheduler:
         return found.best is not None and bool(stop(found))
 
     def _drop_loser(self) -> None:
-        """One that cannot be among the best any more makes room, while others work."""
+        """Drop the forks of one attempt that can no longer win, while others run."""
         terms = self._row.terms
         if terms.losers != "drop" or terms.keep.most < 0:
             return
@@ -280,7 +286,7 @@ class SwarmScheduler:
                 return
 
     def _stop_waiting(self, todo: deque[int]) -> None:
-        """What was not begun is not begun."""
+        """Record all waiting attempts as stopped."""
         while todo:
             row = self._rows[todo.popleft()]
             self._write(replace(row, state="stopped", reason="stopped", error=self._stop_reason()))
@@ -290,5 +296,5 @@ class SwarmScheduler:
             row = self._records.write_attempt(row)
             self._rows[row.i] = row
             return row
-        self._rows[row.i] = self._records.attempt(row.i)  # its process has said something meanwhile
+        self._rows[row.i] = self._records.attempt(row.i)  # its process has written in the meantime
         return self._rows[row.i]

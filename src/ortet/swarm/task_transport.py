@@ -1,8 +1,8 @@
-"""How a task gets into another process: a command as it is, a function by its module's name.
+"""Sends tasks to other processes: commands as text, functions by import name or by value.
 
-What only lives in this process, a lambda or a closure, travels by value where cloudpickle is
-installed and is refused elsewhere. To another host so does what a module defines that is not
-installed: nobody knows which version of it lies there, if any.
+A lambda or closure exists only in this process. It is sent by value if cloudpickle is installed,
+and refused otherwise. Functions for another host are sent by value if their module is not
+installed. The other host may have no or another version of it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,32 @@ from ortet.errors import Invalid
 
 _MAIN = "__main__"
 _MAIN_ALIAS = "__mp_main__"
-"""The name under which a script is loaded in another process, as multiprocessing has it: what
-stands below `if __name__ == "__main__":` is not run."""
+"""The module name under which a script is loaded in another process, as in multiprocessing.
+
+Code below `if __name__ == "__main__":` does not run there.
+"""
 
 
 class TaskPayload(msgspec.Struct, frozen=True):
-    """A task or a score: a command, or a function as it travels."""
+    """A task or score in transit: a command, or a pickled function."""
 
     label: str
     command: str | list[str] | None = None
     pickled: str = ""  # base64
-    main: bool = False  # it needs the script of this process
+    main: bool = False  # needs the main script of this process
 
 
 def pack_task(task: Any, what: str, *, is_remote: bool = False) -> TaskPayload:
-    """Invalid("bad_task") for what is neither a command nor a function another process can have;
-    `far`: one of another host."""
+    """Pack a command or function for another process.
+
+    Args:
+        task: A command line, a list of words, or a function of (session, i).
+        what: The parameter name for error messages.
+        is_remote: The other process runs on another host.
+
+    Raises:
+        Invalid: "bad_task" if it is neither a command nor a function that can be sent.
+    """
     if isinstance(task, str):
         if not task.strip() or "\0" in task:
             raise Invalid("bad_task", f"{what} is an empty command: give one, or a function")
@@ -78,7 +88,7 @@ def _pack_function(function: Callable[..., Any], what: str, *, is_remote: bool) 
 
 def _pack_by_value(function: Any, label: str, what: str, error: Exception | None) -> TaskPayload:
     try:
-        data = import_module("cloudpickle").dumps(function)  # an extra
+        data = import_module("cloudpickle").dumps(function)  # an optional dependency
     except ImportError:
         raise Invalid(
             "bad_task",
@@ -95,7 +105,7 @@ def _pack_by_value(function: Any, label: str, what: str, error: Exception | None
 
 
 def _find_uninstalled_module(function: Callable[..., Any]) -> types.ModuleType | None:
-    """The module of a function, or of an object's class, unless all hosts can have it alike."""
+    """Return the module of a function if it is not installed; None if all hosts can import it."""
     name = getattr(function, "__module__", None) or type(function).__module__
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
@@ -108,10 +118,10 @@ def _find_uninstalled_module(function: Callable[..., Any]) -> types.ModuleType |
 
 @contextmanager
 def _pickle_module_by_value(module: types.ModuleType) -> Iterator[None]:
-    """What it defines goes by value meanwhile."""
+    """Within this block, pickle everything that `module` defines by value."""
     try:
         cloudpickle = import_module("cloudpickle")
-    except ImportError:  # which is told where it is used
+    except ImportError:  # reported by _pack_by_value
         yield
         return
     known = module.__name__ in cloudpickle.list_registry_pickle_by_value()
@@ -125,7 +135,7 @@ def _pickle_module_by_value(module: types.ModuleType) -> Iterator[None]:
 
 
 def _main_script() -> dict[str, str] | None:
-    """Where the script of this process can be loaded from."""
+    """Return the location from which the main script of this process can be loaded, or None."""
     main = sys.modules[_MAIN]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     if name and not name.endswith(_MAIN):
@@ -135,7 +145,7 @@ def _main_script() -> dict[str, str] | None:
 
 
 def import_environment(*works: TaskPayload | None) -> dict[str, Any]:
-    """What another process needs to find the same modules."""
+    """Return what another process needs to import the same modules."""
     main = any(work.main for work in works if work is not None)
     here = os.getcwd()
     return {
@@ -146,7 +156,7 @@ def import_environment(*works: TaskPayload | None) -> dict[str, Any]:
 
 
 def apply_import_environment(environment: dict[str, Any]) -> None:
-    """In the other process: the same modules can be imported, and the script is loaded."""
+    """In the other process, set up imports and load the main script."""
     sys.path[:] = environment["path"]
     sys.argv[:] = environment["argv"]
     script = environment["main"]
@@ -162,7 +172,7 @@ def apply_import_environment(environment: dict[str, Any]) -> None:
 
 
 def unpack_task(work: TaskPayload | None) -> Any:
-    """The function, or the command."""
+    """Return the function or command of a payload."""
     if work is None:
         return None
     if work.command is not None:

@@ -1,4 +1,7 @@
-"""When a secret ends: how that is said, and shown."""
+"""Parsing and formatting of the expiry time of a secret.
+
+A module of its own, because session results format expiry times without importing the vault.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ Expires = datetime | timedelta | float | str | None
 
 _DURATION = re.compile(r"(\d{1,6})\s*([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_LATEST = 9e9  # seconds since 1970: what an int of ns holds
+_LATEST = 9e9  # seconds since 1970; the limit of a 64-bit number of ns
 
 
 def parse_expiry(expires: Expires, now: int) -> int:
-    """In ns since 1970, 0 for never; a time without a zone is UTC."""
+    """Return the time in ns since 1970, or 0 for never. A time without a zone is UTC."""
     if expires is None:
         return 0
     seconds = _seconds(expires, now / 1e9)
@@ -32,11 +35,12 @@ def parse_expiry(expires: Expires, now: int) -> int:
 
 
 def is_expired(expires: int, now: int) -> bool:
+    """Return True if a time has passed; 0 never expires."""
     return bool(expires) and expires <= now
 
 
 def format_expiry(expires: int) -> str:
-    """As people read it."""
+    """Return the time as readable text in UTC."""
     return datetime.fromtimestamp(expires // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -1,4 +1,7 @@
-"""Where the keys of the vault come from: a variable, or a file that only its owner may read."""
+"""The keys of the vault, from an environment variable or from a file of the user.
+
+The file must be readable only by its owner.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,17 @@ _FILE = "vault.key"
 
 
 class Keyring:
-    """`text` are the keys of the variable, the one to seal with first; without it they are lines of
-    a file in the user's `place` for settings, the one to seal with last.
+    """Reads and creates the keys of the vault.
 
-    The file is not in the store: who copies a store has no key to its vault. Lines are only added,
-    so that processes may do so at the same time, and that stores of one user can share it.
+    Args:
+        text: The keys in the environment variable, separated by commas; the sealing key is the
+            first.
+        config_directory: The user's configuration directory with the key file. It is used if `text`
+            is empty. Each line is a key; the sealing key is the last.
+
+    The key file is not in the store, so a copy of the store does not contain its key. Lines are
+    only appended. Several processes may therefore add keys at the same time, and stores of one user
+    share the file.
     """
 
     def __init__(self, text: str, config_directory: Path | None) -> None:
@@ -32,10 +41,11 @@ class Keyring:
 
     @property
     def source(self) -> str:
+        """The variable or file that holds the keys, for messages."""
         return VAULT_KEY_VARIABLE if self._text else str(self._file or VAULT_KEY_VARIABLE)
 
     def keys(self) -> list[bytes]:
-        """Those there are, the one to seal with first."""
+        """Return all keys, the sealing key first."""
         if self._text:
             return [self._key(word) for word in self._text.split(",")]
         file = self._require_file()
@@ -57,7 +67,10 @@ class Keyring:
         return [self._key(line) for line in reversed(lines)]
 
     def add(self, random: Random) -> list[bytes]:
-        """Make another key to seal with, in the file; of a variable, those there are."""
+        """Append a new sealing key to the file and return all keys.
+
+        Keys of the environment variable are returned unchanged.
+        """
         if self._text:
             return self.keys()
         file = self._require_file()
@@ -88,7 +101,7 @@ class Keyring:
         return self._file
 
     def _key(self, word: str) -> bytes:
-        """What is wrong with it must not show it."""
+        """Parse one key. The error message must not contain it."""
         try:
             key = bytes.fromhex(word.strip())
         except ValueError:

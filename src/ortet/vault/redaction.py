@@ -1,4 +1,7 @@
-"""Which secrets are known, and how what a command printed is recorded without them."""
+"""The set of known secrets, and their removal from recorded command output.
+
+A module of its own, because it joins the vault with the secret scanner of `machines`.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,23 @@ from ortet.vault.vault import Vault
 def known_secrets(
     vault: Vault, entries: Iterable[tuple[str, int]], environ: Mapping[str, str]
 ) -> SecretScanner:
-    """Those of the vault that this host has the key for, and of the environment those of which name
-    and value both look like it: here a doubt would refuse a commit."""
+    """Return a scanner for the secrets of the vault and of the environment.
+
+    Vault entries sealed with a key that this host does not have are left out. An environment
+    variable counts only if both its name and its value look like a secret, because a false match
+    would refuse a commit.
+    """
     values = {name: value for name, value in environ.items() if is_secret(name, value)}
     for name, _ in entries:
         try:
             values[name] = vault.value_even_expired(name)
-        except OrtetError:  # sealed with a key that is elsewhere: then its value is not known here
+        except OrtetError:  # sealed with a key of another host, so the value is unknown here
             continue
     return SecretScanner(values)
 
 
 def redact_result(result: Result, secrets: Mapping[str, str]) -> Result:
-    """A result in which names stand for secrets."""
+    """Replace secrets in the output by their names in brackets, except very short ones."""
     stdout, stderr = result.stdout, result.stderr
     for name, value in sorted(secrets.items(), key=lambda item: -len(item[1])):
         if len(value) >= MIN_SECRET_BYTES:

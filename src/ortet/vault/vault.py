@@ -1,5 +1,7 @@
-"""The vault: secrets by name, encrypted, outside of every commit. What refers to one by its name
-finds what it is now, however old the commit."""
+"""The vault: encrypted secrets by name, stored outside of every commit.
+
+A reference holds only the name. Restoring an old commit therefore uses the current secret.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 VAULT_ROW_KIND = "vault"
 BROWSER_PREFIX = "browser/"
-"""Names that begin so are states of browsers: sessions make and forget them."""
+"""Prefix of browser states, which sessions create and delete."""
 
 MAX_SECRET_BYTES = 16 << 20
 _NONCE_BYTES = 12
@@ -33,9 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*(?:/[A-Za-z0-9][A-Za-z0-9._@+-]
 
 
 class SealedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry as it is stored. The name is bound to it: an entry cannot stand for another."""
+    """A vault entry as stored. The name is authenticated, so entries cannot be swapped."""
 
-    key: bytes  # id of the key it was sealed with
+    key: bytes  # id of the sealing key
     nonce: bytes
     box: bytes
     time: int
@@ -43,14 +45,17 @@ class SealedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Secret(str):
-    """A value of the vault. It is the text; what prints it as an object sees only its name, and
-    what records events does not take it: `msgspec` encodes no subclass of str."""
+    """A secret value. It is a str whose repr shows only its name.
+
+    Secrets cannot be recorded as events, because msgspec does not encode subclasses of str.
+    """
 
     __slots__ = ("name",)
     name: str
 
     @classmethod
     def of(cls, name: str, value: str) -> Secret:
+        """Return `value` as a Secret with a name."""
         made = cls(value)
         made.name = name
         return made
@@ -60,11 +65,13 @@ class Secret(str):
 
 
 class Vault:
-    """Entries are rows of the catalog, each sealed by ChaCha20-Poly1305 under a key of the ring: a
-    put is one transaction, the last one counts, and other hosts of the store see it."""
+    """Stores secrets as catalog rows, each sealed with ChaCha20-Poly1305.
+
+    A put is one transaction and the last one wins. All hosts of the store see the entries.
+    """
 
     def __init__(self, catalog: Catalog, keyring: Keyring, *, clock: Clock, random: Random) -> None:
-        self.change_count = 0  # made by this process
+        self.change_count = 0  # changes made by this process
         self._catalog = catalog
         self._keyring = keyring
         self._clock = clock
@@ -74,10 +81,14 @@ class Vault:
         return "<Vault>"
 
     def put(self, name: str, value: str, *, expires: Expires = None) -> None:
-        """Keep a secret; under a name that is taken it replaces the one before.
+        """Store a secret. An existing entry of that name is replaced.
 
-        `expires`: from when on it is of no use: a datetime, a timedelta from now, seconds since
-        1970, or text as "2027-01-31", "90d" or "12h". It is not given to anybody then.
+        Args:
+            name: Letters, digits and . _ @ + - in parts joined by slashes.
+            value: The secret; not empty.
+            expires: When the secret becomes invalid: a datetime, a timedelta from now, seconds
+                since 1970, or text such as "2027-01-31", "90d" or "12h". It is not returned after
+                that time.
         """
         if _check_name(name).startswith(BROWSER_PREFIX):
             raise Invalid("bad_name", f"names in {BROWSER_PREFIX} are for browsers: give another")
@@ -89,7 +100,10 @@ class Vault:
         failpoint("vault.after-put")
 
     def get(self, name: str) -> Secret:
-        """What it is now; Refused("secret_expired") when it is of no use any more."""
+        """Return the current value of a secret.
+
+        Raise Refused("secret_expired") if it has expired.
+        """
         row = self._row(name)
         expires = self._decode_entry(row).expires
         if is_expired(expires, self._clock.now_ns()):
@@ -104,24 +118,28 @@ class Vault:
         return self._read(row)
 
     def value_even_expired(self, name: str) -> Secret:
-        """The same, also of one that expired: to know it where it must not be."""
+        """Return the value even if it has expired, to find it where it must not occur."""
         return self._read(self._row(name))
 
     def expires(self, name: str) -> int:
-        """When that is, in ns since 1970; 0: never."""
+        """Return the expiry time in ns since 1970; 0: never."""
         return self._decode_entry(self._row(name)).expires
 
     def has(self, name: str) -> bool:
+        """Return True if an entry exists, even an expired one."""
         return self._catalog.row(VAULT_ROW_KIND, _check_name(name)) is not None
 
     def names(self, prefix: str = "") -> list[str]:
-        """Sorted; states of browsers only if asked for by their `prefix`."""
+        """Return the names in sorted order.
+
+        Browser states are listed only if `prefix` selects them.
+        """
         check_text(prefix=prefix)
         found = [row.key for row in self._rows() if row.key.startswith(prefix)]
         return [name for name in found if prefix or not name.startswith(BROWSER_PREFIX)]
 
     def forget(self, *names: str) -> None:
-        """Destroy entries, also what the database still holds of them; all, or none."""
+        """Destroy entries, also in the files of the database. Destroy all of them or none."""
         for name in names:
             if not self.has(name):
                 raise _missing(name)
@@ -132,10 +150,10 @@ class Vault:
             self.change_count += 1
 
     def rotate(self) -> int:
-        """Seal every entry under another key; returns how many. All of them, or none.
+        """Seal all entries under a new key, in one transaction. Return how many there are.
 
-        With a key file the key is made here. With the variable, put the new key in front of the old
-        one and a comma between them, rotate, then take the old one away.
+        With a key file, the new key is created here. With the environment variable, put the new key
+        and a comma before the old key, rotate, then remove the old key.
         """
         keys = self._keyring.add(self._random)
         for _ in range(_TRIES):
@@ -153,7 +171,7 @@ class Vault:
             failpoint("vault.rotate")
             try:
                 self._catalog.move([], verb="vault", detail="rotate", rows=changes)
-            except Conflict as error:  # an entry was put meanwhile
+            except Conflict as error:  # an entry was written concurrently
                 if error.kind != "row_moved":
                     raise
                 continue
@@ -161,34 +179,32 @@ class Vault:
             return len(changes)
         raise Conflict("row_moved", "the vault is being written to all the time: rotate it later")
 
-    # for who writes an entry together with an event
+    # for callers that write an entry together with an event
 
     def seal(self, name: str, value: str, expires: int = 0) -> RowChange:
-        """The change that puts an entry."""
+        """Return the row change that stores an entry, for use in a transaction of the caller."""
         if not isinstance(value, str) or not value:
             raise Invalid("bad_value", f"the secret for {name!r} is no text, or empty: give some")
         try:
             data = value.encode()
-        except UnicodeEncodeError:  # whose message would show it
+        except UnicodeEncodeError:  # the message of this exception would contain the secret
             raise Invalid("bad_value", f"the secret for {name!r} is no UTF-8 text") from None
         if len(data) > MAX_SECRET_BYTES:
             raise Invalid(
                 "bad_value", f"the secret for {name!r} has more than {MAX_SECRET_BYTES} bytes"
             )
-        _cipher(bytes(32))  # before a key is made
+        _cipher(bytes(32))  # fail before a key is created, if the package is missing
         keys = self._keyring.keys() or self._keyring.add(self._random)
         return self._seal_with(_check_name(name), data, keys[0], expires=expires)
 
     def fingerprint(self, value: str) -> str:
-        """The same for the same value, and no help in guessing it without the key."""
+        """Return a keyed hash: equal for equal values, and useless for guessing without the key."""
         keys = self._keyring.keys() or self._keyring.add(self._random)
         return Hasher(Hasher(keys[0]).oid(_AAD_PREFIX + b"mark")).oid(value.encode()).hex()[:32]
 
     def sealed_rows(self, prefix: str) -> Iterator[CatalogRow]:
-        """As they are stored, sealed."""
+        """Iterate over stored entries without decrypting them."""
         return (row for row in self._rows() if row.key.startswith(prefix))
-
-    # inside
 
     def _rows(self) -> Iterator[CatalogRow]:
         after = ""
@@ -249,7 +265,7 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
 
 
 def _associated_data(name: str, expires: int) -> bytes:
-    """What an entry is bound to: nobody can make it another's, or last longer."""
+    """Return the associated data of an entry, so that its name and expiry cannot be changed."""
     return _AAD_PREFIX + name.encode() + (b"\0%d" % expires if expires else b"")
 
 

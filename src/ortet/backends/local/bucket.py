@@ -1,4 +1,4 @@
-"""Bucket in a directory: one file per object, made visible by a link that replaces nothing."""
+"""The Bucket in a directory: one file per object. A hard link publishes it and replaces nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortet.backends.keys import check_key, check_prefix, check_range
 from ortet.errors import Invalid, NotFound, OrtetError, Unavailable
 from ortet.ids import Random
 
-# No key contains "~", so neither name can meet an object.
+# Keys never contain "~", so these names cannot collide with an object.
 _TEMPORARY_DIRECTORY = "~new"
 _LOCK = "~lock"
 
@@ -26,10 +26,10 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
 class FileBucket(Bucket):
-    """Objects as files below `root`, which is made if it is not there.
+    """Stores objects as files below `root`, which is created if it does not exist.
 
-    A file is synced before it gets its name and the name's directory after, so what can be seen
-    survives a power cut. A key cannot also be the directory of another key: that put is a Conflict.
+    A file is synced before it gets its name, and its directory after that. So every visible object
+    survives a power cut. A key cannot be the directory of another key: that put raises Conflict.
     """
 
     def __init__(self, root: Path, random: Random = os.urandom) -> None:
@@ -47,7 +47,7 @@ class FileBucket(Bucket):
             self._publish(fd, temp, key)
 
     def put_file(self, key: str, path: Path) -> None:
-        """Moves the file when it lies on the same file system, else copies and unlinks it."""
+        """Move the file if it is on the same file system; otherwise copy and delete it."""
         check_key(key)
         with _translate_errors("store", key):
             fd = _open_regular(path)
@@ -86,7 +86,7 @@ class FileBucket(Bucket):
             yield from _walk(self._root / parent, parent + "/" if parent else "", prefix)
 
     def delete(self, keys: Sequence[str], *, sync: bool = True) -> None:
-        """Without `sync` a power cut may bring them back."""
+        """Delete objects. Without `sync`, a power cut may bring them back."""
         parents: set[Path] = set()
         for key in keys:
             path = self._root / check_key(key)
@@ -123,7 +123,7 @@ class FileBucket(Bucket):
                 self._publish(copy, temp, key)
 
     def _publish(self, fd: int, path: Path, key: str) -> None:
-        """Give a finished file its key, unless the key is taken; durable on return."""
+        """Give a finished file its key, unless the key is taken. Durable on return."""
         target = self._root / key
         os.fsync(fd)
         try:
@@ -132,12 +132,13 @@ class FileBucket(Bucket):
             try:
                 sync_directory(target.parent)
             except OSError:
-                with suppress(OSError):  # not there is better than perhaps there
-                    os.rename(target, path)  # which does nothing when both are one file,
-                    target.unlink(missing_ok=True)  # and then this is the name to go
+                with suppress(OSError):  # absent is better than perhaps not durable
+                    os.rename(target, path)  # does nothing if both names are the same file;
+                    target.unlink(missing_ok=True)  # then this removes the name
                 raise
         except FileExistsError as error:
-            # Its maker may not have come to this yet, and our caller will rely on what is there.
+            # The other writer may not have synced yet, and the caller relies on the existing
+            # object.
             sync_directory(target.parent)
             raise key_exists(key) from error
         except NotADirectoryError as error:
@@ -157,14 +158,17 @@ class FileBucket(Bucket):
 
     @contextmanager
     def _temporary(self) -> Iterator[tuple[int, Path]]:
-        """A new file under flock: an unlocked one is a leftover that anyone may remove."""
+        """Create a temporary file under flock.
+
+        An unlocked one is a leftover that may be deleted.
+        """
         while True:
             path = self._root / _TEMPORARY_DIRECTORY / self._random(16).hex()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:
                 break
-            os.close(fd)  # taken for a leftover before we had locked it
+            os.close(fd)  # another process deleted it as a leftover before it was locked
         try:
             yield fd, path
         finally:
@@ -178,7 +182,7 @@ class FileBucket(Bucket):
                 path.unlink()
 
     def _make_directory(self, path: Path) -> None:
-        """Make a directory whose name is durable, even when another process has just made it."""
+        """Create a directory and sync its name, even if another process has just created it."""
         if path in self._synced:
             return
         if not path.is_dir():
@@ -191,17 +195,17 @@ class FileBucket(Bucket):
 
 
 def _read(fd: int, start: int, length: int | None) -> bytes:
-    """Asks for no more than there is, so a huge length costs nothing."""
+    """Read a range. The buffer is limited by the file size, so a huge `length` costs nothing."""
     rest = max(os.fstat(fd).st_size - start, 0)
     rest = rest if length is None else min(rest, length)
     data = os.pread(fd, rest, start)
     while len(data) < rest and (more := os.pread(fd, rest - len(data), start + len(data))):
-        data += more  # one call reads 2 GiB at most
+        data += more  # one call reads at most 2 GiB
     return data
 
 
 def _walk(directory: Path, base: str, prefix: str) -> Iterator[BucketEntry]:
-    """Files below a directory in key order: a directory sorts as its name with the slash."""
+    """Iterate over files below a directory in key order. A directory sorts as NAME/."""
     try:
         entries = [(e.name + "/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
     except (FileNotFoundError, NotADirectoryError):
@@ -213,7 +217,7 @@ def _walk(directory: Path, base: str, prefix: str) -> Iterator[BucketEntry]:
         if name.endswith("/"):
             yield from _walk(directory / entry.name, key, prefix)
         elif key.startswith(prefix):
-            with suppress(FileNotFoundError):  # deleted since the directory was read
+            with suppress(FileNotFoundError):  # deleted after the directory was read
                 yield BucketEntry(key, entry.stat().st_size)
 
 
@@ -237,7 +241,7 @@ def _not_a_file(path: Path) -> Invalid:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync a directory, so that the names in it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -247,7 +251,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def _translate_errors(act: str, key: str) -> Iterator[None]:
-    """Errors of the operating system in our words."""
+    """Translate operating system errors into ours."""
     try:
         yield
     except OSError as error:

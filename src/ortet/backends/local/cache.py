@@ -1,4 +1,4 @@
-"""Caches inside one process: one that remembers, and one that never does."""
+"""Caches inside one process: an LRU cache, and one that is always empty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortet.ids import Clock
 
 DEFAULT_MAX_BYTES = 64 << 20
 _ENTRY_OVERHEAD_BYTES = 250
-"""Bytes an entry takes beside its key and value, about."""
+"""The approximate memory of an entry besides its key and value."""
 
 
 class _CacheEntry(NamedTuple):
@@ -23,7 +23,7 @@ class _CacheEntry(NamedTuple):
 
 
 class ProcessCache(Cache):
-    """At most `limit` bytes; what was not asked for the longest time is forgotten first."""
+    """A cache of at most `limit` bytes. The least recently used entry is evicted first."""
 
     def __init__(self, clock: Clock, *, limit: int = DEFAULT_MAX_BYTES) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class ProcessCache(Cache):
 
     @property
     def size(self) -> int:
-        """Bytes held, what keeps them in order included."""
+        """The bytes in use, including the overhead of entries."""
         return self._size
 
     def get(self, key: str) -> bytes | None:
@@ -53,13 +53,13 @@ class ProcessCache(Cache):
     def put(self, key: str, value: bytes, ttl_ns: int | None = None) -> None:
         check_name(key)
         until = None if ttl_ns is None else self._clock.now_ns() + check_ttl(ttl_ns)
-        # Four bytes a character is the most that Python takes.
+        # Python uses at most four bytes per character.
         entry = _CacheEntry(bytes(value), len(value) + 4 * len(key) + _ENTRY_OVERHEAD_BYTES, until)
         with self._lock:
             if key in self._entries:
                 self._evict(key)
             if entry.size > self._limit:
-                return  # all else would be forgotten for it, and it would not fit then
+                return  # it would evict everything else and still not fit
             self._entries[key] = entry
             self._size += entry.size
             while self._size > self._limit:
@@ -77,7 +77,7 @@ class ProcessCache(Cache):
 
 
 class NoCache(Cache):
-    """Always empty, as one whose server is gone: what is asked for is made each time."""
+    """An empty cache that stores nothing, like one whose server is unreachable."""
 
     def get(self, key: str) -> bytes | None:
         check_name(key)
@@ -94,7 +94,7 @@ class NoCache(Cache):
 
 
 def check_ttl(ttl_ns: int) -> int:
-    """How long to remember, or Invalid("bad_ttl")."""
+    """Return a valid time to live. Raise Invalid("bad_ttl") otherwise."""
     if type(ttl_ns) is not int or ttl_ns < 1:
         raise Invalid("bad_ttl", f"ttl_ns={ttl_ns!r}: give nanoseconds from 1, or None for no end")
     return ttl_ns

@@ -1,4 +1,7 @@
-"""Bucket in a dictionary: for tests and for stores that need not outlive the process."""
+"""The Bucket in a dictionary, for tests and for stores that end with the process.
+
+A module of its own, so that tests can use a bucket without a file system.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ortet.backends.keys import check_key, check_prefix, check_range
 
 
 class MemoryBucket(Bucket):
-    """The contract of Bucket without the durability."""
+    """A Bucket without durability."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

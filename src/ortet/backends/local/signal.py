@@ -1,4 +1,4 @@
-"""Signals inside one process and between the processes of one host."""
+"""Signals between the threads of a process, and between the processes of a host."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ if TYPE_CHECKING:
     import socket
 
 _SUN_PATH = 100
-"""A socket's address holds 108 bytes on Linux, 104 elsewhere."""
+"""A socket address holds 108 bytes on Linux, and 104 elsewhere."""
 
 _TICK_NS = 50_000_000
 
 
 class TopicVersions:
-    """When each topic was last notified, on a count that all topics share. Of `most` topics: what
-    was notified before those may have been again, as far as anybody can tell."""
+    """The version at which each topic was last notified, on a counter that all topics share.
+
+    Only the newest `max_topics` topics are stored. Any other topic counts as changed if a topic was
+    evicted after the token.
+    """
 
     def __init__(self, max_topics: int = 10_000) -> None:
         self.current = 0
-        self._versions: OrderedDict[str, int] = OrderedDict()  # the latest at the end
+        self._versions: OrderedDict[str, int] = OrderedDict()  # newest at the end
         self._max_topics = max_topics
         self._evicted_version = 0
         self._all_version = 0
 
     def mark(self, topic: str) -> None:
+        """Record a notification of `topic`."""
         self.current += 1
         self._versions[topic] = self.current
         self._versions.move_to_end(topic)
@@ -45,15 +49,16 @@ class TopicVersions:
             self._evicted_version = self._versions.popitem(last=False)[1]
 
     def mark_all(self) -> None:
-        """Something was lost, so any topic may have changed."""
+        """Mark every topic as changed, because a notification was lost."""
         self.current += 1
         self._all_version = self.current
 
     def has_changed(self, topic: str, token: int) -> bool:
+        """Return True if `topic` was, or may have been, notified after `token`."""
         return self._versions.get(topic, self._evicted_version) > token or self._all_version > token
 
     def changed_topics(self, token: int) -> set[str] | None:
-        """Those notified after `token`; None: any may have been."""
+        """Return the topics notified after `token`; None if any may have been."""
         if self._all_version > token or self._evicted_version > token:
             return None
         found = set()
@@ -65,7 +70,7 @@ class TopicVersions:
 
 
 class ProcessSignal(Signal):
-    """Between the threads of one process."""
+    """A signal between the threads of one process."""
 
     def __init__(self) -> None:
         self._versions = TopicVersions()
@@ -95,12 +100,13 @@ class ProcessSignal(Signal):
 
 
 class HostSignal(Signal):
-    """Between the processes of one host: each listener has a datagram socket in `directory`.
+    """A signal between the processes of one host. Each listener has a datagram socket.
 
-    A process that only notifies holds nothing. A listener's socket is made by its first `token` or
-    `wait`; those of the dead are removed by whoever next sends to them. When a listener's queue is
-    full, the sender touches its socket, and the listener then takes every topic as notified. The
-    name of a socket says with which word the topics begin that it is for, if not all are.
+    The sockets are in `directory`. A process that only notifies holds no resource. The first
+    `token` or `wait` creates the socket of a listener. A sender deletes the socket of a dead
+    listener. If the queue of a listener is full, the sender touches its socket file. The listener
+    then treats every topic as notified. The file name of a socket contains its topic prefix, if
+    any.
     """
 
     def __init__(self, directory: Path, random: Random = os.urandom, *, prefix: str = "") -> None:
@@ -109,13 +115,13 @@ class HostSignal(Signal):
         self._cached_listing: tuple[int, list[str]] = (
             -1,
             [],
-        )  # when the directory changed, what was in it
+        )  # mtime of the directory, and its sockets
         self._random = random
         self._prefix = prefix
         self._versions = TopicVersions()
         self._changed = Condition()
         self._reading = False
-        self._wakeup_fds: set[int] = set()  # of who sleeps on the socket, until it is rung
+        self._wakeup_fds: set[int] = set()  # pipes that wake the threads sleeping on the socket
         self._listener: SignalSocket | None = None
 
     def notify(self, topic: str) -> None:
@@ -127,22 +133,22 @@ class HostSignal(Signal):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
                 for name in names:
-                    with suppress(OSError):  # gone, or another user's: a hint may be lost
+                    with suppress(OSError):  # gone, or of another user: a hint may be lost
                         _send(sender, self._directory / name, data)
 
     def _names(self) -> list[str]:
-        """Who listens; looked up again only when the directory has changed, or may have since."""
+        """Return the names of the listening sockets, cached until the directory changes."""
         try:
             changed = os.stat(self._directory_name).st_mtime_ns
             if changed != self._cached_listing[0]:
                 names = [
                     name for name in os.listdir(self._directory_name) if name.endswith(".sock")
                 ]
-                # a name that comes within the same tick of the clock would not show
+                # a socket created within the same clock tick would not change the mtime
                 settled = time.time_ns() - changed > _TICK_NS
                 self._cached_listing = changed if settled else -1, names
         except OSError:
-            return []  # nobody can be listening there
+            return []  # no process can listen there
         return self._cached_listing[1]
 
     def token(self, topic: str) -> int:
@@ -164,7 +170,7 @@ class HostSignal(Signal):
                 self._sleep(listener, rest)
                 if not self._versions.has_changed(
                     topic, token
-                ):  # unless another thread has read it
+                ):  # unless another thread has read the notification
                     self._read(listener)
             return True
 
@@ -193,7 +199,7 @@ class HostSignal(Signal):
     def _ensure_listener(self) -> SignalSocket:
         if self._listener is None or self._listener.pid != os.getpid():
             if self._listener is not None:
-                self._listener.close_inherited()  # its name is our parent's, or gone
+                self._listener.close_inherited()  # its file name belongs to the parent, or is gone
                 self._reading = False
                 self._wakeup_fds.clear()
                 self._versions.mark_all()
@@ -209,11 +215,15 @@ class HostSignal(Signal):
             self._versions.mark_all()
         if topics or lost:
             self._changed.notify_all()
-            while self._wakeup_fds:  # what they sleep for has been read, and comes no more
+            # the notifications were read, so polling the socket would not wake them
+            while self._wakeup_fds:
                 os.write(self._wakeup_fds.pop(), b"!")
 
     def _sleep(self, listener: SignalSocket, timeout: float) -> None:
-        """One thread sleeps on the socket for all; the others on the condition."""
+        """Wait for a notification.
+
+        One thread polls the socket; the others wait on the condition.
+        """
         if self._reading:
             self._changed.wait(timeout)
             return
@@ -229,11 +239,11 @@ class HostSignal(Signal):
             self._wakeup_fds.discard(bell)
             os.close(rung)
             os.close(bell)
-            self._changed.notify_all()  # one of those who still wait takes over
+            self._changed.notify_all()  # one of the waiting threads takes over polling
 
 
 class SignalSocket:
-    """A bound socket with a name in the directory."""
+    """A bound datagram socket with a name in the directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         import socket  # noqa: PLC0415 - a command that does not need it starts faster
@@ -247,8 +257,8 @@ class SignalSocket:
             unborn = directory / f"{name}.new"
             with _address(unborn) as address:
                 self._socket.bind(address)
-            # A socket refuses until it is bound, and a sender removes what refuses: only now does
-            # it get the name that senders look for.
+            # Senders delete a socket that refuses, and an unbound socket refuses. So it gets the
+            # name that senders look for only now.
             unborn.rename(self._path)
             self._touched = os.stat(self._path).st_mtime_ns
         except OSError as error:
@@ -258,7 +268,7 @@ class SignalSocket:
             ) from error
 
     def drain(self) -> tuple[list[str], bool]:
-        """Topics in the queue, and whether more were sent than it could hold."""
+        """Return the queued topics, and True if the queue has overflowed."""
         topics = []
         with suppress(BlockingIOError):
             while True:
@@ -266,28 +276,31 @@ class SignalSocket:
         try:
             touched = os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
-            self.pid = 0  # swept away, nobody reaches us: the next wait makes another
+            # the file was deleted, so senders cannot reach it: the next wait creates another socket
+            self.pid = 0
             return topics, True
         lost, self._touched = touched != self._touched, touched
         return topics, lost
 
     def sleep(self, timeout: float, wakeup_fd: int) -> None:
-        """Until there is something to read, or the bell was rung."""
-        poll = select.poll()  # select() knows no descriptor above 1023
+        """Wait until a datagram or a byte on `wakeup_fd` arrives."""
+        poll = select.poll()  # select() does not support descriptors above 1023
         poll.register(self._socket, select.POLLIN)
         poll.register(wakeup_fd, select.POLLIN)
         poll.poll(timeout * 1000)
 
     def close_inherited(self) -> None:
+        """Close the descriptor in a forked child, and keep the parent's socket file."""
         self._socket.close()
 
     def close(self) -> None:
+        """Delete the socket file and close the socket."""
         self._path.unlink(missing_ok=True)
         self._socket.close()
 
 
 def _is_for(name: str, topic: str) -> bool:
-    """NAME.sock is for any topic, NAME.PREFIX.sock for those that begin so."""
+    """Return True if a socket receives `topic`: NAME.PREFIX.sock only topics with that prefix."""
     parts = name.split(".")
     return len(parts) < 3 or topic.startswith(parts[1])
 
@@ -297,17 +310,18 @@ def _send(sender: socket.socket, path: Path, data: bytes) -> None:
         try:
             sender.sendto(data, address)
         except ConnectionRefusedError:
-            path.unlink()  # its listener died
+            path.unlink()  # its listener is dead
         except BlockingIOError:
-            # Touch first, send again after: if the queue is still full, the listener has yet to
-            # drain it and will then see the touch; if not, it gets the datagram.
-            os.utime(path, ns=(0, time.time_ns()))  # "now" is only as fine as the kernel's tick
+            # Touch first, then send again. If the queue is still full, the listener has yet to
+            # drain it and will then see the touch. Otherwise it gets the datagram.
+            # the kernel's own timestamp has only tick resolution
+            os.utime(path, ns=(0, time.time_ns()))
             sender.sendto(data, address)
 
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """The path, or a short one that leads to it."""
+    """Yield the path as a socket address, or a shorter equivalent path."""
     if len(os.fsencode(path)) <= _SUN_PATH:
         yield str(path)
         return

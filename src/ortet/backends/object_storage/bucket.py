@@ -1,4 +1,4 @@
-"""Bucket in the cloud: S3 and what speaks like it, Google's and Azure's, through obstore."""
+"""The Bucket in the cloud, through obstore: S3 and compatible services, Google and Azure."""
 # ruff: noqa: PLC0415 - obstore is an extra, and slow to load
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ Item = TypeVar("Item")
 _Data = bytes | mmap.mmap
 
 _MERGE_GAP_BYTES = 64 << 10
-"""Bytes between two ranges that cost less than another question."""
+"""Reading a gap of up to this size costs less than another request."""
 _MAX_MERGED_BYTES = 8 << 20
 _PIECE = 8 << 20
 _LARGE_UPLOAD_BYTES = 1 << 20
-"""Bytes above which an upload gets its time by its size."""
+"""Larger uploads get a time limit that depends on their size."""
 _MIN_BYTES_PER_SECOND = 128 << 10
-"""Bytes a second that any line should carry."""
+"""The assumed minimum speed of a connection."""
 _READ_TIMEOUT_SECONDS = 3600.0
 _PROBE_KEY = "ready"
-"""A key that nobody puts."""
+"""A key that is never written. Reading it checks that the bucket answers."""
 _MAX_CONCURRENT_CALLS = 16
-"""Questions under way: a far server answers each after its time, and many in the same."""
+"""The maximum number of concurrent requests, which hide the latency of a distant server."""
 
 _started_pids: set[int] = set()
-"""Processes in which obstore runs: its threads do not come along through fork(2)."""
+"""Processes that have used obstore. Its threads do not survive fork(2)."""
 
 
 class S3Bucket(Bucket):
-    """Objects of one bucket below a prefix. Opening it asks nobody anything.
+    """The objects of one bucket below a prefix. Opening it sends no request.
 
-    A put is refused by the server itself where the key is taken (If-None-Match), however many hosts
-    write at once. One whose answer was lost may have been done: what is there then is compared.
-    `patience` is for how many seconds a failing call is repeated, `silence` how many the server may
-    say nothing.
+    The server itself refuses a put if the key is taken (If-None-Match), however many hosts write at
+    once. If the answer to a put was lost, the stored object is compared with the data.
+
+    Args:
+        url: The URL of the bucket.
+        retry_seconds: How long a failing call is retried.
+        read_timeout: How long the server may send nothing.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class S3Bucket(Bucket):
         self._create(check_key(key), bytes(data))
 
     def put_file(self, key: str, path: Path) -> None:
-        """From the file as it lies: no part of it is read into memory."""
+        """Upload a mapped file; it is not read into memory as a whole."""
         check_key(key)
         try:
             with _open_regular_file(path) as file:
@@ -115,7 +118,8 @@ class S3Bucket(Bucket):
                 return False
             tag = (found["e_tag"] or "").strip('"')
             if tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
-                return True  # what S3 gives to what came in one piece, unless it is encrypted
+                # S3 uses this tag for an unencrypted object that was uploaded in one part
+                return True
             return all(
                 self.get(key, at, _PIECE) == data[at : at + _PIECE]
                 for at in range(0, len(data), _PIECE)
@@ -153,7 +157,7 @@ class S3Bucket(Bucket):
             return b""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Those that lie close together in one question, all of them at once."""
+        """Read ranges. Ranges close together are merged, and all requests run concurrently."""
         import obstore
 
         check_key(key)
@@ -232,7 +236,7 @@ class S3Bucket(Bucket):
             listed = self._call("list it", read)
         except KeyAbsent:
             raise _no_bucket(self.address) from None
-        # Not every server that speaks S3 sorts "a-b" before "a/b".
+        # Not every S3-compatible server sorts "a-b" before "a/b".
         yield from sorted(listed, key=lambda found: found.key)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -243,7 +247,7 @@ class S3Bucket(Bucket):
             return
         try:
             self._call("delete from it", lambda: obstore.delete(self._reader, paths))
-        except KeyAbsent:  # where one that is not there is an error, and ends the batch
+        except KeyAbsent:  # for some servers a missing key is an error, which ends the batch
             for path in paths:
                 with suppress(KeyAbsent):
                     self._call("delete from it", partial(obstore.delete, self._reader, path))
@@ -254,7 +258,7 @@ class S3Bucket(Bucket):
         store = self._open_store(seconds, seconds)
         _check_process(self.address)
         with suppress(KeyAbsent):
-            # a read, and not a head: only an answer with words tells which is absent, key or bucket
+            # GET and not HEAD: only an error body tells if the key or the bucket is missing
             call_with_retry(
                 self.address,
                 "look into it",
@@ -293,7 +297,10 @@ def _check_process(address: BucketAddress) -> None:
 
 
 def _map_concurrently(call: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-    """What each call gives, in order. When one fails, those that have not begun are not made."""
+    """Return the results of all calls, in order.
+
+    If one fails, calls not yet started are cancelled.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, "ortet-s3")
@@ -308,7 +315,7 @@ def _next_power_of_two(size: int) -> int:
 
 
 def _merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(start, length) of what to ask for, in order."""
+    """Return the (start, length) ranges to request, sorted, with neighbours merged."""
     spans: list[tuple[int, int]] = []
     for start, length in sorted(set(ranges)):
         if not length:

@@ -1,5 +1,4 @@
-"""Which hosts have promised objects that are still on their own disks: a row each, as long as there
-is something."""
+"""The table of hosts with pending uploads: one catalog row per host."""
 
 from __future__ import annotations
 
@@ -14,12 +13,15 @@ from ortet.ids import Clock, Oid
 
 _KIND = "uploads"
 MAX_COMMITS = 100
-"""Commits that a row names; of more, the last ones."""
+"""The maximum number of commits in a row; the newest are listed."""
 
 
 class PendingUploads(msgspec.Struct, frozen=True):
-    """A host, since when (ns since 1970), and commits that it has not uploaded, as far as it has
-    said so: others may be in its queue, too."""
+    """A host with pending uploads.
+
+    `since` is in ns since 1970. `commits` lists the commits announced so far; the queue may hold
+    more.
+    """
 
     host: str
     since: int
@@ -27,8 +29,10 @@ class PendingUploads(msgspec.Struct, frozen=True):
 
 
 class PendingUploadTable:
-    """What this host tells the others of its queue, and they tell it. `key` tells hosts apart,
-    `name` is for people."""
+    """Announces the pending uploads of this host, and reads those of others.
+
+    `key` identifies the host; `name` is its readable name.
+    """
 
     def __init__(self, catalog: Catalog, key: str, *, name: str, clock: Clock) -> None:
         self._catalog = catalog
@@ -38,18 +42,21 @@ class PendingUploadTable:
         self._since = 0
 
     def announce(self, commits: Sequence[str] = ()) -> None:
-        """Before anything can lead others to what is only here; and again when it can be said which
-        commits they are."""
+        """Announce pending uploads, before anything refers to objects that only this host has.
+
+        Called again when the commits are known.
+        """
         self._since = self._since or self._clock.now_ns()
         owes = PendingUploads(self._name, self._since, list(commits[-MAX_COMMITS:]))
         self._catalog.put_row(_KIND, self._key, msgspec.msgpack.encode(owes))
 
     def clear(self) -> None:
+        """Remove the announcement of this host: everything is uploaded."""
         self._since = 0
         self._catalog.drop_row(_KIND, self._key)
 
     def explain_missing(self, oid: Oid) -> Unavailable | None:
-        """Why an object that is nowhere may come yet; None when no other host has one to send."""
+        """Return an error that names the hosts that may still upload a missing object, or None."""
         others = [
             owes for key, owes in list_pending_uploads(self._catalog).items() if key != self._key
         ]
@@ -75,7 +82,7 @@ class PendingUploadTable:
 
 
 def list_pending_uploads(catalog: Catalog) -> dict[str, PendingUploads]:
-    """Every host that has not uploaded everything, by its key."""
+    """Return every host with pending uploads, by key."""
     found: dict[str, PendingUploads] = {}
     after = ""
     while rows := catalog.rows(_KIND, after):
@@ -88,10 +95,18 @@ def list_pending_uploads(catalog: Catalog) -> dict[str, PendingUploads]:
 
 
 def abandon_host(catalog: Catalog, host: str) -> list[PendingUploads]:
-    """A host that does not come back owes nothing any more: what only its disk held is missed from
-    now on. One that does come back goes on with its queue, and nothing was lost.
+    """Remove the announcement of a host that will not come back.
 
-    By its name, or its key, or how that begins. NotFound("no_host"), Invalid("ambiguous").
+    Objects that only its disk held then count as missing. If the host does come back, it continues
+    its uploads, and nothing is lost.
+
+    Args:
+        catalog: The catalog of the store.
+        host: The name of the host, its key, or a prefix of the key.
+
+    Raises:
+        NotFound: "no_host" if no such host has pending uploads.
+        Invalid: "ambiguous" if several hosts match.
     """
     every = list_pending_uploads(catalog)
     chosen = {key: owes for key, owes in every.items() if owes.host == host}

@@ -1,5 +1,7 @@
-"""Calls to a bucket in the cloud: which failures are worth another attempt, and what the others
-mean. Nothing of a provider's own message is repeated but its code: an address may hold a secret."""
+"""Classifies failures of cloud buckets, retries temporary ones, and translates the others.
+
+Of a provider's message only the error code is shown, because a URL in it may contain a secret.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +16,42 @@ from ortet.errors import Invalid, NotFound, OrtetError, Refused, Unavailable, Un
 T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-"""Seconds between attempts, doubled each time."""
+"""The pause between attempts. It doubles each time."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _RETRYABLE_CODES = {"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"}
 _EXISTS = "BlobAlreadyExists"
-"""What Azure says with 409, which from S3 means that the same call may do later."""
+"""Azure's code, with status 409, for an existing key.
+
+From S3, 409 means that a retry may succeed.
+"""
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _RANGE_ERROR_TEXT = "Wanted range starting at"
-"""Words of obstore itself, about an answer that should have been 416."""
+"""A message of obstore about an answer that should have had status 416."""
 _METADATA = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 
 
 class BucketFailure(NamedTuple):
-    """What went wrong with one attempt, as far as it was told."""
+    """The failure of one attempt."""
 
-    status: int  # 0: there was no answer
+    status: int  # 0: no answer
     code: str
     description: str
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same call may succeed a moment later."""
+        """Return True if the same call may succeed a moment later."""
         if self.code in _RETRYABLE_CODES or self.status in (408, 429):
             return True
         return self.status in (0, 409) or (self.status >= 500 and self.status != 501)
 
 
 class KeyAbsent(Exception):
-    """There is no such key."""
+    """The key does not exist."""
 
 
 class KeyTaken(Exception):
-    """There is such a key; `again`: an earlier attempt of ours may have made it."""
+    """The key exists. `is_retry`: an earlier attempt of this call may have created it."""
 
     def __init__(self, *, is_retry: bool) -> None:
         super().__init__()
@@ -54,15 +59,16 @@ class KeyTaken(Exception):
 
 
 class RangeBeyondEnd(Exception):
-    """The object ends before the range begins."""
+    """The range starts after the end of the object."""
 
 
 def call_with_retry(
     address: BucketAddress, act: str, call: Callable[[], T], *, retry_seconds: float
 ) -> T:
-    """What the call gives, repeated for `patience` seconds while it may yet succeed.
+    """Return the result of `call`, retried for `retry_seconds` while the failure may be temporary.
 
-    Absent, Taken and Beyond are for the caller to put in the words of its verb.
+    The caller translates KeyAbsent, KeyTaken and RangeBeyondEnd. Other failures are raised as our
+    errors.
     """
     from obstore.exceptions import BaseError  # noqa: PLC0415 - an extra
 
@@ -101,7 +107,7 @@ def _parse_failure(error: Exception) -> BucketFailure:
 
 
 def _status_of_error_name(name: str) -> int:
-    """Where obstore tells the kind of failure and no number."""
+    """Return the HTTP status for an exception of obstore that has no number."""
     known = {"FileNotFoundError": 404, "AlreadyExistsError": 412, "PermissionDeniedError": 403}
     known |= {"UnauthenticatedError": 401, "InvalidPathError": 400, "NotSupportedError": 501}
     return known.get(name, 0)

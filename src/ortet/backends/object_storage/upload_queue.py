@@ -1,5 +1,8 @@
-"""A bucket in front of one that is far: what is put is durable on this disk at once, and goes there
-in the background, also after a crash. Until then other hosts do not have it."""
+"""A Bucket that stores objects on the local disk first and uploads them in the background.
+
+A put is durable on this host when it returns. Uploads continue after a crash. Until an object is
+uploaded, other hosts cannot read it.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,35 @@ from ortet.backends.object_storage.pending_uploads import PendingUploadTable
 from ortet.errors import Conflict, Corrupt, NotFound, OrtetError, Unavailable
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
-"""Seconds between attempts while the far one is not well, doubled each time."""
+"""The pause after a failed upload. It doubles with each failure."""
 _POLL_SECONDS = 0.1
-"""Seconds after which another process may have uploaded something."""
+"""The interval in which another process may have uploaded something."""
 _QUIET_SECONDS = 1.0
-"""Seconds without anything new after which nothing is owed: the next commit may be near."""
+"""Seconds without new objects after which the announcement is cleared.
+
+Another commit may come soon, so it is not cleared at once.
+"""
 _ANNOUNCE_DELAY_SECONDS = 0.2
-"""Seconds after a commit until other hosts are told of it, unless it is uploaded by then."""
+"""Commits that are uploaded within this time after the commit are not announced."""
 _IDLE_POLL_SECONDS = 5.0
-"""Seconds after which a process that died may have left something."""
+"""The interval of checks for objects that a dead process has left."""
 _STOP_TIMEOUT_SECONDS = 10.0
 _PIECE = 8 << 20
 _ANNOUNCED, _CLEARING = b"told", b"ending"
 
 
 class QueuedBucket(Bucket):
-    """`directory` is the queue: whoever opens it goes on with what is in it, one process at a time.
+    """A queue in `directory` in front of the bucket `remote`.
 
-    A key is taken if it is taken here or there; while the far bucket cannot be asked, here. Who
-    makes keys that are never made twice need not `ask`. That another host took one meanwhile shows
-    itself in `queued().trouble`, and nothing is overwritten. Other hosts are told by `owing` that
-    there is something, before it is. While it is `direct`, what is put goes to the far one at once.
+    Any process that opens the directory continues its uploads, one process at a time.
+
+    A key is taken if it exists locally or remotely. If the remote bucket is unreachable, only the
+    local check applies. Callers whose keys are unique can pass `check_remote=False`. If another
+    host has put a different object under the same key, nothing is overwritten; `backlog().trouble`
+    reports it.
+
+    Other hosts learn through `pending_uploads` that objects are waiting, before the objects exist.
+    While `direct` is true, puts go to the remote bucket at once.
     """
 
     def __init__(
@@ -58,13 +69,13 @@ class QueuedBucket(Bucket):
         self._directory = directory
         self._announced_file = directory / "told"
         self._commits_file = directory / "commits"
-        self._announced_commits = b""  # of these others were told
-        self._has_unannounced = False  # there are others, and `_teller` runs
+        self._announced_commits = b""  # announced to other hosts
+        self._has_unannounced = False  # `_announcer` has work to do
         self._announcer: threading.Thread | None = None
         self._wake = threading.Event()
-        self._retry_now = threading.Event()  # somebody waits for it
+        self._retry_now = threading.Event()  # a caller waits for the upload
         self._stop_requested = threading.Event()
-        self._stopped = threading.Event()  # by all else that it needs
+        self._stopped = threading.Event()  # all resources that it needs may be closed
         self._last_error = ""
         self._rejected_keys: dict[str, str] = {}
         self._thread: threading.Thread | None = None
@@ -80,7 +91,7 @@ class QueuedBucket(Bucket):
         with self._prepare_put(key):
             try:
                 self._local.put(key, data)
-            except Unavailable:  # a full disk makes it slower, no more
+            except Unavailable:  # on a full disk, upload directly
                 self._remote.put(key, data)
         self._start()
 
@@ -97,7 +108,7 @@ class QueuedBucket(Bucket):
 
     @contextmanager
     def _prepare_put(self, key: str) -> Iterator[None]:
-        # Nothing leaves the queue meanwhile: what is not there yet is still here.
+        # Nothing leaves the queue during the check: what is not remote yet is still local.
         with _file_lock(self._directory / "leaving", fcntl.LOCK_SH):
             if self._check_remote and self._is_in_remote(key):
                 raise key_exists(key)
@@ -105,7 +116,7 @@ class QueuedBucket(Bucket):
             yield
 
     def _announce(self) -> None:
-        # A note of a process before us may be older than a power cut: only ours is believed.
+        # A note of an earlier process may be older than a power cut, so only our own is trusted.
         if self._pending_uploads is not None and not (
             self._is_announced and _read(self._announced_file) == _ANNOUNCED
         ):
@@ -114,16 +125,16 @@ class QueuedBucket(Bucket):
             self._is_announced = True
 
     def record_commits(self, commits: Sequence[str]) -> None:
-        """That these are among what was put: others are told which, soon."""
+        """Record commits among the queued objects, and announce them to other hosts soon."""
         with suppress(OSError), open(self._commits_file, "a", encoding="ascii") as file:
             file.writelines(f"{commit}\n" for commit in commits)
         self._wake.set()
         self._announce_soon()
 
     def _announce_soon(self) -> None:
-        """Have a thread tell other hosts which commits wait.
+        """Start a thread that announces the queued commits to other hosts.
 
-        The thread that uploads is too late for it: a failing upload takes half a minute to end.
+        The upload thread would be too late: a failing upload takes half a minute to end.
         """
         if self._pending_uploads is None:
             return
@@ -145,11 +156,11 @@ class QueuedBucket(Bucket):
             if not self._stop_requested.wait(_ANNOUNCE_DELAY_SECONDS) and any(
                 True for _ in self._local.list()
             ):
-                with suppress(OrtetError, OSError):  # the next round of uploads begins it again
+                with suppress(OrtetError, OSError):  # the next upload pass starts it again
                     self._announce_commits()
 
     def _announce_commits(self) -> None:
-        # Under the lock, no process takes back meanwhile what this one tells.
+        # Under the lock, no other process clears the announcement meanwhile.
         with _file_lock(self._directory / "leaving", fcntl.LOCK_SH):
             found = _read(self._commits_file)
             if (
@@ -161,7 +172,7 @@ class QueuedBucket(Bucket):
                 self._announced_commits = found
 
     def _clear_announcement(self) -> None:
-        """Take back what was told, once nothing is left."""
+        """Clear the announcement if the queue is empty."""
         if (
             self._pending_uploads is None
             or self._stopped.is_set()
@@ -206,13 +217,14 @@ class QueuedBucket(Bucket):
         return self._remote.size(key)
 
     def list(self, prefix: str = "") -> Iterator[BucketEntry]:
-        # In this order: what goes there in between is seen twice rather than never.
+        # In this order, an object that is uploaded meanwhile is seen twice rather than never.
         near = {found.key: found for found in self._local.list(prefix)}
         near.update((found.key, found) for found in self._remote.list(prefix))
         yield from (near[key] for key in sorted(near))
 
     def delete(self, keys: Sequence[str]) -> None:
-        with _file_lock(self._directory / "uploading", fcntl.LOCK_EX):  # which would bring it back
+        # an upload would bring it back
+        with _file_lock(self._directory / "uploading", fcntl.LOCK_EX):
             self._local.delete(keys)
             self._remote.delete(keys)
         for key in keys:
@@ -226,7 +238,7 @@ class QueuedBucket(Bucket):
         self._remote.close()
 
     def stop(self) -> None:
-        """Upload no more; what is left is durable, and for whoever opens it next."""
+        """Stop uploading. The remaining objects are durable; the next process uploads them."""
         self._stop_requested.set()
         self._retry_now.set()
         self._wake.set()
@@ -234,20 +246,20 @@ class QueuedBucket(Bucket):
             teller = self._announcer
         for thread in (teller, self._thread):
             if thread is not None and self._pid == os.getpid():
-                thread.join(_STOP_TIMEOUT_SECONDS)  # its upload may take longer: it is done again
+                thread.join(_STOP_TIMEOUT_SECONDS)  # an upload that takes longer will be repeated
         self._stopped.set()
 
-    # the queue
-
     def backlog(self) -> UploadBacklog:
-        """What other hosts do not have yet."""
+        """Return the objects that other hosts cannot read yet."""
         waiting = list(self._local.list())
         trouble = next(iter(self._rejected_keys.values()), self._last_error) if waiting else ""
         return UploadBacklog(len(waiting), sum(found.size for found in waiting), trouble)
 
     def wait_uploaded(self, timeout: float = 60.0) -> None:
-        """Wait until all that was put before is in the far bucket; Unavailable("not_uploaded_yet"),
-        with nothing lost, when it is not by then."""
+        """Wait until all objects put so far are in the remote bucket.
+
+        Raise Unavailable("not_uploaded_yet") on timeout. Nothing is lost then, and uploads go on.
+        """
         keys = {found.key for found in self._local.list()}
         if keys:
             self._retry_now.set()
@@ -288,7 +300,7 @@ class QueuedBucket(Bucket):
         self._try_clear_announcement()
 
     def _try_clear_announcement(self) -> bool:
-        """Whether nobody believes any more that something is owed which is not."""
+        """Clear the announcement if the queue is empty. Return False if that failed."""
         try:
             self._clear_announcement()
         except (OrtetError, OSError) as error:
@@ -297,7 +309,7 @@ class QueuedBucket(Bucket):
         return True
 
     def _upload_all(self) -> bool:
-        """Upload what waits; whether all that can go is gone."""
+        """Upload the queued objects. Return True if all that can be uploaded are."""
         try:
             for found in list(self._local.list()):
                 if self._stop_requested.is_set():
@@ -307,7 +319,7 @@ class QueuedBucket(Bucket):
                         self._announce_soon()
                     self._upload(found.key)
                     self._last_error = ""
-        except BlockingIOError:  # another process is at it
+        except BlockingIOError:  # another process is uploading
             return False
         except (OrtetError, OSError) as error:
             self._last_error = str(error)
@@ -317,9 +329,9 @@ class QueuedBucket(Bucket):
     def _upload(self, key: str) -> None:
         with _file_lock(self._directory / "uploading", fcntl.LOCK_EX | fcntl.LOCK_NB):
             path = self._local.local_path(key)
-            if path is None:  # another process did it
+            if path is None:  # another process uploaded it
                 return
-            copy = self._directory / "uploading.part"  # the far bucket consumes what it is given
+            copy = self._directory / "uploading.part"  # the remote bucket consumes the file
             try:
                 _copy(path, copy)
                 self._remote.put_file(key, copy)
@@ -330,10 +342,11 @@ class QueuedBucket(Bucket):
             finally:
                 copy.unlink(missing_ok=True)
             with _file_lock(self._directory / "leaving", fcntl.LOCK_EX):
-                self._local.delete([key], sync=False)  # one that comes back is there already
+                # not synced: if it comes back, it is found to be uploaded
+                self._local.delete([key], sync=False)
 
     def _is_same(self, key: str) -> bool:
-        """One that was uploaded before a crash, and not taken off the queue."""
+        """Return True if the remote object is equal, for example uploaded just before a crash."""
         size = self._local.size(key)
         if self._remote.size(key) != size:
             return False
@@ -360,7 +373,8 @@ def _file_lock(path: Path, how: int) -> Iterator[None]:
         fcntl.flock(fd, how)
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # by word: a child of fork(2) may still hold the descriptor
+        # unlock explicitly: a forked child may share the descriptor and keep the lock
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -368,7 +382,7 @@ def _copy(path: Path, copy: Path) -> None:
     copy.unlink(missing_ok=True)
     try:
         os.link(path, copy)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         import shutil  # noqa: PLC0415 - hardly ever needed
 
         shutil.copyfile(path, copy)

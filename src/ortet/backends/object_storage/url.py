@@ -1,4 +1,4 @@
-"""Addresses of buckets in the cloud, and the store of obstore behind one."""
+"""URLs of cloud buckets, and the obstore client for one."""
 # ruff: noqa: PLC0415 - obstore is an extra, and slow to load
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CREDENTIAL_VARIABLES = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""Variables from which obstore takes credentials; each cloud has others, too."""
+"""Environment variables from which obstore takes credentials. Each cloud also has others."""
 _SETTINGS = {"s3": "AWS_REGION and AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _PART = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._=-]{1,100}\Z")
@@ -31,7 +31,7 @@ _CONNECT_TIMEOUT_SECONDS = 10
 
 
 class BucketAddress(msgspec.Struct, frozen=True):
-    """A bucket, and what keys in it begin with. Holds no secret: those are in the environment."""
+    """A bucket and the prefix of its keys. Contains no secret; those are in the environment."""
 
     scheme: str
     bucket: str
@@ -45,7 +45,10 @@ class BucketAddress(msgspec.Struct, frozen=True):
 
 
 def parse_bucket_url(url: str) -> BucketAddress:
-    """What s3://BUCKET[/PREFIX][?endpoint=…&region=…] says, gs:// or az://; Invalid("bad_url")."""
+    """Parse s3://BUCKET[/PREFIX][?endpoint=…&region=…], gs:// or az://.
+
+    Raise Invalid("bad_url").
+    """
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -55,7 +58,7 @@ def parse_bucket_url(url: str) -> BucketAddress:
         raise _bad() from None
     scheme, folders = parts.scheme.lower(), unquote(parts.path).strip("/").split("/")
     if secret or any("key" in name or "secret" in name or "token" in name for name in options):
-        raise Invalid(  # which does not repeat it
+        raise Invalid(  # the message does not repeat the secret
             "bad_url",
             "the address of a bucket holds no credentials, which would be seen in logs: leave them "
             f"in the environment ({CREDENTIAL_VARIABLES.get(scheme, CREDENTIAL_VARIABLES['s3'])})",
@@ -93,9 +96,12 @@ def _bad() -> Invalid:
 def open_object_store(
     address: BucketAddress, *, read_timeout: float, timeout: float
 ) -> ObjectStore:
-    """One that repeats nothing by itself; credentials are found as the tools of the cloud do.
+    """Open an obstore client without retries. Credentials are found as by the tools of the cloud.
 
-    `silence` is how many seconds may pass with nothing read, `longest` how many in all.
+    Args:
+        address: The parsed URL.
+        read_timeout: The longest time in seconds without receiving any data.
+        timeout: The longest time in seconds of a whole call.
     """
     try:
         from obstore.exceptions import BaseError
@@ -129,7 +135,7 @@ def open_object_store(
 
 
 def _settings_hint(address: BucketAddress) -> str:
-    """Without the words of the cloud's own tools, which may hold what is in the environment."""
+    """Return a hint that omits the library's message, which may contain environment values."""
     what = f"{address} cannot be opened with the settings of this environment"
     keys = CREDENTIAL_VARIABLES[address.scheme]
     if address.scheme == "az" and not address.account:

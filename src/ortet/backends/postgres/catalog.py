@@ -1,5 +1,8 @@
-"""Catalog in PostgreSQL: any number of hosts. Each verb is one statement of ours, which is one
-transaction; see the folder migrations and docs/decisions/0016-postgresql.md."""
+"""The Catalog in PostgreSQL, for any number of hosts.
+
+Each method is one statement that calls one of our SQL functions, and so one transaction. See the
+folder migrations and docs/decisions/0016-postgresql.md.
+"""
 
 from __future__ import annotations
 
@@ -86,17 +89,20 @@ _INCONSISTENT_TIMELINES = """SELECT id FROM timelines WHERE last > at
     AND last IS DISTINCT FROM (SELECT max(seq) FROM events WHERE timeline = id) ORDER BY id"""
 
 _DROP_PARTITION_FRACTION = 4
-"""A partition is dropped when one in so many of its bytes is left, or fewer."""
+"""A partition is dropped if at most one in this many of its bytes is still in use."""
 _IGNORED_SKEW_NS = 1_000_000_000
-"""Clocks that differ by less are taken for one, or a lease would end elsewhere at each look."""
+"""Smaller clock differences are ignored.
+
+Otherwise a lease would seem to end at another time with each call.
+"""
 
 
 class PostgresCatalog(PostgresTimelines, Catalog):
     """The catalog of a store that many hosts share.
 
-    Times are those of the database, the one clock that all servers have in common, unless a clock
-    is given that is not the host's own; the end of a lease is told on the host's. With
-    `create=False` a schema that is not there is Corrupt("no_catalog").
+    Times are those of the database, the only clock that all servers share. A clock other than
+    SystemClock overrides it. Lease expiry is converted to the local clock. With `create=False`, a
+    missing schema raises Corrupt("no_catalog").
     """
 
     def __init__(
@@ -124,14 +130,17 @@ class PostgresCatalog(PostgresTimelines, Catalog):
 
     @property
     def client(self) -> PostgresClient:
-        """For what else is kept in its schema; it is closed with the catalog."""
+        """The client, for other tables in the same schema. It is closed with the catalog."""
         return self._client
 
     def _time_override(self) -> int | None:
         return None if self._has_server_clock else self._clock.now_ns()
 
     def _to_local_lease(self, row: tuple[Any, ...]) -> Lease:
-        """With its end on our clock, where its holder looks; the database looks at its own row."""
+        """Return the lease with its expiry on the local clock, which its holder compares.
+
+        The database compares its own row.
+        """
         *values, now = row
         lease = Lease(*values)
         if not self._has_server_clock:
@@ -242,7 +251,7 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         self._client.run(_END, (lease.name, lease.owner, lease.fence))
 
     def seize(self, lease: Lease) -> None:
-        self.release(lease)  # the same deed; the names say who may do it
+        self.release(lease)  # same effect; the two names separate who may call them
 
     def lease(self, name: str) -> Lease | None:
         found = self._client.run(_LEASE, (check_name(name),))
@@ -271,16 +280,19 @@ class PostgresCatalog(PostgresTimelines, Catalog):
         with self._slots.acquire() as slot, self.epochs.observe_conflicts():
             return int(self._client.run(_PUT, {**values, **slot})[0][0] or 0)
 
-    # timelines, with those of PostgresTimelines
+    # timelines; the rest is in PostgresTimelines
 
     def timelines(self, ids: Sequence[str]) -> list[Timeline]:
         found = self._client.run(_TIMELINES, ([timeline_uuid(id_) for id_ in ids],))
         return [Timeline(id_.hex, parent.hex if parent else "", at) for id_, parent, at in found]
 
-    # care
+    # maintenance
 
     def raise_epoch(self, lease: Lease) -> int:
-        """See epochs.Fencing. An answer that was lost raises it twice, which refuses no more."""
+        """Start a new sweep epoch; see `EpochFencedCatalog`.
+
+        If the answer is lost, the retry raises the epoch twice, which refuses no additional writes.
+        """
         values = (lease.name, lease.owner, lease.fence, self._time_override())
         self.epochs.observe(int(self._client.run(_RAISE, values, lease=lease)[0][0]))
         return self.epochs.cached()

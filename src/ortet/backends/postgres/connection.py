@@ -1,4 +1,4 @@
-"""A PostgreSQL database as a catalog sees it: the one place where a statement is tried again."""
+"""Runs catalog statements on PostgreSQL. The only place where a statement is retried."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ortet.errors import Invalid
 Values = Sequence[Any] | dict[str, Any]
 
 _TRIES = 8
-"""Of one statement, when others are in its way or the connection is lost."""
+"""Attempts of one statement that collides with others or loses its connection."""
 _PAUSE = 0.01
 
 
 class PostgresClient:
-    """On connections that all links of this process to the same schema share."""
+    """Runs statements on connections that all clients of this process share per schema."""
 
     def __init__(
         self,
@@ -58,8 +58,12 @@ class PostgresClient:
     def run(
         self, statement: str, values: Values = (), *, lease: Lease | None = None
     ) -> list[tuple[Any, ...]]:
-        """All rows. Tried again after a collision, and when the connection was lost: what must not
-        be done twice has to know it by itself; `doubt` among the values is set then."""
+        """Run a statement and return all rows.
+
+        It is retried after a collision and after a lost connection. A statement that must not run
+        twice has to recognise a repetition. For that, the parameter `doubt` is set to True after a
+        lost connection.
+        """
         self._check()
         for attempt in range(_TRIES):
             try:
@@ -67,7 +71,7 @@ class PostgresClient:
                     cursor = connection.execute(statement, values, prepare=True, binary=True)
                     return cursor.fetchall() if cursor.description else []
             except psycopg.Error as error:
-                # one who stood still was waited for; what it was asked it may yet do
+                # a stalled server was already waited for, and it may still execute the statement
                 last = attempt == _TRIES - 1 or isinstance(error, ServerStalled)
                 if error.sqlstate == NO_PARTITION and not last:
                     self.run("SELECT ahead()")
@@ -86,8 +90,10 @@ class PostgresClient:
 
     @contextmanager
     def read_transaction(self, settings: str = "") -> Iterator[psycopg.Connection]:
-        """For several statements that see one moment. None of them is tried again: Unavailable has
-        the driver's own error as its cause."""
+        """Yield a connection in a read-only transaction with one snapshot.
+
+        No statement is retried. Unavailable then has the error of the driver as its cause.
+        """
         self._check()
         try:
             with self._pool.borrow() as connection:
@@ -104,7 +110,7 @@ class PostgresClient:
 
     @contextmanager
     def dedicated_connection(self) -> Iterator[psycopg.Connection]:
-        """A connection that nobody else gets, for what takes long."""
+        """Yield a connection outside of the pool, for long work."""
         self._check()
         with self._pool.dedicated_connection() as connection:
             yield connection
@@ -114,6 +120,7 @@ class PostgresClient:
             raise catalog_closed()
 
     def close(self) -> None:
+        """Leave the shared pool. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._pool.remove_user()

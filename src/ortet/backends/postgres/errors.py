@@ -1,4 +1,4 @@
-"""What PostgreSQL says, in our words."""
+"""Translates errors of PostgreSQL into ours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ortet.errors import Conflict, Corrupt, Invalid, OrtetError, Refused, Unavai
 from ortet.ids import Oid
 
 ORTET_SQLSTATE = "OR001"
-"""The state in which our functions refuse: the message is the kind, the detail is JSON."""
+"""The SQLSTATE with which our SQL functions refuse. The message is the kind, the detail is JSON."""
 NO_PARTITION = "23514"
 _UNDEFINED_OBJECT_SQLSTATES = ("42883", "42P01", "42703", "3F000")
 _RETRYABLE_SQLSTATES = ("40001", "40P01")
 _CONNECTION_LOST_SQLSTATES = ("08", "57P", "25P03", "25P04")
-"""Connection lost; the server shuts down, or starts, or a standby took its place; or it has waited
-longer for us than it wants to."""
+"""States of a lost connection, a server shutdown or start, a failover, or an idle timeout."""
 _CANCELLED = "57014"
 _READ_ONLY = ("25006",)
 BAD_OPTION_HINT = (
@@ -31,7 +30,7 @@ CONNECT_HINT = (
     "(pg_hba.conf); a password is in ~/.pgpass, PGPASSWORD or &passfile=PATH"
 )
 _TOO_MANY_CONNECTIONS_WORDS = ("connection slots", "too many clients", "too many connections")
-"""What it says, in a message without a state, to who cannot connect any more."""
+"""Messages, without an SQLSTATE, for a connection that was refused because there are too many."""
 _TOO_MANY_CONNECTIONS_HINT = (
     "all its connections are taken: lower connections= in the addresses of the store, end what "
     "holds others, or raise max_connections"
@@ -39,7 +38,7 @@ _TOO_MANY_CONNECTIONS_HINT = (
 
 
 def connection_hint(why: str) -> str:
-    """What to do about a connection that was not made."""
+    """Return what the user can do about a failed connection."""
     return (
         _TOO_MANY_CONNECTIONS_HINT
         if any(words in why for words in _TOO_MANY_CONNECTIONS_WORDS)
@@ -48,7 +47,7 @@ def connection_hint(why: str) -> str:
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Whether it is not known if the statement was done."""
+    """Return True if it is unknown whether the statement was executed."""
     state = error.sqlstate
     if state is None:
         return isinstance(error, psycopg.OperationalError)
@@ -56,11 +55,12 @@ def is_lost(error: psycopg.Error) -> bool:
 
 
 def is_collision(error: psycopg.Error) -> bool:
-    """Two that were in each other's way: nothing was done, the same may be tried again."""
+    """Return True if transactions collided. Nothing was written, so a retry is safe."""
     return error.sqlstate in _RETRYABLE_SQLSTATES
 
 
 def database_gone(place: str, error: object) -> Unavailable:
+    """Return the error for a database that cannot be reached."""
     why = " ".join(str(error).split())
     return Unavailable(
         "database_gone",
@@ -69,6 +69,7 @@ def database_gone(place: str, error: object) -> Unavailable:
 
 
 def connections_exhausted(place: str, most: int) -> Unavailable:
+    """Return the error for a pool without a free connection."""
     return Unavailable(
         "busy",
         f"all {most} connections of this process to {place} are in use: try again in a moment, or "
@@ -79,7 +80,10 @@ def connections_exhausted(place: str, most: int) -> Unavailable:
 def translate_postgres_error(
     error: psycopg.Error, place: str, lease: Lease | None = None
 ) -> OrtetError:
-    """Also for what our own functions refused; `lease` is what the caller showed."""
+    """Return our error for an error of PostgreSQL or a refusal of our SQL functions.
+
+    `lease` is the lease that the caller passed.
+    """
     state = error.sqlstate or ""
     if state == ORTET_SQLSTATE:
         values = msgspec.json.decode(error.diag.message_detail or "{}")

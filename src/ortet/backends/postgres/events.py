@@ -1,4 +1,4 @@
-"""Timelines and events in PostgreSQL."""
+"""The timeline and event part of the PostgreSQL catalog."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _APPEND = """SELECT append(%(line)s, %(first)s::bigint, %(heads)b::bytea[], %(sa
     %(bodies)b::bytea[], %(lease)s::text, %(owner)s::text, %(fence)s::bigint, %(at)s::bigint,
     %(epoch)s::bigint, %(doubt)s, %(kinds)s::text[], %(keys)s::text[], %(values)b::bytea[],
     %(expects)s::bigint[])"""
-# the same, of one event and no rows: a driver takes as long for its seven arrays as for all else
+# One event and no rows: encoding seven arrays would take the driver as long as everything else.
 _APPEND_ONE = """SELECT append(%(line)s, %(first)s::bigint, ARRAY[%(head)b::bytea],
     ARRAY[%(salt)b::bytea], ARRAY[%(body)b::bytea], %(lease)s::text, %(owner)s::text,
     %(fence)s::bigint, %(at)s::bigint, %(epoch)s::bigint, %(doubt)s, '{}', '{}', '{}', '{}')"""
@@ -57,17 +57,17 @@ _ERASE = """UPDATE events SET salt = NULL, body = NULL
 
 
 class PostgresTimelines(Timelines):
-    """The half of PostgresCatalog that keeps events."""
+    """The part of PostgresCatalog that stores events."""
 
     _client: PostgresClient
-    _zstd: CachingCompressor  # which compresses for one at a time
+    _zstd: CachingCompressor  # not thread-safe: use under `_compress_lock`
     _compress_lock: Lock
     _group_commit: GroupCommit
     epochs: EpochTracker
 
     @abstractmethod
     def _time_override(self) -> int | None:
-        """The time of a clock that was given; None: the database's."""
+        """Return the time of a clock other than SystemClock; None to use the database clock."""
 
     def timeline(self, id_: str) -> Timeline | None:
         found = self._client.run(_TIMELINE, (timeline_uuid(id_),))
@@ -137,7 +137,7 @@ class PostgresTimelines(Timelines):
         }
 
     def _append_values(self, appends: Sequence[Append]) -> dict[str, Any]:
-        """Of several, one behind the other; `ends`: where each ends."""
+        """Return the parameters of several appends, concatenated. `ends` holds the end of each."""
         ends: list[int] = []
         for append in appends:
             check_consecutive(self, append.timeline, append.events)
@@ -189,7 +189,7 @@ class PostgresTimelines(Timelines):
             self._zstd.clear_cache()
         with self._client.dedicated_connection() as connection:
             for part in sorted({part for (part,) in found}):
-                # the row as it was stays in its page until the file is written anew
+                # the old row version stays in its page until the table is rewritten
                 connection.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(part)))
         return len(found)
 
@@ -198,7 +198,10 @@ class PostgresTimelines(Timelines):
 
 
 def check_consecutive(catalog: Timelines, timeline: str, events: Sequence[EventRow]) -> None:
-    """Conflict unless they follow each other; that the first is the next the database checks."""
+    """Raise Conflict unless the events are numbered consecutively.
+
+    The database checks that the first one is the next of its timeline.
+    """
     if events and [e.seq for e in events] != list(
         range(events[0].seq, events[0].seq + len(events))
     ):

@@ -1,9 +1,8 @@
-"""Appends that come at the same moment from threads of one process, written as one transaction.
+"""Group commit: concurrent appends of one process are written in one transaction.
 
-A commit costs the database more than the rows in it: most of the time of an append, and of the CPU
-on both sides, is one round trip and one flush. So no more than a few statements are under way; who
-comes meanwhile waits, and the next statement takes all who wait. One who comes alone waits for
-nobody. Nothing is acknowledged before it is durable.
+Most of the time of an append, and of the CPU on both sides, is one round trip and one flush. So
+only a few statements run at a time. Appends that arrive meanwhile wait, and the next statement
+writes all of them. A single append does not wait. No append is acknowledged before it is durable.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from ortet.backends.postgres.pool import PostgresDatabase
 from ortet.errors import OrtetError, Unavailable
 
 MAX_RUNNING_STATEMENTS = 2
-"""Statements under way: one is flushed while the other is worked on."""
+"""The maximum number of concurrent statements: one is flushed while the other is processed."""
 MAX_APPEND_BYTES = 64 * 1024
-"""Bytes of an append that may wait for others, so that none waits for a large one."""
+"""Larger appends are not grouped, so that no append waits for a large one."""
 _MAX_BATCH = 64
 
 STATEMENT = """SELECT append(line, first, (%(heads)b::bytea[])[low:high],
@@ -38,7 +37,7 @@ STATEMENT = """SELECT append(line, first, (%(heads)b::bytea[])[low:high],
 
 
 class PendingAppend(msgspec.Struct, frozen=True):
-    """An append, as the function of that name takes it."""
+    """The parameters of one call of the SQL function `append`."""
 
     line: UUID
     first: int
@@ -54,8 +53,11 @@ Run = Callable[[str, dict[str, Any]], object]
 
 
 class _WaitingAppend:
-    """One who waits to be told: that it is `done`, that it `failed`, or to write `batch`, which it
-    is part of. None of these: to try alone; `doubt`: nobody knows whether it was written."""
+    """A waiting append.
+
+    After the wake-up it is `done`, has an `error`, or must write the `batch` that it is part of.
+    Otherwise it must be written alone; `is_uncertain`: it may already have been written.
+    """
 
     __slots__ = ("append", "batch", "done", "error", "is_notified", "is_uncertain", "wakeup_lock")
 
@@ -71,7 +73,7 @@ class _WaitingAppend:
 
 
 class GroupCommit:
-    """Of one process and database: see `together`."""
+    """Groups the appends of one process to one database; see `group_commit_for`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -81,8 +83,14 @@ class GroupCommit:
         close_at_fork(self)
 
     def append(self, append: PendingAppend, run: Run, write_alone: Callable[[bool], None]) -> None:
-        """`run` makes a statement; `alone` writes this one by itself, or refuses it in its own
-        words, and is told whether it may have been written already."""
+        """Write an append, together with concurrent ones.
+
+        Args:
+            append: The parameters of the append.
+            run: Runs a statement.
+            write_alone: Writes only this append or raises its error. Its argument is True if the
+                append may already have been written.
+        """
         mine = _WaitingAppend(append)
         try:
             with self._lock:
@@ -104,7 +112,7 @@ class GroupCommit:
         self._raise_or_write_alone(mine, write_alone)
 
     def _finish(self, waiter: _WaitingAppend) -> None:
-        """Also when a signal ended it anywhere: whatever we were to do, another must."""
+        """Hand over the remaining work, even if a signal interrupted the thread at any point."""
         if not waiter.is_notified and not waiter.batch:
             with self._lock:
                 if waiter in self._waiting:
@@ -121,7 +129,8 @@ class GroupCommit:
         except Unavailable as error:
             for waiting in batch:
                 waiting.error = error
-        except OrtetError:  # of one of them: nothing was written, each asks for itself
+        # The error is caused by one of them, and nothing was written: each is tried alone.
+        except OrtetError:
             for waiting in batch:
                 waiting.is_uncertain = False
         else:
@@ -131,15 +140,17 @@ class GroupCommit:
     def _raise_or_write_alone(
         self, waiter: _WaitingAppend, write_alone: Callable[[bool], None]
     ) -> None:
-        if waiter.error is not None:  # the same for several threads: to each its own
+        if waiter.error is not None:  # several threads must not raise the same exception object
             error = waiter.error
             raise Unavailable(error.kind, error.message, **error.details) from error
         if not waiter.done:
             write_alone(waiter.is_uncertain)
 
     def _start_next_batch(self) -> None:
-        """A statement has ended: the first of those who wait makes the next one, for all of them;
-        nobody waits: one fewer is under way."""
+        """Let the first waiting append write the next batch.
+
+        If none waits, one statement fewer runs.
+        """
         with self._lock:
             batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
             if batch:
@@ -153,14 +164,17 @@ class GroupCommit:
         self._lock.acquire()
 
     def after_fork(self) -> None:
-        if self._pid != os.getpid():  # those threads are the parent's
+        if self._pid != os.getpid():  # the waiting threads belong to the parent
             self._pid, self._running, self._waiting = os.getpid(), 0, []
         self._lock.release()
 
 
 def batch_parameters(appends: Sequence[PendingAppend]) -> dict[str, Any]:
-    """Events one behind the other, and where those of each begin and end. In the order of their
-    timelines, so that two of us do not wait for each other."""
+    """Return the parameters of one statement for several appends.
+
+    The events are concatenated; `lows` and `highs` are the bounds of each append. The appends are
+    sorted by timeline, so that two statements do not deadlock.
+    """
     ordered = sorted(appends, key=lambda one: one.line)
     highs: list[int] = []
     for one in ordered:
@@ -183,12 +197,13 @@ def batch_parameters(appends: Sequence[PendingAppend]) -> dict[str, Any]:
 
 
 _GROUP_COMMITS: WeakValueDictionary[PostgresDatabase, GroupCommit] = WeakValueDictionary()
-"""Of this process, as its pools are."""
+"""The group commits of this process, one per database."""
 
 
 def group_commit_for(database: PostgresDatabase) -> GroupCommit:
-    """The one that all catalogs of this process share."""
+    """Return the group commit that all catalogs of this process share for a database."""
     found = _GROUP_COMMITS.get(database)
-    if found is None:  # two threads may make two at once: those write apart, and that is all
+    # two threads may create two at once; their appends are then not grouped together
+    if found is None:
         found = _GROUP_COMMITS[database] = GroupCommit()
     return found

@@ -1,5 +1,7 @@
-"""Signal through a catalog's own PostgreSQL (LISTEN and NOTIFY), where there is no Valkey. A whole
-process hears on one connection, and tells on those that its catalogs use."""
+"""The Signal through PostgreSQL (LISTEN and NOTIFY), for a store without Valkey.
+
+A process listens on one connection, and notifies on the connections of its catalogs.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,24 @@ from ortet.backends.pubsub import Publisher, PubSubSignal, Subscriber
 from ortet.errors import OrtetError
 
 _KEEPALIVE_SECONDS = 5.0
-"""Seconds of silence after which it is asked whether it is there."""
+"""Seconds of silence after which the connection is checked."""
 _KEEPALIVE_TIMEOUT_SECONDS = 3.0
 _CONNECT_TIMEOUT_SECONDS = 2.0
-"""Seconds in which the server must be reached: nobody depends on it."""
+"""The time limit for connecting. No caller depends on it."""
 _PUBLISH_INTERVAL_SECONDS = 0.01
-"""Seconds between two tellings: each is a transaction, and all of one database are in a row."""
+"""The pause between publications.
+
+Each is a transaction, and a database runs them one after another.
+"""
 _MAX_TOPIC_BYTES = 7000
-"""Bytes of a topic: PostgreSQL carries fewer than 8000. A longer one is told as any."""
-# A transaction that notifies is written to the log, and need not be waited for.
+"""PostgreSQL allows fewer than 8000 bytes. A longer topic is sent as "any topic"."""
+# The transaction is written to the log, but its flush need not be awaited.
 _NOTIFY = """SELECT set_config('synchronous_commit', 'off', true)
     UNION ALL SELECT pg_notify(%s, told)::text FROM unnest(%s::text[]) AS told"""
 
 
 class PostgresSignal(PubSubSignal):
-    """One channel a store: what is told in it is a topic and who tells."""
+    """A signal with one channel per store. A message is the sender's id and a topic."""
 
     def __init__(self, database: PostgresDatabase, namespace: str) -> None:
         super().__init__(_PostgresTransport(database, f"ortet_{namespace}"))
@@ -91,7 +96,7 @@ class _PostgresPublisher:
 
 
 class _PostgresSubscriber:
-    """Reads the connection itself, so that another thread can wake it."""
+    """Reads the connection directly, so that another thread can wake it."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -118,7 +123,7 @@ class _PostgresSubscriber:
         return found
 
     def _ping(self) -> None:
-        """A server whose host is gone says nothing."""
+        """Check that the server answers. A host that is gone does not close its connections."""
         pgconn, end = self._connection.pgconn, time.monotonic() + _KEEPALIVE_TIMEOUT_SECONDS
         pgconn.send_query(b"")
         while True:
@@ -141,7 +146,7 @@ class _PostgresSubscriber:
 
 
 def _sender_id() -> str:
-    """This process: a child of fork(2) is another."""
+    """Return the id of this process. A forked child has another one."""
     return _sender_id_of(os.getpid())
 
 

@@ -1,5 +1,7 @@
-"""Connections of one process to a PostgreSQL database: all who use the same schema share them. Made
-ready, no more than allowed, never across a fork."""
+"""The connections of one process to a PostgreSQL schema, shared by all its users.
+
+Connections are prepared before use, limited in number, and never used across a fork.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,22 @@ from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable
 
 DEFAULT_WAIT_SECONDS = 30.0
 _DIAGNOSE_AFTER_SECONDS = 2.0
-"""Seconds without a connection after which to ask why."""
+"""Seconds without a free connection after which the cause is diagnosed."""
 _IDLE = 60.0
-"""Seconds after which a connection is closed that nobody needs."""
+"""Seconds after which an unused connection is closed."""
 _DEFAULTS = {
     "application_name": "ortet",
     "connect_timeout": "10",
     "keepalives_idle": "30",
-    "tcp_user_timeout": "30000",  # milliseconds: a server whose host is gone never says so
+    "tcp_user_timeout": "30000",  # milliseconds: a host that is gone does not close its connections
 }
 
-# Calls say what becomes of them; unless somebody asks for it, the pool's own words are not shown.
+# Errors are reported by the calls. The log messages of the pool are shown only on request.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
 class PostgresDatabase(msgspec.Struct, frozen=True):
-    """A schema, and how it is connected to; `place` is for messages."""
+    """A schema and its connection parameters; `place` is its name in messages."""
 
     conninfo: str
     schema: str
@@ -63,6 +65,7 @@ class PostgresDatabase(msgspec.Struct, frozen=True):
 def parse_database_url(
     url: str, *, schema: str, connections: int, wait: float = DEFAULT_WAIT_SECONDS
 ) -> PostgresDatabase:
+    """Parse a libpq URL and add default options. Raise Invalid("bad_url")."""
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(url).items()}
         conninfo = make_conninfo("", **{**_DEFAULTS, **given})
@@ -72,14 +75,17 @@ def parse_database_url(
             "bad_url", f"this is no address of a database ({why}): {BAD_OPTION_HINT}"
         ) from error
     host, port = given.get("host", "localhost"), given.get("port", "5432")
-    name = given.get("dbname") or given.get("user") or ""  # and no password
+    name = given.get("dbname") or given.get("user") or ""  # without the password
     place = f"postgresql://{host}:{port}/{name} ({schema})"
     return PostgresDatabase(conninfo, schema, place, connections, wait)
 
 
 class PostgresPool:
-    """Of one process and database: see `joined`. Statements run in autocommit: each is a
-    transaction, so a process that dies leaves nothing open."""
+    """The connections of one process to one database; see `shared_pool`.
+
+    Statements run in autocommit mode. Each one is a transaction, so a process that dies leaves no
+    transaction open.
+    """
 
     def __init__(self, database: PostgresDatabase) -> None:
         self.database = database
@@ -94,12 +100,16 @@ class PostgresPool:
         close_at_fork(self)
 
     def add_user(self) -> bool:
-        """One more uses it, until `leave`; False when the last one just has left."""
+        """Register a user, which ends with `remove_user`.
+
+        Return False if the pool is already closed.
+        """
         with self._condition:
             self._user_count += not self._closed
             return not self._closed
 
     def remove_user(self) -> None:
+        """End one use of the pool. The last one closes all connections."""
         with self._condition:
             self._user_count -= 1
             if self._user_count <= 0:
@@ -107,7 +117,10 @@ class PostgresPool:
                 self._drop()
 
     def check_schema(self, *, create: bool) -> None:
-        """That the schema is there, is ours and is up to date, or why not; `create` makes it."""
+        """Check that the schema exists, is ours and is up to date.
+
+        Create it if `create` is true.
+        """
         if self._is_prepared:
             try:
                 with self.borrow() as connection:
@@ -117,7 +130,8 @@ class PostgresPool:
                 if not is_lost(error):
                     raise translate_postgres_error(error, self.database.place) from error
                 self.discard_stale(error)
-            except Corrupt as error:  # by a new connection, which makes no schema
+            # raised while a new connection was prepared, which creates no schema
+            except Corrupt as error:
                 if not create:
                     raise error from None
         with self._connect(create=create):
@@ -125,7 +139,7 @@ class PostgresPool:
 
     @contextmanager
     def borrow(self) -> Iterator[psycopg.Connection]:
-        """A connection, which is waited for. Unavailable when none comes in time."""
+        """Yield a connection, waiting for a free one. Raise Unavailable on timeout."""
         pool = self._enter()
         try:
             connection = self._get_connection(pool)
@@ -138,7 +152,7 @@ class PostgresPool:
 
     @contextmanager
     def dedicated_connection(self) -> Iterator[psycopg.Connection]:
-        """A connection that nobody else gets, for what takes long."""
+        """Yield a connection outside of the pool, for long work."""
         self._enter()
         try:
             with self._connect(create=False) as connection:
@@ -147,16 +161,16 @@ class PostgresPool:
             self._leave()
 
     def discard_stale(self, error: psycopg.Error) -> None:
-        """One connection was lost: others may be. Those of a server that stands still are given up
-        unasked."""
+        """Check the other connections after one was lost.
+
+        If the server has stalled, they are closed without a check.
+        """
         pool = self._pool
         if pool is not None and not pool.closed:
             if isinstance(error, ServerStalled):
                 pool.drain()
             else:
                 pool.check()
-
-    # inside
 
     def _get_connection(self, pool: ConnectionPool[MonitoredConnection]) -> MonitoredConnection:
         longest, patience = self.database.wait, current_lock_timeout()
@@ -173,8 +187,11 @@ class PostgresPool:
                     raise why from error
 
     def _diagnose(self) -> OrtetError:
-        """No connection came: is the database gone, or not ours any more, or are all in use? One
-        asks for all who wait, or they would need as many connections more."""
+        """Return the reason why no connection is available.
+
+        The database may be gone or inaccessible, or all connections are in use. One thread checks
+        for all that wait; otherwise each would need another connection.
+        """
         with self._diagnose_lock:
             if (
                 self._last_diagnosis is not None
@@ -192,7 +209,7 @@ class PostgresPool:
 
     @contextmanager
     def _connect(self, *, create: bool) -> Iterator[psycopg.Connection]:
-        """One of its own, for the time of the block."""
+        """Yield a new connection for the duration of the block."""
         place = self.database.place
         try:
             with connect_monitored(self.database.conninfo, self._stall_detector) as connection:
@@ -240,7 +257,7 @@ class PostgresPool:
             max_idle=_IDLE,
             num_workers=1,
             open=True,
-            # who still waits has it begin anew, without longer pauses
+            # callers that still wait start a new attempt, without growing pauses
             reconnect_timeout=_DIAGNOSE_AFTER_SECONDS,
             configure=self._configure,
         )
@@ -251,8 +268,10 @@ class PostgresPool:
             pool.close()
 
     def before_fork(self) -> None:
-        """Waits for other threads' statements: a child that held their sockets would keep the
-        server from seeing the end of its parent."""
+        """Wait for statements of other threads, then close all connections.
+
+        If the child inherited the sockets, the server would not notice the end of the parent.
+        """
         with self._condition:
             while self._forking:
                 self._condition.wait()
@@ -269,16 +288,20 @@ class PostgresPool:
 
 
 def catalog_closed() -> Invalid:
+    """Return the error for the use of a closed catalog."""
     return Invalid("closed", "the catalog was closed: open the store again")
 
 
 _POOLS: WeakValueDictionary[PostgresDatabase, PostgresPool] = WeakValueDictionary()
-"""Of this process: a server opens a hub for each session, and a database allows few connections."""
+"""The pools of this process.
+
+A server opens a hub per session, and a database allows few connections.
+"""
 _lock = RLock()
 
 
 def shared_pool(database: PostgresDatabase) -> PostgresPool:
-    """The one that all of this process share; each who joins it leaves it."""
+    """Return the pool that this process shares for `database`. Each caller calls `remove_user`."""
     with _lock:
         found = _POOLS.get(database)
         if found is None or not found.add_user():
@@ -288,8 +311,10 @@ def shared_pool(database: PostgresDatabase) -> PostgresPool:
 
 
 def _reset_in_child() -> None:
-    """In a child: another thread of its parent may have had the lock. A pool has no connections
-    then, and makes its own."""
+    """Replace the lock in a forked child: a thread of the parent may have held it.
+
+    The pools have no connections after a fork, and open new ones.
+    """
     global _lock
     _lock = RLock()
 

@@ -1,4 +1,4 @@
-"""Rows and leases as PostgreSQL is given them, and what it cannot keep."""
+"""Parameters of rows and leases for PostgreSQL, and checks of its limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ortet.backends.keys import check_name
 from ortet.errors import Invalid
 
 MAX_NAME_BYTES = 2400
-"""Bytes of a name: PostgreSQL indexes no more than 2704."""
+"""PostgreSQL indexes at most 2704 bytes."""
 
 _FOREVER = 2**63 - 1
 
 
 def check_names(*parts: str) -> str:
-    """The last of the parts of one key, all of them checked, or Invalid("bad_name")."""
+    """Check all parts of a key and return the last one. Raise Invalid("bad_name")."""
     size = sum(len(check_name(part).encode()) for part in parts)
     if size > MAX_NAME_BYTES:
         raise Invalid(
@@ -32,6 +32,7 @@ def check_names(*parts: str) -> str:
 
 
 def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
+    """Return the parameters for row changes, after checking their names."""
     for change in changes:
         check_names(change.kind, change.key)
     return {
@@ -43,6 +44,7 @@ def row_values(changes: Sequence[RowChange]) -> dict[str, list[Any]]:
 
 
 def claim_values(claims: Sequence[LeaseClaim]) -> dict[str, list[Any]]:
+    """Return the parameters for lease claims, after checking them."""
     return {
         "claims": [check_names(claim.name) for claim in claims],
         "owners": [claim.owner for claim in claims],
@@ -51,6 +53,7 @@ def claim_values(claims: Sequence[LeaseClaim]) -> dict[str, list[Any]]:
 
 
 def check_lease_ttl(ttl_ns: int) -> int:
+    """Return a valid time to live in ns. Raise Invalid("bad_ttl") otherwise."""
     if ttl_ns <= 0:
         raise Invalid(
             "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"
@@ -59,12 +62,15 @@ def check_lease_ttl(ttl_ns: int) -> int:
 
 
 def replace_nul(text: str) -> str:
-    """A word for the log: PostgreSQL keeps no NUL in text."""
+    """Replace NUL, which PostgreSQL cannot store in text."""
     return text.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
 class WriteSlots:
-    """Names under which writes are noted, one for each that is under way at the same time."""
+    """Ids under which writes are recorded: one slot per concurrent write.
+
+    The database recognises a repeated write by its slot and request number.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -73,9 +79,9 @@ class WriteSlots:
 
     @contextmanager
     def acquire(self) -> Iterator[dict[str, Any]]:
-        """A name and a number that is higher than any before under it."""
+        """Yield a slot, and a request number higher than any before in that slot."""
         with self._lock:
-            if self._pid != os.getpid():  # those are the parent's
+            if self._pid != os.getpid():  # the slots belong to the parent
                 self._pid, self._free = os.getpid(), []
             slot, number = self._free.pop() if self._free else (os.urandom(16), 0)
         try:

@@ -1,4 +1,7 @@
-"""The schema of a catalog in PostgreSQL, made and migrated under a lock: many may come at once."""
+"""Creates and migrates the schema of a PostgreSQL catalog.
+
+A lock serialises processes that do so at the same time.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from psycopg import sql
 from ortet.errors import Corrupt, Unsupported
 
 MIGRATIONS = ("0001_ground.sql", "0002_verbs.sql", "0003_sweep.sql", "0004_search.sql")
-"""In order; `ortet_format.version` is how many of them a schema has had."""
+"""The migrations in order. `ortet_format.version` is the number of those applied to a schema."""
 
 SELECT_VERSION = "SELECT coalesce(max(version), 0) FROM ortet_format"
 OLDEST = 140_000
 """PostgreSQL 14."""
 
 _LOCK = "SELECT pg_advisory_xact_lock(1869771877, hashtext(%s || ' format'))"
-# One statement for each new connection: all that must be so before it is used.
+# One statement per new connection checks and sets everything that must hold before its use.
 _INSPECT_SCHEMA = """SELECT current_setting('server_encoding'),
     to_regclass(quote_ident(%(schema)s) || '.ortet_format') IS NOT NULL,
     to_regclass(quote_ident(%(schema)s) || '.' || quote_ident('events_' || to_char(
@@ -37,10 +40,11 @@ class _SchemaState(NamedTuple):
 def prepare_connection(
     connection: psycopg.Connection, schema: str, *, create: bool, place: str
 ) -> None:
-    """Make a new connection ready; the schema too, or its newest migration, where it is not there.
+    """Prepare a new connection. Create or migrate the schema if needed.
 
-    Unsupported when a newer program made it; Corrupt("no_catalog") without one and without
-    `create`.
+    Raises:
+        Unsupported: If the schema was made by a newer program, or the server is unsuitable.
+        Corrupt: "no_catalog" if there is no schema and `create` is false.
     """
     seen = _inspect_schema(connection, schema, place)
     if not seen.exists and not create:
@@ -75,7 +79,7 @@ def _inspect_schema(connection: psycopg.Connection, schema: str, place: str) -> 
 def _migrate(connection: psycopg.Connection, schema: str, place: str) -> None:
     with connection.transaction():
         connection.execute(_LOCK, (schema,))
-        # IF NOT EXISTS asks for the right to make schemas, also where this one is there
+        # IF NOT EXISTS requires the right to create schemas even if this one exists
         row = connection.execute("SELECT to_regnamespace(quote_ident(%s))::text", (schema,))
         if row.fetchone() == (None,):
             make = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
@@ -97,7 +101,7 @@ def _version(connection: psycopg.Connection, place: str) -> int:
 
 
 def check_version(version: int, place: str) -> int:
-    """It; Unsupported when it is none that this program knows."""
+    """Return `version`. Raise Unsupported if this program does not know it."""
     if version > len(MIGRATIONS):
         raise Unsupported(
             "newer_format",

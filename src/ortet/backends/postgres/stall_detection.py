@@ -1,5 +1,7 @@
-"""Connections to PostgreSQL that do not wait for ever: a server that stands still keeps its sockets
-open and says nothing. One that answers somebody is busy, and is waited for."""
+"""Detects a PostgreSQL server that has stalled: its connections stay open, but it does not answer.
+
+A server that answers a new connection is only busy, and is waited for.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,20 @@ from ortet._util.deadlines import current_lock_timeout
 T = TypeVar("T")
 
 _PROBE_AFTER_SECONDS = 5.0
-"""Seconds without an answer after which it is asked whether anybody is there."""
+"""Seconds without an answer after which the server is probed."""
 _PROBE_INTERVAL_SECONDS = 2.0
-"""Seconds for which that is known."""
+"""Seconds for which the result of a probe is valid."""
 
 
 class ServerStalled(psycopg.OperationalError):
-    """The server does not answer. What it was asked to do it may yet do."""
+    """The server does not answer. It may still execute the statement."""
 
 
 class StallDetector:
-    """Of all connections of one process to a database. `wait` is for how many seconds the server
-    may stand still."""
+    """Detects stalls for all connections of one process to a database.
+
+    `max_stall_seconds` is how long the server may not answer.
+    """
 
     def __init__(self, conninfo: str, max_stall_seconds: float) -> None:
         self._conninfo = conninfo
@@ -35,16 +39,20 @@ class StallDetector:
         self._lock = Lock()
         self._probed_at = 0.0
         self._stalled_since: float | None = (
-            None  # when it was first missed, until it is there again
+            None  # start of the current stall; None if the server answers
         )
 
     def reset(self) -> None:
+        """Record that the server has answered."""
         if self._stalled_since is not None:
             self._stalled_since, self._probed_at = None, 0.0
 
     def check(self, began: float) -> float:
-        """When the server was last there, for a statement that has heard nothing since `began`;
-        Still when it has been waited for long enough."""
+        """Check for a stall during a statement that has received nothing since `began`.
+
+        Return the time when the server was last known to answer. Raise ServerStalled if the stall
+        lasts too long.
+        """
         patience = current_lock_timeout()
         longest = (
             self._max_stall_seconds
@@ -63,7 +71,7 @@ class StallDetector:
         raise ServerStalled(f"it has not answered for {time.monotonic() - since:.0f} s")
 
     def _probe_stall(self, began: float) -> float | None:
-        """Since when it does not answer. One asks for all who wait."""
+        """Return the start of the stall, or None. One thread probes for all that wait."""
         with self._lock:
             if time.monotonic() - self._probed_at >= _PROBE_INTERVAL_SECONDS:
                 if self._is_responding():
@@ -74,7 +82,11 @@ class StallDetector:
             return self._stalled_since
 
     def _is_responding(self) -> bool:
-        """Also one that lets nobody in any more does; one that is gone breaks its connections."""
+        """Return False only on a connect timeout.
+
+        A server that refuses connections does answer, and a server that is gone breaks its
+        connections.
+        """
         try:
             psycopg.connect(self._conninfo, autocommit=True).close()
         except psycopg.errors.ConnectionTimeout:
@@ -85,7 +97,10 @@ class StallDetector:
 
 
 class MonitoredConnection(psycopg.Connection[Any]):
-    """Closed when it raises Still: the answer may yet come there."""
+    """A connection that closes itself when it raises ServerStalled.
+
+    It cannot be reused, because the old answer may still arrive.
+    """
 
     detector: StallDetector | None = None
 
@@ -102,13 +117,14 @@ class MonitoredConnection(psycopg.Connection[Any]):
 
 
 def connect_monitored(conninfo: str, detector: StallDetector, **kwargs: Any) -> MonitoredConnection:
+    """Open a connection in autocommit mode that raises ServerStalled on a stall."""
     connection = MonitoredConnection.connect(conninfo, autocommit=True, **kwargs)
     connection.detector = detector
     return connection
 
 
 def _monitor(gen: Generator[Any, Any, T], detector: StallDetector) -> Generator[Any, Any, T]:
-    """psycopg comes back with nothing ten times a second, so that signals are seen."""
+    """Check for stalls whenever psycopg returns without data, which it does ten times a second."""
     began = time.monotonic()
     try:
         wanted = next(gen)

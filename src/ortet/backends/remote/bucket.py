@@ -1,4 +1,4 @@
-"""Bucket of a server, over HTTP."""
+"""The Bucket of a server over HTTP."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ortet.backends.remote.protocol import KeysRequest, PrefixRequest, RangesReq
 from ortet.errors import Conflict, Invalid, NotFound, Unavailable
 
 _PIECE = 8 << 20
-"""No answer is larger: it is in memory whole."""
+"""The maximum size of an answer, which is held in memory."""
 
 
 class HttpBucket(Bucket):
-    """Objects of the store that a server gives to whoever has its token; written once, as always.
+    """The write-once objects of a store behind a server, for clients with its token.
 
-    An upload whose answer was lost may have been done: what is there then is compared.
+    If the answer to an upload was lost, the stored object is compared with the data.
     """
 
     def __init__(self, client: RemoteClient) -> None:

@@ -1,4 +1,4 @@
-"""Catalog of a server, over HTTP."""
+"""The Catalog of a server over HTTP."""
 
 from __future__ import annotations
 
@@ -42,17 +42,20 @@ from ortet.errors import Conflict, Refused, Unavailable, Unsupported
 from ortet.ids import Clock, Random, SystemClock, uuid7
 
 _IGNORED_SKEW_NS = 1_000_000_000
-"""Clocks that differ by less are taken for one, or a lease would end elsewhere at each look."""
+"""Smaller clock differences are ignored.
+
+Otherwise a lease would seem to end at another time with each call.
+"""
 _SLOW_TIMEOUT_SECONDS = 3600.0
 _DONE_IDS_PER_REQUEST = 32
 
 
 class HttpCatalog(Catalog):
-    """The rows of the store that a server gives to whoever has its token.
+    """The catalog of a store behind a server, for clients with its token.
 
-    Times are the server's, but for the end of leases, which is told on the clock given here. No
-    write is done twice, whatever breaks: those that must not be have an id that the server notes
-    in the same transaction.
+    Times are those of the server, except lease expiry, which is converted to the local clock. No
+    write is applied twice, whatever breaks. A write that must not be repeated has a request id,
+    which the server records in the same transaction.
     """
 
     def __init__(
@@ -62,14 +65,12 @@ class HttpCatalog(Catalog):
         self._clock = clock or SystemClock()
         self._random = random
         self._skew = 0
-        self._done_requests: list[
-            str
-        ] = []  # requests whose answer has come: the server may forget them
+        self._done_requests: list[str] = []  # answered requests, which the server may forget
         self._lock = Lock()
         self.epochs = EpochTracker(lambda: self.hello().epoch)
 
     def hello(self) -> Hello:
-        """What the server says of itself and of the store."""
+        """Return the server's description of itself and of the store."""
         answer = self._client.call("GET", "/raw/hello")
         hello = cast(Hello, self._read(Hello, answer.body))
         if hello.version > PROTOCOL_VERSION:
@@ -217,15 +218,13 @@ class HttpCatalog(Catalog):
     def drop_timeline(self, timeline: str) -> None:
         self._call("drop_timeline", timeline=timeline)
 
-    # inside
-
     def _call(self, name: str, /, **values: Any) -> Any:
         shape = method_schema(name)
         headers: dict[str, str] = {}
         told: list[str] = []
         noted = name in ONCE_ONLY_WRITES and not values.get(
             "events"
-        )  # an append is known by its events
+        )  # a repeated append is recognised by its events
         if noted:
             headers, told = self._request_headers()
         epoch = self.epochs.write_epoch() if name in ONCE_ONLY_WRITES else None
@@ -253,7 +252,7 @@ class HttpCatalog(Catalog):
         return self._read(shape.result_type, answer.body)
 
     def _request_headers(self) -> tuple[dict[str, str], list[str]]:
-        """Headers of a write that is done once, and the ids that the server may forget with it."""
+        """Return the headers of a write that must run once, and the acknowledged request ids."""
         with self._lock:
             told = self._done_requests[:_DONE_IDS_PER_REQUEST]
         headers = {REQUEST_HEADER: uuid7(self._clock, self._random)}
@@ -268,7 +267,7 @@ class HttpCatalog(Catalog):
             ] + [request]
             del self._done_requests[
                 : -4 * _DONE_IDS_PER_REQUEST
-            ]  # what is left out goes when it is old
+            ]  # the server forgets the others by age
 
     def _observe_headers(self, headers: Any) -> None:
         epoch, now = headers.get(EPOCH_HEADER), headers.get(TIME_HEADER)
@@ -280,7 +279,10 @@ class HttpCatalog(Catalog):
                 self._skew = skew if abs(skew) > _IGNORED_SKEW_NS else 0
 
     def _to_local_lease(self, lease: Lease) -> Lease:
-        """With its end on our clock, where its holder looks; the server looks at its own row."""
+        """Return the lease with its expiry on the local clock, which its holder compares.
+
+        The server compares its own row.
+        """
         if not self._skew:
             return lease
         return msgspec.structs.replace(lease, expires=lease.expires - self._skew)

@@ -1,4 +1,4 @@
-"""The way to a server: a few connections that are kept open, and what to do when one breaks."""
+"""HTTP calls to a server, with pooled connections and retry of broken ones."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
     import ssl
 
 _MAX_IDLE_CONNECTIONS = 8
-"""Connections kept for the next call."""
+"""The maximum number of idle connections that are kept."""
 _PIECE = 1 << 20
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 1.0
-"""Seconds between attempts, doubled each time."""
+"""The pause between attempts. It doubles each time."""
 _GATEWAY = (502, 504)
-"""A proxy speaks for a server that it could not reach."""
+"""Statuses of a proxy that could not reach the server."""
 _BUSY = (429, 503)
 
 Body = bytes | BinaryIO
 
 
 class RemoteResponse(NamedTuple):
+    """An HTTP answer. Header names are in lower case."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
 class _ConnectionBroken(Exception):
-    """The connection broke, or never was: whether the call was done is not known."""
+    """The connection broke or could not be made. It is unknown if the call was executed."""
 
     def __init__(self, why: str, *, is_unreached: bool = False) -> None:
         super().__init__(why)
@@ -46,11 +48,12 @@ class _ConnectionBroken(Exception):
 
 
 class RemoteClient:
-    """Calls to one server. Safe in threads; a child of fork(2) makes connections of its own.
+    """Calls one server. Safe for threads; a forked child opens its own connections.
 
-    A call whose connection breaks is repeated for `patience` seconds with a header that says so:
-    the server knows what it has done already. One that never got through fails at once: the address
-    may be wrong. `timeout` is how long the server may be silent.
+    A call whose connection breaks is retried for `retry_seconds`, with a header that marks the
+    retry. The server knows which calls it has executed. If no connection was ever made, the call
+    fails at once, because the address may be wrong. `timeout` is how long the server may send
+    nothing.
     """
 
     def __init__(
@@ -90,9 +93,9 @@ class RemoteClient:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> RemoteResponse:
-        """The answer, if it tells of no error; the error itself, as the server raised it."""
+        """Return the answer, or raise the error that the server sent."""
         if self._pid != os.getpid():
-            self._reset_connections()  # the parent's connections are not ours to use, nor its lock
+            self._reset_connections()  # connections and lock belong to the parent process
         deadline = time.monotonic() + self._retry_seconds
         wait, again = _FIRST_PAUSE_SECONDS, False
         while True:
@@ -112,16 +115,15 @@ class RemoteClient:
             wait = min(wait * 2, _MAX_PAUSE_SECONDS)
 
     def close(self) -> None:
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
     def __del__(self) -> None:
-        for connection in getattr(self, "_idle", ()):  # not those of a Link that was refused
+        for connection in getattr(self, "_idle", ()):  # not set if the constructor failed
             connection.close()
-
-    # one attempt
 
     def _call_once(
         self,
@@ -148,7 +150,7 @@ class RemoteClient:
             try:
                 _send(connection, head.encode("latin-1") + b"\r\n", body)
             except OSError as error:
-                early = error  # it may have said why before it hung up
+                early = error  # the server may have sent a reason before it closed the connection
             response = HTTPResponse(connection, method=verb)
             response.begin()
             answer = RemoteResponse(response.status, _lower(response), response.read())
@@ -160,7 +162,7 @@ class RemoteClient:
                 _describe_error(early or error), is_unreached=refused
             ) from error
         except BaseException:
-            if connection is not None:  # half a call is on it
+            if connection is not None:  # the connection is in the middle of a call
                 connection.close()
             raise
         self._has_connected = True
@@ -181,7 +183,7 @@ class RemoteClient:
                 return self._connect()
             if not _is_readable(found):
                 return found
-            found.close()  # the server hung up while it was idle
+            found.close()  # the server closed it while it was idle
 
     def _connect(self) -> socket.socket:
         made = socket.create_connection((self._host, self._port), self._timeout)
@@ -206,8 +208,6 @@ class RemoteClient:
                 self._idle.append(connection)
                 return
         connection.close()
-
-    # what came back
 
     def _raise_for_status(self, answer: RemoteResponse) -> RemoteResponse:
         if answer.status < 300:
@@ -260,8 +260,10 @@ def _lower(response: HTTPResponse) -> dict[str, str]:
 
 
 def _retry_after_seconds(answer: RemoteResponse) -> float:
-    """Seconds after which a server that did nothing, having too much to do, is to be asked again;
-    0 when it did not say so."""
+    """Return the seconds to wait before a retry if the server was too busy; 0 otherwise.
+
+    A busy server has not executed the call.
+    """
     if answer.status in _BUSY:
         with suppress(ValueError, KeyError):
             return max(float(answer.headers["retry-after"]), _FIRST_PAUSE_SECONDS)
@@ -269,7 +271,7 @@ def _retry_after_seconds(answer: RemoteResponse) -> float:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    """Nothing is expected on an idle connection but its end."""
+    """Return True if an idle connection is readable, which means that the server closed it."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

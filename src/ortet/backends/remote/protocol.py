@@ -1,7 +1,8 @@
-"""What goes over the wire between a remote hub and its server: msgpack of the records of `backend`.
+"""The messages between a remote hub and its server: msgpack of the records of `backends`.
 
-The arguments of each Catalog method are a map by their names, so either side may know more of them
-than the other, made from the methods themselves: there is no second list to keep in step.
+The arguments of a Catalog method are sent as a map by name, so either side may know more arguments
+than the other. The schema is derived from the method signatures, so there is no second list to
+maintain.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ortet.backends.base import Catalog
 from ortet.errors import Invalid, OrtetError, Refused, Unavailable
 
 PROTOCOL_VERSION = 1
-"""Of the protocol; a server answers the newest it knows, and a client refuses a newer one."""
+"""The protocol version. A server reports its newest version; a client refuses a newer one."""
 
 IDEMPOTENT_WRITES = (
     "acquire",
@@ -29,11 +30,11 @@ IDEMPOTENT_WRITES = (
     "trim_events",
     "erase_events",
 )
-"""Writes that may be repeated: doing them twice is doing them once."""
+"""Writes that may be repeated safely."""
 SLOW_WRITES = ("drop_timeline", "scrub", "reclaim")
-"""The same, and they may take long."""
+"""Writes that may be repeated safely and may take long."""
 ONCE_ONLY_WRITES = ("move", "put_row", "drop_row", "append")
-"""Writes that must not be done twice: the server takes note of them."""
+"""Writes that must not be applied twice. The server records them."""
 WRITES = frozenset((*IDEMPOTENT_WRITES, *SLOW_WRITES, *ONCE_ONLY_WRITES))
 _ROWS = ("head", "heads", "ops", "last_op", "lease", "row", "rows", "check")
 _TIMELINE_READS = ("timeline", "children", "events", "last_seq")
@@ -45,55 +46,65 @@ CONTENT_TYPE = "application/x-msgpack"
 
 
 class MethodSchema(NamedTuple):
-    """One method of Catalog on the wire."""
+    """The argument and result types of one Catalog method."""
 
     args_type: type[msgspec.Struct]
     result_type: Any
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a client must know before it begins."""
+    """The description of server and store that a client reads before its first call."""
 
     version: int
-    store: str  # an id that no other store has
-    format: int  # of objects, as in FORMAT
+    store: str  # globally unique id of the store
+    format: int  # object format, as in FORMAT
     key_id: bytes
     epoch: int
-    boot: str  # of the server's process: tokens of signals are its own
+    boot: str  # id of the server process; signal tokens are valid only for it
 
 
 class KeysRequest(msgspec.Struct, frozen=True):
+    """A request about several bucket keys."""
+
     keys: list[str]
 
 
 class PrefixRequest(msgspec.Struct, frozen=True):
+    """A request to list the keys with a prefix."""
+
     prefix: str = ""
 
 
 class RangesRequest(msgspec.Struct, frozen=True):
+    """A request for (start, length) ranges of one object."""
+
     key: str
     ranges: list[tuple[int, int]]
 
 
 class TopicsRequest(msgspec.Struct, frozen=True):
+    """A request about signal topics."""
+
     topics: list[str]
 
 
 class SignalToken(msgspec.Struct, frozen=True):
-    """A token of a signal, and the process that gave it."""
+    """A signal token, and the server process that issued it."""
 
     boot: str
     token: int
 
 
 class SignalWaitRequest(msgspec.Struct, frozen=True):
+    """A request to wait for a notification of one topic."""
+
     topic: str
     mark: SignalToken
     timeout: float
 
 
 class RemoteErrorBody(msgspec.Struct, frozen=True):
-    """The one shape of errors, see OrtetError.as_dict."""
+    """The form of all errors; see OrtetError.as_dict."""
 
     error: str
     kind: str
@@ -103,7 +114,7 @@ class RemoteErrorBody(msgspec.Struct, frozen=True):
 
 @cache
 def method_schema(name: str) -> MethodSchema:
-    """Its arguments and answer; NotFound-like for anything that is no method is the caller's."""
+    """Return the schema of a Catalog method. The caller must check that `name` is allowed."""
     function = getattr(Catalog, name)
     hints = get_type_hints(function)
     fields: list[Any] = []
@@ -113,7 +124,7 @@ def method_schema(name: str) -> MethodSchema:
         field = (parameter.name, hints[parameter.name])
         has = parameter.default is not parameter.empty
         fields.append((*field, parameter.default) if has else field)
-    fields.sort(key=len)  # those with a default last; they go by name
+    fields.sort(key=len)  # fields with a default last; they are sent by name
     args = msgspec.defstruct(name, fields, frozen=True, omit_defaults=True)
     return MethodSchema(args, hints["return"])
 
@@ -122,7 +133,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(value: Any) -> bytes:
-    """Invalid, in the words that every backend has, for what no message can hold."""
+    """Encode a message. Raise Invalid for a value that cannot be sent."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError as error:
@@ -139,7 +150,7 @@ def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def unpack(type_: Any, data: bytes) -> Any:
-    """msgspec.ValidationError, msgspec.DecodeError: each side has its own words for it."""
+    """Decode a message. Errors of msgspec are passed on; each side translates them."""
     return _decoder(type_).decode(data)
 
 
@@ -151,8 +162,10 @@ _CLASSES = {
 
 
 def parse_error(body: bytes, status: int = 0) -> OrtetError | None:
-    """The error that an answer tells of; None when it tells of none that is ours. One of a class
-    that is not known here is what its status says."""
+    """Return the error in an answer, or None if it contains no error of ours.
+
+    An unknown error class becomes Refused or Unavailable, depending on the HTTP status.
+    """
     try:
         failure = msgspec.json.decode(body, type=thread_safe_struct(RemoteErrorBody))
     except (msgspec.DecodeError, msgspec.ValidationError):

@@ -1,4 +1,4 @@
-"""Signal through a server: heard by all that listen there, on whatever host."""
+"""The Signal of a server over HTTP, shared by all hosts that use the server."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from ortet.backends.remote.protocol import (
 from ortet.errors import OrtetError
 
 _MAX_WAIT_SECONDS = 20.0
-"""Seconds that one question may wait for its answer; then it is asked again."""
+"""The longest wait of one request. It is then sent again."""
 _FLUSH_TIMEOUT_SECONDS = 5.0
-"""Seconds that closing waits for what was still to be told."""
+"""Seconds that `close` waits for pending notifications."""
 _TOKEN_BITS = 40
 
 
 class HttpSignal(Signal):
-    """Telling costs its caller nothing: a thread does it, the same topic once for many times. A
-    server that cannot be reached hears nothing: a hint may be lost."""
+    """A signal that goes through a server.
+
+    `notify` returns at once; a thread sends, and merges repeated topics. If the server is
+    unreachable, a notification is lost, which is allowed for a hint.
+    """
 
     def __init__(self, client: RemoteClient) -> None:
         self._client = client
@@ -54,8 +57,10 @@ class HttpSignal(Signal):
             self._condition.notify_all()
 
     def token(self, topic: str) -> int:
-        """The server's own, and which of the processes gave it that were there since we are: its
-        number means nothing to the next one."""
+        """Return the server's token combined with an index of the server process that issued it.
+
+        The token is meaningless to a restarted server.
+        """
         check_name(topic)
         self._reset_if_forked()
         mark = cast(
@@ -93,7 +98,7 @@ class HttpSignal(Signal):
             self._reset()
 
     def _run(self) -> None:
-        some = self._condition  # a child of fork(2) has another
+        some = self._condition  # a forked child has another one
         while True:
             with some:
                 self._is_publishing = False
@@ -107,7 +112,7 @@ class HttpSignal(Signal):
             try:
                 self._post("notify", pack(TopicsRequest(topics)))
             except OrtetError:
-                continue  # lost, which a hint may be
+                continue  # lost, which is allowed for a hint
 
     def _post(self, verb: str, body: bytes) -> bytes:
         return self._client.call("POST", f"/raw/signal/{verb}", body).body

@@ -1,4 +1,7 @@
-"""Catalog in one SQLite file: many threads and processes of one host, every commit synced."""
+"""The Catalog in one SQLite file, for many threads and processes of one host.
+
+Every commit is synced to disk.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ from ortet.backends.sqlite.sqlite_rows import (
 from ortet.errors import Invalid
 from ortet.ids import OID_BYTES, Clock, Oid, SystemClock
 
-# Statements are constants, so that apsw finds them prepared. Every write begins IMMEDIATE: a
-# transaction that reads first and then wants to write is refused without being allowed to wait.
+# Statements are constants, so that apsw finds them in its statement cache. Every write starts with
+# BEGIN IMMEDIATE: SQLite refuses, without waiting, a transaction that reads first and then writes.
 _BEGIN = "BEGIN IMMEDIATE"
 _COMMIT = "COMMIT"
 _HEAD = "SELECT name, oid, version, time FROM heads WHERE name = ?"
@@ -66,15 +69,15 @@ _ROWS = (
 )
 
 _VACUUM_FREE_FRACTION = 4
-"""The file is written anew when one in so many of its pages is free."""
+"""The file is rewritten (VACUUM) if at least one in this many pages is free."""
 
 
 class SqliteCatalog(SqliteTimelines, Catalog):
     """The catalog of an embedded store.
 
-    With `create=False` a missing or empty file is Corrupt("no_catalog"). A transaction waits up to
-    `busy_ms` for other processes, then it is Unavailable("busy"). Safe across os.fork: either side
-    opens the file again at its next call.
+    With `create=False`, a missing or empty file raises Corrupt("no_catalog"). A transaction waits
+    up to `busy_ms` for other processes, then raises Unavailable("busy"). Safe across os.fork:
+    parent and child reopen the file at their next call.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
         return Head(*found[0]) if found else None
 
     def heads(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[Head]:
-        start = max(prefix, after)  # one bound, so that a later page does not read the ones before
+        start = max(prefix, after)  # one bound, so that a later page does not read the earlier ones
         with self._handle as db:
             found = fetch_all(db, _HEADS, (start, after, prefix, check_limit(limit)))
         return [Head(*row) for row in found]
@@ -113,7 +116,8 @@ class SqliteCatalog(SqliteTimelines, Catalog):
     ) -> list[Lease]:
         with self._handle.writing() as db:
             db.execute(_BEGIN)
-            now = self._clock.now_ns()  # after the wait for the lock, so that the log is in order
+            # read after the lock is held, so that the log is in time order
+            now = self._clock.now_ns()
             if lease is not None:
                 check_lease(db, lease, now)
             leases = [claim_lease(db, claim, now) for claim in claims]
@@ -173,7 +177,7 @@ class SqliteCatalog(SqliteTimelines, Catalog):
             db.execute(_COMMIT)
 
     def seize(self, lease: Lease) -> None:
-        self.release(lease)  # the same deed; the names say who may do it
+        self.release(lease)  # same effect; the two names separate who may call them
 
     def lease(self, name: str) -> Lease | None:
         with self._handle as db:
@@ -206,14 +210,14 @@ class SqliteCatalog(SqliteTimelines, Catalog):
 
     def scrub(self) -> None:
         with self._handle as db:
-            db.execute("VACUUM")  # a page that was freed or split keeps what it held
+            db.execute("VACUUM")  # a freed or split page keeps its old contents
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def reclaim(self) -> None:
         with self._handle as db:
             pages = db.execute("PRAGMA page_count").get
             free = db.execute("PRAGMA freelist_count").get
-        if free * _VACUUM_FREE_FRACTION >= pages:  # else the next rows will need it
+        if free * _VACUUM_FREE_FRACTION >= pages:  # otherwise new rows will use the free pages
             self.scrub()
 
     def check_format(self) -> None:
@@ -254,7 +258,7 @@ def _move(db: apsw.Connection, move: Move, now: int) -> None:
 
 
 def _find_inconsistencies(db: apsw.Connection) -> list[str]:
-    """What SQLite cannot know: ids have a length, and the log ends where its head is."""
+    """Check what SQLite cannot: the length of ids, and that each head agrees with the log."""
     bad = db.execute("SELECT name FROM heads WHERE length(oid) <> ? ORDER BY name", (OID_BYTES,))
     strange = db.execute(
         """SELECT heads.name FROM heads JOIN ops

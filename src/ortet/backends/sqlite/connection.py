@@ -1,4 +1,4 @@
-"""A SQLite file opened the only way Ortet opens one: WAL, FULL, migrated, never across a fork."""
+"""Opens a SQLite file: WAL mode, synchronous=FULL, migrated, and never used across a fork."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ from ortet.backends.sqlite.write_queue import Insert, write_queue_for
 from ortet.errors import Corrupt, Invalid, OrtetError, Unavailable, Unsupported
 
 MIGRATIONS = ("0001_ground.sql", "0002_journal.sql")
-"""In order; `user_version` is how many of them a file has had."""
+"""The migrations in order. `user_version` is the number of those applied to a file."""
 
 OLDEST_SAFE = 3_051_003
-"""Before 3.51.3 two connections that reset the WAL at once could lose a commit."""
+"""Before 3.51.3, two connections that reset the WAL at the same time could lose a commit."""
 
 APPLICATION_ID = 1869771877
 
 _O_PATH = getattr(os, "O_PATH", 0)
-"""How to look at a file without the locks on it: any other descriptor takes them along when it is
-closed."""
+"""Opens a file without affecting its locks.
+
+Closing any other descriptor of the file would release the locks of this process.
+"""
 
 
 class SqliteHandle:
     """One connection of this process under a lock: `with handle as connection`.
 
-    Leaving by an exception rolls back and turns SQLite's errors into ours. The kernel keeps file
-    locks per process and SQLite remembers them in memory, so a connection that lives through
-    fork(2) can damage the file, even when the child merely closes it: it is closed before every
-    fork and opened again at the next use.
+    Leaving the block by an exception rolls back, and translates SQLite errors into ours.
+
+    The kernel keeps file locks per process, and SQLite caches them in memory. A connection that
+    lives through fork(2) can damage the file, even if the child only closes it. The connection is
+    therefore closed before every fork and reopened at the next use.
     """
 
     def __init__(self, path: Path, *, create: bool, busy_ms: int) -> None:
@@ -87,23 +90,29 @@ class SqliteHandle:
             patience.expire()
         if isinstance(error, apsw.Error):
             raise translate_sqlite_error(error, self._path) from error
-        if isinstance(error, UnicodeDecodeError):  # all that was written is text
+        # all stored text is valid UTF-8, so the file is damaged
+        if isinstance(error, UnicodeDecodeError):
             raise catalog_damaged(self._path, error) from error
 
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
-        """The connection, while no other thread of this process writes to the file."""
+        """Yield the connection while no other thread of this process writes to the file."""
         with self as connection, self._write_queue.exclusive(self._lock_wait_seconds()):
             self._check()
             try:
                 yield connection
             except BaseException:
-                _roll_back(connection)  # while it is still ours: the next finds the file free
+                # before the queue is released: the next writer must find the file unlocked
+                _roll_back(connection)
                 raise
 
     def insert_batched(self, make_insert: Callable[[], Insert]) -> bool:
-        """One insert, with those of other threads that come at the same time; whether it did. It is
-        made while no other thread uses this connection."""
+        """Run one insert, batched with concurrent inserts of other threads.
+
+        Return True if it inserted.
+
+        `make_insert` is called while no other thread uses this connection.
+        """
         with self as connection:
             self._check()
             return self._write_queue.insert_batched(
@@ -111,11 +120,12 @@ class SqliteHandle:
             )
 
     def _lock_wait_seconds(self) -> float:
-        """Seconds for a lock that others hold."""
+        """Return how many seconds to wait for a lock."""
         patience, most = current_lock_timeout(), self._busy_ms / 1000
         return most if patience is None else min(most, patience.seconds)
 
     def close(self) -> None:
+        """Close the connection for good."""
         with self._lock:
             self._drop()
             self._closed = True
@@ -136,7 +146,10 @@ class SqliteHandle:
         return made
 
     def _check(self) -> None:
-        """SQLite goes on writing to a file that was deleted, and says that all of it is stored."""
+        """Raise Unavailable if the file was deleted.
+
+        SQLite would silently write to the deleted file.
+        """
         if self._path_fd >= 0 and os.fstat(self._path_fd).st_nlink == 0:
             raise Unavailable(
                 "store_gone",
@@ -157,7 +170,7 @@ class SqliteHandle:
         return self._open(create=False)
 
     def before_fork(self) -> None:
-        """Waits for other threads' transactions: the child must not inherit half of one."""
+        """Wait for transactions of other threads, then close. The child must not inherit one."""
         self._lock.acquire()
         self._drop()
 
@@ -172,7 +185,7 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 
 def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
-    """A connection to a catalog of the newest migration, made first where `create` allows it."""
+    """Open a catalog and apply missing migrations. Create the file if `create` is true."""
     check_library(apsw.SQLITE_VERSION_NUMBER)
     try:
         new = not path.exists() or path.stat().st_size == 0
@@ -185,7 +198,8 @@ def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
             connection.close()
             raise
         if new:
-            sync_directory(path.parent)  # SQLite syncs the name of its log, but not of the database
+            # SQLite syncs the directory entry of its log, but not that of the database
+            sync_directory(path.parent)
         return connection
     except apsw.Error as error:
         raise translate_sqlite_error(error, path) from error
@@ -194,6 +208,7 @@ def open_connection(path: Path, create: bool, busy_ms: int) -> apsw.Connection:
 
 
 def check_library(version: int) -> None:
+    """Raise Unsupported("old_sqlite") if this SQLite version can lose commits."""
     if version < OLDEST_SAFE:
         raise Unsupported(
             "old_sqlite",
@@ -211,7 +226,7 @@ def _connect(path: Path, busy_ms: int) -> apsw.Connection:
             mode = connection.execute("PRAGMA journal_mode = WAL").get
             break
         except apsw.BusyError:
-            # The change to WAL wants the file alone and, unlike all else, does not wait for it.
+            # Switching to WAL needs exclusive access and, unlike other operations, does not wait.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.005)
@@ -230,11 +245,12 @@ def _connect(path: Path, busy_ms: int) -> apsw.Connection:
 def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
     if read_format_version(connection, path) == len(MIGRATIONS):
         return
-    # Costs 6 ms to import and is needed once in the life of a store.
+    # Importing this costs 6 ms, and it is needed once in the life of a store.
     from importlib.resources import files  # noqa: PLC0415
 
     connection.execute("BEGIN IMMEDIATE")
-    done = read_format_version(connection, path)  # again: another process may have been faster
+    # again: another process may have migrated the file meanwhile
+    done = read_format_version(connection, path)
     if done == 0 and not create:
         raise _missing(path)
     for number, name in enumerate(MIGRATIONS[done:], done + 1):
@@ -246,8 +262,11 @@ def _migrate(connection: apsw.Connection, path: Path, create: bool) -> None:
 
 
 def read_format_version(connection: apsw.Connection, path: Path) -> int:
-    """Unsupported when it is none that this program knows."""
-    with connection:  # one look at all three: another process may be making it
+    """Return the number of applied migrations.
+
+    Raise Corrupt for a foreign database, and Unsupported for a newer format.
+    """
+    with connection:  # one transaction: another process may be creating the file
         version = int(connection.execute("PRAGMA user_version").get)
         ours = connection.execute("PRAGMA application_id").get == APPLICATION_ID
         empty = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
@@ -265,7 +284,7 @@ def read_format_version(connection: apsw.Connection, path: Path) -> int:
 
 
 def translate_sqlite_error(error: apsw.Error, path: Path) -> OrtetError:
-    """What SQLite says, in our words."""
+    """Return our error for an error of SQLite."""
     match error:
         case apsw.BusyError() | apsw.LockedError():
             return Unavailable(
@@ -284,6 +303,7 @@ def translate_sqlite_error(error: apsw.Error, path: Path) -> OrtetError:
 
 
 def catalog_damaged(path: Path, error: object) -> Corrupt:
+    """Return the error for a damaged database file."""
     return Corrupt(
         "catalog_damaged",
         f"{path} is damaged ({error}): keep the file and restore it from a copy; "

@@ -1,4 +1,7 @@
-"""A look at the names in an embedded catalog, for who must be quick: no hub, no lock, no write."""
+"""A fast read-only view of the names in an embedded catalog. Needs no hub and no lock.
+
+A module of its own, because shell completion must not import the catalog.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 
 import apsw
 
-_BUSY_TIMEOUT_MS = 50  # milliseconds for one who just moves the log
+_BUSY_TIMEOUT_MS = 50  # for a process that checkpoints the log
 _HEADS = "SELECT name, time FROM heads WHERE name > ?1 AND name < ?2 ORDER BY time DESC LIMIT ?3"
 _LAST = "SELECT verb, detail FROM ops WHERE name = ? ORDER BY seq DESC LIMIT 1"
 _COMMITS = """SELECT new, detail FROM ops
@@ -15,7 +18,7 @@ _KEYS = "SELECT key FROM records WHERE kind = ? ORDER BY key LIMIT ?"
 
 
 class CatalogPeek:
-    """What there is now. A store that is not there, or cannot be read, is an error of SQLite."""
+    """Reads names from a catalog. Raises SQLite errors if the store is missing or unreadable."""
 
     def __init__(self, store: str) -> None:
         place = os.path.join(store, "catalog.db")
@@ -23,21 +26,24 @@ class CatalogPeek:
         self._db.set_busy_timeout(_BUSY_TIMEOUT_MS)
 
     def close(self) -> None:
+        """Close the connection."""
         self._db.close()
 
     def heads(self, kind: str, limit: int) -> list[tuple[str, str]]:
-        """Branches or tags, the last moved first: the name, and the message of what was just
-        committed there, else what it is."""
+        """Return branches or tags, last moved first, each with its last commit message.
+
+        A head whose last operation is not a commit or merge has `kind` instead of a message.
+        """
         found = list(self._db.execute(_HEADS, (f"{kind}:", f"{kind};", limit)))
         return [(name[len(kind) + 1 :], self._last_message(name) or kind) for name, _ in found]
 
     def commits(self, branch: str, limit: int) -> list[tuple[str, str]]:
-        """Ids and messages of what was committed to a branch, the newest first."""
+        """Return ids and messages of the commits to a branch, newest first."""
         rows = self._db.execute(_COMMITS, (f"branch:{branch}", limit))
         return [(new.hex(), detail) for new, detail in rows]
 
     def keys(self, kind: str, limit: int) -> list[str]:
-        """Of the rows of a kind."""
+        """Return the keys of the rows of a kind."""
         return [key for (key,) in self._db.execute(_KEYS, (kind, limit))]
 
     def _last_message(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Leases and records in SQLite, inside a transaction that others began."""
+"""Leases and records in SQLite. All functions run inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortet.errors import Invalid
 _FOREVER = 2**63 - 1
 _LEASE = "SELECT name, owner, fence, expires FROM leases WHERE name = ?"
 _UPSERT_LEASE = "INSERT OR REPLACE INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?)"
-# What is asked for a hundred times in a fork: RETURNING and SELECT would cost a table each time.
+# A fork runs this a hundred times. RETURNING or SELECT would create a temporary table each time.
 _CLAIM = (
     "INSERT INTO leases (name, owner, fence, expires) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
@@ -32,12 +32,12 @@ RAISE_FLOOR = "UPDATE floors SET value = max(value, ?2) WHERE of = ?1"
 
 
 def fetch_all(db: apsw.Connection, sql: str, values: tuple[Any, ...]) -> list[Any]:
-    """Every row at once: a statement left half-read would hold its snapshot."""
+    """Return all rows at once. A partly read statement would keep its snapshot open."""
     return db.execute(sql, values).fetchall()
 
 
 def claim_lease(db: apsw.Connection, claim: LeaseClaim, now: int) -> Lease:
-    """The same owner renews and keeps its fence."""
+    """Acquire a lease. The current owner renews it and keeps its fence."""
     expires = expiry(now, claim.ttl_ns)
     fence = 1 + int(db.execute(_FLOOR, ("fence",)).get)
     db.execute(_CLAIM, (check_name(claim.name), claim.owner, fence, expires))
@@ -54,18 +54,20 @@ def claim_lease(db: apsw.Connection, claim: LeaseClaim, now: int) -> Lease:
 
 
 def check_lease(db: apsw.Connection, lease: Lease, now: int) -> None:
-    """Refused unless it is the newest of its name and has not expired."""
+    """Raise Refused unless `lease` is the newest of its name and has not expired."""
     held = find_lease(db, lease.name)
     if not held or held.owner != lease.owner or held.fence != lease.fence or held.expires <= now:
         raise errors.lease_lost(lease)
 
 
 def find_lease(db: apsw.Connection, name: str) -> Lease | None:
+    """Return the newest lease on `name`, or None."""
     found = fetch_all(db, _LEASE, (name,))
     return Lease(*found[0]) if found else None
 
 
 def expiry(now: int, ttl_ns: int) -> int:
+    """Return the expiry time of a lease. Raise Invalid("bad_ttl") if `ttl_ns` is not positive."""
     if ttl_ns <= 0:
         raise Invalid(
             "bad_ttl", f"a lease of {ttl_ns} ns cannot be held: give a time to live above 0"
@@ -74,16 +76,18 @@ def expiry(now: int, ttl_ns: int) -> int:
 
 
 def find_row(db: apsw.Connection, kind: str, key: str) -> CatalogRow | None:
+    """Return a row, or None."""
     found = fetch_all(db, _ROW, (kind, key))
     return CatalogRow(*found[0]) if found else None
 
 
 def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
+    """Apply row changes. Raise Conflict("row_moved") if a version is not as expected."""
     for change in changes:
         if change.expect == 0 and change.value is not None:
             values = (check_name(change.kind), check_name(change.key), change.value)
             db.execute(_ADD, values)
-            if db.changes():  # else the long way says what is there
+            if db.changes():  # otherwise the check below raises the exact error
                 continue
         check_row_version(db, change.kind, change.key, change.expect)
         if change.value is None:
@@ -93,6 +97,7 @@ def change_rows(db: apsw.Connection, changes: Sequence[RowChange]) -> None:
 
 
 def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | None) -> None:
+    """Raise Conflict("row_moved") unless the row has version `expect`; None: any."""
     if expect is not None:
         found = find_row(db, kind, key)
         version = found.version if found else 0
@@ -101,10 +106,12 @@ def check_row_version(db: apsw.Connection, kind: str, key: str, expect: int | No
 
 
 def put_row(db: apsw.Connection, kind: str, key: str, value: bytes) -> int:
+    """Write a row and return its new version."""
     ((version,),) = fetch_all(db, _PUT, (check_name(kind), check_name(key), value))
     return int(version)
 
 
 def drop_row(db: apsw.Connection, kind: str, key: str) -> None:
+    """Delete a row. Its version is remembered, so that a later row continues above it."""
     for (version,) in fetch_all(db, _DROP, (check_name(kind), check_name(key))):
         db.execute(RAISE_FLOOR, ("row", version))

@@ -1,9 +1,9 @@
-"""Whose turn it is to write to a SQLite file: the threads of a process wait in order, and what
-several of them append is made durable at once.
+"""Orders the writes of a process to one SQLite file, and commits concurrent appends together.
 
-SQLite lets one connection write at a time, and a connection that finds another at it sleeps, longer
-each time: with a connection for each of many threads most would sleep while nobody writes, and some
-for seconds. Other processes are still met that way.
+SQLite lets one connection write at a time. A connection that finds the file locked sleeps, each
+time longer. With one connection per thread, most threads would sleep while the file is free, some
+for seconds. In this queue, threads wait in order. Only other processes are still waited for by
+sleeping.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from weakref import WeakValueDictionary
 import apsw
 
 Insert = Callable[[apsw.Connection], bool]
-"""One statement that inserts, or finds that it must not; whether it did."""
+"""A function that runs one INSERT statement. It returns True if a row was inserted."""
 
 _MAX_BATCH = 256
-"""Appends that are made durable together."""
+"""The maximum number of appends in one transaction."""
 
 
 class _QueuedWrite:
-    """One thread that waits. Its gate is shut until it leads, or what it asked for was done."""
+    """A waiting thread. `wakeup_lock` is released when the thread leads or its insert is done."""
 
     __slots__ = ("done", "insert", "is_busy", "is_leader", "wakeup_lock")
 
     def __init__(self, insert: Insert | None = None) -> None:
         self.insert = insert
         self.is_leader = False
-        self.done: bool | None = None  # None: it has to do it itself
+        self.done: bool | None = None  # None: the thread must run the insert itself
         self.is_busy = False
         self.wakeup_lock = Lock()
         self.wakeup_lock.acquire()
 
 
 class WriteQueue:
-    """Those of one file, in one process. Who waits holds the lock of its own connection, and a fork
-    waits for all of those: nobody has a turn in a child."""
+    """The queue of one file in one process.
+
+    A waiting thread holds the lock of its own connection, and a fork waits for all those locks. So
+    there is no waiting thread in a child.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -50,7 +53,7 @@ class WriteQueue:
 
     @contextmanager
     def exclusive(self, seconds: float) -> Iterator[None]:
-        """No other thread writes; BusyError after so many seconds."""
+        """Within this block, no other thread writes. Raise BusyError after `seconds`."""
         self._wait_turn(_QueuedWrite(), seconds)
         try:
             yield
@@ -58,7 +61,7 @@ class WriteQueue:
             self._release()
 
     def insert_batched(self, db: apsw.Connection, insert: Insert, seconds: float) -> bool:
-        """What `add` says. It may be done by another thread, on that one's connection."""
+        """Run `insert` and return its result. Another thread may run it, on its own connection."""
         if not self._try_lead():
             turn = _QueuedWrite(insert)
             if not self._wait_turn(turn, seconds):
@@ -68,13 +71,16 @@ class WriteQueue:
                     return turn.done
                 with self.exclusive(
                     seconds
-                ):  # all failed together: whose fault it is each finds alone
+                    # the batch failed as a whole; each thread finds out alone if its insert is the
+                    # cause
+                ):
                     return insert(db)
         others: list[_QueuedWrite] = []
         try:
             if not self._waiting:
                 return insert(db)
-            # before any is chosen: who waits for another process is not kept by our patience
+            # Lock the file before taking the others out of the queue: while this thread waits for
+            # another process, their own timeouts apply.
             db.execute("BEGIN IMMEDIATE")
             others = self._take_waiting_inserts()
             return _insert_all(db, insert, others)
@@ -82,14 +88,14 @@ class WriteQueue:
             self._release(others)
 
     def _try_lead(self) -> bool:
-        """Whether it leads at once, as most do: for those no gate is made."""
+        """Become the leader if no thread writes. This common case needs no _QueuedWrite."""
         with self._lock:
             free = not self._is_busy
             self._is_busy = True
         return free
 
     def _wait_turn(self, turn: _QueuedWrite, seconds: float) -> bool:
-        """Whether it leads now."""
+        """Wait in the queue. Return True if this thread leads now."""
         with self._lock:
             if not self._is_busy:
                 self._is_busy = turn.is_leader = True
@@ -106,7 +112,7 @@ class WriteQueue:
         return turn.is_leader
 
     def _try_withdraw(self, turn: _QueuedWrite) -> bool:
-        """False: somebody was faster to serve it."""
+        """Leave the queue. Return False if the write was already served or leads."""
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
@@ -135,7 +141,7 @@ class WriteQueue:
 
 
 def _insert_all(db: apsw.Connection, first: Insert, others: Sequence[_QueuedWrite]) -> bool:
-    """In the transaction that was begun; when it fails as a whole, the first is done by itself."""
+    """Run all inserts in the open transaction. If it fails, run only the first one by itself."""
     try:
         done = first(db)
         rest = [one.insert(db) for one in others if one.insert is not None]
@@ -161,19 +167,19 @@ def _busy_error() -> apsw.BusyError:
 
 _QUEUES: WeakValueDictionary[str, WriteQueue] = WeakValueDictionary()
 _QUEUES_LOCK = Lock()
-# Of the whole process, as the locks are that the kernel and SQLite keep on the file.
+# For the whole process, like the locks that the kernel and SQLite keep on the file.
 
 
 def _reset_in_child() -> None:
     global _QUEUES_LOCK
-    _QUEUES_LOCK = Lock()  # a thread that is not here may have held it
+    _QUEUES_LOCK = Lock()  # a thread that does not exist here may have held it
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def write_queue_for(path: Path) -> WriteQueue:
-    """Those of a file, whoever in this process has it open."""
+    """Return the queue of a file, shared by all its connections in this process."""
     key = os.path.realpath(path)
     with _QUEUES_LOCK:
         found = _QUEUES.get(key)

@@ -1,1 +1,18 @@
-"""Signal and cache on Valkey or Redis."""
+"""Signal and Cache on a Valkey or Redis server.
+
+Start with `valkey`, which opens both by URL. Then:
+
+- `valkeyaddress`: parses the URL of a server.
+- `client`: pooled connections with short timeouts.
+- `signal`: wake-ups by PUBLISH and PSUBSCRIBE.
+- `cache`: cached values and shared rate limits.
+
+Main invariants:
+
+- Nothing depends on the server. If it is slow or gone, the cache is empty and listeners poll.
+- A deleted cache entry is never returned again, even if the server could not be reached.
+- Keys of different stores on one server are separated by a namespace.
+
+This package may import the top-level modules of `backends`, `backends.local`, `_util`, `ids` and
+`errors`. redis-py is an optional dependency.
+"""

@@ -1,8 +1,8 @@
-"""Cache on a Valkey or Redis server: one for all servers of a store, and empty when that is gone.
+"""The Cache on a Valkey or Redis server, shared by all servers of a store.
 
-What is kept there belongs to one life of the server: after a restart or a failover, which may bring
-back older data, nothing of before is given. What could not be forgotten there is remembered here,
-and is forgotten before anything is asked that it could answer.
+An unreachable server acts as an empty cache. Entries belong to one run of the server: a restart or
+failover may bring back older data, so entries of earlier runs are never returned. Deletions that
+could not be sent are remembered here. They are sent before any request that they affect.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
 from ortet.backends.valkey.valkeyaddress import check_namespace
 
 MAX_VALUE_BYTES = 8 << 20
-"""Bytes of a value: a larger one would be waited for longer than it is worth."""
+"""Larger values are not cached: fetching one would take longer than it saves."""
 MAX_TTL_NS = 24 * 3600 * 1_000_000_000
-"""What nobody gave a time is not kept for ever on a server that others use."""
+"""The longest time to live, so that no entry stays forever on a shared server."""
 _MAX_PENDING_DELETES = 1000
-"""Keys that are remembered to be forgotten; with more, it is all of them."""
+"""The maximum number of remembered deletions. Beyond it, everything is deleted."""
 _PAGE = 1000
 
-# Not when it is late: a server that was stopped would put what was given up, and replaced, since.
+# Does nothing after a deadline. A server that was paused would otherwise store a value late, after
+# it has been given up and replaced.
 _PUT = """
 local now = redis.call('TIME')
 if now[1] + now[2] / 1000000 > tonumber(ARGV[3]) then return 0 end
@@ -53,18 +54,19 @@ return string.format('%.6f', wait)
 
 
 class PendingDelete(NamedTuple):
-    """Something to forget: a key, or all that begin so."""
+    """A deletion that the server has not confirmed: a key, or a prefix."""
 
     key_or_prefix: str
     is_exact: bool
-    sequence: int = 0  # the same may have to be forgotten again while it is being forgotten
+    sequence: int = 0  # the same deletion may be requested again while it runs
 
     def covers(self, key: str) -> bool:
+        """Return True if this deletion affects `key`."""
         return key == self.key_or_prefix if self.is_exact else key.startswith(self.key_or_prefix)
 
 
 class ValkeyCache(Cache):
-    """Keys of one `space`: others of the same server are not seen. The link was joined for it."""
+    """A cache whose keys are in one namespace. `client` was acquired for this cache."""
 
     shared = True
 
@@ -115,7 +117,10 @@ class ValkeyCache(Cache):
         return bool(_eval_script(connection, _PUT, self._server_key(connection, key), given))
 
     def _delete(self, text: str, *, is_exact: bool) -> None:
-        """Owed first: whatever happens then, it is not given again."""
+        """Delete a key or prefix.
+
+        It is recorded first, so that it is never returned, even on failure.
+        """
         debt = self._add_pending_delete(text, is_exact=is_exact)
         self._client.try_call(lambda line: self._run_delete(line, debt))
 
@@ -147,7 +152,10 @@ class ValkeyCache(Cache):
                 del self._pending_deletes[delete.key_or_prefix, delete.is_exact]
 
     def _delete_prefix(self, connection: ValkeyConnection, prefix: str) -> None:
-        """Of every life of the server: what an older one kept is not given, but may be there."""
+        """Delete a prefix in the data of every run.
+
+        Entries of older runs are unreachable but stored.
+        """
         lives = "?" * len(connection.run_id)
         pattern = f"{_escape_pattern(self._key_prefix)}c:{lives}:{_escape_pattern(prefix)}*"
         cursor = b"0"
@@ -167,7 +175,7 @@ def _escape_pattern(text: str) -> str:
 
 
 def _eval_script(connection: ValkeyConnection, script: str, key: str, args: tuple[Any, ...]) -> Any:
-    """By its hash; a server that does not know it is told it."""
+    """Run a script by its hash, or send its text if the server does not know it."""
     from redis.exceptions import NoScriptError  # noqa: PLC0415 - optional
 
     name = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

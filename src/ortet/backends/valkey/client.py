@@ -1,4 +1,4 @@
-"""Connections to a Valkey or Redis server that nothing depends on: it may be slow, or gone."""
+"""Connections to a Valkey or Redis server that is optional: it may be slow or gone."""
 
 from __future__ import annotations
 
@@ -20,40 +20,48 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_SECONDS = 0.1
-"""Seconds that an answer may take: what it spares takes tens of milliseconds."""
+"""The time limit for an answer. The cached work takes only tens of milliseconds."""
 RETRY_AFTER_SECONDS = 1.0
-"""Seconds for which a server that did not answer is left alone."""
+"""Seconds without requests after a server did not answer."""
 _CONNECT_TIMEOUT_SECONDS = 2.0
-"""Seconds in which a server must be reached by those whom nobody waits for."""
+"""The time limit for connecting in background threads."""
 _SERVER_INFO_MAX_AGE_SECONDS = 30.0
 _MAX_IDLE_CONNECTIONS = 16
-"""Connections that are kept for the next one who asks."""
+"""The maximum number of idle connections that are kept."""
 
 
 class ValkeyConnection:
-    """One connection. `run` tells one life of a server from the next, which may begin with an older
-    state of its data; `ahead` is how far its clock is before our monotonic one, in seconds."""
+    """One connection.
+
+    `run_id` identifies one run of the server; the next run may start with older data.
+    `clock_offset` is the server's clock minus our monotonic clock, in seconds.
+    """
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
         self.run_id = ""
         self.clock_offset = 0.0
-        self.server_info_time = 0.0  # when both were asked for
+        self.server_info_time = 0.0  # when run_id and clock_offset were read
 
     def read_server_info(self) -> None:
+        """Read the run id and the clock of the server."""
         told, now = self.call_many([("INFO", "server"), ("TIME",)])
         for part in told.decode().splitlines():
             name, _, value = part.partition(":")
             self.run_id = value if name == "run_id" else self.run_id
-        # the answer is older than this moment: rather too little than too much
+        # the answer is slightly old, so the offset is too small rather than too large
         self.server_info_time = time.monotonic()
         self.clock_offset = int(now[0]) + int(now[1]) / 1e6 - self.server_info_time
 
     def call(self, *command: Any) -> Any:
+        """Run one command and return its answer."""
         return self.call_many([command])[0]
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """All answers; the first that is an error is raised when all have come."""
+        """Run several commands in one round trip.
+
+        Raise the first error after all answers were read.
+        """
         from redis.exceptions import ResponseError  # noqa: PLC0415 - optional
 
         connection: Any = self._connection
@@ -69,23 +77,27 @@ class ValkeyConnection:
         return answers
 
     def receive(self, timeout: float) -> Any:
-        """What it sends next; None when that takes too long."""
+        """Return the next message, or None on timeout."""
         connection: Any = self._connection
         return connection.read_response() if connection.can_read(timeout) else None
 
     def send(self, *command: Any) -> None:
+        """Send a command without reading its answer."""
         connection: Any = self._connection
         connection.send_command(*command, check_health=False)
 
     def close(self) -> None:
-        """Whoever waits for it in another thread is woken."""
+        """Close the connection. A thread that waits on it is woken."""
         connection: Any = self._connection
         connection.disconnect()
 
 
 class ValkeyClient:
-    """Asks for what may as well not be answered. After a failure it leaves the server alone for a
-    second, then one call tries again; `trouble` says why it has no answers."""
+    """Runs commands whose failure is tolerated.
+
+    After a failure, no request is sent for a second; then one call tries again. `last_error` is the
+    reason of the failure.
+    """
 
     def __init__(
         self, address: ValkeyAddress, *, answer_timeout: float = ANSWER_TIMEOUT_SECONDS
@@ -102,19 +114,19 @@ class ValkeyClient:
         self._lock = Lock()
         self._idle_connections: list[ValkeyConnection] = []
         self._closed = False
-        self._retry_at = 0.0  # when it may be asked again
+        self._retry_at = 0.0  # when the server may be asked again
 
     def try_call(self, use: Callable[[ValkeyConnection], T]) -> T | None:
-        """What `use` makes of a connection; None without an answer in time."""
+        """Return the result of `use` with a connection; None if there is no answer in time."""
         if self._pid != os.getpid():
-            self._start()  # a connection is its process's own
+            self._start()  # connections must not be shared with the parent process
         line = None
         try:
             line = self._get_connection()
             if line is None:
                 return None
             answer = use(line)
-        except self._redis.ResponseError as error:  # it is there, but does not do this
+        except self._redis.ResponseError as error:  # the server answers, but refuses this command
             self._down(error, connection=line if self._is_command_error(error) else None)
             return None
         except (self._redis.RedisError, OSError, ValueError) as error:
@@ -124,15 +136,17 @@ class ValkeyClient:
             return None
         except BaseException:
             if line is not None:
-                line.close()  # the answer is still to come there
+                line.close()  # its answer has not been read yet
             raise
         self.last_error = ""
         self._return_connection(line)
         return answer
 
     def connect(self, timeout: float = _CONNECT_TIMEOUT_SECONDS) -> ValkeyConnection:
-        """A connection of one's own, closed by whoever asked; what redis-py or the system raises
-        where there is none."""
+        """Return a new connection, which the caller closes.
+
+        Raises errors of redis-py or the operating system if the server is unreachable.
+        """
         address, seconds = self.address, max(timeout, self.answer_timeout)
         given: dict[str, Any] = {"db": address.db, "protocol": 2, "socket_timeout": seconds}
         given |= {"username": address.username, "password": address.password}
@@ -149,8 +163,7 @@ class ValkeyClient:
         return ValkeyConnection(self._redis.Connection(**given))
 
     def check_login(self) -> None:
-        """Refused where the server is there but does not let us in; a server that is gone is no
-        error."""
+        """Raise Refused if the server rejects the login. An unreachable server is not an error."""
         line = self.connect(self.answer_timeout)
         try:
             line.read_server_info()
@@ -165,12 +178,16 @@ class ValkeyClient:
             line.close()
 
     def add_user(self) -> bool:
-        """One more uses it, and closes it by `leave`; False when the last one just has."""
+        """Register a user of this client, which ends with `remove_user`.
+
+        False if already closed.
+        """
         with self._lock:
             self._users += not self._closed
             return not self._closed
 
     def remove_user(self) -> None:
+        """End one use of the client. The last one closes all connections."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -183,8 +200,7 @@ class ValkeyClient:
 
     @property
     def connection_errors(self) -> tuple[type[Exception], ...]:
-        """What a connection raises when the server is not there, or not ours, or when another
-        thread has closed it."""
+        """The exceptions of a connection that is lost, refused, or closed by another thread."""
         return (self._redis.RedisError, OSError, ValueError, AttributeError, TypeError)
 
     def _get_connection(self) -> ValkeyConnection | None:
@@ -195,7 +211,7 @@ class ValkeyClient:
             if self._retry_at:
                 self._retry_at = (
                     now + RETRY_AFTER_SECONDS
-                )  # one tries, the others do not wait for it
+                )  # one call tries; the others do not wait for it
             line = (
                 self._idle_connections.pop()
                 if self._idle_connections
@@ -221,7 +237,7 @@ class ValkeyClient:
         connection.close()
 
     def _is_command_error(self, error: Exception) -> bool:
-        """An answer to this one command, not to whoever asks."""
+        """Return True if the error concerns only this command, not the connection or login."""
         return not str(error).startswith(("NOAUTH", "WRONGPASS", "LOADING", "MASTERDOWN", "BUSY"))
 
     def _down(self, error: Exception, connection: ValkeyConnection | None = None) -> None:
@@ -237,12 +253,14 @@ class ValkeyClient:
 
 
 _CLIENTS: WeakValueDictionary[ValkeyAddress, ValkeyClient] = WeakValueDictionary()
-"""Of this process: a server opens a hub for each session, and one that found the server slow has
-found it so for all."""
+"""The clients of this process.
+
+A server opens a hub per session; all of them share what is known about a slow server.
+"""
 
 
 def shared_client(address: ValkeyAddress) -> ValkeyClient:
-    """A link that all of this process share; Refused by a server that does not let us in."""
+    """Return the client that this process shares for `address`. Raise Refused if login fails."""
     found = _CLIENTS.get(address)
     if found is None or not found.add_user():
         found = ValkeyClient(address)
@@ -253,7 +271,7 @@ def shared_client(address: ValkeyAddress) -> ValkeyClient:
 
 
 class _RedisModule(msgspec.Struct, frozen=True):
-    """What is used of redis-py."""
+    """The parts of redis-py that are used."""
 
     Connection: Any
     SSLConnection: Any
@@ -264,6 +282,7 @@ class _RedisModule(msgspec.Struct, frozen=True):
 
 
 def load_redis() -> _RedisModule:
+    """Import redis-py. Raise Unsupported("not_installed") if it is missing."""
     try:
         from redis import connection, exceptions  # noqa: PLC0415 - optional
     except ImportError:

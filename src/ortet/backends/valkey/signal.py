@@ -1,4 +1,4 @@
-"""Signal on a Valkey or Redis server: heard by all servers of a store, each on one connection."""
+"""The Signal on a Valkey or Redis server, shared by all servers of a store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ortet.backends.valkey.client import ValkeyClient, ValkeyConnection
 from ortet.backends.valkey.valkeyaddress import ValkeyAddress, check_namespace
 
 _KEEPALIVE_SECONDS = 1.0
-"""Seconds of silence after which it is asked whether it is there."""
+"""Seconds of silence after which a PING is sent."""
 _KEEPALIVE_TIMEOUT_SECONDS = 3.0
 
 
 class ValkeySignal(PubSubSignal):
-    """A channel a topic."""
+    """A signal with one channel per topic."""
 
     def __init__(self, address: ValkeyAddress, namespace: str) -> None:
         super().__init__(_ValkeyTransport(address, f"ortet:{{{check_namespace(namespace)}}}:s:"))

@@ -1,4 +1,7 @@
-"""From the address of a Valkey or Redis server to a store's Signal and Cache there."""
+"""Opens the Signal and Cache of a store on a Valkey or Redis server.
+
+A module of its own, so that callers need not know the client and its sharing.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ __all__ = ["is_valkey", "open_cache", "open_signal"]
 
 
 def is_valkey(url: str) -> bool:
+    """Return True if `url` has a scheme of Valkey or Redis."""
     scheme, found, _ = url.partition("://")
     return bool(found) and scheme.lower() in VALKEY_SCHEMES
 
 
 def open_signal(url: str, *, namespace: str) -> Signal:
-    """For the store whose id is `space`. Refused where the server is there but does not let us in;
-    one that is gone is no error: it is heard when it is back."""
+    """Open the signal of the store with id `namespace`.
+
+    Raise Refused if the server rejects the login. An unreachable server is not an error: the signal
+    connects when the server is back.
+    """
     address = parse_valkey_url(url)
     link = shared_client(address)
     try:
@@ -28,5 +35,9 @@ def open_signal(url: str, *, namespace: str) -> Signal:
 
 
 def open_cache(url: str, *, namespace: str) -> Cache:
-    """The same of a cache, which is empty as long as the server is gone."""
+    """Open the cache of the store with id `namespace`.
+
+    Raise Refused if the server rejects the login. While the server is unreachable, the cache is
+    empty.
+    """
     return ValkeyCache(shared_client(parse_valkey_url(url)), namespace)

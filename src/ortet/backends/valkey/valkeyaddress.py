@@ -1,4 +1,4 @@
-"""Addresses of Valkey and Redis servers."""
+"""URLs of Valkey and Redis servers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SPACE = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 
 
 class ValkeyAddress(msgspec.Struct, frozen=True):
-    """Where a server is, and how to log in there. Shown without the password."""
+    """The address of a server and its login. Its text form does not contain the password."""
 
     host: str = ""
     port: int = 6379
-    path: str = ""  # of a socket on this host, instead
+    path: str = ""  # path of a local socket, instead of host and port
     db: int = 0
     username: str | None = None
     password: str | None = None
@@ -39,7 +39,7 @@ class ValkeyAddress(msgspec.Struct, frozen=True):
 
 
 def parse_valkey_url(url: str) -> ValkeyAddress:
-    """What redis://[USER:PASSWORD@]HOST[:PORT][/DB] says, or unix:///PATH; Invalid("bad_url")."""
+    """Parse redis://[USER:PASSWORD@]HOST[:PORT][/DB] or unix:///PATH. Raise Invalid("bad_url")."""
     try:
         parts = urlsplit(url)
         port, scheme = parts.port, parts.scheme.lower()
@@ -73,7 +73,10 @@ def parse_valkey_url(url: str) -> ValkeyAddress:
 
 
 def check_namespace(namespace: str) -> str:
-    """What keeps the stores of one server apart, as a store's id; Invalid("bad_space")."""
+    """Return a valid namespace, which separates the stores on one server; usually a store id.
+
+    Raise Invalid("bad_space") otherwise.
+    """
     if not _SPACE.match(namespace):
         raise Invalid("bad_space", f"{namespace[:100]!r}: give letters, digits, '.', '_' or '-'")
     return namespace
@@ -93,7 +96,7 @@ def _password(file: str | None) -> str | None:
 
 
 def _bad() -> Invalid:
-    return Invalid(  # which does not repeat it: it may hold a password
+    return Invalid(  # the message does not repeat the URL: it may contain a password
         "bad_url",
         "this is no address of a Valkey or Redis server: write redis://[USER:PASSWORD@]HOST[:PORT]"
         f"[/DB], rediss:// or unix:///PATH, and behind it at most ?{'=…&'.join(_OPTIONS)}=…",

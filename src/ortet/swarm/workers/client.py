@@ -1,5 +1,4 @@
-"""The driver's end of the process that starts attempts, here or elsewhere: they are started,
-awaited and stopped."""
+"""The scheduler's connection to a worker process that starts, awaits and stops attempts."""
 
 from __future__ import annotations
 
@@ -20,15 +19,20 @@ from ortet.swarm.attempt import AttemptJob
 from ortet.swarm.task_transport import TaskPayload, import_environment
 
 _LOCAL_START_SECONDS, _RAY_START_SECONDS = 120.0, 300.0
-"""Seconds: the modules of a task may be heavy, and a cluster far. The process that asks one has
-limits of its own for each step, and says which it was."""
+"""Time limits for loading the modules of a task and for reaching a cluster.
+
+The Ray server has its own limit for each step and reports which one was exceeded.
+"""
 _EXIT_SECONDS = 30.0
-"""Seconds for that process to take leave of a cluster: Ray may keep it."""
+"""Seconds for the Ray server to disconnect from the cluster. Ray may block it."""
 
 FORK_SERVER, RAY_SERVER = "ortet.swarm.workers.fork_server", "ortet.swarm.workers.ray_server"
-"""Programs that start attempts: `python -m PROGRAM FD`. They are told what to load, answer with
-{"ready": pid} or an error, and are then sent {"job": Job} and {"stop": i}; they tell how each has
-ended, and when FD is closed they end with all that they have started."""
+"""Programs that start attempts: `python -m PROGRAM FD`.
+
+The client sends the configuration. The program answers {"ready": pid} or an error. The client then
+sends {"job": AttemptJob} and {"stop": i}, and the program reports how each attempt ended. When FD
+is closed, the program ends with everything that it has started.
+"""
 
 _ERRORS: dict[str, type[OrtetError]] = {
     cls.name: cls for cls in (Invalid, Refused, Unavailable, Unsupported)
@@ -36,8 +40,10 @@ _ERRORS: dict[str, type[OrtetError]] = {
 
 
 class AttemptExit(msgspec.Struct, frozen=True):
-    """How an attempt ended, as far as that is known outside of it. Lost: with its node, or with
-    what started it there, so that it says nothing about the task."""
+    """The end of an attempt as seen from outside.
+
+    "lost" means that the node or its worker process died, which says nothing about the task.
+    """
 
     i: int
     code: int = 0
@@ -46,14 +52,16 @@ class AttemptExit(msgspec.Struct, frozen=True):
 
 
 class SwarmWorkerClient:
-    """A process, for one swarm, that loads what is needed meanwhile: see `ready`. Closing it ends
-    every attempt that still runs. `times`: it ends those that take too long, as only it knows when
-    they began."""
+    """A worker process for one swarm. It loads the task in the background; see `wait_ready`.
+
+    Closing it ends every running attempt. If `has_own_timeout`, the worker process enforces the
+    timeout, because only it knows when an attempt started.
+    """
 
     def __init__(self, program: str, config: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         self.has_own_timeout = program == RAY_SERVER
-        heard = subprocess.DEVNULL if program == RAY_SERVER else None  # Ray talks much
+        heard = subprocess.DEVNULL if program == RAY_SERVER else None  # Ray writes much output
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -73,7 +81,7 @@ class SwarmWorkerClient:
             raise
 
     def wait_ready(self) -> None:
-        """Wait until it has loaded the task; Invalid("bad_task") when it cannot."""
+        """Wait until the task is loaded. Raise Invalid("bad_task") if it cannot be."""
         if self._is_ready:
             return
         self._sock.settimeout(_RAY_START_SECONDS if self.has_own_timeout else _LOCAL_START_SECONDS)
@@ -93,17 +101,17 @@ class SwarmWorkerClient:
             )
 
     def start(self, job: AttemptJob) -> None:
+        """Start an attempt."""
         self._send({"job": msgspec.to_builtins(job)})
 
     def stop(self, i: int) -> None:
-        """End an attempt with all it has started; `wait` tells when it is gone."""
+        """Stop an attempt and everything it has started; `wait` reports its end."""
         self._send({"stop": i})
 
     def wait(
         self, seconds: float | None, halt: SwarmStopSignal | None = None
     ) -> AttemptExit | None:
-        """The next attempt that has ended; None when the time is over, or there is a word to the
-        driver."""
+        """Return the next attempt that has ended; None on timeout or if `halt` is signalled."""
         both = [self._sock] if halt is None else [self._sock, halt]
         if self._sock.fileno() not in poll_readable(*both, seconds=seconds):
             return None
@@ -115,6 +123,7 @@ class SwarmWorkerClient:
         return msgspec.convert(message, thread_safe_struct(AttemptExit))
 
     def close(self) -> None:
+        """End all attempts and the worker process."""
         self._sock.close()
         try:
             self._process.wait(_EXIT_SECONDS if self.has_own_timeout else None)
@@ -133,7 +142,7 @@ class SwarmWorkerClient:
 
 
 def _raise_error(message: dict[str, Any]) -> None:
-    """What the process at the other end says went wrong."""
+    """Raise the error that the worker process reported, if any."""
     if "kind" in message:
         raise _ERRORS.get(message["error"], Unavailable)(message["kind"], message["message"])
 
@@ -141,7 +150,7 @@ def _raise_error(message: dict[str, Any]) -> None:
 def worker_config(
     opener: Callable[..., Any], task: TaskPayload, score: TaskPayload | None
 ) -> dict[str, Any]:
-    """What every one of these programs is told; `opener` opens the store."""
+    """Return the configuration common to all worker programs. `opener` opens the store."""
     return {
         "opener": f"{opener.__module__}:{opener.__qualname__}",
         "task": msgspec.to_builtins(task),
@@ -151,7 +160,7 @@ def worker_config(
 
 
 def _no_cluster() -> Unavailable:
-    """Ray ends a process that finds nobody at the address of a cluster."""
+    """Return the error for a cluster that was not found. Ray ends the process in that case."""
     return Unavailable(
         "no_cluster",
         "no Ray cluster answers: is RAY_ADDRESS that of one that runs? `ray status` tells",
@@ -159,7 +168,7 @@ def _no_cluster() -> Unavailable:
 
 
 def cluster_gone(why: str = "") -> Unavailable:
-    """Ray ends a process whose cluster does not come back, and says nothing."""
+    """Return the error for a lost cluster. Ray then ends the process without a message."""
     return Unavailable(
         "no_cluster",
         f"the Ray cluster does not answer any more{why}: see `ray status`, then call the swarm "

@@ -1,9 +1,10 @@
-"""The process that attempts are forked from: it has loaded all they need, and opened nothing.
+"""The process from which attempts are forked: it has loaded all modules, and opened nothing.
 
-A database handle must not cross fork(2), and threads do not; so no process that has a hub open may
-be forked. A new interpreter for each attempt would take a third of a second. Run as
-`python -m ortet.swarm.workers.fork_server FD`. When the other end of FD is closed, its driver is
-gone, and it ends with all it has started.
+A database handle must not cross fork(2), and threads do not survive it. So a process with an open
+hub must not be forked. A new interpreter for each attempt would take a third of a second.
+
+Run as `python -m ortet.swarm.workers.fork_server FD`. When the other end of FD is closed, the
+driver is gone. This process then ends with everything that it has started.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _LINUX = sys.platform == "linux"
 
 
 class ForkServer:
-    """Forks attempts, ends them when it is told to, and tells how each ended."""
+    """Forks attempts, stops them on request, and reports how each ended."""
 
     def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
         self._sock = sock
@@ -55,7 +56,7 @@ class ForkServer:
         self._wakeup_read_fd, self._wakeup_write_fd = os.pipe()
         os.set_blocking(self._wakeup_write_fd, False)
         os.set_blocking(self._wakeup_read_fd, False)
-        if _LINUX:  # what an attempt leaves behind becomes ours
+        if _LINUX:  # orphans of an attempt become children of this process
             LinuxSyscalls().prctl(_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,9 +66,11 @@ class ForkServer:
                 self._opener, self._zygote(0).share_with_child() if self._shares_zygotes else None
             )
         gc.collect()
-        gc.freeze()  # the collector would otherwise touch, and so copy, every page in every child
+        # otherwise the garbage collector would touch, and so copy, every page in every child
+        gc.freeze()
 
     def serve(self) -> NoReturn:
+        """Handle requests until the driver is gone; then end all attempts and exit."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
             waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)
@@ -118,7 +121,7 @@ class ForkServer:
         self._running[pid] = job
 
     def _set_up_child(self, job: AttemptJob, server: int) -> None:
-        """In the child: a process of its own, that dies with this one."""
+        """Set up the forked child: a session of its own that dies with this process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -137,7 +140,7 @@ class ForkServer:
         outer = os.environ.get(RUN_MARK_VARIABLE)
         os.environ[RUN_MARK_VARIABLE] = f"{outer}:{job.mark}" if outer else job.mark
         os.environ["ORTET_ATTEMPT"] = str(job.i)
-        if "numpy.random" in sys.modules:  # which, unlike random, goes on as its parent would
+        if "numpy.random" in sys.modules:  # unlike random, it would repeat the parent's sequence
             sys.modules["numpy.random"].seed()
 
     def _zygote(self, slot: int) -> Zygote:
@@ -155,16 +158,17 @@ class ForkServer:
                 return
             job = self._running.pop(pid, None)
             if job is None:
-                continue  # left behind by an attempt, and ended
+                continue  # an orphan of an attempt has ended
             code = os.waitstatus_to_exitcode(status)
             if self._has_orphans():
                 kill_run(job.mark, -1)
-            if code and job.slot in self._zygotes:  # it may have been killed in mid-sentence
+            # the attempt may have been killed while it used the zygote
+            if code and job.slot in self._zygotes:
                 self._zygotes.pop(job.slot).close()
             ipc.send(self._sock, {"i": job.i, "code": code})
 
     def _has_orphans(self) -> bool:
-        """Whether there may be processes that an attempt has left behind."""
+        """Return True if an attempt may have left processes behind."""
         me = os.getpid()
         try:
             with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as file:
@@ -176,7 +180,7 @@ class ForkServer:
 
 
 def main() -> NoReturn:
-    """Load what is asked for, say so, and serve."""
+    """Load the task, report that it is ready, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         told, _ = ipc.receive(sock)

@@ -1,4 +1,4 @@
-"""Where the attempts of a swarm run: on this host, or on the nodes of a Ray cluster."""
+"""Chooses where the attempts of a swarm run: on this host, or on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ CPU, GPU, MEMORY = "cpu", "gpu", "memory"
 
 
 class RayClusterSpec(msgspec.Struct, frozen=True):
-    """A Ray cluster. `address` is "auto" for the one that this host is a node of; an attempt
-    `needs` so many processors, bytes of memory, and of what nodes were given names for."""
+    """A Ray cluster, and the resources that an attempt needs.
+
+    `address` is "auto" for the cluster of this host. `needs` has processors, bytes of memory, and
+    custom resources of the nodes.
+    """
 
     address: str
     needs: dict[str, float]
 
     @property
     def ray_options(self) -> dict[str, Any]:
-        """The needs, as Ray calls them."""
+        """Return the needs as options of a Ray task."""
         rest = dict(self.needs)
         found: dict[str, Any] = {"num_cpus": rest.pop(CPU), "num_gpus": rest.pop(GPU, 0)}
         if memory := rest.pop(MEMORY, 0):
@@ -39,13 +42,16 @@ class RayClusterSpec(msgspec.Struct, frozen=True):
 
     @property
     def node_resources(self) -> dict[str, float]:
-        """The needs, as nodes tell what they have."""
+        """Return the needs under the names of Ray's node resources."""
         names = {CPU: "CPU", GPU: "GPU"}
         return {names.get(name, name): amount for name, amount in self.needs.items()}
 
 
 def parse_cluster(on: Any, needs: Any) -> RayClusterSpec | None:
-    """None: this host. Unsupported("extra_missing") without Ray."""
+    """Parse the parameters on= and needs=. None: run on this host.
+
+    Raise Unsupported("extra_missing") if Ray is not installed.
+    """
     if on is None:
         if needs is not None:
             raise Invalid("bad_needs", "needs= chooses nodes of a cluster: give on='ray', too")
@@ -70,8 +76,7 @@ def parse_cluster(on: Any, needs: Any) -> RayClusterSpec | None:
 
 
 def ray_worker_config(hub: Hub, on: RayClusterSpec, timeout: float | None) -> dict[str, Any]:
-    """What the program is told that starts attempts on a cluster. A store in a directory is only
-    there for the nodes of its host."""
+    """Return the configuration of the Ray server. `host` is set if only one host has the store."""
     embedded = hub.url == str(hub.root)
     return {
         "cluster": {"address": _cluster_address(on), "needs": on.needs},
@@ -84,12 +89,12 @@ def ray_worker_config(hub: Hub, on: RayClusterSpec, timeout: float | None) -> di
 
 
 def ortet_version() -> str:
-    """The version of ortet, whose package imports the configuration, which this one may not."""
+    """Return the version of ortet. Imported late, because the package imports the configuration."""
     return str(import_module("ortet").__version__)
 
 
 def _cluster_address(on: RayClusterSpec) -> str:
-    """The cluster that this process has joined by itself is the one that is meant."""
+    """Return the address of the cluster. A cluster that this process has joined is preferred."""
     ray = sys.modules.get("ray")
     if on.address == _AUTO and ray is not None and ray.is_initialized():
         return str(ray.get_runtime_context().gcs_address)

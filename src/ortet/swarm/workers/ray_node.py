@@ -1,5 +1,8 @@
-"""What a node of a Ray cluster does: one attempt, in a process apart from Ray's, so that it can be
-ended with all it has started. Ray moves ids; state comes from the store and goes back into it."""
+"""Runs one attempt on a node of a Ray cluster, through a fork server there.
+
+The fork server is a process apart from Ray's, so that an attempt can be ended with everything it
+has started. Ray transfers only ids. All state is read from and written to the store.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ from ortet.swarm.workers.placement import ortet_version
 Message = dict[str, Any]
 
 _WORKERS: dict[str, SwarmWorkerClient] = {}
-"""What starts attempts here, for the next one: a process of Ray works for one swarm, and has no
-other place for it. At most one."""
+"""The fork server of this Ray process, kept for the next attempt.
+
+At most one entry: a Ray process works for one swarm.
+"""
 
 _STARTED_TWICE_ERROR = "Ray began it a second time, and what had become of the first was not known"
 
 
 def check_node(config: Message) -> Message:
-    """Before anything is begun: whether a node can load the task and reach the store."""
+    """Check before the start that this node can load the task and reach the store."""
     try:
         _check(config)
         _worker(config)
@@ -39,7 +44,7 @@ def check_node(config: Message) -> Message:
 
 
 def run_job(config: Message, job: Message) -> Message:
-    """Fields of Ended. Whoever ends this process ends the attempt."""
+    """Run an attempt and return fields of AttemptExit. Ending this process ends the attempt."""
     try:
         _check(config)
         crew = _worker(config)
@@ -49,7 +54,8 @@ def run_job(config: Message, job: Message) -> Message:
             crew.stop(job["i"])
             crew.wait(None)
             return {"why": "timeout"}
-        # an attempt that has said how it went is known by that: else another had begun it
+        # If the attempt has recorded its result, the scheduler ignores this answer. Otherwise
+        # another process had started the attempt.
         return (
             {"code": ended.code} if ended.code else {"why": "lost", "error": _STARTED_TWICE_ERROR}
         )
@@ -59,7 +65,7 @@ def run_job(config: Message, job: Message) -> Message:
 
 
 def close_workers() -> None:
-    """End what is kept."""
+    """Close the fork server that is kept."""
     while _WORKERS:
         _WORKERS.popitem()[1].close()
 
@@ -103,7 +109,7 @@ def _check_store(config: Message) -> None:
 
 
 def _with_local_paths(config: Message) -> Message:
-    """What is installed here comes first; what else the driver can import may lie here, too."""
+    """Return the configuration with this node's import path before that of the driver."""
     around = config["around"]
     path = [*sys.path, *(place for place in around["path"] if place not in sys.path)]
     return {**config, "around": {**around, "path": path}}
@@ -118,7 +124,7 @@ def _node_name() -> str:
 
 
 def store_not_shared(store: str) -> Refused:
-    """A store in a directory, and a cluster of several hosts."""
+    """Return the error for a store in a directory with a cluster of several hosts."""
     return Refused(
         "store_elsewhere",
         f"the store {store} is a directory of one host, and the cluster has others: use a store "

@@ -1,8 +1,8 @@
-"""The process that has attempts made by the nodes of a Ray cluster; see crew.ON_RAY.
+"""The process that submits attempts to a Ray cluster; see `client.RAY_SERVER`.
 
-A process of its own, so that Ray's threads, signals and logs are not the user's. Ray never repeats
-a task: whether an attempt that was lost is made again is for the driver to say, who takes the old
-try its right to say anything first.
+It is a process of its own, so that Ray's threads, signals and logs do not affect the user's
+process. Ray never retries a task. The scheduler decides if a lost attempt is retried, and first
+invalidates the row version of the old try.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ from ortet.swarm.workers.client import cluster_gone
 from ortet.swarm.workers.placement import RAY_CLIENT_SCHEME, RayClusterSpec
 
 _SHUTDOWN_SECONDS = 10.0
-"""Seconds for good-byes to a cluster that may be gone."""
+"""Seconds for disconnecting from a cluster that may be gone."""
 _CONNECT_SECONDS, _NO_ANSWER_SECONDS, _REFUSED_SECONDS = 120.0, 15.0, 2.0
-"""Seconds for Ray to find a cluster; where nobody answers at its address, since it would go on
-looking for a quarter of an hour; and where a host answers that nobody listens there."""
+"""Time limits for connecting to a cluster, in seconds.
+
+The first applies in general. The second applies if the address does not answer; Ray itself would
+retry for a quarter of an hour. The third applies if the host refuses the connection.
+"""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "GRPC_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
-"""Variables by which gRPC may reach an address that this host cannot."""
+"""Variables that may let gRPC reach an address that this host cannot reach directly."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 10.0, 120.0
-"""Seconds between two questions to a cluster far away, and for an answer."""
+"""The interval of health checks of a remote cluster, and the time limit for an answer."""
 _DISCONNECT_POLL_SECONDS = 0.5
-"""Seconds between two looks whether Ray itself has noticed that its connection is over."""
+"""The interval of checks if Ray has noticed a lost connection."""
 _NODE_CHECK_SECONDS = 120.0
 """Seconds for a node to load the task and open the store."""
 _INSTALL_HINT = "install the same ortet[ray] on every node"
 
 
 class RayServer:
-    """Has each attempt made by a node that has what it needs, and tells how it ended."""
+    """Submits each attempt to a node with the required resources, and reports how it ended."""
 
     def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
         self._sock = sock
@@ -66,6 +69,7 @@ class RayServer:
             threading.Thread(target=self._watch_cluster, daemon=True).start()
 
     def serve(self) -> NoReturn:
+        """Handle requests until the driver or the cluster is gone, then exit."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._sock, selectors.EVENT_READ)
             waiting.register(self._wakeup_read_fd, selectors.EVENT_READ)
@@ -79,13 +83,16 @@ class RayServer:
                             self._send_exit(*self._finished.popleft())
             except ipc.ConnectionClosed:
                 pass
-            except Exception as error:  # what Ray raises when the cluster is gone
+            except Exception as error:  # raised by Ray if the cluster is gone
                 self._send_cluster_gone(_summarize_error(error))
         self._shut_down()
 
     def _watch_cluster(self) -> None:
-        """In a thread: whether the cluster is still there. A client whose server was killed may
-        wait for it for ever, where a process of a node is ended by Ray."""
+        """In a thread, check that the cluster is reachable.
+
+        A Ray client whose server was killed may wait forever. A process on a node is ended by Ray
+        instead.
+        """
         while True:
             asked = time.monotonic()
             while time.monotonic() < asked + _HEALTH_CHECK_SECONDS and self._ray.is_initialized():
@@ -145,7 +152,7 @@ class RayServer:
             limit.cancel()
 
     def _check(self) -> None:
-        """That there is a node that can do it, and that one of them reaches the store."""
+        """Check that some node has the required resources and that a node can open the store."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         if self._config["host"] and {node["NodeManagerHostname"] for node in nodes} != {
             os.uname().nodename
@@ -196,14 +203,14 @@ class RayServer:
         ref.future().add_done_callback(lambda done: self._on_done(i, done))
 
     def _on_done(self, i: int, done: Any) -> None:
-        """In a thread of Ray."""
+        """Record the end of a task; called in a thread of Ray."""
         self._finished.append((i, done))
         os.write(self._wakeup_write_fd, b".")
 
     def _stop(self, i: int) -> None:
         if i in self._refs:
             self._stopped.add(i)
-            with suppress(Exception):  # it has ended meanwhile
+            with suppress(Exception):  # it has already ended
                 self._ray.cancel(self._refs[i], force=True)
 
     def _send_exit(self, i: int, done: Any) -> None:
@@ -221,8 +228,10 @@ class RayServer:
         ipc.send(self._sock, {"i": i, **said})
 
     def _shut_down(self) -> NoReturn:
-        """Nobody waits any more: what still runs is ended. Were the cluster gone, Ray would wait
-        for it; so does a thread, for a while."""
+        """Stop what still runs, and exit.
+
+        Ray would wait for a lost cluster, so a thread disconnects, with a time limit.
+        """
         self._is_shutting_down = True
         away = threading.Thread(target=self._disconnect, daemon=True)
         away.start()
@@ -237,7 +246,7 @@ class RayServer:
 
 
 class _NodeError(Exception):
-    """An error as a node tells it."""
+    """An error reported by a node."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields["message"])
@@ -245,15 +254,15 @@ class _NodeError(Exception):
 
 
 def _connect_timeout(address: str) -> float:
-    """Return the seconds that Ray gets to connect to a cluster.
+    """Return the time limit in seconds for Ray to connect to a cluster.
 
-    Whether somebody listens at the address is only a hint: Ray may know another way to it.
+    A listener at the address is only a hint, because Ray may have another way to it.
     """
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     found = urlsplit(named if "://" in named else f"//{named}")
     try:
         if not found.hostname or not found.port:
-            return _CONNECT_SECONDS  # which is for Ray to say
+            return _CONNECT_SECONDS  # Ray reports a malformed address
         with socket.create_connection((found.hostname, found.port), timeout=_NO_ANSWER_SECONDS):
             return _CONNECT_SECONDS
     except ConnectionRefusedError:
@@ -267,9 +276,9 @@ def _connect_timeout(address: str) -> float:
 
 
 def _exit_when_closed(sock: socket.socket) -> None:
-    """When the other end is gone and this process has not ended by itself, as Ray keeps it."""
+    """End the process if the client is gone and Ray blocks the normal exit."""
     poll = select.poll()
-    poll.register(sock, 0)  # only that it is closed
+    poll.register(sock, 0)  # wait only for the socket to be closed
     poll.poll()
     time.sleep(2 * _SHUTDOWN_SECONDS)
     os._exit(1)
@@ -284,7 +293,7 @@ def _has_resources(resources: dict[str, float], needs: dict[str, float]) -> bool
 
 
 def _summarize_error(error: BaseException) -> str:
-    """What Ray says takes pages: the line that says most."""
+    """Return the most informative line of a Ray error, whose text takes pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = lines[-1] if "Traceback" in str(error) else lines[0]
     return f"{type(error).__name__}: {line}"[:500]
@@ -298,7 +307,7 @@ def _ray_failed(error: Exception) -> Unavailable:
 
 
 def main() -> NoReturn:
-    """Connect, see that it can be done, say so, and serve."""
+    """Connect to the cluster, check it, report that it is ready, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_exit_when_closed, args=(sock,), daemon=True).start()
     try:

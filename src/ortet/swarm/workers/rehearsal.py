@@ -1,5 +1,7 @@
-"""One attempt at nothing, in a store that is thrown away: what a first time costs, as modules and
-decoders that are made when they are needed, is paid once, before attempts are forked."""
+"""Runs a dummy attempt in a temporary store before attempts are forked.
+
+This pays the cost of first use (imports, decoders) once instead of in every attempt.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ _MEMORY_DIRECTORY = "/dev/shm"
 
 
 def warm_up(opener: Callable[..., Any], zygote: Zygote | None) -> None:
-    """Leaves nothing open and no thread behind; when it fails, attempts only begin slower."""
+    """Run the dummy attempt. On failure, attempts only start slower.
+
+    Nothing stays open and no thread keeps running.
+    """
     memory = (
         _MEMORY_DIRECTORY if os.access(_MEMORY_DIRECTORY, os.W_OK) else None
-    )  # where nothing waits for a disk
+    )  # memory file system, so that fsync costs nothing
     with suppress(OrtetError, OSError), tempfile.TemporaryDirectory(dir=memory) as place:
         work = Path(place) / "work"
         work.mkdir()
@@ -42,7 +47,7 @@ def warm_up(opener: Callable[..., Any], zygote: Zygote | None) -> None:
 
 
 def share_zygote(hub: Hub, zygote: Zygote | None) -> None:
-    """Let the overlay machines of a hub be started by a helper that runs already."""
+    """Let the overlay machines of a hub use an existing zygote process."""
     engine = hub._store.engine("overlay") if zygote is not None else None
     if zygote is not None and isinstance(engine, OverlayEngine):
         engine.use_zygote(zygote)
@@ -52,7 +57,8 @@ def _run_dummy_attempt(hub: Any, work: Path, zygote: Zygote | None) -> None:
     files: dict[str, Any] = {"workspace": work, "engine": "auto"} if zygote else {}
     session = hub.session("rehearsal", environment="asked", budget={"usd": 1.0}, **files)
     point = session.commit("point")
-    decode(Commit, hub.objects.get(from_hex(point.oid)))  # which this hub knows without reading
+    # the hub has it cached; this prepares the decoder
+    decode(Commit, hub.objects.get(from_hex(point.oid)))
     lease = hub.catalog.acquire("swarm:rehearsal", str(os.getpid()), 10**12)
     terms = SwarmTerms(n=1, keep=KeepRule(), task="", score="", budget={"usd": 0.5})
     row = records.SwarmRow(hub.new_id(), "r", bytes.fromhex(point.oid), hub.clock.now_ns(), terms)
