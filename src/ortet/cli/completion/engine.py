@@ -4,7 +4,8 @@ It runs at every Tab: it imports almost nothing, creates nothing, and prints no 
 gives no candidates.
 
 The answer is lines. The first line says how to continue: "files" or "dirs" adds those to the values
-that follow. Each other line is a value, with a tab and a description for shells that show one.
+that follow. The scripts also know "open" (no space after a value), which is not sent at present.
+Each other line is a value, with a tab and a description for shells that show one.
 """
 
 from __future__ import annotations
