@@ -101,6 +101,7 @@ def format_time(time_ns: int) -> str:
 
 
 def format_size(count: float) -> str:
+    """Return a size in B, KiB, MiB, GiB or TiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -109,12 +110,14 @@ def format_size(count: float) -> str:
 
 
 def format_duration(duration: float) -> str:
+    """Return a duration in milliseconds or seconds."""
     if duration < 1:
         return f"{duration * 1000:.1f} ms"
     return f"{duration:.1f} s"
 
 
 def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, with an s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -147,6 +150,7 @@ def queued_lines(found: UploadBacklog) -> Iterator[str]:
 
 
 def report_text(found: Report) -> str:
+    """Return the result of a restore as text."""
     parts = [f"{found.written} written", f"{found.removed} removed"]
     if found.started:
         parts.append(f"running: {', '.join(map(safe, found.started))}")
@@ -181,6 +185,7 @@ def patch_text(found: TreeChange, objects: ObjectStore) -> str:
 
 
 def change_lines(changes: Iterable[TreeChange], paint: Callable[..., str]) -> Iterator[str]:
+    """Yield one line for each change."""
     for found in changes:
         mark = paint(CHANGE_MARKS[found.kind], fg=CHANGE_COLORS.get(found.kind))
         slash = "/" if _is_dir(found) else ""
@@ -199,12 +204,14 @@ def _move(found: TreeChange) -> str:
 
 
 def change_counts(changes: Sequence[TreeChange]) -> list[str]:
+    """Return a line with the number of changes of each kind."""
     counts = {kind: sum(found.kind == kind for found in changes) for kind in CHANGE_MARKS}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return [", ".join(parts) or "no difference"]
 
 
 def conflict_text(found: FileConflict | Mapping[str, Any]) -> str:
+    """Return a merge conflict as text."""
     path, kind = (
         (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
     )

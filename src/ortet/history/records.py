@@ -177,7 +177,7 @@ class Processes(StoredRecord, frozen=True):
 class EventHeader(StoredRecord, frozen=True, gc=False):
     """The part of an event that is in the hash chain.
 
-    `seal` commits to salt and body without them.
+    `seal` is a commitment to salt and body that does not reveal them.
     """
 
     seq: int
@@ -189,7 +189,7 @@ class EventHeader(StoredRecord, frozen=True, gc=False):
 
 
 class Bodies(StoredRecord, frozen=True):
-    """(salt, body) of each event of a segment. An erased event has neither."""
+    """(salt, body) of each event of a segment. Both are empty for an erased event."""
 
     items: list[tuple[bytes, bytes]]
 

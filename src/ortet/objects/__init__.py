@@ -9,7 +9,7 @@ path is `writer.py` -> `batch.py` -> `frame.py` -> `tail.py` -> `seal.py`. The r
 `remote/` is the variant for packs in a remote bucket. `gc/` deletes and verifies objects.
 
 Invariants:
-- Objects are never changed, only added. Only a sweep deletes packs.
+- Objects are never changed, only added. A sweep is the only code here that deletes packs.
 - An object is readable directly after `put` and durable after `flush`.
 - One process appends to a tail, under flock. Other processes only read that tail.
 - Every frame has checksums. A damaged frame raises `Corrupt` and does not hide other frames.

@@ -44,12 +44,14 @@ class StoreLayout(msgspec.Struct, frozen=True):
     index: Path
 
     def tail_ids(self) -> list[str]:
+        """Return the ids of all tail files, sorted."""
         names = os.listdir(self.tails)
         return sorted(
             name.removesuffix(TAIL_SUFFIX) for name in names if name.endswith(TAIL_SUFFIX)
         )
 
     def tail_path(self, id_: str) -> Path:
+        """Return the path of a tail file."""
         return self.tails / f"{id_}{TAIL_SUFFIX}"
 
 

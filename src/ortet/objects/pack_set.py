@@ -64,6 +64,7 @@ class PackSet:
         return self._tables_and_filter[0]
 
     def sources(self) -> Iterator[FrameSource]:
+        """Yield all tails and packs."""
         yield from self.own_tails
         yield from self.foreign_tails
         yield from self.packs
@@ -201,6 +202,7 @@ class PackSet:
         self._set_tables((*singles, *groups))
 
     def groups(self) -> list[PackGroup]:
+        """Return the group indexes among the tables."""
         return [table for table in self.tables if isinstance(table, PackGroup)]
 
     def _drop_corrupt_table(self, table: PackGroup | Pack) -> None:

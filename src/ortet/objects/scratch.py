@@ -1,6 +1,6 @@
 """An in-memory object store for dry runs.
 
-It is a module of its own because callers above choose it instead of a real store.
+It is a module of its own because only checks before a restore load it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ortet.objects.base import Kind, ObjectStore
 class DryRunObjectStore(ObjectStore):
     """Reads from `base` and writes nothing to it. New objects stay in memory.
 
-    Blobs are only hashed. A blob that was put here can be read only if `base` has it. Status and
-    diff need only its hash, and a whole workspace would not fit into memory.
+    Blobs are only hashed. A blob that was put here can be read only if `base` has it. A comparison
+    needs only its hash, and a whole workspace would not fit into memory.
     """
 
     def __init__(self, base: ObjectStore) -> None:

@@ -23,7 +23,7 @@ from ortet.objects.pack_index import IndexEntry, encode_index, write_index
 from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
 _REWRITE_LOOSE_DIVISOR = 8
-"""A tail is rewritten if at least one byte in this many is in loose frames (small or raw)."""
+"""A tail is rewritten if at least one byte in this many is in loose (small) frames."""
 
 
 def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -> int:

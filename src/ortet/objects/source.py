@@ -106,6 +106,7 @@ class FrameCache:
         self._lock = threading.Lock()
 
     def get(self, key: FrameKey) -> bytes | None:
+        """Return a cached frame, or None."""
         data = self._frames.get(key)
         if data is not None:
             with suppress(KeyError):  # another thread evicted the frame; the bytes are still valid
@@ -113,6 +114,7 @@ class FrameCache:
         return data
 
     def add(self, key: FrameKey, data: bytes) -> None:
+        """Cache a frame, and evict the least recently used frames above the limit."""
         with self._lock:
             if key in self._frames or len(data) > self._limit:
                 return
@@ -131,6 +133,7 @@ class FrameCache:
         return data
 
     def clear(self) -> None:
+        """Remove all frames."""
         with self._lock:
             self._frames.clear()
             self._bytes = 0

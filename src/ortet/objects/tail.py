@@ -30,6 +30,7 @@ _PREALLOCATED_ZEROS = bytes(256 * 1024)
 
 
 def pack_key(id_: str) -> str:
+    """Return the bucket key of a pack."""
     return f"packs/{id_}.pack"
 
 

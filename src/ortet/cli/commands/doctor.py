@@ -82,7 +82,7 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
         call.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
         call.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
-    if give_up is None or not exists:  # after --give-up, other problems are not an error
+    if give_up is None or not exists:  # after a successful --give-up, unusable servers are no error
         _require_usable(servers)
     if trouble is not None and (give_up is not None or not _is_store_missing(trouble)):
         raise trouble

@@ -55,6 +55,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def complete_for_shell(shell: str, arguments: Sequence[str]) -> str:
+    """Return the answer for a shell. `arguments` depend on the shell."""
     if shell != "bash":
         found = complete(list(arguments[1:]))
         rows = [f"{value}\t{_description(text)}" for value, text in found.values]

@@ -10,12 +10,16 @@ _WORD_LIST_NAME = "words.tsv"
 
 
 class Option(NamedTuple):
+    """An option of a command."""
+
     names: list[str]
     kind: str  # kind of its value; "" for none
     help: str
 
 
 class Verb(NamedTuple):
+    """A command or a group of commands."""
+
     arguments: list[str]  # their kinds; * means any number
     help: str
     options: list[Option]
@@ -52,10 +56,12 @@ class VerbTable:
                 (self.common if path == "*" else self.verbs[path].options).append(option)
 
     def option(self, path: str, name: str) -> Option | None:
+        """Return the option of a command by one of its names, or None."""
         known = self.options(path)
         return next((option for option in known if name in option.names), None)
 
     def options(self, path: str) -> list[Option]:
+        """Return the options of a command, including the common ones."""
         return [*self.verbs[path].options, *(self.common if path else [])]
 
     def subcommands(self, path: str) -> list[tuple[str, str]]:

@@ -12,5 +12,6 @@ Invariants:
 - After each command, sessions and locks are released.
 - If the agent is not available, the caller runs the command itself.
 
-This package imports `cli`, `config` and all layers below. `client.py` imports none of them.
+This package imports `cli`, `config` and all layers below. `client.py` imports only the
+standard library and `ortet` itself.
 """

@@ -159,6 +159,7 @@ class DaemonCall(CliCall):
         self.daemon_cache = daemon_cache
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        """Return the agent's open hub if the URL names its store. Otherwise open another hub."""
         from ortet.config.environment import store_path, store_url
         from ortet.config.store_url import is_networked
 

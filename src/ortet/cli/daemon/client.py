@@ -59,6 +59,7 @@ def encode_frame(fields: Sequence[str]) -> bytes:
 
 
 def decode_frame(body: bytes) -> list[str]:
+    """Decode the fields of a frame."""
     return [os.fsdecode(field) for field in body.split(b"\0")]
 
 
@@ -74,6 +75,7 @@ def read_exactly(sock: socket, size: int) -> bytes:
 
 
 def read_frame(sock: socket) -> list[str]:
+    """Read a frame and return its fields. Raises NoDaemon if it is too large."""
     size = int.from_bytes(read_exactly(sock, 4), "big")
     if size > _MAX_FRAME_BYTES:
         raise NoDaemon("that is no message")

@@ -63,6 +63,7 @@ class WorkerLoop:
         self._stopped = False
 
     def run(self) -> None:
+        """Handle connections until the worker is stopped or idle, then close everything."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         try:

@@ -67,6 +67,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, *, favor: Favor = "ours"
 
 
 def is_binary(data: bytes) -> bool:
+    """Return True if the data contains a NUL byte."""
     return b"\0" in data
 
 

@@ -208,7 +208,7 @@ def _merge_env(
     ours: Mapping[str, str | None],
     theirs: Mapping[str, str | None],
 ) -> dict[str, str | None]:
-    """Merge variable by variable. A variable without an entry has its value from the open."""
+    """Merge variable by variable. A variable without an entry is as it was at open."""
     absent = object()
     merged: dict[str, str | None] = {}
     for name in sorted(base.keys() | ours.keys() | theirs.keys()):

@@ -114,6 +114,7 @@ class BundleFile:
         return len(self._locations)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return bytes at an offset, fewer at the end."""
         return os.pread(self._fd, length, offset)
 
     def get(self, oid: Oid) -> bytes:

@@ -104,6 +104,7 @@ class PageStore:
         return node
 
     def clear(self) -> None:
+        """Remove all cached pages."""
         with self._lock:
             self._cache.clear()
             self._cached_bytes = 0

@@ -56,7 +56,7 @@ def sweep(
     progress: Progress | None = None,
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
 ) -> SweepReport:
-    """Rewrite packs with at least `min_garbage` unreachable bytes, and merge small packs.
+    """Rewrite packs with at least a fraction `min_garbage` of garbage, and merge small packs.
 
     Objects in tails, and everything they refer to, are kept. Our tails, and tails that no process
     holds, become packs first. Writers are excluded only while the roots are read again and old

@@ -93,7 +93,7 @@ class _Verifier:
     def _report(self, where: str, what: str, oid: Oid | None = None) -> None:
         self.problems.append(Problem(oid.hex() if oid else "", where, what))
 
-    # what is stored
+    # frames and indexes
 
     def check_source(self, source: FrameSource) -> None:
         where = f"{'tail' if isinstance(source, Tail) else 'pack'} {source.id}"
@@ -209,7 +209,7 @@ class _Verifier:
             self._report(where, f"does not agree with its pack ({wrong} wrong entries)")
         pack.rebuild_index()
 
-    # what refers to what
+    # references
 
     def check_references(
         self, roots: Iterable[ObjectRef], parse_references: ReferenceParser

@@ -34,9 +34,11 @@ class PackCache:
         return fd
 
     def has(self, name: str) -> bool:
+        """Return True if the file is cached."""
         return os.path.exists(self._directory / name)
 
     def get(self, name: str) -> bytes | None:
+        """Return the content of a cached file, or None."""
         fd = self.open(name)
         if fd is None:
             return None
@@ -44,6 +46,7 @@ class PackCache:
             return file.read()
 
     def put(self, name: str, data: bytes) -> None:
+        """Write a file to the cache. Errors of the disk are ignored."""
         part = self._part(name)
         with suppress(OSError):
             try:

@@ -176,6 +176,7 @@ class RemotePackSet(PackSet):
         return not isinstance(self._bucket, QueuedBucket) or self._bucket.direct
 
     def is_in_memory(self, tail: Tail) -> bool:
+        """Return True if the tail is in a memfd."""
         return tail.key.startswith(_MEMORY_TAIL_PREFIX)
 
     def _create_tail(self) -> Tail:

@@ -17,7 +17,7 @@ from ortet.objects.gc.lock import SweepLock
 
 
 class WriteFence(SweepLock):
-    """A SweepLock without file locks. Only the host that has the store can sweep it."""
+    """A SweepLock without file locks. Exclusive locks are refused: see gc/sweep_remote.py."""
 
     def __init__(self, directory: Path, epochs: EpochTracker) -> None:
         self._epochs = epochs
