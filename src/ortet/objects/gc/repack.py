@@ -24,8 +24,10 @@ def choose_packs(
 ) -> tuple[list[FrameSource], list[FrameSource]]:
     """Return the packs to rewrite and the packs to keep.
 
-    A pack is rewritten if it has enough garbage (a second copy is garbage), if it has many tiny
-    frames (from many small commits), or if it is small and there are several small ones to merge.
+    A pack is rewritten for one of three reasons:
+    - It has enough garbage. A second copy of an object is garbage.
+    - It has many tiny frames, from many small commits.
+    - It is small, and there are several small packs to merge.
     """
     sources = sorted(sources, key=lambda source: source.id)
     small = [source for source in sources if source.end < _SMALL_PACK_BYTES]
