@@ -24,9 +24,8 @@ class Follower:
         self._hub = hub
         self._id = session
         self._topic = f"session:{session}"
-        self._token = hub.signal.token(
-            self._topic
-        )  # taken before the first read, so that no event is missed
+        # Taken before the first read, so that no event is missed.
+        self._token = hub.signal.token(self._topic)
         self._view = hub.get(session)
         self._position = self._current_position()
         self._last_seq = 0

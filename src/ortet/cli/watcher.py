@@ -109,9 +109,8 @@ class Watcher:
         self._on_error = on_error
         self._clock = clock
         self._last_image: Image | None = None  # the files at the last scan
-        self._first_change = (
-            clock()
-        )  # time of the first uncommitted change, which may predate the start
+        # Time of the first uncommitted change, which may predate the start.
+        self._first_change = clock()
         self._last_change = self._first_change  # time of the last change
         self._has_uncommitted = True  # True if there may be something to commit
         self._has_unwatched = False  # True if changes are in directories not watched yet

@@ -194,18 +194,16 @@ class Refs:
         head = None
         if base == "" or base in _HEAD_NAMES:
             base = f"branch:{default_branch or self._only_branch()}"
-            head = self._catalog.head(
-                base
-            )  # not _find_head: a deep fork's name may exceed the limit
+            # Not _find_head: a deep fork's name may exceed the limit.
+            head = self._catalog.head(base)
             if head is None and (at is None or not self._catalog.ops(base)):
                 raise NotFound("no_commit", "no commit yet: run `ortet commit`")
         if at is not None:
             oid = self._resolve_reflog(base, int(at))
         else:
             oid = head.oid if head is not None else self._resolve_base(base)
-        if self.is_visible is not None and not self.is_visible(
-            oid
-        ):  # its ancestors are not visible either
+        # If the commit is not visible, its ancestors are not visible either.
+        if self.is_visible is not None and not self.is_visible(oid):
             raise self._unknown_ref(text)
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)

@@ -69,8 +69,7 @@ class ObjectStore(ABC):
 
     hasher: Hasher
     scanner: ContentScanner | None = None
-    """Callers use it to scan external content (files, events, process memory) before they store it.
-    """
+    """Scans external content (files, events, process memory). Callers use it before they store."""
 
     @abstractmethod
     def put(self, kind: Kind, data: bytes) -> Oid:

@@ -28,9 +28,8 @@ MAX_OBJECTS = 65_536
 TRUNCATED_FRAME = "short_frame"
 """The Corrupt kind for an interrupted write. It is harmless at the end of a tail."""
 
-_HEAD = struct.Struct(
-    "<4sBBH8sIII8s8s"
-)  # the last field is the checksum of the preceding fields and the table
+# The last field is the checksum of the preceding fields and the table.
+_HEAD = struct.Struct("<4sBBH8sIII8s8s")
 _ROW = struct.Struct(f"<{OID_BYTES}sBI")
 _CHECKSUM_BYTES = 8
 HEADER_BYTES = _HEAD.size

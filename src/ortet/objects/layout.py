@@ -97,9 +97,8 @@ def _create_format_file(path: Path, file: Path, hasher: Hasher) -> None:
         part.write_text(f"{_FORMAT_MAGIC} {FORMAT_VERSION} {hasher.key_id.hex()}\n")
         with open(part, "rb") as opened:
             os.fsync(opened.fileno())
-        with contextlib.suppress(
-            FileExistsError
-        ):  # another process created it first: its key applies
+        # If another process created the file first, its key applies.
+        with contextlib.suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
         sync_directory(path)

@@ -114,9 +114,8 @@ class ObjectWriter:
         size = sum([len(item[2]) for item in items])
         with self._capacity_freed:
             while self._in_flight_bytes > _MAX_IN_FLIGHT_BYTES:
-                self._capacity_freed.wait(
-                    1
-                )  # with a timeout: a woken waiter may have been interrupted and lost the wake-up
+                # With a timeout: a woken waiter may have been interrupted and lost the wake-up.
+                self._capacity_freed.wait(1)
             self._in_flight_bytes += size
             if len(self._jobs) > _PRUNE_JOBS_ABOVE:
                 self._jobs = {job for job in self._jobs if not job.done()}

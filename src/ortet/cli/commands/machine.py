@@ -302,9 +302,8 @@ def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> 
         if name in live_machines.recorded_machines(
             call.hub.root
         ) and name not in machines.list_live(call.hub.root):
-            live_machines.remove_record(
-                call.hub.root, name
-            )  # it is dead already: do not list it again
+            # It is dead already: do not list it again.
+            live_machines.remove_record(call.hub.root, name)
             continue
         one = machines.require_live(call, name)
         ended.append(

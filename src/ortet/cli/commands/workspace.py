@@ -277,9 +277,8 @@ def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable
         from ortet.cli import machines
 
         one = machines.list_live(call.hub.root).get(name or "")
-        if (
-            one is None or secrets
-        ):  # the agent runs commands with secrets: it prevents commits meanwhile
+        # The agent runs commands with secrets: it prevents commits meanwhile.
+        if one is None or secrets:
             raise
         return one.run
 

@@ -36,9 +36,8 @@ class DaemonCache:
         self._author = ""
         self._hub_settings: object = None
         self._workspaces: dict[str, tuple[Workspace, object]] = {}
-        self._live_since: dict[
-            str, float
-        ] = {}  # workspaces with a live machine, and its start time
+        # Workspaces with a live machine, and its start time.
+        self._live_since: dict[str, float] = {}
 
     def begin_command(self, variables: Mapping[str, str]) -> None:
         """Prepare for a command whose caller has these variables, which are already set.

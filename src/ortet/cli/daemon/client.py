@@ -102,9 +102,8 @@ def connect(store: str) -> socket:
         if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
             raise NoDaemon("its directory is open to others")
         sock.settimeout(_REPLY_TIMEOUT_SECONDS)
-        sock.connect(
-            f"/proc/self/fd/{place}/{SOCKET_NAME}"
-        )  # the real path may be too long for a socket
+        # The real path may be too long for a socket.
+        sock.connect(f"/proc/self/fd/{place}/{SOCKET_NAME}")
         if not is_same_user(sock):
             raise NoDaemon("it is another user's")
     except OSError as error:
@@ -248,11 +247,6 @@ def spawn_daemon(store: str) -> None:
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
     ]
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ortet.cli.daemon.server",
-        store,
-    ]  # -P: do not import from the current directory
+    # -P: do not import from the current directory.
+    argv = [sys.executable, "-P", "-m", "ortet.cli.daemon.server", store]
     os.posix_spawn(sys.executable, argv, os.environ, file_actions=nowhere, setsid=True)

@@ -113,9 +113,8 @@ class RemotePack(Pack):
                 if os.fstat(fd).st_size != self.end:
                     self._cache.remove(name)
                     return None
-                if (
-                    self.end <= FETCH_WHOLE_MAX_BYTES
-                ):  # do not keep it open: there can be thousands of small packs
+                # Do not keep it open: there can be thousands of small packs.
+                if self.end <= FETCH_WHOLE_MAX_BYTES:
                     return file
                 self._file = file
         return self._file
