@@ -1,4 +1,4 @@
-"""How a call of the command line answers: lines or JSON, colours, a pager, errors."""
+"""Prints the results of a command: lines or JSON, colours, a pager, errors."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from ortet.cli.pager import Pager
     from ortet.machines.base import Loss
 
-EXIT_PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
+EXIT_PIPE_CLOSED = 141  # the shell's code for a process that SIGPIPE ended
 
 
 class CliOutput:
-    """The half of Call that speaks."""
+    """The output half of CliCall."""
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
         self.exit_code = 0
         self.color = "auto"
-        self.pages = True  # --no-pager: it does not
-        self.paged = False  # the answer of this verb may be long
+        self.pages = True  # False with --no-pager
+        self.paged = False  # True if the output of this command may be long
         self._pager: Pager | None = None
 
     def begin_command(self, path: str) -> None:
-        """A verb is called, by its name and those of the groups that it is in."""
+        """Prepare for a command. `path` is its name with the names of its groups."""
         from ortet.cli.pager import PAGED_VERBS
 
         self.paged = path.partition(" ")[2] in PAGED_VERBS
 
     def emit(self, data: object, lines: Iterable[str] = ()) -> None:
-        """`data` with --json, nothing with -q, else the lines."""
+        """Print the result: `data` with --json, nothing with -q, otherwise the lines."""
         if self.json:
             lines = [output.to_json(data)]
         if self.json or not self.quiet:
@@ -48,7 +48,10 @@ class CliOutput:
 
     @contextmanager
     def paged_output(self) -> Iterator[None]:
-        """For what writes to standard output itself: into the pager, if there is to be one."""
+        """Redirect standard output to the pager, if one is used.
+
+        For code that writes to standard output directly.
+        """
         if self._pager is None and (pager := self.start_pager()) is not None:
             self._pager = pager
             pager.redirect_output()
@@ -58,18 +61,21 @@ class CliOutput:
             raise SystemExit(self.exit_code if self._is_paging else EXIT_PIPE_CLOSED) from None
 
     def close_pager(self) -> None:
-        """When its reader has read."""
+        """Wait until the user has closed the pager."""
         if self._pager is not None:
             pager, self._pager = self._pager, None
             pager.close()
 
     def flush(self) -> None:
-        """The end of the answer; a pager gets it when it ends, and may have been quit before."""
+        """Flush standard output.
+
+        A pager is flushed when it is closed, and may have been quit before.
+        """
         if self._pager is None:
             sys.stdout.flush()
 
     def start_pager(self) -> Pager | None:
-        """A pager for this verb, started; None where none is wanted."""
+        """Start a pager for this command. Return None if none is wanted."""
         if not (self.paged and self.pages) or self.json or self.quiet or not sys.stdout.isatty():
             return None
         from ortet.cli.pager import start_pager
@@ -78,7 +84,7 @@ class CliOutput:
 
     @property
     def _is_paging(self) -> bool:
-        """Whether what we write goes into a pager, ours or that of whom we do this for."""
+        """True if output goes to a pager, ours or that of the process we run this command for."""
         from ortet.cli.pager import PAGER_IN_USE_VARIABLE
         from ortet.config.environment import read_variable
 
@@ -86,11 +92,11 @@ class CliOutput:
 
     @property
     def on_terminal(self) -> bool:
-        """Whether somebody reads the answer on a terminal, perhaps through a pager."""
+        """True if the output is read on a terminal, directly or through a pager."""
         return sys.stdout.isatty() or self._is_paging
 
     def table(self, rows: Iterable[Sequence[str]]) -> list[str]:
-        """Columns; on a terminal, a line is no longer than that is wide."""
+        """Format rows as columns. On a terminal, lines are cut at its width."""
         lines = output.table(rows)
         if not self.on_terminal:
             return lines
@@ -100,31 +106,33 @@ class CliOutput:
         return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
     def note(self, line: str) -> None:
-        """A remark beside the answer."""
+        """Print a remark to standard error, except with --json or -q."""
         if not self.json and not self.quiet:
             sys.stderr.write(line + "\n")
 
     def progress(self, label: str) -> Progress:
-        """For a `with` block around slow work."""
+        """Return a progress bar, as a context manager for slow work."""
         return Progress(label, sys.stderr, shown=self.can_draw)
 
     @property
     def can_draw(self) -> bool:
-        """Whether somebody looks at a terminal that can be drawn on."""
+        """True if standard error is a terminal that a progress bar can be drawn on."""
         from ortet.config.environment import read_variable
 
         seen = sys.stderr.isatty() and not self.quiet and not self.json
         return seen and read_variable("TERM") != "dumb"
 
     def print_losses(self, losses: Iterable[Loss]) -> None:
+        """Print what could not be kept."""
         for loss in losses:
             self.note(f"not kept: {output.safe(loss.path)}: {loss.what} ({output.safe(loss.why)})")
 
     def paint(self, text: str, **style: Any) -> str:
-        """Colour, where somebody can see it and did not ask for none."""
+        """Colour text, if the output is coloured."""
         return click.style(text, **style) if self.use_color(terminal=self.on_terminal) else text
 
     def use_color(self, *, terminal: bool) -> bool:
+        """Return True if output is coloured. --color overrides the environment."""
         if self.color != "auto":
             return self.color == "always"
         return output.use_color(terminal=terminal)
@@ -132,7 +140,7 @@ class CliOutput:
     # errors
 
     def print_error(self, error: OrtetError) -> int:
-        """Say what went wrong; returns the exit code."""
+        """Print an error and return its exit code."""
         _trace(error)
         if self.json:
             sys.stderr.write(output.to_json(error.as_dict()) + "\n")
@@ -147,7 +155,7 @@ class CliOutput:
         return code_of(error).exit_code
 
     def print_bug(self, error: Exception) -> int:
-        """A bug of ours: short, and how to see the rest."""
+        """Print a short message about an internal error, and how to see its traceback."""
         _trace(error)
         text = f"{type(error).__name__}: {error}"
         message = f"this is a bug in ortet ({text}); set ORTET_DEBUG=1 to see where, and report it"

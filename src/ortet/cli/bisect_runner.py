@@ -1,4 +1,4 @@
-"""The search for the commit that broke something: each candidate in a private copy."""
+"""Runs a bisect search: each candidate commit is tested in a private copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BisectVerdict = Literal["good", "bad", "skip"]
 
 
 class BisectSearch(msgspec.Struct, frozen=True):
-    """What is known so far, the commit to test now, and the private workspace that holds it."""
+    """The stored search: its state, the commit to test now, and the private workspace with it."""
 
     state: BisectState
     current: str = ""
@@ -36,6 +36,8 @@ class BisectSearch(msgspec.Struct, frozen=True):
 
 
 class BisectStep(msgspec.Struct, frozen=True):
+    """The result of one test."""
+
     oid: str
     verdict: BisectVerdict
     exit_code: int
@@ -43,10 +45,12 @@ class BisectStep(msgspec.Struct, frozen=True):
 
 
 def open_bisect(hub: Hub, state: BisectState) -> Bisect:
+    """Return a Bisect over the commits of a hub."""
     return Bisect(lambda oid: hub.history.info(from_hex(oid)).parents, state)
 
 
 def load_search(hub: Hub, row: WorkspaceRow) -> BisectSearch:
+    """Return the search of a workspace. Raises NotFound("no_bisect") if there is none."""
     found = hub.catalog.row(BISECT_ROW_KIND, row.name)
     if found is None:
         raise NotFound(
@@ -56,11 +60,12 @@ def load_search(hub: Hub, row: WorkspaceRow) -> BisectSearch:
 
 
 def is_running(hub: Hub, row: WorkspaceRow) -> bool:
+    """Return True if a search is stored for this workspace."""
     return hub.catalog.row(BISECT_ROW_KIND, row.name) is not None
 
 
 def continue_search(hub: Hub, row: WorkspaceRow, state: BisectState) -> BisectSearch | BisectResult:
-    """Open the next candidate in a private copy; or end the search with its answer."""
+    """Open the next candidate in a private copy, or end the search and return its result."""
     bisect = open_bisect(hub, state)
     oid = bisect.next()
     if oid is None:
@@ -77,7 +82,7 @@ def continue_search(hub: Hub, row: WorkspaceRow, state: BisectState) -> BisectSe
 def record_verdict(
     hub: Hub, row: WorkspaceRow, verdict: BisectVerdict, oid: str | None
 ) -> BisectSearch | BisectResult:
-    """Take a verdict on the current (or a named) commit and go on."""
+    """Record a verdict on the current or a named commit, and continue."""
     search = load_search(hub, row)
     bisect = open_bisect(hub, search.state)
     {"good": bisect.good, "bad": bisect.bad, "skip": bisect.skip}[verdict](oid or search.current)
@@ -86,14 +91,14 @@ def record_verdict(
 
 
 def end_search(hub: Hub, row: WorkspaceRow) -> None:
-    """Forget the search and its copy; no error when there is none."""
+    """Delete the search and its copy. No error if there is none."""
     if is_running(hub, row):
         drop_copy(hub, load_search(hub, row).copy)
         hub.catalog.drop_row(BISECT_ROW_KIND, row.name)
 
 
 def drop_copy(hub: Hub, copy: str) -> None:
-    """Remove a private copy and its branch; the user may have dropped it already."""
+    """Delete a private copy and its branch. The user may have dropped the copy already."""
     if copy and hub.workspace_table.get(copy):
         hub.drop(copy, discard=True)
     if copy and hub.refs.get(copy):
@@ -102,7 +107,7 @@ def drop_copy(hub: Hub, copy: str) -> None:
 
 @contextmanager
 def private_checkout(hub: Hub, row: WorkspaceRow, oid: str) -> Iterator[Workspace]:
-    """A commit, fresh, in a private workspace that is gone afterwards."""
+    """Check out a commit in a private workspace that is deleted afterwards."""
     copy = hub.fork(row, None, from_hex(oid), 1)[0]
     try:
         yield copy
@@ -118,7 +123,7 @@ def search_with_command(
     command: Command,
     timeout: float | None,
 ) -> Iterator[BisectStep | BisectResult]:
-    """Run the command on candidate after candidate; the last thing yielded is the answer."""
+    """Run the command on each candidate. The last item yielded is the result."""
     bisect = open_bisect(hub, state)
 
     def test(oid: str) -> BisectStep:
@@ -126,7 +131,7 @@ def search_with_command(
             result = copy.run(command, timeout=timeout)
         return BisectStep(oid, _verdict(result, oid), result.exit_code, result.duration)
 
-    if test(state.bad).verdict == "good":  # else all that follows would blame the wrong one
+    if test(state.bad).verdict == "good":  # otherwise the search would find a wrong commit
         raise Invalid(
             "not_bad",
             f"{state.bad[:12]} is not bad, the command succeeds there: give --bad another commit",
@@ -142,7 +147,10 @@ def search_with_command(
 
 
 def _verdict(result: Result, oid: str) -> BisectVerdict:
-    """0 good, 125 cannot be tested, up to 127 bad; more is a command that broke, not the code."""
+    """Map an exit code to a verdict: 0 is good, 125 is skip, 1 to 124 is bad.
+
+    A higher code means that the command itself failed, and raises Invalid("bad_command").
+    """
     code = result.exit_code
     if code == 0:
         return "good"

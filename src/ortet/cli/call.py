@@ -1,4 +1,4 @@
-"""One call of the command line: what was asked, how it is answered, and on which store."""
+"""One invocation of the command line: its options, its output, its store and its workspace."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CliCall(CliOutput):
-    """Made once a process; the store is opened at first use and closed with the `with` block."""
+    """The context of one command. A process creates one.
+
+    The store is opened at first use and closed at the end of the `with` block.
+    """
 
     daemon_cache: DaemonCache | None = None
-    """What stays open after this call, where the host agent does it."""
+    """The state that stays open after this call, if the host agent runs it. Otherwise None."""
 
     def __init__(self) -> None:
         super().__init__()
         self._stack = ExitStack()
         self._hub: Hub | None = None
         self.session_id = ""
-        """The session that it is about, by its id, once that is known."""
+        """The id of the session that the command is about, once it is known."""
 
     def __enter__(self) -> CliCall:
         return self
@@ -47,10 +50,10 @@ class CliCall(CliOutput):
         finally:
             self.close_pager()
 
-    # where
+    # location
 
     def enter(self, directory: str) -> None:
-        """-C: relative paths of every later argument mean this directory."""
+        """Change to the directory of -C. Relative paths in later arguments refer to it."""
         try:
             os.chdir(directory)
         except OSError as error:
@@ -60,32 +63,40 @@ class CliCall(CliOutput):
 
     @property
     def cwd(self) -> Path:
+        """The working directory."""
         from ortet.config.environment import working_directory
 
         return working_directory()
 
     @property
     def hub(self) -> Hub:
-        """The store of this directory; NotFound("no_store") when nobody made it yet."""
+        """The hub of this directory. Raises NotFound("no_store") if the store does not exist."""
         if self._hub is None:
             self._hub = self.open_hub(create=False)
         return self._hub
 
     def open_watching_hub(self) -> None:
-        """This call goes on for long: its hub, which is not opened yet, follows what changes."""
+        """Open the hub for a long-running command, so that it follows changes.
+
+        Call it before `hub`.
+        """
         from ortet.config.environment import open_hub
 
         self._hub = self._stack.enter_context(open_hub(cwd=self.cwd, create=False))
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        """Open a hub that is closed at the end of the call."""
         from ortet.config.environment import open_hub
 
         hub = open_hub(url, cwd=self.cwd, create=create, one_shot=True)
         return self._stack.enter_context(hub)
 
     def local_store_path(self) -> Path:
-        """What the store has on this host: itself, or what is kept of it here. It need not be
-        there; a store that is elsewhere is opened for it."""
+        """Return the store's directory on this host.
+
+        For a remote store it is the directory of its local part, and the store is opened to find
+        it. The directory need not exist.
+        """
         from ortet.config.environment import store_path, store_url
         from ortet.config.store_url import is_networked
 
@@ -95,15 +106,16 @@ class CliCall(CliOutput):
         return self.hub.root if is_networked(url) else store_path(url)
 
     def pointer(self) -> Pointer | None:
+        """Return the nearest pointer file, or None."""
         from ortet.config.pointer_file import find_pointer
 
         return find_pointer(self.cwd)
 
     def workspace(self, name: str | None = None, *, writes: bool = True) -> Workspace:
-        """The one named, else the one whose directory this is, opened.
+        """Open the named workspace, or the workspace of this directory.
 
-        A verb that `writes` also corrects the pointer: a copied directory must not claim the
-        history of the one it was copied from. One that only looks leaves it alone.
+        If `writes`, also correct the pointer file: a copied directory must not use the history of
+        the original. A command that only reads leaves the pointer unchanged.
         """
         if name is not None:
             row = self.hub.workspace_table.need(name)
@@ -123,7 +135,7 @@ class CliCall(CliOutput):
 
     @contextmanager
     def timed(self, path: str) -> Iterator[None]:
-        """Remember how long a verb took, by its name, unless it waits for something else."""
+        """Record the duration of a command, except for commands that wait for something else."""
         from ortet.cli import slow_calls
 
         if path.partition(" ")[0] in slow_calls.WAITING_VERBS:
@@ -137,17 +149,20 @@ class CliCall(CliOutput):
                 timing.session = self.session_id
 
     def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:  # noqa: ARG002
-        """The workspace of this row, if it was opened by a command before this one."""
+        """Return the workspace of this row if an earlier command left it open."""
         return None
 
     def _pointer_workspace(self, pointer: Pointer) -> str | None:
-        """The workspace a pointer names; None when we are told to use another store than its."""
+        """Return the workspace that a pointer names. None if another store is in use."""
         from ortet.config.environment import is_pointer_to
 
         return pointer.workspace if is_pointer_to(pointer, self.hub.url) else None
 
     def row(self, name: str | None = None) -> WorkspaceRow:
-        """The same, not opened: enough to read history."""
+        """Return the row of the named workspace, or of this directory's.
+
+        It is enough to read history.
+        """
         if name is not None:
             return self.hub.workspace_table.need(name)
         pointer = self.pointer()
@@ -157,17 +172,20 @@ class CliCall(CliOutput):
         return row
 
     def branch(self) -> str | None:
-        """The branch HEAD means here; None outside every workspace."""
+        """Return the branch that HEAD means here. None outside a workspace."""
         pointer = self.pointer()
         if pointer is None:
             return self._branch_without_pointer()
         if row := self._locate_row(pointer):
             return row.name
-        said = self._pointer_workspace(pointer)  # its workspace was dropped, its branch was not
+        said = self._pointer_workspace(pointer)  # the workspace was dropped, but its branch remains
         return said if said and self.hub.refs.get(said) else None
 
     def _branch_without_pointer(self) -> str | None:
-        """Of a directory that a program made a workspace: only `ortet init` leaves a pointer."""
+        """Return the branch of a directory that a program made a workspace.
+
+        Such a directory has no pointer file: only `ortet init` writes one.
+        """
         here = self.cwd.resolve()
         for directory in (here, *here.parents):
             if row := self.hub.workspace_table.find_at(directory, "inplace", "folder"):
@@ -178,14 +196,19 @@ class CliCall(CliOutput):
         return self.hub.locate(self._pointer_workspace(pointer) or "", pointer.directory)
 
     def resolve(self, ref: str, branch: str | None = None) -> Oid:
+        """Return the commit that `ref` names.
+
+        HEAD means `branch`, or the branch of this directory.
+        """
         return self.hub.refs.resolve(ref, default_branch=branch or self.branch())
 
     def workspace_relative(self, path: str, name: str | None) -> str:
-        """A path as the user wrote it -> relative to the workspace."""
+        """Convert a path as the user wrote it into a path relative to the workspace."""
         pointer = self.pointer()
         if name is not None or pointer is None:
             return os.path.normpath(path)
-        # the directory may be reached through a link: compare real places, but keep the last name
+        # The directory may be reached through a symlink: compare real paths, but keep the last
+        # name.
         full = self.cwd / path
         real = full.resolve()
         if full.name != "..":
@@ -196,14 +219,14 @@ class CliCall(CliOutput):
         return relative
 
     def warn_uncommitted(self, *refs: str) -> None:
-        """Say of forks named by the user that what they hold is more than what is looked at."""
+        """Warn about uncommitted changes in forks that the user named."""
         if self.json or self.quiet:
             return
         for ref in refs:
             try:
                 with self.hub.private_workspace(ref) as private:
                     dirty = private is not None and not private.status().clean
-            except OrtetError:  # in use elsewhere, or unusable here: the answer does not need it
+            except OrtetError:  # in use elsewhere, or unusable here: skip the warning
                 continue
             if dirty:
                 self.note(
@@ -221,8 +244,10 @@ def _no_workspace(here: Path) -> NotFound:
 
 
 def common_options(function: F, *, top: bool = False) -> F:
-    """--json and -q, before the verb and after it; so are --no-pager and --color, which only the
-    `top` shows."""
+    """Add --json, -q, --no-pager and --color to a command, before and after its name.
+
+    Only the `top` command shows --no-pager and --color in its help.
+    """
     for flags, name, text in (
         (("-q", "--quiet"), "quiet", "Print nothing but errors."),
         (("--json",), "json", "Print the answer, or the error, as JSON."),
@@ -265,7 +290,7 @@ def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 
 
 def group(function: Callable[[], None]) -> click.Group:
-    """A noun with verbs of its own and the common options; alone it shows its help."""
+    """Make a command group with the common options. Without a subcommand it shows its help."""
 
     @functools.wraps(function)
     def bare(ctx: click.Context) -> None:
@@ -278,7 +303,7 @@ def group(function: Callable[[], None]) -> click.Group:
 def verb(
     name: str | None = None, **settings: Any
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command that takes the Call first and has the common options."""
+    """Make a command with the common options. Its function gets the CliCall first."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         return click.command(name, click.Command, **settings)(common_options(wrapped(function)))
@@ -302,7 +327,7 @@ workspace_option = click.option(
 
 
 def as_text(message: str) -> str:
-    """A message from the command line as text: bytes that are no UTF-8 are replaced."""
+    """Return a command line argument as valid text. Bytes that are not UTF-8 are replaced."""
     try:
         message.encode()
     except UnicodeEncodeError:

@@ -1,5 +1,8 @@
-"""Where the command line begins: what the host agent can do faster goes there, with next to nothing
-imported; all else, and all without an agent, is done here."""
+"""The console script. It sends a command to the host agent, or runs it in this process.
+
+A command that the agent can run faster goes there, and almost nothing is imported. All other
+commands, and all commands without an agent, run here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 DAEMON_VERBS = ("commit", "status")
-"""Verbs that look at all files of a directory. An agent has watched it meanwhile. All others read
-the store, which costs the same here, or run programs, which are to be children of their caller."""
+"""Commands that scan all files of a directory. The host agent is faster: it watches the directory.
+
+Other commands read the store, which costs the same here, or run programs, which must be children of
+their caller.
+"""
 
 _POINTER = ".ortet"
 _DAEMON_LOST_MESSAGE = (
@@ -22,11 +28,11 @@ EXIT_INTERRUPTED = 130
 
 
 class ParsedCommand(NamedTuple):
-    """What a command line says, as far as it must be known to choose who does it."""
+    """The parts of a command line that decide where the command runs."""
 
     verb: str
     directory: str
-    name: str  # of a workspace; "" for that of the directory
+    name: str  # of the workspace; "" for the one of the directory
 
 
 def main() -> NoReturn:
@@ -41,11 +47,11 @@ def main() -> NoReturn:
         from ortet.cli.main import main as here
 
         here()
-    os._exit(code)  # nothing was opened that is to be closed
+    os._exit(code)  # nothing is open that must be closed
 
 
 def run_completion(words: Sequence[str]) -> int | None:
-    """What a shell asks at every start, and at every Tab; None for what is not plain."""
+    """Answer a shell at its start or at a Tab. Return None if click must parse the words."""
     from ortet.cli.completion import engine
 
     verb, *rest = words
@@ -60,7 +66,7 @@ def run_completion(words: Sequence[str]) -> int | None:
 
 
 def run_by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
-    """The exit code of what the agent did; None when it is to be done here."""
+    """Run the command in the host agent and return its exit code. None if it must run here."""
     asked = parse_words(words)
     if asked is None or asked.verb not in DAEMON_VERBS or not _may_use_agent(environ):
         return None
@@ -83,7 +89,7 @@ def run_by_agent(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
 
 
 def _start_agent(store: str) -> None:
-    """For the next command: this one would wait longer for an agent than it takes itself."""
+    """Start an agent for the next command. Waiting for it would take longer than this command."""
     from ortet.cli.daemon import client
 
     try:
@@ -94,20 +100,25 @@ def _start_agent(store: str) -> None:
 
 
 def _may_use_agent(environ: Mapping[str, str]) -> bool:
-    """Commands that are re-enacted, or have a stream closed, are not for it."""
+    """Return True if the host agent may run the command.
+
+    It may not in a replay, if a standard stream is closed, or if the user turned the agent off.
+    """
     replayed = "ORTET_REPLAY" in environ
     streams = None not in (sys.stdin, sys.stdout, sys.stderr)
     return sys.platform == "linux" and not is_agent_off(environ) and not replayed and streams
 
 
 def is_agent_off(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user wants no agent."""
+    """Return True if the user turned the host agent off."""
     return environ.get("ORTET_AGENT", "").lower() in ("off", "0", "no", "false")
 
 
 def parse_words(words: Sequence[str]) -> ParsedCommand | None:
-    """None for what is not plain: the command line proper finds out what is meant, or says what is
-    wrong."""
+    """Parse a simple command line.
+
+    Return None for others: click then parses them or reports the error.
+    """
     directory = verb = name = ""
     rest = iter(words)
     for word in rest:
@@ -127,7 +138,7 @@ def parse_words(words: Sequence[str]) -> ParsedCommand | None:
 
 
 def locate_store(command: ParsedCommand, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The store's directory and the workspace's name; None where they are not plain."""
+    """Return the store's directory and the workspace's name. None if this is not a simple case."""
     url = environ.get("ORTET_URL", "")
     said = read_nearest_pointer(command.directory) if not url or not command.name else ("", "", "")
     if said is None:
@@ -140,7 +151,7 @@ def locate_store(command: ParsedCommand, environ: Mapping[str, str]) -> tuple[st
 
 
 def read_nearest_pointer(directory: str) -> tuple[str, str, str] | None:
-    """What the nearest `.ortet` says: where it is, the store, the workspace."""
+    """Return the content of the nearest `.ortet` file: its directory, the store, the workspace."""
     try:
         at = os.path.realpath(directory) if directory else os.getcwd()
     except OSError:

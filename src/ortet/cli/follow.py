@@ -1,4 +1,4 @@
-"""Following a session: its events as they come, also those that other processes write."""
+"""Follows a session: yields its events as they are written, also by other processes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ if TYPE_CHECKING:
     from ortet.journal.events import Event
 
 _POLL_SECONDS = 5.0
-"""Seconds after which a follower looks by itself: a signal is only a hint."""
+"""A follower polls after this time, because a signal is only a hint."""
 
 
 class Follower:
-    """Knows what it has given out. It sleeps until a writer of this host signals, and reads only
-    what came since; when the session was restored, it goes on behind what is still true."""
+    """Yields each event of a session once.
+
+    It waits until a writer on this host signals, and reads only new events. If the session was
+    restored, it continues after the last event that both timelines share.
+    """
 
     def __init__(self, hub: Hub, session: str) -> None:
         self._hub = hub
         self._id = session
         self._topic = f"session:{session}"
-        self._token = hub.signal.token(self._topic)  # before the first look: nothing falls between
+        # Taken before the first read, so that no event is missed.
+        self._token = hub.signal.token(self._topic)
         self._view = hub.get(session)
         self._position = self._current_position()
         self._last_seq = 0
         self._shown_inbox_events: set[tuple[str, int, str]] = set()
 
     def first(self, limit: int | None, kinds: Sequence[str]) -> list[Event]:
-        """What there is, or the last `limit` of it."""
+        """Return the existing events, or the last `limit` of them."""
         line = self._view.event_log
         if limit is not None and not kinds:
             found = [*line.newest(limit), *self._inbox_events()][-limit:]
@@ -38,7 +42,7 @@ class Follower:
         return found[-limit:] if limit else found
 
     def wait(self, kinds: Sequence[str]) -> list[Event]:
-        """What came since; it may be nothing."""
+        """Wait for a signal or the poll interval, and return new events. There may be none."""
         self._hub.signal.wait(self._topic, self._token, _POLL_SECONDS)
         self._token = self._hub.signal.token(self._topic)
         place = self._current_position()
@@ -54,7 +58,7 @@ class Follower:
         yield from self._inbox_events()
 
     def _inbox_events(self) -> Iterator[Event]:
-        """What waits for the writer, each once."""
+        """Yield events that wait in the inbox for the writer, each once."""
         from ortet.sessions.writing.inbox import pending_events
 
         for event in pending_events(self._hub.catalog, self._id):
@@ -64,7 +68,7 @@ class Follower:
                 yield event
 
     def _current_position(self) -> tuple[str, bytes]:
-        """The timeline and the head: rows behind a new head may be trimmed."""
+        """Return the timeline and the head. Rows before a new head may be trimmed."""
         from ortet.sessions.table import SessionTable
 
         row = SessionTable(self._hub.catalog).get(self._id)

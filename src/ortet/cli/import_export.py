@@ -1,4 +1,4 @@
-"""import --from and export --format: conversations of other programs, and for them."""
+"""`import --from` and `export --format`: transcripts of other programs, and message formats."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _MAX_SHOWN = 10
-"""Transcripts that a person is shown."""
+"""The maximum number of transcripts and files shown."""
 
 
 class ImportOptions(msgspec.Struct, frozen=True):
-    """What is to be taken in; without a path, what the tool has of this directory."""
+    """What to import. Without a path, the tool's newest transcript of this directory."""
 
     tool: str
     path: str | None
@@ -39,7 +39,7 @@ class ImportOptions(msgspec.Struct, frozen=True):
 
 
 def import_transcripts(call: CliCall, options: ImportOptions) -> None:
-    """Each into a session; those of agents that worked for it go with it."""
+    """Import each transcript into a session, together with the transcripts of its sub-agents."""
     chosen, others = _choose_transcripts(call, options)
     if options.name is not None and len(chosen) > 1:
         raise Invalid("bad_usage", f"{len(chosen)} transcripts cannot have one name: leave it out")
@@ -68,7 +68,7 @@ def import_transcripts(call: CliCall, options: ImportOptions) -> None:
 def _choose_transcripts(
     call: CliCall, options: ImportOptions
 ) -> tuple[list[TranscriptFile], list[TranscriptFile]]:
-    """Those that are meant, and others that could have been."""
+    """Return the transcripts to import, and others of the same directory."""
     if options.path is not None:
         if options.everything:
             raise Invalid("bad_usage", "a FILE, or --all of them? leave one out")
@@ -151,7 +151,7 @@ def export_session(
     whole: bool,
     content: bool,
 ) -> None:
-    """What was said in a session, to a file or to standard output."""
+    """Write the messages or spans of a session to a file or to standard output."""
     if len(words) > 1:
         raise click.UsageError("--format writes one session: name one")
     if (content and format != "otel") or (whole and format == "otel"):
@@ -177,7 +177,7 @@ def _export_messages(view: SessionReader, format: Any, whole: bool) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole, or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_text(f"{text}\n", encoding="utf-8")

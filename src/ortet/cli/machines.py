@@ -1,4 +1,4 @@
-"""Machines that live in the host agent, as a command finds, starts and asks them."""
+"""Finds, starts and uses the live machines of the host agent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from ortet.machines.base import Command, OutputCallback, Result
     from ortet.machines.control.client import InitClient
 
-_COMMAND_TIMEOUT_SECONDS = (
-    3600.0  # seconds: what is done with a machine before may be a dump of much memory
-)
+_COMMAND_TIMEOUT_SECONDS = 3600.0  # seconds: an earlier command may dump much memory of the machine
 
 
 class LiveMachineInfo(msgspec.Struct, frozen=True):
-    """A machine that the agent holds: what its door is, and since when it lives."""
+    """A live machine of the host agent: its control socket, and when it started."""
 
     name: str
     engine: str
@@ -38,7 +36,7 @@ class LiveMachineInfo(msgspec.Struct, frozen=True):
     since: float
 
     def connect(self) -> InitClient:
-        """Whoever keeps its programs, to be asked by this process."""
+        """Return a client for the machine's init process."""
         from ortet.machines.control.client import InitClient
 
         return InitClient(self.pid, path=self.path, lock_path=self.lock)
@@ -54,8 +52,11 @@ class LiveMachineInfo(msgspec.Struct, frozen=True):
         output: OutputCallback | None = None,
         secrets: Sequence[str] = (),
     ) -> Result:
-        """As Workspace.run, beside whatever else is done with the machine. `secrets` must be none:
-        no commit may be made meanwhile, and of that only the agent can take care."""
+        """Run a command in the machine, like Workspace.run, concurrently with other commands.
+
+        `secrets` must be empty: no commit may happen while a command has secrets, and only the
+        agent can ensure that.
+        """
         assert not secrets
         from ortet.machines.command import argv_of, build_environment, check_run
         from ortet.machines.folder import relative_cwd
@@ -74,8 +75,10 @@ class LiveMachineInfo(msgspec.Struct, frozen=True):
 
 
 def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> int | None:
-    """A verb that found a machine open, done where it is: the exit code, or None when it is not in
-    the agent."""
+    """Run a command in the agent if it failed because the agent has the machine open.
+
+    Return the exit code, or None if the machine is not in the agent.
+    """
     from ortet.cli.entry import is_agent_off
 
     if error.kind != "machine_open" or is_agent_off():
@@ -96,7 +99,7 @@ def retry_in_agent(words: Sequence[str], error: OrtetError, call: CliCall) -> in
 
 
 def list_live(store: Path) -> dict[str, LiveMachineInfo]:
-    """All of a store, by name; none where no agent runs."""
+    """Return the live machines of a store by name. Empty if no agent runs."""
     found = agentcall.list_live_machines(store)
     return {
         name: msgspec.convert({"name": name, **about}, thread_safe_struct(LiveMachineInfo))
@@ -105,16 +108,19 @@ def list_live(store: Path) -> dict[str, LiveMachineInfo]:
 
 
 def list_dead(hub: Hub, live: Collection[str]) -> list[str]:
-    """Those that lived, were not ended, and can be started again; what is gone is forgotten."""
+    """Return machines that ended without a stop and can be started again.
+
+    Records of dropped workspaces are deleted.
+    """
     names = sorted(name for name in live_machines.recorded_machines(hub.root) if name not in live)
     for name in names:
-        if hub.workspace_table.get(name) is None:  # dropped since
+        if hub.workspace_table.get(name) is None:  # dropped in the meantime
             live_machines.remove_record(hub.root, name)
     return [name for name in names if hub.workspace_table.get(name) is not None]
 
 
 def resolve_name(call: CliCall, name: str | None) -> str:
-    """The machine that is meant: the one named, that of this directory, or the only one."""
+    """Return the name of the machine: the given one, this directory's, or the only one."""
     if name is not None:
         return name
     known = list_live(call.hub.root)
@@ -141,7 +147,7 @@ def _machine_of_directory(call: CliCall, directory: Path) -> str:
 
 
 def require_live(call: CliCall, name: str | None) -> LiveMachineInfo:
-    """A machine that lives; NotFound, with the command that starts it, for one that does not."""
+    """Return a live machine. Raises NotFound("not_live"), with the command that starts it."""
     meant = resolve_name(call, name)
     found = list_live(call.hub.root).get(meant)
     if found is None:
@@ -158,7 +164,10 @@ def require_live(call: CliCall, name: str | None) -> LiveMachineInfo:
 def find_or_start(
     call: CliCall, name: str | None, *, restore: bool = False, network: str | None = None
 ) -> LiveMachineInfo:
-    """A machine that lives, or that is started now; `restore`: with what ran at its last commit."""
+    """Return a live machine, and start it if necessary.
+
+    With `restore`, the processes of its last commit are restored.
+    """
     meant = resolve_name(call, name)
     if found := list_live(call.hub.root).get(meant):
         if network not in (None, call.hub.workspace_table.need(meant).network):
@@ -181,8 +190,10 @@ def find_or_start(
 def run_in_agent(
     call: CliCall, key: str, words: Sequence[str], *, start: bool = False
 ) -> dict[str, Any]:
-    """Have the agent do a verb of its own and return what that answers; what it complains of goes
-    to our standard error, and its exit code is then ours."""
+    """Run an internal command in the host agent and return its JSON answer.
+
+    Its errors go to our standard error. If it fails, this process exits with its exit code.
+    """
     store = call.hub.root
     if start:
         _check_agent_allowed()

@@ -1,4 +1,4 @@
-"""The command line: verbs are loaded when they are asked for; an error ends with its code."""
+"""The table of commands, and the main function. Commands are imported when they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ortet.errors import Conflict, Invalid, OrtetError, Refused, Unavailable
 
 EXIT_INTERRUPTED = 130
 
-# Verb -> the module that holds it, in the order of the help page.
+# Command names by help section and module, in the order of the help page.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Work": {"workspace": ("init", "status", "commit", "run"), "watch": ("watch",)},
     "Attempts": {"fork": ("fork", "merge", "land", "drop"), "swarm": ("swarm",)},
@@ -81,11 +81,11 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
 
 
 _HIDDEN = {"machine": "machine_internal", "values": "completion"}
-"""What the agent is asked for by other verbs."""
+"""Hidden commands that other commands run in the host agent, and the shell at completion."""
 
 
 class LazyVerbs(click.Group):
-    """Imports the module of a verb when the verb is used."""
+    """A click group that imports the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [
@@ -150,7 +150,7 @@ def cli(ctx: click.Context, directory: str | None) -> None:
 
 
 _GC_THRESHOLD = 200_000
-"""A command is short: looking for garbage as often as usual takes a tenth of its time."""
+"""A command is short. The default GC threshold would cost 10% of its time."""
 
 
 def main() -> NoReturn:
@@ -161,20 +161,26 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # all is closed; to free every object a scan of 30 000 files left would take 30 ms more
+    # Everything is closed. Freeing all objects after a scan of 30 000 files would take 30 ms more.
     os._exit(code)
 
 
 def _open_missing_streams() -> None:
-    """What the caller closed goes nowhere; else the next file opened would be that stream."""
+    """Open /dev/null for each standard stream that the caller closed.
+
+    Otherwise the next opened file would get the number of that stream.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def run(words: list[str], call: CliCall | None = None) -> int:
-    """The exit code: 0, what a command run by it returned, or the code of the error."""
+    """Run a command and return the exit code.
+
+    The code is 0, the exit code of a program that the command ran, or the code of the error.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     call = call or CliCall()
@@ -184,7 +190,7 @@ def run(words: list[str], call: CliCall | None = None) -> int:
             code = cli.main(words, prog_name="ortet", obj=call, standalone_mode=False)
             call.flush()
         return code or call.exit_code
-    except SystemExit as end:  # a signal, or the reader of our output left
+    except SystemExit as end:  # a signal, or the reader of our output closed the pipe
         return end.code if isinstance(end.code, int) else 1
     except (click.Abort, KeyboardInterrupt):
         call.note("interrupted")
@@ -200,7 +206,7 @@ def run(words: list[str], call: CliCall | None = None) -> int:
 
 
 def _print_error(call: CliCall, error: Exception) -> int:
-    """Say what went wrong; returns the exit code."""
+    """Print an error and return its exit code."""
     if isinstance(error, click.UsageError):
         return call.print_error(Invalid("bad_usage", _usage(error)))
     if isinstance(error, OrtetError):
@@ -215,9 +221,9 @@ def _print_error(call: CliCall, error: Exception) -> int:
 
 
 def _install_signal_handlers() -> None:
-    """Asked to end, close what is open: a command that we run must not outlive us."""
+    """Exit cleanly at SIGTERM and SIGHUP, so that a program that we run does not outlive us."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # not if nohup ignores it
             signal.signal(number, _exit_on_signal)
 
 
@@ -226,7 +232,7 @@ def _exit_on_signal(number: int, _: object) -> NoReturn:
 
 
 def to_ortet_error(error: OSError) -> OrtetError:
-    """What the system refused, in the words of our errors."""
+    """Convert an OSError into an OrtetError."""
     where = f": {error.filename}" if error.filename else ""
     text = f"{error.strerror or error}{where}"
     if isinstance(error, PermissionError):
@@ -236,12 +242,15 @@ def to_ortet_error(error: OSError) -> OrtetError:
 
 def _usage(error: click.UsageError) -> str:
     where = error.ctx.command_path if error.ctx else "ortet"
-    text = " ".join(error.format_message().split())  # choices come on lines of their own
+    text = " ".join(error.format_message().split())  # click puts choices on separate lines
     return f"{text.rstrip('.')}; `{where} --help` shows how to call it"
 
 
 def _asks_for_json(words: Sequence[str]) -> bool:
-    """An error may come before the option was read."""
+    """Return True if --json is among the words.
+
+    An error may come before click parsed the option.
+    """
     return "--json" in words[: words.index("--") if "--" in words else None]
 
 

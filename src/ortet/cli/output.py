@@ -1,4 +1,4 @@
-"""How things look on a terminal and in JSON."""
+"""Formats values for a terminal and for JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from ortet.objects.base import ObjectStore
 
 SHORT_ID_DIGITS = 12
-"""Digits of an id shown to people."""
+"""The number of digits of an id that are shown."""
 
 MAX_TEXT_CHARS = 2000
-"""Characters of a text in a list; a terminal shows as many as fit."""
+"""The maximum length of a text in a list. A terminal shows as much as fits."""
 
 CHANGE_MARKS = {"added": "A", "removed": "D", "modified": "M", "metadata": "m", "renamed": "R"}
 CONFLICT_TEXTS = {
@@ -32,7 +32,10 @@ CHANGE_COLORS = {"added": "green", "removed": "red", "modified": "yellow", "rena
 
 
 def to_json(data: object) -> str:
-    """One line of ASCII: undecodable bytes of a path stay as escapes that Python reads back."""
+    """Return one line of ASCII JSON.
+
+    Undecodable bytes of a path become escapes that Python can read.
+    """
     import json
 
     import msgspec
@@ -41,7 +44,7 @@ def to_json(data: object) -> str:
 
 
 def use_color(*, terminal: bool) -> bool:
-    """Whether to colour what is said to a terminal, or not to one, unless --color says so."""
+    """Return True if output is coloured by default, from the environment variables."""
     from ortet.config.environment import read_variable
 
     if read_variable("NO_COLOR") or read_variable("FORCE_COLOR") == "0":
@@ -52,7 +55,10 @@ def use_color(*, terminal: bool) -> bool:
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """Text that cannot drive a terminal: control characters and stray bytes become escapes."""
+    """Return text that cannot control a terminal.
+
+    Control characters and invalid bytes are escaped.
+    """
     if text.isprintable():
         return text
     return "".join(char if char in keep else _safe(char) for char in text)
@@ -69,23 +75,24 @@ def _safe(char: str) -> str:
 
 
 def short_id(oid: str) -> str:
+    """Return the first digits of an id."""
     return oid[:SHORT_ID_DIGITS]
 
 
 def title(message: str) -> str:
-    """The first line of a message."""
+    """Return the first line of a message."""
     return safe(message.strip().partition("\n")[0])
 
 
 def single_line(text: str) -> str:
-    """All of a text in one line, cut where nobody reads on."""
+    """Return a text as one line of limited length."""
     from ortet.journal.conversation.text import one_line
 
     return safe(one_line(text, MAX_TEXT_CHARS))
 
 
 def format_time(time_ns: int) -> str:
-    """Local time, to the second."""
+    """Return local time, to the second."""
     try:
         moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -94,6 +101,7 @@ def format_time(time_ns: int) -> str:
 
 
 def format_size(count: float) -> str:
+    """Return a size in B, KiB, MiB, GiB or TiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -102,17 +110,19 @@ def format_size(count: float) -> str:
 
 
 def format_duration(duration: float) -> str:
+    """Return a duration in milliseconds or seconds."""
     if duration < 1:
         return f"{duration * 1000:.1f} ms"
     return f"{duration:.1f} s"
 
 
 def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, with an s unless the count is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, nothing after the last."""
+    """Format rows as aligned columns, without spaces at the end of a line."""
     cells = [list(row) for row in rows]
     if not cells:
         return []
@@ -124,7 +134,7 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def fields(record: object) -> dict[str, Any]:
-    """A record as a mapping, to put more keys beside its own."""
+    """Return a record as a dict, so that keys can be added."""
     import msgspec
 
     found: dict[str, Any] = msgspec.structs.asdict(record)  # type: ignore[arg-type]
@@ -132,7 +142,7 @@ def fields(record: object) -> dict[str, Any]:
 
 
 def queued_lines(found: UploadBacklog) -> Iterator[str]:
-    """What other hosts cannot read yet, if there is anything."""
+    """Describe what other hosts cannot read yet, if there is anything."""
     if found.objects:
         why = f" ({safe(found.trouble)})" if found.trouble else ""
         what = f"{plural(found.objects, 'pack')}, {format_size(found.bytes)}"
@@ -140,6 +150,7 @@ def queued_lines(found: UploadBacklog) -> Iterator[str]:
 
 
 def report_text(found: Report) -> str:
+    """Return the result of a restore as text."""
     parts = [f"{found.written} written", f"{found.removed} removed"]
     if found.started:
         parts.append(f"running: {', '.join(map(safe, found.started))}")
@@ -149,7 +160,7 @@ def report_text(found: Report) -> str:
 def change_data(
     found: TreeChange, objects: ObjectStore | None = None, *, patch: bool = False
 ) -> dict[str, Any]:
-    """A change for JSON; with `patch`, its changed lines too."""
+    """Return a change for JSON. With `patch`, include its changed lines."""
     data = {
         "path": found.path,
         "kind": found.kind,
@@ -163,7 +174,7 @@ def change_data(
 
 
 def patch_text(found: TreeChange, objects: ObjectStore) -> str:
-    """The change as a unified diff; a line in words where there is no content to compare."""
+    """Return a change as a unified diff, or in words if there is no content to compare."""
     from ortet.history.diff.tree_diff import file_diff
 
     old, new = (None if entry and entry.is_dir else entry for entry in (found.old, found.new))
@@ -174,6 +185,7 @@ def patch_text(found: TreeChange, objects: ObjectStore) -> str:
 
 
 def change_lines(changes: Iterable[TreeChange], paint: Callable[..., str]) -> Iterator[str]:
+    """Yield one line for each change."""
     for found in changes:
         mark = paint(CHANGE_MARKS[found.kind], fg=CHANGE_COLORS.get(found.kind))
         slash = "/" if _is_dir(found) else ""
@@ -192,12 +204,14 @@ def _move(found: TreeChange) -> str:
 
 
 def change_counts(changes: Sequence[TreeChange]) -> list[str]:
+    """Return a line with the number of changes of each kind."""
     counts = {kind: sum(found.kind == kind for found in changes) for kind in CHANGE_MARKS}
     parts = [f"{count} {kind}" for kind, count in counts.items() if count]
     return [", ".join(parts) or "no difference"]
 
 
 def conflict_text(found: FileConflict | Mapping[str, Any]) -> str:
+    """Return a merge conflict as text."""
     path, kind = (
         (found["path"], found["kind"]) if isinstance(found, Mapping) else (found.path, found.kind)
     )

@@ -1,4 +1,4 @@
-"""Long answers go through a pager, as git's do: only to a terminal, and quitting it is no error."""
+"""Sends long output through a pager, like git: only to a terminal, and quitting is not an error."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ PAGED_VERBS = frozenset(
         *("diff-runs", "swarm ls", "swarm show"),
     }
 )
-"""Verbs whose answer may be longer than a screen. Others may say so of themselves."""
+"""Commands whose output may be longer than a screen. Other commands can set `paged` themselves."""
 
 PAGER_IN_USE_VARIABLE = "ORTET_PAGER_IN_USE"
-"""Set for whoever does a verb in our place: what it writes goes into a pager of ours."""
+"""Set for a process that runs a command for us: its output goes to our pager."""
 
 _DEFAULT = "less -FRX"
 _OFF = ("", "cat")
-_SHELL = frozenset("|&;<>()$`\\\"'*?[]#~=%")  # what only a shell can read
-_LESS_SETUP = (
-    ': "${LESS=FRX}" "${LV=-c}"; export LESS LV; '  # as git has it, for a pager of the user's
-)
+_SHELL = frozenset("|&;<>()$`\\\"'*?[]#~=%")  # characters that need a shell
+_LESS_SETUP = ': "${LESS=FRX}" "${LV=-c}"; export LESS LV; '  # the same defaults as git
 
 
 def pager_command() -> str:
-    """The pager's command line; "" for none."""
+    """Return the command line of the pager, or "" for none."""
     from ortet.config.environment import read_variable
 
     for name in ("ORTET_PAGER", "PAGER"):
@@ -44,7 +42,7 @@ def pager_command() -> str:
 
 
 def start_pager(note: Callable[[str], None]) -> Pager | None:
-    """The pager that the user wants; None for none, and for one that is not there."""
+    """Start the user's pager. Return None if none is wanted or it is not installed."""
     command = pager_command()
     if not command:
         return None
@@ -56,7 +54,7 @@ def start_pager(note: Callable[[str], None]) -> Pager | None:
 
 
 def _is_installed(command: str) -> bool:
-    """Whether a command can be started at all; what only a shell can tell, it is left to."""
+    """Return True if the command can be started, or if only a shell can decide that."""
     import shutil
 
     words = command.split()
@@ -64,10 +62,10 @@ def _is_installed(command: str) -> bool:
 
 
 class Pager:
-    """A pager that runs until `close`. `stream` leads into it."""
+    """A running pager. `stream` writes to it. `close` waits for it."""
 
     def __init__(self, command: str) -> None:
-        import subprocess  # here: most verbs do without it
+        import subprocess  # imported here: most commands do not need it
 
         out, into = os.pipe2(os.O_CLOEXEC)
         try:
@@ -83,17 +81,17 @@ class Pager:
         self._saved_streams = sys.stdout, sys.stderr
 
     def redirect_output(self) -> None:
-        """What we say from now on goes into it; remarks too, where they would be on its screen."""
+        """Send standard output to the pager, and standard error too if it is a terminal."""
         sys.stdout = self.stream
         if sys.stderr.isatty():
             sys.stderr = self.stream
 
     def close(self) -> None:
-        """Until the user has read it. An interrupt is the pager's: it knows what to do with it."""
+        """Wait until the user has closed the pager. Ignore SIGINT, which the pager handles."""
         sys.stdout, sys.stderr = self._saved_streams
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with suppress(OSError):  # it was quit before the end
+            with suppress(OSError):  # the user quit before the end
                 self.stream.close()
             self._process.wait()
         finally:
@@ -101,7 +99,7 @@ class Pager:
 
 
 class AgentStreams(NamedTuple):
-    """What whoever does a verb in our place is given."""
+    """The streams and variables for a process that runs a command for us."""
 
     streams: tuple[int, int, int] = (0, 1, 2)
     variables: tuple[str, ...] = ()
@@ -109,7 +107,7 @@ class AgentStreams(NamedTuple):
 
 @contextmanager
 def streams_for_agent(pager: Pager | None) -> Iterator[AgentStreams]:
-    """Our streams, where what is said goes into the pager, if there is one."""
+    """Yield our streams, with the pager instead of the terminal if there is one."""
     if pager is None:
         yield AgentStreams()
         return

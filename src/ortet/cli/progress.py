@@ -1,4 +1,4 @@
-"""A bar for work that takes longer than a second, where somebody is looking."""
+"""A progress bar for work that takes longer than a second, on a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import time
 from typing import IO
 
-SHOW_AFTER_SECONDS = 1.0  # seconds before anything is shown
+SHOW_AFTER_SECONDS = 1.0  # delay before the bar is shown
 REDRAW_SECONDS = 0.1
 BAR_WIDTH = 24
 
 
 class Progress:
-    """Called with (done, total); drawn by a thread of its own, so that calling costs nothing."""
+    """Called with (done, total). A thread draws the bar, so that a call costs almost nothing."""
 
     def __init__(self, label: str, stream: IO[str], *, shown: bool) -> None:
         self._label = label

@@ -1,4 +1,4 @@
-"""Which session a verb of the command line means, and how sessions look."""
+"""Finds the session that a command means, and formats sessions and events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MIN_ID_DIGITS = 4
 _SHOWN_ID_DIGITS = 8
-"""Digits of the id of a deed shown to people: the last ones, as the first are those of its time."""
+"""How many of the last digits of an id are shown. The first digits are a time and change slowly."""
 
 session_argument = click.argument("session", metavar="[SESSION]", required=False)
 session_option = click.option(
@@ -53,7 +53,7 @@ def _merge_option(ctx: click.Context, _: click.Parameter, value: str | None) -> 
 
 
 def session_argument_or_option(command: _Command) -> _Command:
-    """SESSION as an argument, or with -s as verbs take it that have another argument."""
+    """Add SESSION as an argument and as the option -s. Other commands have only -s."""
     option = click.option(
         *("-s", "--session", "kept"),
         metavar="SESSION",
@@ -72,8 +72,10 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def find_session(call: CliCall, word: str | None) -> SessionRow:
-    """By name, agent/name, id or the first digits of one; without a word, the one that works in
-    this directory."""
+    """Find a session by name, agent/name, id or first digits of an id.
+
+    Without a word, find the session that works in this directory.
+    """
     row = _match_session(call, word)
     call.session_id = row.id
     return row
@@ -102,7 +104,10 @@ def _match_session(call: CliCall, word: str | None) -> SessionRow:
 def find_or_all(
     call: CliCall, session: str | None, *, agent: str | None, everything: bool
 ) -> SessionRow | None:
-    """The session that is meant; None for all of them, also where none works in this place."""
+    """Return the session that is meant, or None for all sessions.
+
+    None is also returned if no session was named and none works in this directory.
+    """
     if session is not None and (agent is not None or everything):
         raise Invalid("bad_usage", "one session, or several? leave --agent and --all, or -s, out")
     if agent is not None or everything:
@@ -126,25 +131,31 @@ def _session_of_directory(call: CliCall, rows: list[SessionRow]) -> SessionRow:
 
 
 def read_session(call: CliCall, word: str | None) -> SessionReader:
+    """Open a session for reading."""
     return call.hub.get(find_session(call, word).id)
 
 
 def unsettled_effects(call: CliCall, view: SessionReader) -> list[Effect]:
-    """Deeds whose outcome nobody knows: not what a process that has the session open is doing."""
+    """Return effects with an unknown outcome.
+
+    If a process has the session open, effects in progress are not included.
+    """
     states = ("unsettled",) if call.hub.is_open(view.id) else ("begun", "unsettled")
     return [effect for effect in view.effects() if effect.state in states]
 
 
 def open_session(call: CliCall, word: str | None) -> Session:
-    """Opened; it is let go when the command ends."""
+    """Open a session for writing. It is released when the command ends."""
     row = find_session(call, word)
-    # a command is short: it looks around when it is asked to
+    # A command is short: probe the environment only on request.
     return call.hub.session(row.name, agent=row.agent, environment="asked")
 
 
 def match_id(ids: Iterable[str], word: str) -> str:
-    """The one id that is meant: whole, or by four or more of its first or last digits; "" when
-    there is none."""
+    """Return the id that `word` means: a whole id, or at least four of its first or last digits.
+
+    Return "" if there is none. Raises Conflict("ambiguous") if there are several.
+    """
     known = set(ids)
     if word in known:
         return word
@@ -158,12 +169,15 @@ def match_id(ids: Iterable[str], word: str) -> str:
 
 
 def id_suffix(id_: str) -> str:
-    """An id as people see it."""
+    """Return the last digits of an id, as shown to users."""
     return id_[-_SHOWN_ID_DIGITS:]
 
 
 def confirm(call: CliCall, yes: bool, what: str) -> None:
-    """Go on only when the user means it: --yes, or an answer at the terminal."""
+    """Continue only with --yes or a confirmation at the terminal.
+
+    Raises Invalid("not_confirmed") if nobody can be asked.
+    """
     if yes:
         return
     if call.json or call.quiet or not sys.stdin.isatty():
@@ -173,7 +187,7 @@ def confirm(call: CliCall, yes: bool, what: str) -> None:
 
 
 def parse_limits(words: Iterable[str], option: str) -> dict[str, float | None]:
-    """usd=5 as a limit; usd=none takes one away."""
+    """Parse limits such as usd=5. usd=none removes a limit."""
     limits: dict[str, float | None] = {}
     for word in words:
         name, _, limit = word.partition("=")
@@ -187,6 +201,7 @@ def parse_limits(words: Iterable[str], option: str) -> dict[str, float | None]:
 
 
 def row_data(row: SessionRow) -> dict[str, Any]:
+    """Return a session row for JSON."""
     return {
         "id": row.id,
         "name": row.name,
@@ -200,6 +215,7 @@ def row_data(row: SessionRow) -> dict[str, Any]:
 
 
 def event_data(event: Event) -> dict[str, Any]:
+    """Return an event for JSON."""
     return {**output.fields(event), "hash": event.hash.hex(), "refs": _refs(event)}
 
 
@@ -208,6 +224,7 @@ def _refs(event: Event) -> list[str]:
 
 
 def event_line(event: Event) -> str:
+    """Return an event as one line of text."""
     from ortet.hub.governance.audit import audit_line
 
     line = audit_line(event)
@@ -219,7 +236,7 @@ def event_line(event: Event) -> str:
 
 
 def read_text(path: str) -> str:
-    """A file's text, or that of standard input for -."""
+    """Return the text of a file, or of standard input for -."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return raw.decode()
@@ -230,7 +247,7 @@ def read_text(path: str) -> str:
 
 
 def text_or_stdin(text: str | None) -> str:
-    """What an argument says; what comes in from standard input without one, or for -."""
+    """Return the text of an argument, or of standard input if it is missing or -."""
     found = read_text("-") if text in (None, "-") else as_text(text)
     if not found:
         raise Invalid("bad_usage", "nothing was said: give TEXT, or write it to standard input")
@@ -238,7 +255,7 @@ def text_or_stdin(text: str | None) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """JSON where it is JSON, else the text itself."""
+    """Parse JSON. Return the text itself if it is not JSON."""
     import json
 
     with suppress(ValueError):

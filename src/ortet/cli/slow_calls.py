@@ -1,4 +1,4 @@
-"""The slowest calls on this host: few, kept beside the store for whoever asks `ortet stats`."""
+"""Records the slowest calls on this host, in a small file beside the store, for `ortet stats`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SLOW_CALLS_FILE = "local/slow"
 _MAX_RECORDED = 50
 _KEEP_DAYS = 7
 _MIN_RECORDED_SECONDS = 0.05
-"""Seconds below which nobody would ask why."""
+"""Faster calls are not recorded."""
 
 WAITING_VERBS = frozenset(
     {"agent", "attach", "bisect", "journal", "logs", "mcp", "run", "serve", "swarm"}
 )
 WAITING_VERBS |= {"turn", "watch", "replay"}
-"""Verbs that take as long as what they wait for."""
+"""Commands whose duration depends on what they wait for. They are not recorded."""
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """`what` was called, of which session, by its id: never with what was given to it."""
+    """The name of a call, its duration, and the session id. Arguments are never recorded."""
 
     what: str
     ms: float
@@ -36,7 +36,7 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 def record_slow_call(root: Path, call: SlowCall) -> None:
-    """Remember it, if it is among the slowest of a week. A disk that is full forgets."""
+    """Record a call if it is among the slowest of a week. Errors of the disk are ignored."""
     if call.ms < _MIN_RECORDED_SECONDS * 1000:
         return
     known = slowest(root)
@@ -48,26 +48,26 @@ def record_slow_call(root: Path, call: SlowCall) -> None:
     with suppress(OSError):
         try:
             part.write_bytes(msgspec.json.encode(known))
-            os.replace(part, file)  # of two at once, one is forgotten
+            os.replace(part, file)  # of two concurrent writes, one is lost
         finally:
             part.unlink(missing_ok=True)
 
 
 def slowest(root: Path) -> list[SlowCall]:
-    """Those of the last week, the slowest first."""
+    """Return the recorded calls of the last week, slowest first."""
     since = time.time_ns() - _KEEP_DAYS * 86_400 * 1_000_000_000
     try:
         found = msgspec.json.decode(
             (root / SLOW_CALLS_FILE).read_bytes(), type=thread_safe_struct(list[SlowCall])
         )
-    except (OSError, msgspec.DecodeError):  # a hint, and not more
+    except (OSError, msgspec.DecodeError):  # the file is only informative
         return []
     return sorted((one for one in found if one.time > since), key=_order)
 
 
 @contextmanager
 def time_call(what: str, way: str) -> Iterator[Timing]:
-    """What is done in the block; it says where the store is, once that is known."""
+    """Time the block. The block sets `root` on the yielded Timing when it knows the store."""
     timing, began = Timing(), time.perf_counter()
     try:
         yield timing
@@ -80,7 +80,7 @@ def time_call(what: str, way: str) -> Iterator[Timing]:
 
 
 class Timing:
-    """Whose call it is that is timed."""
+    """The store and session of a timed call."""
 
     root: Path | None = None
     session: str = ""

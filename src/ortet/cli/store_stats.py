@@ -1,5 +1,7 @@
-"""What a store holds, by kind of object and by place, and what it saves by storing the same once:
-a look, not an account, as others write meanwhile."""
+"""Sizes of a store by kind of object and by directory, and the savings by deduplication.
+
+The numbers are approximate, because other processes write concurrently.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ortet.ids import from_hex
 _MAX_OBJECTS = 500_000
 _MAX_FILES = 100_000
 _MAX_COMMITS = 2000
-"""How much is looked at; beyond it, numbers are "at least"."""
+"""Limits of the scan. Beyond them, numbers are lower bounds."""
 
 _DIRECTORIES = (
     ("packs", "bucket/packs"),
@@ -34,7 +36,7 @@ _DIRECTORIES = (
 
 
 class CheckoutSizes(msgspec.Struct, frozen=True):
-    """`bytes` is what the files of `commits` would be, each as a directory of its own."""
+    """`bytes` is the size of the files of `commits`, if each were a directory of its own."""
 
     bytes: int
     commits: int
@@ -42,7 +44,10 @@ class CheckoutSizes(msgspec.Struct, frozen=True):
 
 
 def sizes_by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
-    """Bytes and objects of each, those stored twice once; whether that is all."""
+    """Return bytes and number of objects by kind, and True if all objects were counted.
+
+    An object that is stored twice counts once.
+    """
     sizes: Counter[int] = Counter()
     counts: Counter[int] = Counter()
     seen: set[bytes] = set()
@@ -58,20 +63,20 @@ def sizes_by_kind(hub: Hub) -> tuple[dict[int, int], dict[int, int], bool]:
 
 
 def checkout_sizes(hub: Hub) -> CheckoutSizes:
-    """What the files of commits would take without us."""
+    """Return the size that the files of all commits would have without deduplication."""
     total = files = 0
     sizes: dict[bytes, int] = {}
     commits: set[str] = set()
     for branch in hub.refs.branches():
         for commit in hub.log(branch.name, limit=_MAX_COMMITS):
             if commit.oid in commits:
-                break  # and all before it
+                break  # its ancestors were counted too
             if len(commits) >= _MAX_COMMITS or files >= _MAX_FILES:
                 return CheckoutSizes(total, len(commits), False)
             commits.add(commit.oid)
             try:
                 root = hub.read_image(hub.image_oid(from_hex(commit.oid))).root
-            except OrtetError:  # a mind without files
+            except OrtetError:  # a commit without files
                 continue
             if root.data not in sizes:
                 sizes[root.data], count = _tree_size(hub, root, _MAX_FILES - files)
@@ -91,7 +96,7 @@ def _tree_size(hub: Hub, root: TreeEntry, limit: int) -> tuple[int, int]:
 
 
 def directory_sizes(root: Path) -> tuple[dict[str, int], bool]:
-    """Bytes on this disk by what they are; whether all files were looked at."""
+    """Return bytes on this disk by purpose, and True if all files were counted."""
     found: dict[str, int] = {}
     left = _MAX_FILES
     for name, place in _DIRECTORIES:
@@ -107,8 +112,10 @@ def directory_sizes(root: Path) -> tuple[dict[str, int], bool]:
 
 
 def _file_sizes(directory: Path) -> Iterator[int]:
-    """Bytes of every file below it, as the disk has them; what another removes meanwhile is not
-    counted, what is mounted there is not entered."""
+    """Yield the disk usage of every file below a directory.
+
+    Files that another process deletes are skipped. Other file systems are not entered.
+    """
     todo = [directory]
     try:
         device = directory.stat().st_dev

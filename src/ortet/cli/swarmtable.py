@@ -1,5 +1,4 @@
-"""How a swarm looks while it runs: a table that is drawn anew in a terminal, else a line for each
-attempt that has ended."""
+"""Shows a running swarm: a live table on a terminal, otherwise a line for each ended attempt."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from ortet.cli import output
 from ortet.sessions.swarm_api import Attempt, SwarmResult
 
 _MAX_ROWS = 12
-"""Attempts that are shown at once: what runs, then the best."""
+"""The maximum number of attempts shown: first the running ones, then the best."""
 
 _BAR_WIDTH = 24
 
 
 class SwarmTable:
-    """Called with each state of a swarm."""
+    """Called with each new state of a swarm."""
 
     def __init__(self, stream: IO[str], on_ended: Callable[[Attempt], None], *, live: bool) -> None:
         self._stream = stream
@@ -35,7 +34,7 @@ class SwarmTable:
             self._draw(_table_lines(found))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the table from the terminal."""
         if self._live:
             self._draw([])
 
@@ -63,6 +62,7 @@ def _table_lines(result: SwarmResult) -> list[str]:
 
 
 def attempt_line(attempt: Attempt) -> str:
+    """Return one attempt as a line."""
     score = "" if attempt.score is None else f"{attempt.score:g}"
     took = f"{attempt.seconds:.1f} s" if attempt.seconds else ""
     mark = "*" if attempt.kept else " "
@@ -71,5 +71,5 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def attempt_lines(result: SwarmResult) -> list[str]:
-    """All of it."""
+    """Return all attempts as lines."""
     return [attempt_line(one) for one in result.attempts]

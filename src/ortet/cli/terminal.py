@@ -1,4 +1,4 @@
-"""This terminal at a shell of a machine: raw, resized with the window, given back at the end."""
+"""Connects this terminal to a shell in a machine: raw mode, window size, and cleanup at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ortet.machines.control.jobs import Job
 
 DETACH_BYTE = 0x1D  # control-]
-_RECENT_OUTPUT_BYTES = 4096  # bytes of what was on the screen before
+_RECENT_OUTPUT_BYTES = 4096  # bytes of earlier output to show
 _READ_WAIT_SECONDS = 20.0
 _CHUNK = 1 << 12
 
 
 def check_terminal() -> None:
-    """Invalid where there is no terminal."""
+    """Raise Invalid("no_terminal") if standard input or output is not a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Invalid(
             "no_terminal", "attach needs a terminal: `ortet run` and `ortet logs` do without one"
@@ -33,25 +33,25 @@ def check_terminal() -> None:
 
 
 def terminal_size() -> tuple[int, int]:
-    """Rows and columns."""
+    """Return the rows and columns of the terminal."""
     found = os.get_terminal_size(0)
     return found.lines or 24, found.columns or 80
 
 
 def attach(job: Job) -> int | None:
-    """Until the shell ends, with its code, or the user leaves it running: None."""
+    """Connect to a shell until it ends, and return its exit code. None if the user detached."""
     return _AttachedTerminal(job).run()
 
 
 class DetachDetector:
-    """Finds out whether what is typed means to leave: control-], or ~. at the begin of a line."""
+    """Detects the keys that detach: control-], or ~. at the beginning of a line."""
 
     def __init__(self) -> None:
         self._at_line_start = True
         self._pending_tilde = b""
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """What goes to the shell, and whether the user leaves after it."""
+        """Return the bytes for the shell, and True if the user detaches after them."""
         out = bytearray()
         for code in data:
             one = bytes((code,))
@@ -61,7 +61,7 @@ class DetachDetector:
                 self._pending_tilde = b""
                 if one == b".":
                     return bytes(out), True
-                out += b"" if one == b"~" else b"~"  # ~~ is one of them
+                out += b"" if one == b"~" else b"~"  # ~~ sends one ~
             elif self._at_line_start and one == b"~":
                 self._pending_tilde = one
                 continue
@@ -90,7 +90,7 @@ class _AttachedTerminal:
         return self._code
 
     def _show_recent_output(self) -> int:
-        """What a person would still see; returns where the rest begins."""
+        """Print the latest output, and return the cursor where new output begins."""
         seen, cursor = b"", 0
         while True:
             piece = self._job.read(cursor)
@@ -134,7 +134,7 @@ class _AttachedTerminal:
             if 0 in ready:
                 data = os.read(0, _CHUNK)
                 given, leaves = escape.feed(data)
-                with suppress(OrtetError):  # it has just ended: the reader says so
+                with suppress(OrtetError):  # the shell has just ended: the reader thread reports it
                     self._job.write(given)
                 if leaves or not data:
                     self._is_detached = True
@@ -142,7 +142,10 @@ class _AttachedTerminal:
 
     @contextmanager
     def _watch_resize(self) -> Iterator[None]:
-        """The signal may come to any thread: what it writes wakes the one that types."""
+        """Wake the input loop at SIGWINCH.
+
+        The wakeup fd is used because any thread may get the signal.
+        """
         before: Any = signal.signal(signal.SIGWINCH, lambda *_: None)
         told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:

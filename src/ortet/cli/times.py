@@ -1,4 +1,7 @@
-"""Moments as people give them to the command line."""
+"""Parses times that users give to the command line.
+
+It is a module of its own because many commands have options with times.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,24 @@ from ortet.errors import Invalid
 if TYPE_CHECKING:
     from ortet.cli.call import CliCall
 
-_NUMBER = re.compile(r"\d{9,}(\.\d*)?")  # eight digits are a date
+_NUMBER = re.compile(r"\d{9,}(\.\d*)?")  # eight digits would be a date
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_time(call: CliCall, option: str, text: str | None, *, ahead: bool = False) -> str | None:
-    """As the library takes it. A time without a zone is UTC, a number counts seconds since 1970;
-    an age such as 7d is so long ago, or with `ahead` from now on."""
+    """Parse a time option into ISO format, or return None for None.
+
+    A time without a zone is UTC. A number is seconds since 1970. An age such as 7d is in the past,
+    or with `ahead` in the future.
+    """
     if text is None:
         return None
     return parse_time_at(call.hub.clock.now_ns(), option, text, ahead=ahead)
 
 
 def parse_time_at(now_ns: int, name: str, text: str | None, *, ahead: bool = False) -> str | None:
-    """The same, `now_ns` being now."""
+    """Parse a time as `parse_time` does, relative to `now_ns`."""
     if text is None:
         return None
     with suppress(ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Commits a workspace whenever its files have settled, and tells what it did or met."""
+"""Commits a workspace automatically when its files have not changed for some time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 _MAX_NAMED_FILES = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS = 0.5, 30.0
-"""Seconds until what failed is tried again: twice as long each time."""
+"""Seconds before a failed step is retried. The delay doubles each time."""
 
 
 class WatchTiming(NamedTuple):
-    """In seconds: how long nothing must change before a commit; how long a change waits for that at
-    most; how often to look where changes cannot be heard of."""
+    """Times in seconds.
+
+    `settle` is how long nothing must change before a commit. `at_most` is how long a change waits
+    for that. `every` is the polling interval where changes cannot be watched.
+    """
 
     settle: float = 2.0
     at_most: float = 60.0
@@ -37,7 +40,7 @@ class WatchTiming(NamedTuple):
 
 
 class WatchedCommit(NamedTuple):
-    """A commit it made."""
+    """A commit that the watcher made."""
 
     info: CommitInfo
     changes: list[TreeChange]
@@ -46,8 +49,10 @@ class WatchedCommit(NamedTuple):
 
 
 class WatchStop:
-    """Whether to end: `asked` by a signal, which can also be read from `wake`. A second signal is
-    an interrupt."""
+    """The request to stop, made by a signal.
+
+    `wake_fd` becomes readable. A second signal interrupts.
+    """
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -55,12 +60,12 @@ class WatchStop:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Signals mean this for the time of the block."""
+        """Handle SIGINT, SIGTERM and SIGHUP as stop requests within the block."""
         before: dict[int, Any] = {}
         told = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                if signal.getsignal(number) is not signal.SIG_IGN:  # not if nohup ignores it
                     before[number] = signal.signal(number, self._on_signal)
             yield
         finally:
@@ -71,7 +76,7 @@ class WatchStop:
             os.close(self._wake_writer)
 
     def wait(self, seconds: float) -> None:
-        """So long, or until asked to end."""
+        """Wait for some seconds or until a stop is requested."""
         if not self.is_requested:
             select.select([self.wake_fd], [], [], max(0.0, seconds))
 
@@ -82,8 +87,10 @@ class WatchStop:
 
 
 class Watcher:
-    """One in-place workspace. `trouble` is told what is in the way, once for each; `clock` counts
-    seconds."""
+    """Watches one in-place workspace.
+
+    `on_error` is called once for each new kind of error. `clock` returns seconds.
+    """
 
     def __init__(
         self,
@@ -101,33 +108,32 @@ class Watcher:
         self._message = message
         self._on_error = on_error
         self._clock = clock
-        self._last_image: Image | None = None  # the files, as last looked at
-        self._first_change = (
-            clock()
-        )  # the first change that is not committed; it may be from before us
-        self._last_change = self._first_change  # the last change
-        self._has_uncommitted = True  # there may be something to commit
-        self._has_unwatched = False  # it is in directories of which nothing is heard yet
-        self._retry_delay = 0.0  # until what failed is tried again
-        self._reported_error_kind = ""  # what is in the way, and was told
+        self._last_image: Image | None = None  # the files at the last scan
+        # Time of the first uncommitted change, which may predate the start.
+        self._first_change = clock()
+        self._last_change = self._first_change  # time of the last change
+        self._has_uncommitted = True  # True if there may be something to commit
+        self._has_unwatched = False  # True if changes are in directories not watched yet
+        self._retry_delay = 0.0  # seconds before a failed step is retried
+        self._reported_error_kind = ""  # the kind of the current error, already reported
         self._is_open = True
 
     def commits(self) -> Iterator[WatchedCommit]:
-        """Each when it was made, until asked to stop: what is there then is the last."""
+        """Yield each commit when it is made. After a stop request, make a last commit."""
         self._attempt(self._scan_files)
         while not self._stop.is_requested:
             self._wait_for_changes()
             if self._stop.is_requested or not self._is_due():
                 continue
             if self._has_unwatched and not self._is_overdue():
-                self._attempt(self._scan_files)  # from now on we hear of these, too
+                self._attempt(self._scan_files)  # these directories are watched from now on
                 self._last_change = self._clock()
             elif (made := self._attempt(self._commit)) is not None:
                 yield made
         if (made := self._attempt(self._commit, last=True)) is not None:
             yield made
 
-    # when
+    # timing
 
     def _wait_for_changes(self) -> None:
         if self._retry_delay:
@@ -151,7 +157,7 @@ class Watcher:
         self._has_unwatched = self._has_unwatched or (news is not None and news.fresh)
 
     def _seconds_until_due(self) -> float:
-        """Seconds until a commit is due."""
+        """Return the seconds until a commit is due."""
         quiet = self._last_change + self._timing.settle
         late = self._first_change + self._timing.at_most
         return max(0.0, min(quiet, late) - self._clock())
@@ -162,10 +168,10 @@ class Watcher:
     def _is_overdue(self) -> bool:
         return self._clock() >= self._first_change + self._timing.at_most
 
-    # what
+    # actions
 
     def _scan_files(self) -> None:
-        """Whose directories are watched from then on."""
+        """Scan the files. All their directories are watched from then on."""
         self._has_unwatched = False
         self._last_image = self._workspace.current_image()
 
@@ -187,8 +193,11 @@ class Watcher:
     def _attempt(
         self, operation: Callable[[], WatchedCommit | None], *, last: bool = False
     ) -> WatchedCommit | None:
-        """Do it, others meanwhile waiting for their turn; what is in the way is told, and it is
-        tried again later."""
+        """Run one step with the workspace open, and suspend the workspace afterwards.
+
+        Other processes can use a suspended workspace. An error is reported and the step is retried
+        later, except for errors that a retry cannot cure.
+        """
         try:
             self._reacquire_workspace()
             try:
@@ -206,7 +215,10 @@ class Watcher:
         return made
 
     def _reacquire_workspace(self) -> None:
-        """As it was left, or opened anew: another process may have been killed in a restore."""
+        """Resume the workspace, or open it again.
+
+        It must be opened again if another process was killed in a restore.
+        """
         workspace = self._workspace
         if self._is_open and workspace.resume():
             return
@@ -226,7 +238,7 @@ class Watcher:
 
 
 def commit_message(changes: list[TreeChange]) -> str:
-    """A message for a commit of these: how many, and the first of them."""
+    """Return a commit message: the number of changed files, and the first names."""
     shown = [one for one in changes if not _is_dir(one)] or changes
     names = [output.safe(one.path) for one in shown[:_MAX_NAMED_FILES]]
     more = ["..."] if len(shown) > _MAX_NAMED_FILES else []

@@ -1,4 +1,4 @@
-"""Which commit broke it: a search over history that halves what is left with every answer. Pure."""
+"""Bisect: a binary search for the first bad commit. No I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from ortet.errors import Invalid
 
 ParentsOf = Callable[[str], Sequence[str]]
-"""A commit -> its parents, the first one first."""
+"""Returns the parents of a commit, first parent first."""
 
 
 class BisectState(msgspec.Struct, frozen=True):
-    """Everything a search has learnt; store it, and go on from it in another process."""
+    """Everything a search knows. It can be stored and continued in another process."""
 
     bad: str
     good: list[str]
@@ -23,17 +23,20 @@ class BisectState(msgspec.Struct, frozen=True):
 
 
 class BisectResult(msgspec.Struct, frozen=True):
-    """The first bad commit; when skipped ones stood in the way, all it can be, `first_bad` None."""
+    """The first bad commit.
+
+    If skipped commits hide it, `first_bad` is None and `suspects` has all candidates.
+    """
 
     first_bad: str | None
     suspects: list[str]
 
 
 class Bisect:
-    """A search between good commits and a bad one that descends from them.
+    """A search between good commits and a bad commit that descends from them.
 
-    It goes along first parents, so on a line of n commits it takes log2 n tests; when a merge turns
-    out to be the first bad one there, it goes on in the branches that were merged.
+    The search follows first parents: n commits take log2(n) tests. If the first bad commit there is
+    a merge, the search continues in the merged branches.
     """
 
     def __init__(self, parents_of: ParentsOf, state: BisectState) -> None:
@@ -46,9 +49,10 @@ class Bisect:
             self._mark_good_with_ancestors(oid)
 
     def next(self) -> str | None:
-        """The commit to test now; None when the answer is there."""
+        """Return the commit to test now, or None if the search has ended."""
         line = self.candidates()
-        # line[0] is bad and before its end all is good, so the middle halves what is left
+        # line[0] is bad and everything before the end of the line is good. The middle halves the
+        # rest.
         middle = len(line) // 2
         order = sorted(range(1, len(line)), key=lambda index: abs(index - middle))
         skipped = set(self.state.skipped)
@@ -58,12 +62,12 @@ class Bisect:
         return None
 
     def good(self, oid: str) -> None:
-        """The commit passed, so all before it counts as good too."""
+        """Record that a commit is good. All its ancestors then count as good."""
         self._mark_good_with_ancestors(oid)
         self._update_state(good=[*self.state.good, oid])
 
     def bad(self, oid: str) -> None:
-        """The commit failed: the search goes on before it."""
+        """Record that a commit is bad. The search continues before it."""
         if oid in self._good:
             raise Invalid(
                 "contradiction",
@@ -72,11 +76,11 @@ class Bisect:
         self._update_state(bad=oid)
 
     def skip(self, oid: str) -> None:
-        """The commit cannot be tested."""
+        """Record that a commit cannot be tested."""
         self._update_state(skipped=[*self.state.skipped, oid])
 
     def result(self) -> BisectResult | None:
-        """None while there is something to test."""
+        """Return the result, or None while there is a commit to test."""
         if self.next() is not None:
             return None
         line = self.candidates()
@@ -84,7 +88,7 @@ class Bisect:
         return BisectResult(suspects[0] if len(suspects) == 1 else None, suspects)
 
     def candidates(self) -> list[str]:
-        """The bad commit and its first parents not known to be good: one of them did it."""
+        """Return the bad commit and its first parents that are not known to be good."""
         line, at = [self.state.bad], self._parents_of(self.state.bad)[:1]
         while at and at[0] not in self._good:
             line.append(at[0])
@@ -92,11 +96,10 @@ class Bisect:
         return line
 
     def _merged_candidates(self) -> list[str]:
-        """What the bad commit merged and is not known to be good."""
+        """Return the merged parents of the bad commit that are not known to be good."""
         return [oid for oid in self._parents_of(self.state.bad)[1:] if oid not in self._good]
 
     def _mark_good_with_ancestors(self, oid: str) -> None:
-        """Count a commit and all before it as good."""
         found, stack = {oid}, [oid]
         while stack:
             for parent in self._parents_of(stack.pop()):

@@ -1,4 +1,4 @@
-"""History: reading commits, their order, and what two lines of it have in common."""
+"""Reads commits: their records, their order, and the common ancestors of two commits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ortet.ids import Oid, to_hex
 from ortet.objects.base import Kind, ObjectStore
 
 _COMMIT_CACHE_SIZE = 16_384
+"""The number of cached decoded commits: about 8 MB."""
 _MAX_PARENT_STEPS = 1 << 62
-"""Decoded commits held: about 8 MB."""
 
 _OURS, _THEIRS, _STALE = 1, 2, 4
 
 
 class CommitInfo(msgspec.Struct, frozen=True):
-    """A commit as its users see it: ids in hex, time in ns since 1970."""
+    """A commit for users: ids in hex, time in nanoseconds since 1970."""
 
     oid: str
     state: str
@@ -34,19 +34,29 @@ class CommitInfo(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The commits of one store. Clocks may disagree: what descends from what decides, then time."""
+    """The commits of one store.
+
+    Clocks of hosts may disagree. Order follows ancestry first, and time only between unrelated
+    commits.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._commit_cache: dict[Oid, Commit] = {}
-        self._last_state: tuple[Oid, State] | None = None  # the last that was asked for
+        self._last_state: tuple[Oid, State] | None = None  # the state that was read last
 
     def put(self, commit: Commit) -> Oid:
+        """Store a commit and return its id."""
         oid = self._objects.put_new(Kind.COMMIT, encode(commit))
         return self._cache_commit(oid, commit)
 
     def read(self, oid: Oid) -> Commit:
-        """NotFound("no_object") when it is not there, Corrupt when it is not a commit."""
+        """Return a commit.
+
+        Raises:
+            NotFound: kind "no_object": the store does not have it.
+            Corrupt: the object is not a commit.
+        """
         commit = self._commit_cache.get(oid)
         if commit is None:
             commit = decode(Commit, self._objects.get(oid))
@@ -60,6 +70,7 @@ class History:
         return oid
 
     def info(self, oid: Oid) -> CommitInfo:
+        """Return a commit in the form for users."""
         commit = self.read(oid)
         return CommitInfo(
             oid=to_hex(oid),
@@ -71,7 +82,7 @@ class History:
         )
 
     def state(self, oid: Oid) -> State:
-        """What a commit holds."""
+        """Return the state of a commit."""
         last = self._last_state
         if last is None or last[0] != oid:
             last = (oid, decode(State, self._objects.get(self.read(oid).state)))
@@ -79,7 +90,7 @@ class History:
         return last[1]
 
     def image(self, oid: Oid) -> Image:
-        """The machine image of a commit; NotFound("no_files") when it holds a mind only."""
+        """Return the machine image of a commit. Raises NotFound("no_files") if it has none."""
         state = self.state(oid)
         if not state.machine:
             raise NotFound(
@@ -88,7 +99,7 @@ class History:
         return decode(Image, self._objects.get(Oid(state.machine)))
 
     def parent(self, oid: Oid, n: int = 1) -> Oid:
-        """The n-th parent of a merge, counted from 1; 0 is the commit itself."""
+        """Return the n-th parent of a commit, counted from 1. 0 is the commit itself."""
         parents = self.read(oid).parents
         if n > len(parents):
             raise NotFound(
@@ -99,7 +110,7 @@ class History:
         return parents[n - 1] if n else oid
 
     def nth_parent(self, oid: Oid, n: int) -> Oid:
-        """n commits back along first parents."""
+        """Return the commit that is n steps back along first parents."""
         found = list(islice(self.first_parents(oid), n, n + 1)) if n < _MAX_PARENT_STEPS else []
         if not found:
             few = "no commit comes" if n == 1 else f"fewer than {n} commits come"
@@ -107,7 +118,7 @@ class History:
         return found[0]
 
     def first_parents(self, oid: Oid) -> Iterator[Oid]:
-        """The commit and its first parents, newest first."""
+        """Yield the commit and its first parents, newest first."""
         at: Oid | None = oid
         while at is not None:
             yield at
@@ -117,14 +128,17 @@ class History:
     def log(
         self, oid: Oid, *, limit: int | None = None, first_parent: bool = False
     ) -> Iterator[CommitInfo]:
-        """Newest first, no commit before one that descends from it; among equals by time."""
+        """Yield commits newest first.
+
+        Every commit comes after its descendants; time orders the rest.
+        """
         optional(COUNT, limit=limit)
         order = self.first_parents(oid) if first_parent else self._topological_order(oid)
         for found in islice(order, limit):
             yield self.info(found)
 
     def ancestors(self, *oids: Oid) -> Iterator[Oid]:
-        """These commits and all before them, each once, in no order to rely on."""
+        """Yield these commits and all their ancestors, each once, in no defined order."""
         stack, seen = list(oids), set(oids)
         while stack:
             oid = stack.pop()
@@ -135,15 +149,18 @@ class History:
                     stack.append(parent)
 
     def is_ancestor(self, old: Oid, new: Oid) -> bool:
-        """Whether `new` descends from `old`, or is it."""
+        """Return True if `new` is `old` or descends from it."""
         return self._mark_reachable(old, new)[old] & _THEIRS != 0
 
     def merge_base(self, a: Oid, b: Oid) -> Oid | None:
-        """The best common ancestor; of several (a criss-cross) the newest, then the lowest id."""
+        """Return the best common ancestor, or None.
+
+        Of several (after a criss-cross merge) return the newest, then the one with the lowest id.
+        """
         marks = self._mark_reachable(a, b)
         found = [oid for oid, mark in marks.items() if mark == _OURS | _THEIRS]
         if len(found) > 1:
-            # clocks that disagree can leave one that another descends from
+            # Clocks that disagree can leave a commit that is an ancestor of another one found.
             found = [
                 oid
                 for oid in found
@@ -152,7 +169,7 @@ class History:
         return min(found, key=lambda oid: (-self.read(oid).time, oid), default=None)
 
     def _topological_order(self, oid: Oid) -> Iterator[Oid]:
-        """All ancestors, children first. While there is one line only, nothing is read ahead."""
+        """Yield all ancestors, children first. Read nothing ahead while history is linear."""
         at = oid
         while len(parents := self.read(at).parents) < 2:
             yield at
@@ -173,12 +190,12 @@ class History:
                     heappush(ready, (-self.read(parent).time, parent))
 
     def _mark_reachable(self, ours: Oid, theirs: Oid) -> dict[Oid, int]:
-        """Mark what each side reaches, down to where only shared history (stale) is left."""
+        """Mark what each side reaches, until only common history (stale) is left."""
         marks = {ours: _OURS}
         marks[theirs] = marks.get(theirs, 0) | _THEIRS
         queue = [(-self.read(oid).time, oid) for oid in marks]
         heapify(queue)
-        fresh = set(marks)  # queued, and not known to be shared history
+        fresh = set(marks)  # queued, and not known to be common history
         while fresh:
             oid = heappop(queue)[1]
             fresh.discard(oid)

@@ -1,4 +1,7 @@
-"""Every object below some roots, children first."""
+"""Walks all objects below some roots, children first.
+
+It is a module of its own because both kinds of transfer use it, and it knows no records.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ ChildrenOf = Callable[[ObjectRef], Iterable[ObjectRef]]
 def walk_postorder(
     roots: Iterable[ObjectRef], children_of: ChildrenOf
 ) -> Iterator[tuple[ObjectRef, list[ObjectRef]]]:
-    """Each distinct (oid, kind) once with its references, after everything it refers to.
+    """Yield each distinct (oid, kind) once with its references, after everything it refers to.
 
-    `links_of` is not asked about blobs. Needs no recursion: a history is deeper than any stack.
+    `children_of` is not called for blobs. The walk uses a stack, because a history is deeper than
+    the recursion limit.
     """
     done: set[ObjectRef] = set()
     for root in roots:
-        stack = [(root, [root], iter([root]))]  # the root's own turn comes as its only child
+        stack = [(root, [root], iter([root]))]  # the root is visited as its own only child
         while stack:
             link, links, rest = stack[-1]
             for child in rest:

@@ -1,4 +1,7 @@
-"""Where each commit of a drawing goes. Pure: commits, newest first -> rows with lanes and edges."""
+"""The layout of a commit graph drawing: commits, newest first, to rows with lanes and edges.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from heapq import heappop, heappush
 import msgspec
 
 Edge = tuple[int, int]
-"""From a lane of this row to a lane of the next one."""
+"""From a lane of this row to a lane of the next row."""
 
 
 class CommitGraphRow(msgspec.Struct, frozen=True):
-    """One commit. Edges from its own lane lead to its parents, the others pass it by."""
+    """The row of one commit. Edges from its lane lead to its parents; other edges pass by."""
 
     oid: str
     lane: int
@@ -20,16 +23,16 @@ class CommitGraphRow(msgspec.Struct, frozen=True):
 
     @property
     def passing(self) -> list[int]:
-        """Lanes of other commits that go by."""
+        """The lanes of other commits that pass this row."""
         return [start for start, _ in self.edges if start != self.lane]
 
 
 def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[CommitGraphRow]:
-    """Rows for (oid, parents), children before parents. A lane is used again as soon as it is free.
+    """Yield rows for (oid, parents), children before parents. Free lanes are reused at once.
 
-    Lazy; the cost of a row is the number of lanes that are open beside it.
+    Lazy. The cost of a row is the number of its open lanes.
     """
-    waiting: dict[str, int] = {}  # parent still to come -> its lane
+    waiting: dict[str, int] = {}  # parent that has no row yet -> its lane
     free: list[int] = []
     size = 0
     for oid, parents in commits:
@@ -38,12 +41,13 @@ def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[CommitGrap
             lane, size = (heappop(free), size) if free else (size, size + 1)
         beside = sorted(waiting.values())
         edges: list[Edge] = []
-        joined = -1  # a lane whose parent moves over into this one
-        mine = True  # whether the commit's own lane is still to be given to a parent
+        joined = -1  # a lane that is merged into this one
+        mine = True  # True while no parent has the commit's own lane
         for parent in dict.fromkeys(parents):
             to = waiting.get(parent, -1)
             if mine and (to < 0 or to > lane):
-                # the older line stays left: what waits for the same parent further right joins it
+                # The older line stays left: a lane further right that waits for the same parent
+                # joins it.
                 joined, to, mine = to, lane, False
             elif to < 0:
                 to, size = (heappop(free), size) if free else (size, size + 1)
@@ -56,7 +60,7 @@ def lay_out(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[CommitGrap
 
 
 def render_text(rows: Iterable[CommitGraphRow]) -> Iterator[str]:
-    """For each row what to print before its text; after a newline, a line of edges only."""
+    """Yield the text to print before each row. A line of edges may follow after a newline."""
     for row in rows:
         cells = dict.fromkeys(row.passing, "|") | {row.lane: "*"}
         text = " ".join(cells.get(lane, " ") for lane in range(max(cells) + 1))
@@ -66,7 +70,7 @@ def render_text(rows: Iterable[CommitGraphRow]) -> Iterator[str]:
 
 
 def draw(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, str]]:
-    """Lines of text with the commit each belongs to; "" for lines of edges only."""
+    """Yield lines of text, each with its commit, or with "" for a line of edges only."""
     for row in lay_out(commits):
         for text in render_text([row]):
             first, *rest = text.split("\n")
@@ -75,7 +79,10 @@ def draw(commits: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, st
 
 
 def _edges(row: CommitGraphRow) -> str:
-    """Lanes are two columns apart; an edge runs along the foot of the line and then to its lane."""
+    """Draw the edges of a row. Lanes are two columns apart.
+
+    An edge runs along the bottom of the line and then to its lane.
+    """
     width = 2 * max(max(edge) for edge in row.edges) + 1
     line = [" "] * width
     for start, end in row.edges:

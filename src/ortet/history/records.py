@@ -1,4 +1,7 @@
-"""The records that are hashed. Positions are the format: append fields, never reorder."""
+"""The records that are hashed.
+
+Field positions are the format: append fields, never reorder them.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +36,21 @@ __all__ = [
 
 
 class Flag(IntFlag):
-    """Marks that only a difference (a machine's system delta) carries, never a workspace tree."""
+    """Marks of entries in a delta tree (a machine's system delta).
+
+    A workspace tree never has them.
+    """
 
     NONE = 0
-    WHITEOUT = 1  # the name is gone from the layer below
-    OPAQUE = 2  # nothing of the layer below shows through this directory
+    WHITEOUT = 1  # the name is deleted from the layer below
+    OPAQUE = 2  # the directory hides the same directory of the layer below
 
 
 class TreeEntry(StoredRecord, frozen=True, gc=False):
-    """One name in a directory, with everything that makes it identical.
+    """One name in a directory, with all its metadata.
 
-    `data` is, of a file, the Oid of its blob or Blocks (b"" when empty); of a directory, the Oid of
-    its tree; of a symlink, the target.
+    `data` depends on the type. For a file it is the Oid of its blob or Blocks (b"" if empty). For a
+    directory it is the Oid of its tree. For a symlink it is the target.
     """
 
     name: bytes
@@ -74,7 +80,10 @@ class TreeEntry(StoredRecord, frozen=True, gc=False):
 
     @property
     def content(self) -> tuple[int, bytes]:
-        """What "same content" means: type, executable bit, data; no times, owners or xattrs."""
+        """Type, executable bit and data: what "same content" means.
+
+        Times, owners and xattrs are not part of the content.
+        """
         kind = stat.S_IFMT(self.mode)
         if self.is_dir:
             return kind, self.cid
@@ -82,7 +91,10 @@ class TreeEntry(StoredRecord, frozen=True, gc=False):
 
 
 class TreePage(StoredRecord, frozen=True):
-    """A piece of a directory: `entries` at level 0, `pages` above; history/tree/tree.py cuts it."""
+    """A page of a directory: `entries` at level 0, `pages` above.
+
+    history/tree/tree.py decides where a directory is split into pages.
+    """
 
     level: int
     entries: list[TreeEntry] = []
@@ -90,13 +102,15 @@ class TreePage(StoredRecord, frozen=True):
 
 
 class TreePageRef(StoredRecord, frozen=True, gc=False):
+    """A reference to a page one level lower."""
+
     last: bytes  # greatest name in the page
     oid: bytes
     cid: bytes
 
 
 class Layer(StoredRecord, frozen=True):
-    """What changed on one host mount: a delta tree whose entries may carry flags."""
+    """The changes on one host mount: a delta tree whose entries may have flags."""
 
     mount: bytes
     root: TreeEntry
@@ -104,33 +118,34 @@ class Layer(StoredRecord, frozen=True):
 
 
 class System(StoredRecord, frozen=True):
-    """Changes outside the workspace, against a base whose fingerprint must match to apply them."""
+    """Changes outside the workspace. They apply only to a base with the same fingerprint."""
 
     base: str
     layers: list[Layer] = []
 
 
 class Image(StoredRecord, frozen=True):
-    """A frozen machine. No host path enters it: `root` is the workspace with the name b"".
+    """A machine snapshot. It contains no host path: `root` is the workspace, with the name b"".
 
-    `links` is the Oid of META list[list[path]], the hardlink groups: each sorted, the list sorted.
+    `links` is the Oid of META list[list[path]], the hardlink groups. Each group and the list are
+    sorted.
     """
 
     root: TreeEntry
     links: bytes = b""
     system: System | None = None
-    env: dict[str, str | None] = {}  # only what differs from the opening environment; None: unset
+    env: dict[str, str | None] = {}  # only differences from the environment at open; None: unset
     cwd: str = ""  # relative to the workspace
-    services: bytes = b""  # Oid of META list[Service]: to start where processes are lost
+    services: bytes = b""  # Oid of META list[Service], started if processes are lost
     processes: bytes = b""  # Oid of Processes, b"" for none
 
 
 class PageMap(StoredRecord, frozen=True):
     """Memory pages, in the order of their file.
 
-    `children` is a run of 32-byte Oids, none of them twice: of blobs at level 0, of PageMaps one
-    level lower above. An extent is (number of a child, first page in it, pages); the number -1
-    stands for pages of zeros, and above level 0 an extent is all of its child.
+    `children` is a concatenation of distinct 32-byte Oids. They name blobs at level 0, and PageMaps
+    of the next lower level above. An extent is (number of a child, first page in it, number of
+    pages). The number -1 means pages of zeros. Above level 0, an extent covers its whole child.
     """
 
     level: int
@@ -140,10 +155,11 @@ class PageMap(StoredRecord, frozen=True):
 
 
 class Processes(StoredRecord, frozen=True):
-    """Running processes, as the images an engine made of them, and the host it was on.
+    """Running processes, as an engine's image files, and facts about the host.
 
-    `files` are (name, size, Oid of its blob or Blocks, b"" when empty) and `memory` the files that
-    are made of pages, (name, Oid of its PageMap, b"" when empty); both sorted, no name twice.
+    `files` are (name, size, Oid of its blob or Blocks, b"" if empty). `memory` are the files that
+    consist of pages: (name, Oid of its PageMap, b"" if empty). Both are sorted, and names are
+    unique.
     """
 
     engine: str
@@ -151,34 +167,37 @@ class Processes(StoredRecord, frozen=True):
     kernel: str  # its release
     arch: str
     page_size: int
-    cpu: list[str]  # features of the processor that a program can see, sorted
+    cpu: list[str]  # CPU features visible to programs, sorted
     files: list[tuple[str, int, bytes]]
     memory: list[tuple[str, bytes]] = []
     covers: list[Layer] = []  # files outside of workspace and system that belong to the processes
-    jobs: bytes = b""  # canonical bytes of the machine layer: what a restore report tells of them
+    jobs: bytes = b""  # canonical bytes of the machine layer, for restore reports
 
 
 class EventHeader(StoredRecord, frozen=True, gc=False):
-    """What is chained of an event. `seal` commits to salt and body without telling them."""
+    """The part of an event that is in the hash chain.
+
+    `seal` is a commitment to salt and body that does not reveal them.
+    """
 
     seq: int
     kind: str
     time: int
     actor: str
     seal: bytes
-    prev: bytes  # hash of the event before, b"" for the first of a family
+    prev: bytes  # hash of the previous event, b"" for the first of a family
 
 
 class Bodies(StoredRecord, frozen=True):
-    """(salt, body) of each event of a segment; what is erased is in neither."""
+    """(salt, body) of each event of a segment. Both are empty for an erased event."""
 
     items: list[tuple[bytes, bytes]]
 
 
 class JournalSegment(StoredRecord, frozen=True):
-    """Events of one timeline, sealed by a commit, and the segment before them.
+    """Events of one timeline that a commit sealed, and the previous segment.
 
-    `refs` are the objects that their bodies name: an artifact lives as long as its event.
+    `refs` are the objects that the event bodies name. An artifact lives as long as its event.
     """
 
     timeline: bytes
@@ -189,7 +208,7 @@ class JournalSegment(StoredRecord, frozen=True):
 
 
 class JournalHead(StoredRecord, frozen=True):
-    """All that a mind has been through: the last segment, and what it adds up to."""
+    """The end of a journal: the last segment, and the state that all events fold to."""
 
     segment: bytes
     seq: int
@@ -198,9 +217,10 @@ class JournalHead(StoredRecord, frozen=True):
 
 
 class Fold(StoredRecord, frozen=True):
-    """A mind as a fold of its events: small things in `core`, the rest in maps that share pages.
+    """A session state as a fold of its events: small values in `core`, the rest in paged maps.
 
-    `core` is canonical bytes of the journal layer's own record; `maps` are (name, root of a map).
+    `core` is the canonical bytes of the journal layer's own record. `maps` are (name, root of a
+    map).
     """
 
     core: bytes
@@ -208,24 +228,24 @@ class Fold(StoredRecord, frozen=True):
 
 
 class Memory(StoredRecord, frozen=True):
-    """What an agent shares with others, as far as it knew it: (scope, Oid of its Journal), sorted.
+    """The shared memory that an agent knew: (scope, Oid of its JournalHead), sorted.
 
-    A scope is "agent:NAME", "user:…" or "project:…", with a timeline and a mind of its own.
+    A scope is "agent:NAME", "user:…" or "project:…". It has its own timeline and state.
     """
 
     scopes: list[tuple[str, bytes]]
 
 
 class State(StoredRecord, frozen=True):
-    """The whole agent. Its hash is `c.state`."""
+    """The whole state of an agent. Its hash is `c.state`."""
 
     journal: bytes = b""
-    memory: bytes = b""  # Oid of a Memory, b"" where nothing is shared
+    memory: bytes = b""  # Oid of a Memory, b"" if nothing is shared
     machine: bytes = b""  # Oid of an Image, b"" for none
 
 
 class Commit(StoredRecord, frozen=True):
-    """A state with its place in history."""
+    """A state with its position in history."""
 
     state: Oid
     parents: list[Oid]

@@ -1,4 +1,4 @@
-"""What each object refers to, checked: sweep, verify and import all go by this one function."""
+"""Parses and checks the references inside each object. Sweep, verify and import all use it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ _TIMELINE_BYTES = 16
 
 
 def references(kind: Kind, data: bytes) -> list[ObjectRef]:
-    """Every reference inside an object of this kind; Corrupt when it is not what its kind says.
+    """Return every reference inside an object of this kind.
 
-    A name that could leave its directory is Corrupt("bad_tree"): what passes here can be restored.
+    Raises Corrupt if the object is not valid for its kind. A name that could leave its directory is
+    Corrupt("bad_tree"), so every tree that passes can be restored safely.
     """
     return _PARSERS[kind](data)
 
 
 ERASABLE_KINDS = frozenset({Kind.SEGMENT, Kind.BODIES, Kind.FOLD})
-"""What an erasure may replace: where a record names one, its heir is meant."""
+"""Kinds that an erasure may replace. A reference to an erased object means its replacement."""
 
 
 def references_after_erasure(objects: ObjectStore) -> ReferenceParser:
-    """`references`, with what was erased replaced by what stands for it."""
+    """Return a parser like `references` that names the replacement of each erased object."""
 
     def walk(kind: Kind, data: bytes) -> list[ObjectRef]:
         return [
@@ -62,7 +63,7 @@ def references_after_erasure(objects: ObjectStore) -> ReferenceParser:
 
 
 def read_hardlinks(objects: ObjectStore, oid: bytes) -> list[list[bytes]]:
-    """Hardlink groups of an image: lists of safe relative paths, b"" for none."""
+    """Return the hardlink groups of an image as lists of safe relative paths. b"" means none."""
     if not oid:
         return []
     groups: list[list[bytes]] = decode(list[list[bytes]], objects.get(Oid(oid)))
@@ -125,7 +126,7 @@ def _fold(data: bytes) -> list[ObjectRef]:
 
 
 def _map(data: bytes) -> list[ObjectRef]:
-    """A map is a tree whose entries are keys and values, none of them files."""
+    """Parse a map: a tree whose entries are keys and values, not files."""
     page = decode(TreePage, data)
     return [_make_ref(ref.oid, Kind.MAP) for ref in page.pages]
 
@@ -212,7 +213,6 @@ def _blocks(data: bytes) -> list[ObjectRef]:
 
 
 def _entry(entry: TreeEntry) -> list[ObjectRef]:
-    """References of one entry."""
     kind = stat.S_IFMT(entry.mode)
     links: list[ObjectRef] = []
     if kind == stat.S_IFREG:

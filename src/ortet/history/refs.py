@@ -1,4 +1,4 @@
-"""Names for commits: branches, tags, their reflog, and the ways to write a commit down."""
+"""Branches, tags, their reflog, and the resolution of commit names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ortet.objects.base import Kind, ObjectStore
 
 RefKind = Literal["branch", "tag"]
 Ref = str | CommitInfo
-"""A commit as its user names it: in words, or as a call has returned it."""
+"""A commit as its user names it: a name, or a CommitInfo that a call returned."""
 
 FindByPrefix = Callable[[str], list[tuple[Oid, Kind]]]
-"""A prefix in hex -> the objects whose ids start with it."""
+"""Returns the objects whose ids start with a hex prefix."""
 
 RunPinned = Callable[[Oid, Callable[[], object]], object]
-"""Makes a ref of a commit that perhaps only its id leads to: no sweep takes it meanwhile."""
+"""Runs a call that creates a ref to a commit, and protects the commit from a concurrent sweep."""
 
 _HEAD_NAMES = ("HEAD", "@")
 MAX_NAME_BYTES = 200
@@ -39,7 +39,10 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 
 
 def is_ref_name(name: str) -> bool:
-    """Git's rules for a ref, and: no leading `-`, no full id, at most 200 bytes."""
+    """Return True if a ref may have this name.
+
+    The rules are those of Git, and: no leading `-`, no full id, at most 200 bytes.
+    """
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -56,7 +59,7 @@ def is_ref_name(name: str) -> bool:
 
 
 def check_ref_name(name: str) -> str:
-    """The name, when a branch or tag may have it; else Invalid("bad_name")."""
+    """Return the name if a branch or tag may have it. Otherwise raise Invalid("bad_name")."""
     if name in _HEAD_NAMES:
         raise Invalid(
             "bad_name",
@@ -73,7 +76,10 @@ def check_ref_name(name: str) -> str:
 
 
 class Refs:
-    """Branches and tags over the catalog's heads. Every change leaves a line in the reflog."""
+    """Branches and tags, stored as heads in the catalog.
+
+    Every change adds an entry to the reflog.
+    """
 
     def __init__(
         self, catalog: Catalog, objects: ObjectStore, find_by_prefix: FindByPrefix
@@ -82,18 +88,20 @@ class Refs:
         self._history = History(objects)
         self._find_by_prefix = find_by_prefix
         self.is_visible: Callable[[Oid], bool] | None = (
-            None  # of whoever asks now; None: all there is
+            None  # for the current caller; None: every commit is visible
         )
         self.run_pinned: RunPinned = lambda _, call: call()
 
     def branches(self) -> list[Head]:
-        """In name order, names without prefix."""
+        """Return the branches sorted by name. Names have no prefix."""
         return self._list("branch")
 
     def tags(self) -> list[Head]:
+        """Return the tags sorted by name. Names have no prefix."""
         return self._list("tag")
 
     def get(self, name: str, *, kind: RefKind = "branch") -> Head | None:
+        """Return a branch or tag, or None."""
         head = self._catalog.head(f"{kind}:{name}")
         return None if head is None else msgspec.structs.replace(head, name=name)
 
@@ -106,7 +114,7 @@ class Refs:
         actor: str = "",
         detail: str = "",
     ) -> None:
-        """Conflict("head_moved") when the name is taken."""
+        """Create a branch or tag. Raises Conflict("head_moved") if the name is taken."""
         self._history.read(oid)
         move = Move(f"{kind}:{check_ref_name(name)}", None, oid)
         with _translate_conflict(kind, name):
@@ -129,7 +137,11 @@ class Refs:
         detail: str = "",
         lease: Lease | None = None,
     ) -> None:
-        """Compare and set; Conflict("head_moved") when it is not at `expect` (None: not there)."""
+        """Move a branch or tag from `expect` to `to` (compare and set).
+
+        `expect` None means that the name must not exist. Raises Conflict("head_moved") if it is
+        elsewhere.
+        """
         move = Move(f"{kind}:{check_ref_name(name)}", expect, to)
         with _translate_conflict(kind, name):
             self._catalog.move([move], verb=verb, actor=actor, detail=detail, lease=lease)
@@ -143,7 +155,10 @@ class Refs:
         actor: str = "",
         detail: str = "",
     ) -> Oid:
-        """Returns where it pointed; the reflog still holds it. `expect` makes it compare first."""
+        """Delete a branch or tag, and return the commit it pointed to.
+
+        The reflog keeps that commit. With `expect`, the ref is deleted only if it points there.
+        """
         head = self._catalog.head(f"{kind}:{name}")
         if head is None:
             raise self._unknown_ref(name, kind)
@@ -153,20 +168,23 @@ class Refs:
         return head.oid
 
     def reflog(self, name: str, *, kind: RefKind = "branch") -> list[Op]:
-        """Every move of a branch or tag, newest first, of deleted ones too; to whoever may not see
-        all, since it was made: the one before it, of the same name, may have been another's."""
+        """Return every move of a branch or tag, newest first, also of a deleted one.
+
+        A caller with restricted visibility sees only moves since the ref was last created. An
+        earlier ref of the same name may have belonged to another user.
+        """
         found: list[Op] = []
         while page := self._catalog.ops(f"{kind}:{name}", after=found[-1].seq if found else 0):
             found += page
         return found[::-1] if self.is_visible is None else since_creation(found[::-1])
 
     def resolve(self, ref: Ref, default_branch: str | None = None) -> Oid:
-        """The commit that `ref` means.
+        """Return the commit that `ref` names.
 
-        A full id, a branch, a tag, `branch:NAME`, `tag:NAME`, a unique prefix of an id (4 digits or
-        more), HEAD (the default branch, which may be left out before what follows); after it
-        `@{n}` (where it was n moves ago), then any of `~n` (n back along first parents) and `^n`
-        (the n-th parent).
+        `ref` is one of: a full id, a branch, a tag, `branch:NAME`, `tag:NAME`, a unique prefix of
+        an id (at least 4 digits), or HEAD. HEAD is the default branch and may be omitted before a
+        suffix. The suffix `@{n}` means the position n moves ago. Then any number of `~n` (n steps
+        back along first parents) and `^n` (the n-th parent) may follow.
         """
         text = ref_text(ref)
         match = _REF_SYNTAX.fullmatch(text)
@@ -176,16 +194,16 @@ class Refs:
         head = None
         if base == "" or base in _HEAD_NAMES:
             base = f"branch:{default_branch or self._only_branch()}"
-            head = self._catalog.head(base)  # whose name a deep fork may have made a long one
+            # Not _find_head: a deep fork's name may exceed the limit.
+            head = self._catalog.head(base)
             if head is None and (at is None or not self._catalog.ops(base)):
                 raise NotFound("no_commit", "no commit yet: run `ortet commit`")
         if at is not None:
             oid = self._resolve_reflog(base, int(at))
         else:
             oid = head.oid if head is not None else self._resolve_base(base)
-        if self.is_visible is not None and not self.is_visible(
-            oid
-        ):  # then not what comes before it, either
+        # If the commit is not visible, its ancestors are not visible either.
+        if self.is_visible is not None and not self.is_visible(oid):
             raise self._unknown_ref(text)
         for sign, digits in _STEP.findall(match["steps"]):
             count = int(digits or 1)
@@ -229,7 +247,7 @@ class Refs:
         return self._catalog.head(f"branch:{text}") or self._catalog.head(f"tag:{text}")
 
     def _resolve_reflog(self, text: str, moves: int) -> Oid:
-        """Where a branch (or tag) was some moves ago."""
+        """Return the commit of a branch or tag some moves ago."""
         name = text.removeprefix("branch:")
         ops = self.reflog(name) if is_ref_name(name) else []
         if not ops and is_ref_name(name := text.removeprefix("tag:")):
@@ -262,7 +280,7 @@ class Refs:
     def _unknown_ref(self, text: str, kind: RefKind | None = None) -> NotFound:
         from difflib import get_close_matches  # noqa: PLC0415 - no need of it when all is well
 
-        if self.is_visible is not None:  # what is near to it may not be theirs to know
+        if self.is_visible is not None:  # do not reveal similar names
             return NotFound("no_ref", f"no branch, tag or commit is called {text[:100]!r}", near=[])
         if kind is None:
             heads = [*self.branches(), *self.tags()]
@@ -284,12 +302,12 @@ class Refs:
 
 
 def since_creation(ops: Sequence[Op]) -> list[Op]:
-    """Moves, newest first, since a branch or tag of the name was made last; none of a deleted."""
+    """Return the moves, newest first, since the ref was last created. None of a deleted ref."""
     return list(takewhile(lambda op: op.new is not None, ops))
 
 
 def ref_text(ref: Ref) -> str:
-    """How a commit is written down; Invalid("bad_ref") for what names none."""
+    """Return the text that names a commit. Raises Invalid("bad_ref") if `ref` names none."""
     text = ref.oid if isinstance(ref, CommitInfo) else ref
     if not isinstance(text, str):
         raise Invalid(
@@ -302,7 +320,7 @@ def ref_text(ref: Ref) -> str:
 
 @contextmanager
 def _translate_conflict(kind: RefKind, name: str) -> Iterator[None]:
-    """The catalog knows heads, its users branches and tags: say it in their words."""
+    """Translate a Conflict about a catalog head into one about a branch or tag."""
     try:
         yield
     except Conflict as error:

@@ -1,4 +1,8 @@
-"""That an object is in no pack, said without searching each: most of what is put is new."""
+"""A filter that proves that an object is in no pack, without searching each index.
+
+Most objects that are put are new. A module of its own, so that `pack_index` and `pack_set` share
+the definition of the filter word.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,20 @@ from ortet.errors import Corrupt
 from ortet.ids import Oid
 
 _BUILD_FILTER_AFTER_LOOKUPS = 3
-"""Searches of a slot before its filter is made: a single commit does without."""
+"""Look-ups in a slot before its filter is built. A single small commit never builds one."""
 _FILTER_BYTES_PER_OBJECT = 8
-"""Bytes of a filter for each object: one search in eight finds nothing after all."""
+"""Filter bytes for each object. One look-up of an absent object in eight still needs a search."""
 
 FILTER_WORD_OFFSET = 8
-"""Where in an oid the word lies that the filter goes by; the slot goes by its first byte."""
+"""The offset in an oid of the word that the filter uses. The first byte of the oid is the slot."""
 _FILTER_WORD = Struct("=I")
 
 SlotWords = Callable[[int], list[int]]
-"""The words of all objects in a slot."""
+"""Returns the filter words of all objects in a slot."""
 
 
 class AbsenceFilter:
-    """A filter for each of the 256 slots, made when a slot is asked about again and again."""
+    """One filter for each of the 256 slots, built after several look-ups in that slot."""
 
     def __init__(self, words_of_slot: SlotWords) -> None:
         self._words_of_slot = words_of_slot
@@ -30,7 +34,7 @@ class AbsenceFilter:
         self._lookup_counts = bytearray(256)
 
     def __contains__(self, oid: Oid) -> bool:
-        """True: no table has it. False: it takes a search to know."""
+        """Return True if no table has the object. False means that a search is needed."""
         filter_ = self._filters[oid[0]]
         if filter_ is None:
             slot = oid[0]
@@ -39,7 +43,7 @@ class AbsenceFilter:
                 return False
             try:
                 filter_ = self._filters[slot] = self._build_filter(slot)
-            except Corrupt:  # the search comes upon it, and knows what to do
+            except Corrupt:  # the search finds the damage and handles it
                 return False
         return not filter_[
             _FILTER_WORD.unpack_from(oid, FILTER_WORD_OFFSET)[0] & (len(filter_) - 1)

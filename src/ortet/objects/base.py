@@ -1,4 +1,4 @@
-"""What the layers above need of a store of objects."""
+"""The contract of an object store, and the types that its callers need."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ortet.ids import Oid
 
 
 class Kind(IntEnum):
-    """What an object is. Append-only.
+    """The type of an object. Values are stored: only append new ones.
 
-    A hint kept beside it in the pack, for prefix search, sweep and statistics; the truth is the
-    position of the reference that names it.
+    The kind is a hint, stored beside the object in its pack. Prefix search, sweep and statistics
+    use it. The position of the reference that names an object decides how the object is decoded.
     """
 
     BLOB = 1
@@ -39,18 +39,21 @@ class Kind(IntEnum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A reference from one object to another, with the kind its position demands."""
+    """A reference from one object to another, with the kind that its position requires."""
 
     oid: Oid
     kind: Kind
 
 
 ReferenceParser = Callable[[Kind, bytes], Iterable[ObjectRef]]
-"""The references inside an object; the graph layer supplies it: the store knows no records."""
+"""Lists the references inside an object.
+
+`history` supplies it: the store does not decode records.
+"""
 
 
 class ContentScanner(Protocol):
-    """Looks for what must not be stored, and refuses."""
+    """Searches content for secrets before it is stored, and raises Refused if it finds one."""
 
     def file(self, fd: int, size: int, path: bytes) -> None: ...
 
@@ -62,32 +65,43 @@ class ContentScanner(Protocol):
 
 
 class ObjectStore(ABC):
-    """Write-once objects named by the hash of their bytes. Safe to call from several threads."""
+    """A store of write-once objects named by the hash of their bytes. Thread-safe."""
 
     hasher: Hasher
     scanner: ContentScanner | None = None
-    """Whoever puts what was not made here (files, events, processes) has it searched before."""
+    """Scans external content (files, events, process memory). Callers use it before they store."""
 
     @abstractmethod
     def put(self, kind: Kind, data: bytes) -> Oid:
-        """Store unless it is there already; readable at once, durable after `flush`."""
+        """Store an object unless it is stored already, and return its id.
+
+        The object is readable at once and durable after `flush`.
+        """
 
     def put_new(self, kind: Kind, data: bytes) -> Oid:
-        """The same for what is almost surely new: it may be stored again rather than searched."""
+        """Store an object that is almost certainly new, and return its id.
+
+        The store may skip the search for an existing copy and store the object twice.
+        """
         return self.put(kind, data)
 
     @abstractmethod
     def get(self, oid: Oid) -> bytes:
-        """NotFound("no_object") or Corrupt; the bytes were checked against a checksum."""
+        """Return the bytes of an object, checked against their checksum.
+
+        Raises:
+            NotFound: kind "no_object": the store does not have the object.
+            Corrupt: every copy of the object is damaged.
+        """
 
     @abstractmethod
     def has(self, oid: Oid) -> bool: ...
 
     def replacement_of(self, oid: Oid) -> Oid:
-        """What stands for an object that was erased; of any other, itself."""
+        """Return the id of the object that replaces an erased object, otherwise `oid` itself."""
         return oid
 
     def get_many(self, oids: Iterable[Oid]) -> Iterator[tuple[Oid, bytes]]:
-        """Each distinct object once, in the order that reads fastest."""
+        """Yield each distinct object once, in the order that is fastest to read."""
         for oid in dict.fromkeys(oids):
             yield oid, self.get(oid)

@@ -1,4 +1,4 @@
-"""Objects on their way into frames: how many go into one."""
+"""Groups objects into frames by size and kind."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ _LARGE_FILE_BLOCK_BYTES = 128 * 1024
 
 
 class FrameBatch:
-    """Objects that will be one frame. One larger than a frame's usual size goes alone, or two of
-    them could pass what a frame may hold."""
+    """The objects of one future frame.
+
+    An object of at least the usual frame size gets its own frame: two of them might exceed MAX_RAW.
+    """
 
     def __init__(self) -> None:
         self.items: list[frame.Item] = []
         self.bytes = 0
 
     def add(self, item: frame.Item) -> list[frame.Item] | None:
-        """Take an object; what is full now, to be written, is given back."""
+        """Add an object. Return the objects of a full frame, to be written now, or None."""
         size = len(item[2])
         if size >= frame.FRAME_BYTES:
             return [item]
@@ -30,14 +32,17 @@ class FrameBatch:
         return None
 
     def drain(self) -> list[frame.Item]:
-        """What is in it; it is empty then."""
+        """Remove and return all objects."""
         items, self.items, self.bytes = self.items, [], 0
         return items
 
 
 class FrameBatches:
-    """File contents and the rest apart: log, diff and merge read the rest only. And blocks of large
-    files apart from small files, which are like their neighbours and shrink best beside them."""
+    """Three batches: small file contents, blocks of large files, and other objects.
+
+    Log, diff and merge read only the other objects. Small files are similar to their neighbours and
+    compress best together.
+    """
 
     def __init__(self) -> None:
         self.blobs = FrameBatch()
@@ -45,12 +50,13 @@ class FrameBatches:
         self.non_blobs = FrameBatch()
 
     def add(self, item: frame.Item) -> list[frame.Item] | None:
+        """Add an object to its batch. Return the objects of a full frame, or None."""
         if item[1] != Kind.BLOB:
             return self.non_blobs.add(item)
         return (self.blocks if len(item[2]) >= _LARGE_FILE_BLOCK_BYTES else self.blobs).add(item)
 
     def drain(self, merge_below_bytes: int = 0) -> list[list[frame.Item]]:
-        """What is in them, as one when that is less than `small` bytes; they are empty then."""
+        """Remove and return all objects by batch, in one list if below `merge_below_bytes`."""
         one = self.blobs.bytes + self.blocks.bytes + self.non_blobs.bytes < merge_below_bytes
         blobs, blocks, rest = self.blobs.drain(), self.blocks.drain(), self.non_blobs.drain()
         groups = [blobs + blocks + rest] if one else [rest, blobs, blocks]
@@ -58,7 +64,7 @@ class FrameBatches:
 
 
 def split_into_frames(items: Sequence[frame.Item]) -> Iterator[Sequence[frame.Item]]:
-    """Pieces that each fit a frame, for what piled up after a failure."""
+    """Split objects that were left by failed writes into pieces that fit a frame."""
     batch = FrameBatch()
     for item in items:
         full = batch.add(item)

@@ -1,4 +1,4 @@
-"""Contents of files: one blob, or a tree of 128 KiB blocks that knows holes."""
+"""File contents: a single blob, or a tree of 128 KiB blocks. Holes are stored once, not read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from ortet.ids import OID_BYTES, Oid
 from ortet.objects.base import Kind, ObjectStore
 
 BLOCK_BYTES = 128 * 1024
-"""Files up to this size are one blob; larger ones are Blocks of blobs of this size."""
+"""Files up to this size are one blob. Larger files are a Blocks tree over blobs of this size."""
 BLOCK_FANOUT = 256
 _LEAF_BYTES = BLOCK_BYTES * BLOCK_FANOUT
 _READ_WINDOW_BLOCKS = 64
 _PARALLEL_MIN_BYTES = 8 * 1024 * 1024
 
 Holes = Sequence[tuple[int, int]]
-"""(start, length) of each stretch that was never written, in order, none touching the next."""
+"""(start, length) of each hole, sorted and not adjacent to one another."""
 
 
 class Blocks(StoredRecord, frozen=True):
-    """A large file: `children` is a run of 32-byte Oids, of blobs at level 0, of Blocks above."""
+    """A node of a large file's block tree.
+
+    `children` is a concatenation of 32-byte Oids. They name blobs at level 0 and Blocks above.
+    """
 
     level: int
     size: int
@@ -32,7 +35,7 @@ class Blocks(StoredRecord, frozen=True):
 
 
 class ContentRef(Protocol):
-    """What an Entry says about a file's bytes."""
+    """The fields of a tree Entry that locate the bytes of a file."""
 
     @property
     def data(self) -> bytes: ...
@@ -42,7 +45,7 @@ class ContentRef(Protocol):
 
 
 def put_bytes(objects: ObjectStore, data: bytes) -> bytes:
-    """Store a file's content; the Oid of its blob or Blocks, b"" for nothing."""
+    """Store the content of a file. Return the Oid of its blob or Blocks, or b"" if it is empty."""
     if len(data) <= BLOCK_BYTES:
         return objects.put(Kind.BLOB, data) if data else b""
     return _BlockTreeBuilder(objects, lambda start, length: data[start : start + length], ()).build(
@@ -51,10 +54,11 @@ def put_bytes(objects: ObjectStore, data: bytes) -> bytes:
 
 
 def put_file(objects: ObjectStore, fd: int, size: int, holes: Holes = ()) -> bytes:
-    """Store the first `size` bytes of an open file; the Oid of its blob or Blocks, b"" for nothing.
+    """Store the first `size` bytes of an open file.
 
-    Always exactly `size` bytes: zeros where the file ended sooner, because it was cut while being
-    read. The caller compares fstat before and after. Inside `holes` nothing is read.
+    Return the Oid of its blob or Blocks, or b"" if `size` is 0. The stored content always has
+    exactly `size` bytes: if the file was truncated during the read, zeros are added. The caller
+    compares fstat before and after. Ranges in `holes` are not read.
     """
     if not size:
         return b""
@@ -74,7 +78,7 @@ def put_file(objects: ObjectStore, fd: int, size: int, holes: Holes = ()) -> byt
 
 
 class _BlockTreeBuilder:
-    """Makes the block tree of one file, each run of zeros only once."""
+    """Builds the block tree of one file. Subtrees of zeros are built once and reused."""
 
     def __init__(
         self, objects: ObjectStore, read: Callable[[int, int], bytes], holes: Holes
@@ -95,7 +99,7 @@ class _BlockTreeBuilder:
         return self._build_node(level, 0, size)
 
     def _fill_leaves(self, size: int) -> None:
-        """Read and hash with two threads; both work outside the interpreter's lock."""
+        """Build leaves in two threads. Reading and hashing release the GIL."""
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
 
         starts = list(self._leaves_with_data(size))
@@ -108,7 +112,10 @@ class _BlockTreeBuilder:
                 self._leaves[start] = oid
 
     def _leaves_with_data(self, size: int) -> Iterator[int]:
-        """Starts of leaves that are not all hole; jumps over holes, which may be terabytes."""
+        """Yield the offsets of leaves that contain data.
+
+        Skip holes in one step: they may be terabytes.
+        """
         at = 0
         while at < size:
             end = self._hole_end(at)
@@ -119,7 +126,7 @@ class _BlockTreeBuilder:
                 at += _LEAF_BYTES
 
     def _hole_end(self, start: int) -> int:
-        """Where the hole around `start` ends; `start` itself when there is none."""
+        """Return where the hole around `start` ends, or `start` if it is not in a hole."""
         number = bisect_right(self._hole_starts, start) - 1
         return max(start, self._hole_ends[number]) if number >= 0 else start
 
@@ -147,7 +154,10 @@ class _BlockTreeBuilder:
         return self._put(0, size, children)
 
     def _build_zeros(self, level: int, size: int) -> Oid:
-        """A subtree of zeros; level -1 is a blob. Whole ones of a level are all the same object."""
+        """Return a subtree of zeros.
+
+        Level -1 is a blob. Full subtrees of a level are the same object.
+        """
         oid = self._zeros.get((level, size))
         if oid is None:
             if level < 0:
@@ -170,17 +180,20 @@ class _BlockTreeBuilder:
 
 
 def get_bytes(objects: ObjectStore, data: bytes, size: int) -> bytes:
-    """All bytes of a stored content."""
+    """Return all bytes of a stored content."""
     return b"".join(_read_bytes(objects, data, size, 0, size))
 
 
 def read_file(objects: ObjectStore, entry: ContentRef) -> Iterator[bytes]:
-    """The bytes of a file in order, a block at a time."""
+    """Yield the bytes of a file in order, one block at a time."""
     return _read_bytes(objects, entry.data, entry.size, 0, entry.size)
 
 
 def read_range(objects: ObjectStore, entry: ContentRef, start: int, length: int) -> Iterator[bytes]:
-    """The bytes [start, start + length) of a file, short at its end; only their blocks are read."""
+    """Yield the bytes [start, start + length) of a file, up to its end.
+
+    Only their blocks are read.
+    """
     stop = min(entry.size, start + length)
     return _read_bytes(objects, entry.data, entry.size, max(0, start), stop)
 
@@ -206,7 +219,7 @@ def _read_bytes(
 def _read_window(
     objects: ObjectStore, window: list[tuple[Oid, int, int]], start: int, stop: int
 ) -> Iterator[bytes]:
-    """Some blocks, fetched in pack order and given in file order."""
+    """Yield some blocks in file order. They are read in pack order."""
     found = dict(objects.get_many(oid for oid, _, _ in window))
     for oid, at, size in window:
         data = _check_blob_size(found[oid], size, oid)
@@ -216,7 +229,7 @@ def _read_window(
 def _blocks_in_range(
     objects: ObjectStore, node: Blocks, base: int, start: int, stop: int
 ) -> Iterator[tuple[Oid, int, int]]:
-    """(oid, offset, size) of each block that touches [start, stop)."""
+    """Yield (oid, offset, size) of each block that overlaps [start, stop)."""
     span = BLOCK_BYTES * BLOCK_FANOUT**node.level
     first = max(0, start - base) // span
     last = min(node.size, stop - base)

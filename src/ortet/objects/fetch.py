@@ -1,5 +1,4 @@
-"""Reading many objects: each frame decoded once, in the order of the packs, a few frames ahead of
-the reader."""
+"""Reads many objects: decodes each frame once, in pack order, a few frames ahead of the reader."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _FrameGroup = tuple[FrameSource, int, list[LocatedObject]]
 def read_located(
     located: Sequence[LocatedObject], cache: FrameCache, *, fallback: Callable[[Oid], bytes]
 ) -> Iterator[tuple[Oid, bytes]]:
-    """The bytes at each spot; `again` is asked for what can not be read there."""
+    """Yield the bytes at each location. `fallback` reads an object whose frame cannot be read."""
     ordered = sorted(located, key=lambda found: (found[1][0].key, *found[1][1:3]))
     groups: list[_FrameGroup] = []
     for (_, offset), members in groupby(ordered, key=lambda found: (found[1][0].key, found[1][1])):
@@ -50,7 +49,7 @@ def _load_frames(groups: Sequence[_FrameGroup], cache: FrameCache) -> Iterator[b
 
 
 def _load_frames_ahead(groups: Sequence[_FrameGroup], cache: FrameCache) -> Iterator[bytes | None]:
-    """Decoded in a second thread; what is read once from end to end is not kept."""
+    """Decode frames in other threads. Do not cache them: a sequential read uses each frame once."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a command that does not need it starts faster
 
     def load(source: FrameSource, offset: int) -> bytes | None:

@@ -1,9 +1,8 @@
-"""The unit of everything stored: a checksummed, self-describing run of objects. Pure;
-docs/format.md has the bytes.
+"""Frames: the checksummed, self-describing unit of storage. No I/O; docs/format.md has the bytes.
 
-A frame is a header, a table of (oid, kind, length), and a payload: the objects' bytes end to end,
-one solid zstd block or raw. Header and table are enough to index a frame without reading its
-payload.
+A frame is a header, a table of (oid, kind, length), and a payload. The payload is the objects'
+bytes one after another, as one zstd block or raw. Header and table are enough to index a frame
+without reading its payload.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from ortet.ids import OID_BYTES, Oid
 MAGIC = b"\xa7ORT"
 RAW, ZSTD = 0, 1
 FRAME_BYTES = 512 * 1024
-"""About how many raw bytes a frame of a large flush holds."""
+"""The approximate number of raw bytes in a frame of a large flush."""
 FRAME_OBJECTS = 4096
 MAX_RAW = 16 * 1024 * 1024
-"""No frame and so no object is larger: what a header may ask a reader to allocate."""
+"""The largest frame, and so the largest object. Bounds what a header can make a reader allocate."""
 MAX_OBJECTS = 65_536
 
 TRUNCATED_FRAME = "short_frame"
-"""The kind of Corrupt that the end of a tail can have without harm: a write that was cut off."""
+"""The Corrupt kind for an interrupted write. It is harmless at the end of a tail."""
 
-_HEAD = struct.Struct(
-    "<4sBBH8sIII8s8s"
-)  # the last field is the checksum of all before it and of the table
+# The last field is the checksum of the preceding fields and the table.
+_HEAD = struct.Struct("<4sBBH8sIII8s8s")
 _ROW = struct.Struct(f"<{OID_BYTES}sBI")
 _CHECKSUM_BYTES = 8
 HEADER_BYTES = _HEAD.size
@@ -39,13 +37,15 @@ _SCAN_WINDOW_BYTES = 64 * 1024
 _MAX_COMPRESSED_RATIO = 0.97
 
 Item = tuple[Oid, int, bytes]
-"""An object on its way into a frame: oid, kind, bytes."""
+"""An object to be written into a frame: oid, kind, bytes."""
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, length) -> bytes, short at the end."""
+"""Reads (offset, length) and returns bytes, fewer at the end of the file."""
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
+    """The decoded header of a frame. See docs/format.md."""
+
     magic: bytes
     version: int
     codec: int
@@ -63,17 +63,17 @@ class FrameHeader(msgspec.Struct, frozen=True):
 
     @property
     def payload_start(self) -> int:
-        """Bytes before the payload."""
+        """The number of bytes before the payload."""
         return HEADER_BYTES + self.count * _ROW.size
 
     @property
     def size(self) -> int:
-        """Bytes of the whole frame."""
+        """The number of bytes of the whole frame."""
         return HEADER_BYTES + self.count * _ROW.size + self.stored
 
 
 class FrameInfo(msgspec.Struct, frozen=True):
-    """A frame seen from outside: where it is, its header, also as bytes, and its checked table."""
+    """The offset of a frame, its header (decoded and raw), and its checked table."""
 
     offset: int
     header: FrameHeader
@@ -81,11 +81,12 @@ class FrameInfo(msgspec.Struct, frozen=True):
     table: bytes
 
     def rows(self) -> Iterator[tuple[Oid, int, int]]:
-        """(oid, kind, length) of each object, in payload order."""
+        """Return (oid, kind, length) of each object, in payload order."""
         return _ROW.iter_unpack(self.table)
 
 
 def corrupt_frame(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
+    """Return the Corrupt error for the frame at `offset`."""
     return Corrupt(
         kind,
         f"frame at byte {offset}: {why}; run `ortet verify` to see what is damaged",
@@ -94,7 +95,10 @@ def corrupt_frame(offset: int, why: str, kind: str = "bad_frame") -> Corrupt:
 
 
 def build(objects: Sequence[Item], key_id: bytes, compressor: Compressor | None) -> bytes:
-    """One frame of these objects, at most MAX_RAW bytes of them; raw without a compressor."""
+    """Return one frame of these objects, raw if there is no compressor.
+
+    Raises Invalid if the objects have more than MAX_RAW bytes or are more than MAX_OBJECTS.
+    """
     raw = b"".join([item[2] for item in objects])
     if len(raw) > MAX_RAW or len(objects) > MAX_OBJECTS:
         raise Invalid("frame_too_large", "these objects do not fit one frame: make several")
@@ -111,10 +115,13 @@ def _compress_payload(raw: bytes, compressor: Compressor) -> tuple[int, bytes]:
 
 
 def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
-    """The header at `data[at:]`; Corrupt unless its fields are possible, Unsupported when it is
-    newer than us.
+    """Return the header at `data[at:]`.
 
-    Its checksum covers the table too, so it is not proven before `read_table`.
+    Its checksum also covers the table, so the header is verified only by `read_table`.
+
+    Raises:
+        Corrupt: a field has an impossible value or the header is incomplete.
+        Unsupported: a newer Ortet wrote the frame.
     """
     if data[at : at + 4] != MAGIC:
         raise corrupt_frame(offset, "no frame begins here")
@@ -135,7 +142,10 @@ def parse_header(data: bytes, at: int = 0, *, offset: int = 0) -> FrameHeader:
 
 
 def read_table(data: bytes, at: int, header: FrameHeader, *, offset: int = 0) -> FrameInfo:
-    """Check header and table, the table being in `data` right after the header at `at`."""
+    """Check header and table, and return them.
+
+    `data` has the table directly after the header at `at`.
+    """
     start = at + HEADER_BYTES
     table = data[start : start + header.table_bytes]
     if checksum(data[at : start - _CHECKSUM_BYTES], table) != header.head_sum:
@@ -152,22 +162,22 @@ def read_table(data: bytes, at: int, header: FrameHeader, *, offset: int = 0) ->
 
 
 def check_payload(header: FrameHeader, payload: bytes | memoryview, *, offset: int = 0) -> None:
-    """Corrupt unless these are the stored bytes the header promises."""
+    """Raise Corrupt if the payload does not match the length and checksum in the header."""
     if len(payload) != header.stored or checksum(payload) != header.payload_sum:
         raise corrupt_frame(offset, "payload does not match its checksum")
 
 
 def unpack(header: FrameHeader, payload: bytes | memoryview, *, offset: int = 0) -> bytes:
-    """The objects' bytes, end to end, after checking the payload."""
+    """Check and decompress the payload. Return the objects' bytes one after another."""
     check_payload(header, payload, offset=offset)
     return bytes(payload) if header.codec == RAW else decompress(payload, header.raw)
 
 
 def scan(read: ReadAt, start: int, stop: int) -> Iterator[FrameInfo]:
-    """Frames between two offsets by their headers alone.
+    """Yield the frames between two offsets, without reading their payloads.
 
-    Ends quietly at `stop` or where zeros begin (room kept for later); Corrupt at a frame that is
-    damaged or not all there, Unsupported at a newer one. Frames yielded before that are good.
+    Stops at `stop` or where zeros begin (preallocated space). Raises Corrupt at a damaged or
+    incomplete frame, and Unsupported at a newer one. Frames that were yielded before are valid.
     """
     base, window = start, b""
     while start < stop:
@@ -191,7 +201,10 @@ def scan(read: ReadAt, start: int, stop: int) -> Iterator[FrameInfo]:
 
 
 def resync(read: ReadAt, start: int, stop: int) -> int | None:
-    """Where the next frame with a sound header begins, for going on behind damage."""
+    """Return the offset of the next frame with a valid header, to continue after damage.
+
+    None if none.
+    """
     while start < stop:
         window = read(start, _SCAN_WINDOW_BYTES * 16)
         at = window.find(MAGIC)

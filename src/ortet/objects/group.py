@@ -1,4 +1,7 @@
-"""Indexes over several packs, so that a search does not grow with the number of packs."""
+"""Group indexes: one index over several packs.
+
+Look-up time then does not grow with the number of packs.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from ortet.objects.source import ObjectLocation
 
 GROUP_SUFFIX = ".grp"
 MERGE_MIN_TABLES = 16
-"""So many tables to search are too many."""
+"""Merge indexes when there are at least this many to search."""
 MERGE_BATCH_TABLES = 12
-"""So many become one on the way, which nobody notices."""
+"""How many indexes one merge combines. Small enough to cause no noticeable delay."""
 
 
 class PackGroup:
-    """One index over several packs, some of which may be gone by now."""
+    """One index over several packs. Some of these packs may be deleted by now."""
 
     def __init__(self, path: Path, index: PackIndex, packs: Mapping[str, Pack]) -> None:
         self.path = path
@@ -30,7 +33,7 @@ class PackGroup:
         self.update_packs(packs)
 
     def update_packs(self, packs: Mapping[str, Pack]) -> None:
-        """Take note of which packs there are."""
+        """Set which of the covered packs exist."""
         owners: list[Pack | None] = []
         for id_, size in self._index.packs:
             pack = packs.get(id_)
@@ -38,6 +41,7 @@ class PackGroup:
         self.packs = owners
 
     def find(self, oid: Oid) -> ObjectLocation | None:
+        """Return one location of the object in an existing pack, or None."""
         place = self._index.find(oid)
         if place is None:
             return None
@@ -45,6 +49,7 @@ class PackGroup:
         return next(self.copies(oid), None) if pack is None else (pack, *place[1:])
 
     def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
+        """Yield every location of the object in existing packs."""
         for number, *place in self._index.find_all(oid):
             pack = self.packs[number]
             if pack is not None:
@@ -52,13 +57,14 @@ class PackGroup:
                 yield pack, offset, start, length, kind
 
     def filter_words(self, slot: int) -> list[int]:
-        """See Index."""
+        """Return the filter words of a slot. See PackIndex.filter_words."""
         return self._index.filter_words(slot)
 
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
         return self._index.iter_range(low, high)
 
     def slots(self, numbers: Mapping[str, int]) -> Iterator[list[bytes]]:
+        """Yield the entries of each of the 256 slots, with pack numbers taken from `numbers`."""
         renumber = [-1 if pack is None else numbers[pack.id] for pack in self.packs]
         for slot in range(256):
             yield list(self._index.entries(slot, renumber))
@@ -67,7 +73,7 @@ class PackGroup:
 def load_groups(
     directory: Path, packs: Mapping[str, Pack], loaded: Sequence[PackGroup]
 ) -> tuple[list[PackGroup], set[str]]:
-    """The groups to search, the largest first, and the ids of packs they cover."""
+    """Return the groups to search, largest first, and the ids of the packs that they cover."""
     held = {group.path.name: group for group in loaded}
     found: list[PackGroup] = []
     for name in os.listdir(directory):
@@ -93,8 +99,10 @@ def load_groups(
 def merge_indexes(
     path: Path, groups: Sequence[PackGroup], singles: Sequence[Pack], *, limit: int
 ) -> None:
-    """Write one index that does the work of the `most` smallest of these, and remove the groups it
-    replaces. Whoever has them mapped goes on with them."""
+    """Write one index that replaces the `limit` smallest of these, and delete the replaced groups.
+
+    Processes that have a replaced group mapped continue to use it.
+    """
     tables: list[PackGroup | Pack] = sorted([*groups, *singles], key=_merge_order)
     tables = tables[:limit]
     members = {pack.id: pack for table in tables for pack in _members(table)}
@@ -115,7 +123,7 @@ def merge_indexes(
 
 
 def _merge_order(table: PackGroup | Pack) -> tuple[int, str]:
-    """Small before large, old before new."""
+    """Sort key: small before large, old before new."""
     return (len(table.packs), table.path.name) if isinstance(table, PackGroup) else (1, table.id)
 
 

@@ -1,5 +1,4 @@
-"""The directory of a store: what its FORMAT file says, where its parts are, and how full it may
-get."""
+"""The directory layout of a store: its FORMAT file, the paths of its parts, its space limits."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _STORE_FILES = frozenset(
         "catalog.db",
         "catalog.db-wal",
         "catalog.db-shm",
-        "catalog.db-journal",  # while another process makes the catalog
+        "catalog.db-journal",  # exists while another process creates the catalog
         "bucket",
         "local",
         "config.toml",
@@ -37,7 +36,7 @@ _AMPLE_FREE_BYTES = 64 * 1024 * 1024
 
 
 class StoreLayout(msgspec.Struct, frozen=True):
-    """Where the parts of an opened store are."""
+    """The paths of the parts of an opened store."""
 
     path: Path
     local: Path
@@ -45,17 +44,25 @@ class StoreLayout(msgspec.Struct, frozen=True):
     index: Path
 
     def tail_ids(self) -> list[str]:
+        """Return the ids of all tail files, sorted."""
         names = os.listdir(self.tails)
         return sorted(
             name.removesuffix(TAIL_SUFFIX) for name in names if name.endswith(TAIL_SUFFIX)
         )
 
     def tail_path(self, id_: str) -> Path:
+        """Return the path of a tail file."""
         return self.tails / f"{id_}{TAIL_SUFFIX}"
 
 
 def open_layout(path: Path, hasher: Hasher) -> StoreLayout:
-    """Check that `path` is a store we can use, or make an empty or missing directory one."""
+    """Check that `path` is a usable store. Initialise a missing or empty directory as a store.
+
+    Raises:
+        Invalid: kind "not_a_store": the directory holds something else.
+        Unsupported: kind "newer_format": a newer Ortet made the store.
+        Refused: kind "wrong_key": the store was made with another key.
+    """
     file = path / "FORMAT"
     try:
         text = file.read_bytes()
@@ -73,7 +80,7 @@ def open_layout(path: Path, hasher: Hasher) -> StoreLayout:
 
 
 def check_directory(path: Path) -> None:
-    """Invalid when a directory holds something that is neither a store nor the start of one."""
+    """Raise Invalid if a directory holds something that is not part of a store."""
     if (path / "FORMAT").exists():
         return
     if any(
@@ -90,9 +97,8 @@ def _create_format_file(path: Path, file: Path, hasher: Hasher) -> None:
         part.write_text(f"{_FORMAT_MAGIC} {FORMAT_VERSION} {hasher.key_id.hex()}\n")
         with open(part, "rb") as opened:
             os.fsync(opened.fileno())
-        with contextlib.suppress(
-            FileExistsError
-        ):  # another process made it first: its key is what counts
+        # If another process created the file first, its key applies.
+        with contextlib.suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
         sync_directory(path)
@@ -125,7 +131,7 @@ def _not_a_store(path: Path) -> Invalid:
 
 
 class SpaceGuard:
-    """Says no before a write would pass the quota or eat the last of the disk."""
+    """Refuses writes that would exceed the quota or use up the reserved disk space."""
 
     def __init__(
         self, layout: StoreLayout, bucket: Bucket, *, clock: Clock, quota: int | None, reserve: int
@@ -142,20 +148,21 @@ class SpaceGuard:
         self._counted_at_ns = 0
 
     def used_bytes(self) -> int:
-        """Bytes of all packs and tails."""
+        """Return the total size of all packs and tails."""
         tails: dict[str, int] = {}
         for id_ in self._layout.tail_ids():
             with contextlib.suppress(FileNotFoundError):
                 tails[id_] = self._layout.tail_path(id_).stat().st_size
-        # Packs second: one that is being sealed has both names, and counts once.
+        # List packs after tails. A tail that is being sealed is in both lists under one id and
+        # counts once.
         return sum((tails | list_packs(self._bucket)).values())
 
     def has_ample_space(self) -> bool:
-        """Whether a tail may be a little longer than what is in it."""
+        """Return True if there is space to preallocate the end of a tail."""
         return self._quota is None and self._free_bytes > _AMPLE_FREE_BYTES
 
     def check(self, size: int) -> None:
-        """Refused("quota") or Refused("disk_reserve") when `size` more bytes are too many."""
+        """Raise Refused("quota") or Refused("disk_reserve") if `size` more bytes do not fit."""
         if self._quota is not None:
             self._check_quota(self._quota, size)
         try:
@@ -174,7 +181,8 @@ class SpaceGuard:
     def _check_quota(self, quota: int, size: int) -> None:
         now = self._clock.now_ns()
         close = self._used_bytes + self._bytes_since_count + size > quota - quota // 8
-        # Others write too: a count is good for a second, a megabyte, and far from the limit.
+        # Other processes write too. A count is reused for at most one second and one megabyte, and
+        # only while usage is far from the quota.
         if (
             close
             or self._bytes_since_count > _RECOUNT_BYTES

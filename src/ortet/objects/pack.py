@@ -1,5 +1,4 @@
-"""Sealed packs: read through the Bucket, found through an index that is made again when missing or
-damaged."""
+"""Sealed packs, read through the Bucket. A missing or damaged index is rebuilt from the pack."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _SUFFIX = ".pack"
 
 
 class Pack(FrameSource):
-    """One sealed pack. Opened at first use; NotFound when it has been swept away meanwhile."""
+    """One sealed pack, opened at first use. Raises NotFound if a sweep has deleted it."""
 
     sealed = True
 
@@ -39,7 +38,7 @@ class Pack(FrameSource):
     def read(self, offset: int, length: int) -> bytes:
         file = self._file
         if file is None:
-            # Not mapped: a pack cut short by accident must be an error here, not a SIGBUS.
+            # Not mapped: a truncated pack must raise an error here, not SIGBUS.
             path = self._bucket.local_path(pack_key(self.id))
             if path is None:
                 return self._bucket.get(pack_key(self.id), offset, length)
@@ -55,7 +54,7 @@ class Pack(FrameSource):
             raise storage_error(error, f"reading pack {self.id}") from error
 
     def close_files(self) -> None:
-        """Give back descriptors until the next use."""
+        """Close descriptors. The next use opens them again."""
         self._file = self._index = None
 
     def __len__(self) -> int:
@@ -73,7 +72,7 @@ class Pack(FrameSource):
         return None if place is None else (self, *place[1:])
 
     def filter_words(self, slot: int) -> list[int]:
-        """See Index."""
+        """Return the filter words of a slot. See PackIndex.filter_words."""
         if self._index is None:
             self._index = self.load_index()
         try:
@@ -96,7 +95,7 @@ class Pack(FrameSource):
         return ((oid, (self, at, start, size, kind)) for oid, _, at, start, size, kind in entries)
 
     def load_index(self) -> PackIndex:
-        """The index, made from the pack when it is not there or not sound."""
+        """Return the index. Rebuild it from the pack if it is missing or damaged."""
         if self._index is not None:
             return self._index
         try:
@@ -106,12 +105,12 @@ class Pack(FrameSource):
         return index if index.packs == [(self.id, self.end)] else self.rebuild_index()
 
     def rebuild_index(self) -> PackIndex:
-        """Make the index again from the headers in the pack, as far as they are sound."""
+        """Rebuild the index from all valid frame headers in the pack."""
         entries = [entry for lead in valid_frames(self) for entry in self._index_entries(lead)]
         return self._save_index(encode_index([(self.id, self.end)], entries))
 
     def _save_index(self, data: bytes) -> PackIndex:
-        with contextlib.suppress(OSError):  # a full disk must not keep anyone from reading
+        with contextlib.suppress(OSError):  # a full disk must not prevent reading
             write_index(self.index_path, data)
         return PackIndex(data)
 
@@ -125,7 +124,7 @@ class Pack(FrameSource):
 
 
 def valid_frames(source: FrameSource) -> Iterator[frame.FrameInfo]:
-    """Every frame with a sound header, going on behind damaged ones."""
+    """Yield every frame with a valid header. Continue after damaged frames."""
     at: int | None = 0
     stop = source.end
     while at is not None:
@@ -140,12 +139,12 @@ def valid_frames(source: FrameSource) -> Iterator[frame.FrameInfo]:
 
 
 def list_packs(bucket: Bucket) -> dict[str, int]:
-    """Id and size of every sealed pack."""
+    """Return the id and size of every sealed pack."""
     return pack_sizes(bucket.list(_PREFIX))
 
 
 def pack_sizes(listings: Iterable[BucketEntry], suffix: str = _SUFFIX) -> dict[str, int]:
-    """The same of what was listed; or of other things that have packs' names."""
+    """Return the id and size of every listed key with this suffix."""
     return {
         item.key.removeprefix(_PREFIX).removesuffix(suffix): item.size
         for item in listings

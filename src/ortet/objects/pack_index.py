@@ -1,9 +1,9 @@
-"""Where each object of a sealed pack is: a sorted, mapped table with 256-way fan-out.
+"""Pack indexes: sorted, memory-mapped tables from object id to location, with a 256-way fan-out.
 
-An index covers one pack, or several: a store of a thousand packs is searched through a handful of
-tables. Entries of one fan-out slot lie together, oids first, then rows, and each slot has its own
-checksum, looked at when the slot is first used: opening costs the same whatever the size. All of it
-can be made again from the packs.
+An index covers one pack or several. A store of a thousand packs is searched through a few tables.
+The entries of a fan-out slot are stored together: first the oids, then the rows. Each slot has its
+own checksum, which is verified at the first use of the slot. Opening an index therefore takes the
+same time for any size. Every index can be rebuilt from its packs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ortet.objects.absent import FILTER_WORD_OFFSET
 
 _MAGIC = b"\xa7ORI"
 _VERSION = 1
-_HEAD = struct.Struct("<4sB3xII")  # magic, version, entries, bytes of the list of packs
+_HEAD = struct.Struct("<4sB3xII")  # magic, version, number of entries, bytes of the pack list
 _FANOUT = struct.Struct("<256I")
 _ROW = struct.Struct("<HQIIB")
 _ENTRY_BYTES = OID_BYTES + _ROW.size
@@ -35,17 +35,17 @@ _LINEAR_SEARCH_MAX = 64
 _EMPTY_CHECKSUM = checksum(b"")
 
 PackLocation = tuple[int, int, int, int, int]
-"""Number of the pack, frame offset in it, offset in the frame's bytes, length, kind."""
+"""Number of the pack, offset of the frame, offset in the frame's payload, length, kind."""
 
 IndexEntry = tuple[Oid, int, int, int, int, int]
-"""An oid and its Place."""
+"""An oid, followed by the fields of its PackLocation."""
 
 CoveredPack = tuple[str, int]
-"""Id and bytes of a pack."""
+"""Id and size in bytes of a pack."""
 
 
 def encode_index(packs: Sequence[CoveredPack], entries: Iterable[IndexEntry]) -> bytes:
-    """The bytes of an index file."""
+    """Return the bytes of an index file."""
     slots: list[list[bytes]] = [[] for _ in range(256)]
     for oid, *place in entries:
         slots[oid[0]].append(oid + _ROW.pack(*place))
@@ -53,13 +53,16 @@ def encode_index(packs: Sequence[CoveredPack], entries: Iterable[IndexEntry]) ->
 
 
 def encode_slots(packs: Sequence[CoveredPack], slots: Iterable[list[bytes]]) -> bytes:
-    """The same from entries that are bytes already, those of each slot in any order."""
+    """Return the bytes of an index file from encoded entries.
+
+    A slot may have its entries in any order.
+    """
     fan: list[int] = []
     sums: list[bytes] = []
     body: list[bytes] = []
     total = 0
     for slot in slots:
-        if not slot:  # most of them, in the pack of a single commit
+        if not slot:  # most slots are empty in the pack of a single commit
             fan.append(total)
             sums.append(_EMPTY_CHECKSUM)
             continue
@@ -77,8 +80,10 @@ def encode_slots(packs: Sequence[CoveredPack], slots: Iterable[list[bytes]]) -> 
 
 
 def write_index(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write durably under a temporary name, then rename. Without `sync` a power cut may damage it,
-    which its checksums show."""
+    """Write an index durably to a temporary file, then rename it.
+
+    Without `sync` a power failure may damage the index. Its checksums then detect the damage.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with open(part, "wb") as file:
@@ -94,7 +99,7 @@ def write_index(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def open_index(path: Path) -> PackIndex:
-    """Map an index file."""
+    """Memory-map an index file."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size < _PACK_LIST_OFFSET:
             raise _corrupt_index("it is cut short")
@@ -106,8 +111,10 @@ def _corrupt_index(why: str) -> Corrupt:
 
 
 class PackIndex:
-    """An index, mapped or in memory. Corrupt when what is read does not match its checksum: it has
-    to be made again then."""
+    """A memory-mapped or in-memory index.
+
+    Methods raise Corrupt if the data does not match its checksum. The index must then be rebuilt.
+    """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data
@@ -131,7 +138,7 @@ class PackIndex:
         self._verified_slots = bytearray(256)
 
     def _slot_bounds(self, slot: int) -> tuple[int, int]:
-        """Offset and number of entries of a slot, checked."""
+        """Return offset and number of entries of a slot, after verifying its checksum."""
         low = self._fanout[slot]
         count = self._fanout[slot + 1] - low
         base = self._body_offset + low * _ENTRY_BYTES
@@ -143,7 +150,7 @@ class PackIndex:
         return base, count
 
     def find(self, oid: Oid) -> PackLocation | None:
-        """The first place of an object."""
+        """Return the first location of an object, or None."""
         slot = oid[0]
         low = self._fanout[slot]
         count = self._fanout[slot + 1] - low
@@ -164,7 +171,7 @@ class PackIndex:
         return self._row(base, count, first + at // OID_BYTES)
 
     def find_all(self, oid: Oid) -> Iterator[PackLocation]:
-        """Every place of an object: it may be in several packs."""
+        """Yield every location of an object. It may be in several packs."""
         base, count = self._slot_bounds(oid[0])
         for number in range(self._bisect(base, count, oid)[0], count):
             found = self._oid(base, number)
@@ -178,7 +185,7 @@ class PackIndex:
         return self._data[at : at + OID_BYTES]
 
     def filter_words(self, slot: int) -> list[int]:
-        """The word of each oid in a slot that a filter goes by: see absent.py."""
+        """Return the filter word of each oid in a slot. See absent.py."""
         base, count = self._slot_bounds(slot)
         oids = self._data[base : base + count * OID_BYTES]
         return [word for (word,) in _FILTER_WORD_OF_OID.iter_unpack(oids)]
@@ -187,7 +194,7 @@ class PackIndex:
         return _ROW.unpack_from(self._data, base + count * OID_BYTES + number * _ROW.size)
 
     def _bisect(self, base: int, count: int, oid: bytes) -> tuple[int, int]:
-        """A stretch of a slot, short if it can be, with the first place of `oid` if it has any."""
+        """Return a short range of a slot. It includes the first entry of `oid`, if any."""
         low, high = 0, count
         while high - low > _LINEAR_SEARCH_MAX:
             middle = (low + high) // 2
@@ -198,7 +205,7 @@ class PackIndex:
         return low, high
 
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        """(oid, kind) of every object with low <= oid <= high, in order."""
+        """Yield (oid, kind) of every object with low <= oid <= high, sorted."""
         for slot in range(low[0], high[0] + 1):
             base, count = self._slot_bounds(slot)
             for number in range(self._bisect(base, count, low)[0], count):
@@ -217,8 +224,10 @@ class PackIndex:
                 yield Oid(self._oid(base, number)), *self._row(base, count, number)
 
     def entries(self, slot: int, pack_numbers: Sequence[int]) -> Iterator[bytes]:
-        """Entries of a slot as `encode_slots` takes them, with other numbers for the packs; those
-        of packs numbered -1 are left out."""
+        """Yield the encoded entries of a slot with new pack numbers, for `encode_slots`.
+
+        Entries of packs with the new number -1 are skipped.
+        """
         base, count = self._slot_bounds(slot)
         for number in range(count):
             pack, *rest = self._row(base, count, number)

@@ -1,4 +1,7 @@
-"""Everything this process can read: its own tails, those of other writers, and the sealed packs."""
+"""The tails and packs that a store handle reads.
+
+These are its own tails, the tails of other writers, and the sealed packs.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,11 @@ from ortet.objects.tail import Tail
 
 
 class PackSet:
-    """The sources of one store handle. Look-ups take no lock: changes replace whole tuples, and
-    what moves from one to the next is in both for a moment."""
+    """The frame sources of one store handle.
+
+    Look-ups take no lock: every change replaces a whole tuple. A source that moves from one tuple
+    to another is in both for a moment, so a look-up never misses it.
+    """
 
     def __init__(
         self, layout: StoreLayout, bucket: Bucket, *, key_id: bytes, new_id: Callable[[], str]
@@ -47,7 +53,7 @@ class PackSet:
         self._set_tables(())
 
     def _set_tables(self, tables: Sequence[Pack | PackGroup]) -> None:
-        """From now on look in these tables: they and what is known of them change together."""
+        """Replace the tables to search together with their absence filter."""
         self._tables_and_filter = (
             tuple(tables),
             AbsenceFilter(lambda slot: _filter_words(tables, slot)),
@@ -58,19 +64,20 @@ class PackSet:
         return self._tables_and_filter[0]
 
     def sources(self) -> Iterator[FrameSource]:
+        """Yield all tails and packs."""
         yield from self.own_tails
         yield from self.foreign_tails
         yield from self.packs
 
     def find(self, oid: Oid) -> ObjectLocation | None:
-        """Where an object is, as far as known without looking at the disk again."""
+        """Return the location of an object, without a refresh from disk."""
         spot = self.find_durable(oid)
         if spot is None and (tail := self.find_foreign_tail(oid)) is not None:
             spot = tail.find(oid)
         return spot
 
     def find_durable(self, oid: Oid) -> ObjectLocation | None:
-        """The same, only where it is durable already or will be with our next flush."""
+        """Return the location of an object only if it is durable now or after our next flush."""
         spot = self.find_in_own_tails(oid)
         if spot is not None:
             return spot
@@ -79,7 +86,7 @@ class PackSet:
             for table in tables:
                 try:
                     spot = table.find(oid)
-                except NotFound:  # swept away since we last looked
+                except NotFound:  # deleted by a sweep since the last refresh
                     continue
                 except Corrupt:
                     self._drop_corrupt_table(table)
@@ -89,7 +96,7 @@ class PackSet:
         return None
 
     def find_in_own_tails(self, oid: Oid) -> ObjectLocation | None:
-        """The same, only in the tails of this writer."""
+        """Return the location of an object in our own tails."""
         for tail in self.own_tails:
             spot = tail.find(oid)
             if spot is not None:
@@ -97,14 +104,14 @@ class PackSet:
         return None
 
     def find_foreign_tail(self, oid: Oid) -> Tail | None:
-        """The tail of another writer that has it."""
+        """Return the tail of another writer that has the object."""
         for tail in self.foreign_tails:
             if tail.find(oid) is not None:
                 return tail
         return None
 
     def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
-        """Every place that has the object."""
+        """Yield every location of the object."""
         for tail in (*self.own_tails, *self.foreign_tails):
             spot = tail.find(oid)
             if spot is not None:
@@ -114,7 +121,7 @@ class PackSet:
                 yield from table.copies(oid)
 
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        """(oid, kind) of every object between, both ends included."""
+        """Yield (oid, kind) of every object with low <= oid <= high."""
         for tail in (*self.own_tails, *self.foreign_tails):
             yield from tail.iter_range(low, high)
         for table in self.tables:
@@ -126,7 +133,10 @@ class PackSet:
                 return
 
     def refresh_if_changed(self) -> bool:
-        """Look at the disk again when another process made, sealed or lengthened a tail."""
+        """Refresh if another process created, sealed or extended a tail.
+
+        Return True if refreshed.
+        """
         if self._change_token() == self._last_token and not any(
             tail.has_changed() for tail in self.foreign_tails
         ):
@@ -138,10 +148,15 @@ class PackSet:
         return os.stat(self._tails_directory).st_mtime_ns
 
     def refresh(self, *, reload_tails: bool = False, after_sweep: bool = False) -> None:
-        """Look at the disk again, `anew` also at what was seen of others' tails.
+        """Read the lists of tails and packs again.
 
-        Tails before packs, so that one sealed in between is seen twice, not never. `swept`: a pack
-        that one of our tails has become may be gone since, so such a tail is ours no longer.
+        Tails are listed before packs. A tail that is sealed in between is then seen twice, not
+        missed.
+
+        Args:
+            reload_tails: Read the other writers' tails again from their start.
+            after_sweep: Drop our tails that were published as a pack: the sweep may have deleted
+                it.
         """
         with self._lock:
             if after_sweep:
@@ -176,7 +191,7 @@ class PackSet:
         self._set_packs(packs)
 
     def _set_packs(self, packs: Sequence[Pack]) -> None:
-        """Which tables to search, newest first; only with the lock."""
+        """Set the packs and the tables to search, newest first. The caller holds the lock."""
         packs = sorted(packs, key=lambda pack: pack.id, reverse=True)  # ids are time-ordered
         groups, covered = load_groups(self._layout.index, {p.id: p for p in packs}, self.groups())
         for pack in packs:
@@ -187,10 +202,11 @@ class PackSet:
         self._set_tables((*singles, *groups))
 
     def groups(self) -> list[PackGroup]:
+        """Return the group indexes among the tables."""
         return [table for table in self.tables if isinstance(table, PackGroup)]
 
     def _drop_corrupt_table(self, table: PackGroup | Pack) -> None:
-        """Drop a group that does not match its checksums: its packs have their own indexes."""
+        """Delete a group with a bad checksum. Its packs have their own indexes."""
         if isinstance(table, PackGroup):
             with contextlib.suppress(FileNotFoundError):
                 table.path.unlink()
@@ -199,7 +215,7 @@ class PackSet:
             self._set_packs(self.packs)
 
     def merge_tables(self, limit: int = MERGE_BATCH_TABLES) -> None:
-        """Keep the number of tables to search small."""
+        """Merge indexes if there are too many tables to search."""
         singles = [t for t in self.tables if isinstance(t, Pack) and t.sealed]
         if len(singles) + len(self.groups()) >= MERGE_MIN_TABLES:
             path = self._layout.index / f"{self._new_id()}{GROUP_SUFFIX}"
@@ -213,7 +229,7 @@ class PackSet:
     # our own tails
 
     def acquire_tail(self) -> Tail:
-        """A tail to write to: one that nobody holds, or a new one."""
+        """Return a tail to write to: an adopted one that no process held, or a new one."""
         with self._lock:
             tail = self._adopt_any() or self._create_tail()
             self.own_tails = (*self.own_tails, tail)
@@ -224,9 +240,7 @@ class PackSet:
         for id_ in self._layout.tail_ids():
             if all(tail.id != id_ for tail in self.own_tails):
                 tail = None
-                with contextlib.suppress(
-                    OrtetError
-                ):  # leave one that can not be read; take another
+                with contextlib.suppress(OrtetError):  # skip a tail that cannot be read
                     tail = adopt_tail(
                         self._layout.tail_path(id_), self._bucket, key_id=self._key_id
                     )
@@ -235,7 +249,7 @@ class PackSet:
         return None
 
     def new_tail(self) -> Tail:
-        """A tail of ours beside the one that is being written to."""
+        """Create an additional tail of our own."""
         with self._lock:
             tail = self._create_tail()
             self.own_tails = (*self.own_tails, tail)
@@ -245,7 +259,7 @@ class PackSet:
         packs = list_packs(self._bucket)
         attempt = 0
         while True:
-            # Clock and randomness are injected and may repeat themselves; a name must not.
+            # The injected clock and random source may repeat a value, but a name must be unique.
             id_ = self._new_id() + (f"-{attempt}" if attempt else "")
             tail = None
             if id_ not in packs:
@@ -255,7 +269,7 @@ class PackSet:
             attempt += 1
 
     def adopt_all(self) -> list[Tail]:
-        """Take over every tail that nobody holds."""
+        """Adopt and return every tail that no process holds."""
         taken: list[Tail] = []
         with self._lock:
             while (tail := self._adopt_any()) is not None:
@@ -267,7 +281,7 @@ class PackSet:
         return taken
 
     def seal(self, tail: Tail, *, solid: bool = False) -> None:
-        """Turn a tail of ours into a pack; one that is `solid` already, as it is."""
+        """Turn one of our tails into a pack. A tail that is `solid` is not rewritten."""
         if not tail.end:
             self._release_tail(tail)
             return
@@ -284,13 +298,13 @@ class PackSet:
         tail.release()
 
     def discard(self, tail: Tail) -> None:
-        """Throw a tail of ours away, with all that is in it."""
+        """Delete one of our tails with its objects."""
         with self._lock:
             self.own_tails = tuple(other for other in self.own_tails if other is not tail)
         tail.discard()
 
     def release(self) -> None:
-        """Let others adopt our tails."""
+        """Release our tails for adoption by others, and forget all sources."""
         with self._lock:
             for tail in self.own_tails:
                 tail.release()
@@ -299,7 +313,7 @@ class PackSet:
             self._set_tables(())
 
     def after_fork(self) -> list[Tail]:
-        """In a child: the parent's tails are another writer's now. Returns them."""
+        """Reset in a child process. Return the parent's tails, which are now another writer's."""
         self._lock = threading.Lock()
         parents, self.own_tails = self.own_tails, ()
         self._last_token = None
@@ -309,6 +323,6 @@ class PackSet:
 def _filter_words(tables: Sequence[Pack | PackGroup], slot: int) -> list[int]:
     words: list[int] = []
     for table in tables:
-        with contextlib.suppress(NotFound):  # swept away since we last looked
+        with contextlib.suppress(NotFound):  # deleted by a sweep since the last refresh
             words += table.filter_words(slot)
     return words

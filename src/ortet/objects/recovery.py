@@ -1,5 +1,4 @@
-"""How a process comes by a tail: follow another's, make one, or adopt and repair one that nobody
-holds."""
+"""Opens tails: follows another writer's tail, creates one, or adopts and repairs one."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from ortet.objects.tail import (
 
 
 def follow_tail(path: Path, *, key_id: bytes) -> Tail | None:
-    """Open another writer's tail for reading; None when it is gone (sealed, or was empty)."""
+    """Open another writer's tail for reading. Return None if it is gone (sealed, or was empty)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -41,24 +40,27 @@ def follow_tail(path: Path, *, key_id: bytes) -> Tail | None:
 
 
 _FOLLOWED_FILES: WeakValueDictionary[tuple[int, int], AutoClosingFd] = WeakValueDictionary()
-# Of the whole process, as descriptors are: where many have the store open, as in a server, each
-# follows the tails of all others.
+# Shared by the whole process to save descriptors. A server has the store open many times, and each
+# handle follows the tails of all others.
 
 
 def _share_file(fd: int) -> AutoClosingFd:
-    """The same file as others of this process have it open, if some do: all of them only read."""
+    """Return the descriptor that this process already has for the same file, or wrap `fd`."""
     status = os.fstat(fd)
-    key = status.st_dev, status.st_ino  # not given to another file while it is open
+    key = status.st_dev, status.st_ino  # an inode number is not reused while the file is open
     mine = AutoClosingFd(fd)
     found = _FOLLOWED_FILES.get(key)
     if found is None:
-        found = _FOLLOWED_FILES[key] = mine  # two at once have two: no harm
+        found = _FOLLOWED_FILES[key] = mine  # a race creates two descriptors, which is harmless
     return found
 
 
 def create_tail(path: Path, *, key_id: bytes) -> Tail | None:
-    """A new tail of ours; None when the name is taken, or another process was quick enough to adopt
-    it: take another name."""
+    """Create a tail of our own and lock it.
+
+    Return None if the name is taken or another process adopted the file first. The caller then
+    tries another name.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -70,8 +72,10 @@ def create_tail(path: Path, *, key_id: bytes) -> Tail | None:
 
 
 def adopt_tail(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
-    """Take over a tail nobody holds, repaired; None when it is held, gone, sealed, or newer than
-    us."""
+    """Lock and repair a tail that no process holds.
+
+    Return None if the tail is locked, gone, sealed, or written by a newer Ortet.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -82,13 +86,14 @@ def adopt_tail(path: Path, bucket: Bucket, *, key_id: bytes) -> Tail | None:
     try:
         if _try_lock(fd) and _is_same_file(path, fd) and not _remove_if_sealed(path, bucket):
             _recover_tail(tail, fd)
-            # Its last owner may have been killed before its sync; what we append is synced apart.
+            # The last owner may have been killed before its sync. Our own syncs cover only what we
+            # append.
             sync_data(fd)
             sync_directory(path.parent)
             tail.mark_adopted()
             return tail
     except Unsupported:
-        pass  # a newer ortet wrote it: its frames are not ours to cut
+        pass  # a newer ortet wrote it: do not truncate its frames
     except OSError as error:
         raise storage_error(error, "recovering a tail") from error
     return None
@@ -103,7 +108,10 @@ def _try_lock(fd: int) -> bool:
 
 
 def _is_same_file(path: Path, fd: int) -> bool:
-    """Whether the name still means what we locked: its owner may have sealed it while we came."""
+    """Return True if `path` still names the locked file.
+
+    Its owner may have sealed it before we locked.
+    """
     try:
         there, here = os.stat(path), os.fstat(fd)
     except FileNotFoundError:
@@ -112,8 +120,11 @@ def _is_same_file(path: Path, fd: int) -> bool:
 
 
 def _remove_if_sealed(path: Path, bucket: Bucket) -> bool:
-    """A crash can leave the tail's name behind after its pack was stored: appending would change
-    the pack."""
+    """Delete the tail if its pack is stored, and return True.
+
+    A crash can leave the tail's name after its pack was stored. Appending would then change the
+    pack.
+    """
     try:
         bucket.size(pack_key(path.name.removesuffix(TAIL_SUFFIX)))
     except NotFound:
@@ -125,8 +136,7 @@ def _remove_if_sealed(path: Path, bucket: Bucket) -> bool:
 
 
 def _recover_tail(tail: Tail, fd: int) -> None:
-    """Keep every frame up to the first unsound one and cut there; sound frames behind it are saved
-    first."""
+    """Truncate the tail at the first invalid frame. Save valid frames after it first."""
     size = os.fstat(fd).st_size
     if not size:
         return
@@ -152,8 +162,10 @@ def _index_valid_frames(tail: Tail, data: mmap.mmap) -> None:
 
 
 def _salvage_frames(data: mmap.mmap, start: int) -> bytes:
-    """Whole frames behind the first bad one: flipped bits in one frame must not cost those after
-    it."""
+    """Return the intact frames after the first bad one.
+
+    Damage in one frame must not lose later ones.
+    """
 
     def read(at: int, length: int) -> bytes:
         return data[at : at + length]
@@ -171,9 +183,9 @@ def _salvage_frames(data: mmap.mmap, start: int) -> bytes:
 
 
 def _save_salvaged(path: Path, data: bytes) -> None:
-    """What can be saved of a damaged end is durable in a tail of its own before the end is cut off.
+    """Write salvaged frames durably to a tail of their own, before the damaged end is truncated.
 
-    Named by its content, so that a crash and a second recovery save it once.
+    The name comes from the content. A second recovery after a crash writes the same file.
     """
     part = path.with_name(f"{path.name}.part")
     with open(part, "wb") as file:

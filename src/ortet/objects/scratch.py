@@ -1,4 +1,7 @@
-"""Objects for dry runs: what is put stays in memory, and of blobs only the hash."""
+"""An in-memory object store for dry runs.
+
+It is a module of its own because only checks before a restore load it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from ortet.objects.base import Kind, ObjectStore
 
 
 class DryRunObjectStore(ObjectStore):
-    """Reads through to `base`, writes nothing to it. A blob put here can not be read back unless
-    `base` has it: status and diff need its hash only, and a workspace does not fit into memory."""
+    """Reads from `base` and writes nothing to it. New objects stay in memory.
+
+    Blobs are only hashed. A blob that was put here can be read only if `base` has it. A comparison
+    needs only its hash, and a whole workspace would not fit into memory.
+    """
 
     def __init__(self, base: ObjectStore) -> None:
         self.hasher = base.hasher

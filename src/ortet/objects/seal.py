@@ -1,5 +1,8 @@
-"""From a tail to a pack. What was written in haste, small frames and raw, is written anew as few
-solid ones: the next version of a page costs little beside the one before it."""
+"""Turns a tail into a pack.
+
+A tail has small and raw frames, because it is written for low latency. Sealing rewrites them into a
+few large compressed frames. There, similar versions of a tree page compress well together.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,14 @@ from ortet.objects.pack_index import IndexEntry, encode_index, write_index
 from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
 _REWRITE_LOOSE_DIVISOR = 8
-"""One part in so many of a tail must be loose to make writing it anew worth while."""
+"""A tail is rewritten if at least one byte in this many is in loose (small) frames."""
 
 
 def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -> int:
-    """Make a tail a pack: synced, indexed, then given to the bucket whole; returns the pack's size.
+    """Turn a tail into a pack and return the pack's size.
 
-    One that is `solid` already is taken as it is.
-
-    What was in the tail stays readable there for those who have it open.
+    Syncs the tail, writes its index, and puts it into the bucket. A tail that is `solid` is not
+    rewritten. Handles that have the tail open can still read it.
     """
     failpoint("seal.begin")
     tail.sync()
@@ -56,13 +58,17 @@ def seal(tail: Tail, index_path: Path, bucket: Bucket, *, solid: bool = False) -
 
 
 def _write_solid(tail: Tail, path: Path) -> tuple[int, list[IndexEntry]] | None:
-    """Write all that is in the tail to a new file, synced; None when the tail is good as it is."""
+    """Rewrite the tail into a new, synced file.
+
+    Return None if the tail should be used unchanged.
+    """
     leads = list(frame.scan(tail.read, 0, tail.end))
     loose = sum(lead.header.size for lead in leads if _is_loose(lead.header))
     if len(leads) < 2 or loose * _REWRITE_LOOSE_DIVISOR < tail.end:
         return None
     try:
-        # Never into a file that is there: one a killed process left may be a pack by now, too.
+        # Never write into an existing file: the one that a killed process left may also be a pack
+        # by now.
         path.unlink(missing_ok=True)
         with open(path, "xb") as file:
             solid = _SolidPackWriter(file)
@@ -72,12 +78,13 @@ def _write_solid(tail: Tail, path: Path) -> tuple[int, list[IndexEntry]] | None:
             file.flush()
             os.fsync(file.fileno())
     except (Corrupt, Unsupported, OSError):
-        # A damaged frame stays as it is, for `verify` to find; on a full disk all of them do.
+        # Keep the tail unchanged. `verify` must find the damaged frame, or the disk is full.
         path.unlink(missing_ok=True)
         return None
     written = {entry[0] for entry in solid.entries}
     if not all(oid in written for oid, _ in tail.locations()):
-        # The tail is about to go, and with it the only copy: whatever the reason, keep it.
+        # The tail has the only copy and is about to be deleted. Keep it if any object was not
+        # rewritten.
         path.unlink(missing_ok=True)
         return None
     return solid.size, solid.entries
@@ -88,7 +95,7 @@ def _is_loose(header: frame.FrameHeader) -> bool:
 
 
 class _SolidPackWriter:
-    """Frames of a tail, on their way into a file."""
+    """Writes the frames of a tail to a file and merges the loose ones."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.size = 0
@@ -108,7 +115,7 @@ class _SolidPackWriter:
         data, start = frame.unpack(header, payload, offset=frame_info.offset), 0
         for oid, kind, length in rows:
             spot = tail.find(oid)
-            if spot is None or spot[1] == frame_info.offset:  # not what a later frame has once more
+            if spot is None or spot[1] == frame_info.offset:  # skip it if a later frame has it
                 full = self._batches.add((oid, kind, data[start : start + length]))
                 if full is not None:
                     self._build(full)

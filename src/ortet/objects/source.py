@@ -1,5 +1,4 @@
-"""What tails and packs have in common: bytes with frames in them, and the cache of decoded
-frames."""
+"""The common base of tails and packs, and the cache of decoded frames."""
 
 from __future__ import annotations
 
@@ -19,14 +18,17 @@ _FIRST_READ = 32 * 1024
 CACHE_BYTES = 48 * 1024 * 1024
 
 ObjectLocation = tuple["FrameSource", int, int, int, int]
-"""Where an object is: source, frame offset, offset in the frame's bytes, length, kind."""
+"""The location of an object: source, frame offset, offset in the payload, length, kind."""
 
 FrameKey = tuple[str, int]
 
 
 class AutoClosingFd:
-    """A descriptor that closes itself when nobody uses it any more: closed sooner, its number could
-    be given to another file under a thread that is reading."""
+    """A file descriptor that is closed when the last reference to it is dropped.
+
+    If it were closed earlier, a thread that still reads could get another file with the same
+    number.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -36,48 +38,48 @@ class AutoClosingFd:
 
 
 class FrameSource(ABC):
-    """A tail or a pack. A tail keeps its id when it is sealed; its frames may be others then."""
+    """A tail or a pack. A sealed tail keeps its id, but its frames may be different."""
 
     id: str
     key: str
-    """What the cache knows its frames by."""
+    """The first part of the cache key of its frames."""
     end: int
-    """Where its frames end."""
+    """The offset where its frames end."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many objects it is known to hold."""
+        """Return the number of objects that it is known to hold."""
 
     def __bool__(self) -> bool:
         return True
 
     @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes at an offset, short at the end; NotFound when the file is gone."""
+        """Return bytes at an offset, fewer at the end. Raises NotFound if the file is gone."""
 
     @abstractmethod
     def find(self, oid: Oid) -> ObjectLocation | None: ...
 
     def copies(self, oid: Oid) -> Iterator[ObjectLocation]:
-        """Every place of an object."""
+        """Yield every location of an object."""
         spot = self.find(oid)
         if spot is not None:
             yield spot
 
     @abstractmethod
     def iter_range(self, low: bytes, high: bytes) -> Iterator[tuple[Oid, int]]:
-        """(oid, kind) of every object between, both ends included, in no order."""
+        """Yield (oid, kind) of every object with low <= oid <= high, unsorted."""
 
     @abstractmethod
     def locations(self) -> Iterator[tuple[Oid, ObjectLocation]]:
-        """Every object it is known to hold, in no order."""
+        """Yield every object that it is known to hold, unsorted."""
 
     def extent(self) -> int:
-        """How far there may be frames, sound or not."""
+        """Return the offset below which there may be frames, valid or damaged."""
         return self.end
 
     def load(self, offset: int) -> bytes:
-        """The decoded payload of the frame at `offset`, header and payload checked."""
+        """Return the decoded payload of the frame at `offset`. Header and payload are verified."""
         data = self.read(offset, _FIRST_READ)
         header = frame.parse_header(data, offset=offset)
         if header.size > len(data):
@@ -88,8 +90,10 @@ class FrameSource(ABC):
 
 
 class FrameCache:
-    """Decoded frames, least recently used first out, bounded by bytes. Finding takes no lock: each
-    step on the dictionary is atomic, and a lost race costs one decoding."""
+    """An LRU cache of decoded frames, bounded by bytes.
+
+    `get` takes no lock: each step on the dictionary is atomic. A lost race costs one decoding.
+    """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._frames: OrderedDict[FrameKey, bytes] = OrderedDict()
@@ -98,17 +102,19 @@ class FrameCache:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: a thread that is not here may have held the lock."""
+        """Replace the lock in a child process. A thread of the parent may have held it."""
         self._lock = threading.Lock()
 
     def get(self, key: FrameKey) -> bytes | None:
+        """Return a cached frame, or None."""
         data = self._frames.get(key)
         if data is not None:
-            with suppress(KeyError):  # another thread evicted it: the bytes are still ours
+            with suppress(KeyError):  # another thread evicted the frame; the bytes are still valid
                 self._frames.move_to_end(key)
         return data
 
     def add(self, key: FrameKey, data: bytes) -> None:
+        """Cache a frame, and evict the least recently used frames above the limit."""
         with self._lock:
             if key in self._frames or len(data) > self._limit:
                 return
@@ -118,7 +124,7 @@ class FrameCache:
                 self._bytes -= len(self._frames.popitem(last=False)[1])
 
     def load(self, source: FrameSource, offset: int) -> bytes:
-        """The decoded frame, from memory if it is there."""
+        """Return the decoded frame, from the cache if possible."""
         key = (source.key, offset)
         data = self.get(key)
         if data is None:
@@ -127,13 +133,14 @@ class FrameCache:
         return data
 
     def clear(self) -> None:
+        """Remove all frames."""
         with self._lock:
             self._frames.clear()
             self._bytes = 0
 
 
 def kind_of(number: int) -> Kind:
-    """The kind stored beside an object."""
+    """Return the Kind for a stored number. Raises Unsupported if a newer Ortet stored it."""
     try:
         return Kind(number)
     except ValueError:
@@ -143,6 +150,7 @@ def kind_of(number: int) -> Kind:
 
 
 def no_object(oid: Oid) -> NotFound:
+    """Return the NotFound error for a missing object."""
     return NotFound(
         "no_object",
         f"object {oid.hex()} is not in the store: check the id, or run `ortet verify`",

@@ -1,5 +1,4 @@
-"""Objects of a store on this host: what is put goes to a tail, what is sealed lies in packs, all of
-it is found."""
+"""The object store of one host: new objects go to a tail file, sealed objects are in packs."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from ortet.objects.tail import SEAL_BYTES, Tail, storage_error
 from ortet.objects.writer import ObjectWriter
 
 Durability = Literal["remote", "local"]
-"""Where a commit is when it returns: in the bucket, or on this host's disk."""
+"""Where a commit is when it returns: in the bucket, or only on this host's disk."""
 
 
 class ObjectStats(msgspec.Struct, frozen=True):
-    """How much a store holds. Objects stored twice count twice until a sweep."""
+    """The size of a store. An object that is stored twice counts twice until a sweep."""
 
     objects: int
     packs: int
@@ -41,7 +40,7 @@ class ObjectStats(msgspec.Struct, frozen=True):
 
 
 _pid = os.getpid()
-"""This process, kept: asking for it with each object takes a twentieth of a first commit."""
+"""The cached process id. `os.getpid()` for every object takes 5% of the time of a first commit."""
 
 
 def _update_pid() -> None:
@@ -54,19 +53,24 @@ os.register_at_fork(after_in_child=_update_pid)
 
 @cache
 def _raise_malloc_threshold() -> None:
-    """Once a process. The C library gets memory for blocks as large as ours from the kernel, and
-    gives it back, each time, and the kernel clears it each time: half the processor's time of a
-    large commit. From the moment on when something larger was freed it keeps that memory."""
-    bytes(30 << 20)  # which, unlike a bytearray, touches none of it
+    """Make malloc keep large blocks instead of returning them to the kernel. Runs once a process.
+
+    Blocks of our size are above glibc's initial mmap threshold. Each one is then mapped, cleared
+    and unmapped again, which takes half of the CPU time of a large commit. Freeing a larger block
+    raises the threshold.
+    """
+    bytes(30 << 20)  # unlike a bytearray, this does not touch the memory
 
 
 class LocalObjectStore(ObjectStore):
-    """A handle on the store at `root`, whose sealed packs lie in `bucket`. Threads share it; a
-    child of fork(2) may go on using it and writes to a tail of its own; other processes open their
-    own."""
+    """A handle on the store at `root`, with its sealed packs in `bucket`.
+
+    Threads can share a handle. A child of fork(2) may keep using it and writes to its own tail.
+    Other processes open their own handle.
+    """
 
     is_remote = False
-    """Whether the bucket is elsewhere, and `root` only what this host keeps of it."""
+    """True if the bucket is remote and `root` is only a local cache of it."""
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class LocalObjectStore(ObjectStore):
         self._closed = False
         self.pack_set.refresh()
 
-    # what RemoteObjects makes otherwise
+    # RemoteObjectStore overrides the following factory methods.
 
     def _make_sweep_lock(self) -> SweepLock:
         return SweepLock(self.layout.local)
@@ -117,33 +121,36 @@ class LocalObjectStore(ObjectStore):
         )
 
     def require_exclusive(self, action: str) -> None:
-        """Unsupported where this process cannot keep all other writers out."""
+        """Raise Unsupported if this process cannot exclude all other writers."""
 
     def drop_local_cache(self) -> None:
-        """Read from the bucket itself from now on, not what this host keeps of it."""
+        """Discard local copies, so that the next reads come from the bucket itself."""
 
     @contextmanager
     def with_durability(self, durable: Durability | None) -> Iterator[None]:
-        """During the block `flush` promises this, and with "remote" at its end all that was put
-        before is in the bucket. None: as it was opened. One host's own store is both."""
+        """Set what `flush` guarantees within the block.
+
+        With "remote", everything that was put before is in the bucket when the block ends. None
+        keeps the durability that the store was opened with. A store on one host ignores the value.
+        """
         if durable not in (None, "remote", "local"):
             raise Invalid("bad_durable", f'durable is {durable!r}: give "remote" or "local"')
         yield
 
     def queued(self) -> UploadBacklog:
-        """What other hosts cannot read yet."""
+        """Return what is stored only on this host and not yet readable by other hosts."""
         return UploadBacklog()
 
     def swept_since(self, epoch: int) -> bool:
-        """Whether a sweep, which others may run, has deleted packs since it was `epoch`."""
+        """Return True if a sweep, also one of another host, has deleted packs since `epoch`."""
         return self.sweep_lock.epoch() != epoch
 
     @property
     def epoch(self) -> int:
-        """Grows whenever objects that were put, and that nothing reaches yet, may be gone."""
+        """A number that grows whenever unreachable objects may have been deleted or abandoned."""
         return self._sweep_epoch + self._abandon_count
 
-    # the Objects contract
+    # the ObjectStore contract
 
     def put(self, kind: Kind, data: bytes) -> Oid:
         oid = self.hasher.oid(data)
@@ -176,8 +183,11 @@ class LocalObjectStore(ObjectStore):
         return self.cache.load(source, offset)[start : start + length]
 
     def _get_after_refresh(self, oid: Oid) -> bytes:
-        """Another process may have sealed, swept or appended; another copy may be sound where one
-        is not."""
+        """Read the object after a refresh, from any copy.
+
+        Another process may have sealed, swept or appended in the meantime. If one copy is damaged,
+        another copy may be intact.
+        """
         self._reset_if_forked()
         failure: OrtetError | None = None
         for anew in (False, True):
@@ -192,15 +202,20 @@ class LocalObjectStore(ObjectStore):
         raise failure if isinstance(failure, Corrupt) else self._missing_error(oid)
 
     def _missing_error(self, oid: Oid) -> OrtetError:
-        """It may be on another host's disk, and on its way."""
+        """Return the error for a missing object.
+
+        The object may still be on its way from another host.
+        """
         late = (
             self.pending_uploads.explain_missing(oid) if self.pending_uploads is not None else None
         )
         return no_object(oid) if late is None else late
 
     def has(self, oid: Oid) -> bool:
-        """Whether it is stored, as far as this host knows; what is here becomes durable with the
-        next flush."""
+        """Return True if the object is stored, as far as this host knows.
+
+        An object in another process's tail becomes durable with the next flush of this handle.
+        """
         if oid in self._pending or self.pack_set.find_durable(oid) is not None:
             return True
         self._reset_if_forked()
@@ -212,7 +227,7 @@ class LocalObjectStore(ObjectStore):
         return tail is not None and self._sync_with_next_flush(oid, tail)
 
     def _sync_with_next_flush(self, oid: Oid, tail: Tail) -> bool:
-        """Make what another writer has put durable with our next flush, if it is sound."""
+        """Include another writer's tail in the next flush if the tail's copy of `oid` is intact."""
         try:
             spot = tail.find(oid)
             if spot is None or not self.cache.load(tail, spot[1]):
@@ -236,21 +251,29 @@ class LocalObjectStore(ObjectStore):
                 spots.append((oid, spot))
         yield from read_located(spots, self.cache, fallback=self.get)
 
-    # beyond it
+    # methods beyond the contract
 
     def flush(self, *, sync: bool = True) -> None:
-        """Write what was put; with `sync` it is durable on return. Refused and Unavailable lose
-        nothing: what could not be written is tried again by the next flush."""
+        """Write all objects that were put. With `sync` they are durable on return.
+
+        Raises:
+            Refused, Unavailable: The objects could not be written. They are kept, and the next
+                flush
+                tries again.
+        """
         self._reset_if_forked()
         self.writer.flush(sync=sync)
 
     @contextmanager
     def writing(self) -> Iterator[int]:
-        """For the time of a commit, from its first put until its head has moved: no sweep takes an
-        object away.
+        """Prevent sweeps from deleting objects while a commit is written.
 
-        Gives the epoch. When it is not what it was before, objects that are not reachable may be
-        gone: callers who remember Oids from earlier drop them.
+        The block begins before the first put and ends after the head has moved.
+
+        Yields:
+            The epoch. If it differs from an earlier value, unreachable objects may be gone. Callers
+                then
+            forget the object ids that they remembered.
         """
         self._reset_if_forked()
         pid = self._pid
@@ -263,15 +286,16 @@ class LocalObjectStore(ObjectStore):
             self.sweep_lock.end_write(pid)
 
     def refresh_after_sweep(self, epoch: int) -> None:
-        """After a sweep: drop what is remembered and look at the disk again."""
+        """Clear the cache and read the list of packs again."""
         self.cache.clear()
         self.pack_set.refresh(after_sweep=True)
         self._sweep_epoch = epoch
 
     def abandon(self) -> None:
-        """A commit has failed: what it put and could not write must not fail the next one too.
+        """Discard the unwritten objects of a failed commit.
 
-        Only the outermost, and only, writer of this process; else nothing is done.
+        Otherwise they would fail the next commit too. Does nothing if another writer of this
+        process is active or the call is nested in another writer.
         """
         with self.sweep_lock.sole_writer() as last:
             if last and self._pending:
@@ -279,22 +303,23 @@ class LocalObjectStore(ObjectStore):
                 self._abandon_count += 1
 
     def find_by_prefix(self, prefix: str) -> list[tuple[Oid, Kind]]:
-        """Objects whose id begins with these hex digits, in order."""
+        """Return the objects whose id begins with these hex digits, sorted by id."""
         low, high = _bounds(prefix)
         self._reset_if_forked()
         self.pack_set.refresh_if_changed()
         found = {oid: item[1] for oid, item in list(self._pending.items()) if low <= oid <= high}
         found.update(self.pack_set.iter_range(low, high))
-        if not found:  # a remote hub sends packs, which only a look at all of them tells
+        if not found:  # packs sent by a remote hub only appear after a full refresh
             self.pack_set.refresh()
             found.update(self.pack_set.iter_range(low, high))
-        if not found and len(prefix) == 2 * OID_BYTES:  # shorter, it may be anything else
+        if not found and len(prefix) == 2 * OID_BYTES:  # a shorter prefix may not be an object id
             missed = self._missing_error(Oid(bytes.fromhex(prefix)))
             if not isinstance(missed, NotFound):
                 raise missed
         return [(oid, kind_of(found[oid])) for oid in sorted(found)]
 
     def stats(self) -> ObjectStats:
+        """Return the number of objects, packs and tails, and their sizes."""
         self._reset_if_forked()
         self.pack_set.refresh()
         tails = (*self.pack_set.own_tails, *self.pack_set.foreign_tails)
@@ -308,7 +333,10 @@ class LocalObjectStore(ObjectStore):
         )
 
     def close(self) -> None:
-        """Flush, and let other processes adopt our tail. Closing again does nothing."""
+        """Flush, and release the tail for adoption by other processes.
+
+        A second call does nothing.
+        """
         if not self._closed:
             self._closed = True
             self._reset_if_forked()

@@ -1,5 +1,4 @@
-"""The open end of a writer: frames appended under flock, followed by readers in other processes by
-header."""
+"""Tail files: frames appended by one writer under flock, and read by other processes."""
 
 from __future__ import annotations
 
@@ -19,23 +18,24 @@ from ortet.objects.source import AutoClosingFd, FrameSource, ObjectLocation
 
 TAIL_SUFFIX = ".tail"
 PACK_PART_SUFFIX = ".pack.part"
-"""What a tail is written anew to when it is sealed."""
+"""The suffix of the temporary file for a tail's rewritten frames while it is sealed."""
 SEAL_BYTES = 64 * 1024 * 1024
-# Opening a store scans the headers of its tails: these bounds keep that near 20 ms.
+# Opening a store scans the frame headers of its tails. These limits keep that near 20 ms.
 SEAL_FRAMES = 2048
 SEAL_OBJECTS = 32_768
-# Syncing a write into zeros that are on the disk already takes less than half the time of one that
-# makes the file longer, so a tail that is synced again and again keeps room ahead.
+# Syncing a write into zeros that are already on disk takes less than half the time of a write that
+# extends the file. A tail that is synced often therefore preallocates space.
 _PREALLOCATE_AFTER_SYNCS = 8
 _PREALLOCATED_ZEROS = bytes(256 * 1024)
 
 
 def pack_key(id_: str) -> str:
+    """Return the bucket key of a pack."""
     return f"packs/{id_}.pack"
 
 
 def storage_error(error: OSError, operation: str) -> OrtetError:
-    """What the caller can do about a failed system call."""
+    """Return the OrtetError for a failed system call, with a remedy for the caller."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Unavailable(
             "disk_full", f"the disk was full while {operation}: free some space, then repeat"
@@ -47,10 +47,10 @@ def storage_error(error: OSError, operation: str) -> OrtetError:
 
 
 def sync_data(fd: int) -> None:
-    """Return when what was written to a file is on its disk."""
+    """Write the data of a file to its disk."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(fd)
-    else:  # macOS, where fsync leaves it in the cache of the drive
+    else:  # macOS, where fsync leaves data in the drive's cache
         fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC"))  # noqa: B009
 
 
@@ -64,7 +64,7 @@ def sync_directory(path: Path) -> None:
 
 
 class Tail(FrameSource):
-    """A tail file: ours, locked and writable, or another writer's, which we only follow."""
+    """A tail file: our own, locked and writable, or another writer's, read only."""
 
     def __init__(self, path: Path, file: AutoClosingFd, *, key_id: bytes) -> None:
         self.key = path.name
@@ -79,8 +79,8 @@ class Tail(FrameSource):
         self._last_frame_offset, self._last_frame_header = 0, b""
         self._sync_lock = threading.Lock()
         self._sync_count = 0
-        self._file_size = 0  # of the file, with the room behind the end
-        self.published = False  # its pack may be in the bucket, where a sweep can find it
+        self._file_size = 0  # size of the file, including preallocated space
+        self.published = False  # True if its pack may be in the bucket, where a sweep can delete it
         self._sync_error: OSError | None = None
         self._locations: dict[Oid, ObjectLocation] = {}
 
@@ -93,10 +93,10 @@ class Tail(FrameSource):
             raise storage_error(error, f"reading {self.path}") from error
 
     def is_unlocked(self) -> bool:
-        """Whether nobody holds it, at this moment."""
+        """Return True if no process holds the tail's lock at this moment."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # sealed meanwhile
+        except FileNotFoundError:  # sealed in the meantime
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ class Tail(FrameSource):
         return len(self._locations)
 
     def has_changed(self) -> bool:
-        """Whether the file changed since the last `advance`."""
+        """Return True if the file changed since the last `advance`."""
         return self._stat() != self._last_stat
 
     def _stat(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class Tail(FrameSource):
         return status.st_size, status.st_mtime_ns
 
     def advance(self) -> None:
-        """Take in the whole frames another writer has appended since the last look."""
+        """Index the complete frames that another writer has appended since the last call."""
         self._last_stat = self._stat()
         if not self._has_last_frame():
             self._locations.clear()
@@ -137,12 +137,12 @@ class Tail(FrameSource):
             if last is not None:
                 self.index_frame(last)
             last = lead
-        # All but the last are whole, since another was written behind them.
+        # Every frame but the last is complete, because another frame follows it.
         if last is not None and self._is_complete(last):
             self.index_frame(last)
 
     def _valid_frames(self, stop: int) -> Iterator[frame.FrameInfo]:
-        """Sound headers from `end` on, also behind damage."""
+        """Yield frames with valid headers from `end` on. Continue after damaged frames."""
         at: int | None = self.end
         while at is not None:
             try:
@@ -168,14 +168,17 @@ class Tail(FrameSource):
         return True
 
     def _has_last_frame(self) -> bool:
-        """Whether the last frame we saw is still there: recovery may have cut it off."""
+        """Return True if the last indexed frame is still in the file.
+
+        Recovery may have truncated it.
+        """
         return (
             not self.frames
             or self.read(self._last_frame_offset, frame.HEADER_BYTES) == self._last_frame_header
         )
 
     def index_frame(self, frame_info: frame.FrameInfo) -> None:
-        """Index one frame, the next in order."""
+        """Add the next frame to the index of the tail."""
         if frame_info.header.key_id == self._key_id:
             start = 0
             for oid, kind, length in frame_info.rows():
@@ -186,21 +189,21 @@ class Tail(FrameSource):
         self.frames += 1
 
     def extent(self) -> int:
-        """How far there may be frames, sound or not."""
+        """Return the file size: damaged frames may be anywhere below it."""
         return self._stat()[0]
 
     def mark_adopted(self) -> None:
-        """It has been adopted, and what is in it is durable."""
+        """Record that this process has adopted the tail and that its content is durable."""
         self._file_size = self.synced = self.end
 
-    # writing, only by the process that holds the lock
+    # Writing. Only the process that holds the lock may call these methods.
 
     def append(
         self, data: bytes, objects: Sequence[frame.Item], *, preallocate: bool = False
     ) -> int:
-        """Write one frame at the end and index it; on failure the tail is as before.
+        """Write one frame at the end, index it, and return its offset.
 
-        `roomy` allows keeping room behind it. Returns the frame's offset.
+        On failure the tail is unchanged. `preallocate` allows zeros to be written after the frame.
         """
         offset = self.end
         try:
@@ -229,7 +232,7 @@ class Tail(FrameSource):
 
     def _write(self, data: bytes, offset: int, *, min_bytes: int) -> None:
         done = os.pwrite(self._file.fd, data, offset)
-        while done < min_bytes:  # a signal, or the disk is nearly full: the next call says which
+        while done < min_bytes:  # a signal or a full disk: the next call shows which
             done += os.pwrite(self._file.fd, memoryview(data)[done:], offset + done)
         self._file_size = max(self._file_size, offset + done)
 
@@ -245,7 +248,7 @@ class Tail(FrameSource):
                 return
             try:
                 failpoint("tail.before-sync")
-                # The kernel reports a failed write once, perhaps to another thread.
+                # The kernel reports a failed write only once, perhaps to another thread.
                 if self._sync_error is not None:
                     raise self._sync_error
                 sync_data(self._file.fd)
@@ -259,18 +262,18 @@ class Tail(FrameSource):
             self._sync_count += 1
 
     def sync_foreign(self) -> None:
-        """Make durable what another writer appended and we rely on."""
+        """Make durable what another writer has appended and we rely on."""
         try:
             sync_data(self._file.fd)
         except OSError as error:
             raise storage_error(error, "syncing objects of another process") from error
 
     def rewrite_unsynced(self) -> None:
-        """After a failed sync, write once more what was not synced before.
+        """Write all unsynced frames again after a failed sync.
 
-        The kernel reports a failed write once and then takes the pages for clean: only writing them
-        again makes the next sync mean something. Nothing is cut off that others may rely on, except
-        from a frame on whose bytes are gone even from memory.
+        The kernel reports a failed write once and then marks the pages as clean. A second sync is
+        therefore only meaningful after the pages were written again. The tail is truncated only at
+        a frame whose bytes can no longer be read, also not from the page cache.
         """
         with self._sync_lock:
             good = self.synced
@@ -288,7 +291,7 @@ class Tail(FrameSource):
             self._sync_error = None
 
     def is_full(self, seal_bytes: int, divisor: int = 1) -> bool:
-        """Whether it is large enough to be a pack, or 1/`part` of that."""
+        """Return True if the tail is large enough to be sealed, or has 1/`divisor` of that size."""
         return (
             self.end * divisor >= seal_bytes
             or self.frames * divisor >= SEAL_FRAMES
@@ -296,23 +299,26 @@ class Tail(FrameSource):
         )
 
     def trim(self) -> None:
-        """Give back the room behind the end; only when nothing will be appended."""
+        """Truncate the preallocated space. Only allowed if nothing will be appended."""
         self._truncate(self.end)
 
     def discard(self) -> None:
-        """Throw it away: what is in it is elsewhere too."""
+        """Delete the file and unlock it. The caller knows that its objects are stored elsewhere."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)
 
     def release(self) -> None:
-        """Let others adopt it; an empty one is removed. Only its owner may, never a child of
-        fork(2)."""
+        """Unlock the tail, so that others can adopt it. Delete it if it is empty.
+
+        Only the owner may call this, never a child of fork(2).
+        """
         with contextlib.suppress(OSError):
             if not self.end:
                 self.path.unlink()
             elif self._file_size > self.end:
                 self._truncate(self.end)
         fcntl.flock(self._file.fd, fcntl.LOCK_UN)
-        # which point back here: only the garbage collector would close the file
+        # The locations refer to this tail. Break the cycle, so that the file is closed without the
+        # garbage collector.
         self._locations = {}

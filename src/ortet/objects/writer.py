@@ -1,6 +1,8 @@
-"""From objects put one by one to frames in the tail: buffered, synced once. Full frames are
-compressed, in two threads; what is left at the end of a commit is not, it would take longer than
-the disk does, and the tail is packed solid when it is sealed."""
+"""Collects objects into frames and appends them to a tail, with one sync a flush.
+
+Full frames are compressed in two threads. The rest of a commit stays raw: compression would take
+longer than the disk write. It is compressed when the tail is sealed.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,18 @@ _MAX_IN_FLIGHT_BYTES = 32 * 1024 * 1024
 _THREADS = 2
 _PRUNE_JOBS_ABOVE = 256
 _CLOSE_SEAL_DIVISOR = 8
-"""A tail left behind at close may grow to this part of a pack: 8 MiB, 256 frames, 4096 objects."""
+"""At close, a tail above this fraction of a pack is sealed: 8 MiB, 256 frames or 4096 objects."""
 
 
 class ObjectWriter:
     """The writing half of a store handle. Thread-safe.
 
-    An object stays in `pending` until its frame is written, whatever fails in between, so a later
-    flush writes it: nothing that was put is ever silently missing from a flush that succeeds.
+    An object stays in `pending` until its frame is written, also after a failure. A later flush
+    writes it. A flush that succeeds has therefore written every object that was put before.
     """
 
     _compress_at_flush = False
-    """Whether what is left at the end of a commit is compressed, too."""
+    """If True, the objects left at the end of a commit are compressed too."""
 
     def __init__(
         self,
@@ -66,30 +68,32 @@ class ObjectWriter:
         self._flush_lock = threading.Lock()
         self._append_lock = threading.Lock()  # the tail
         self._batches = FrameBatches()
-        self._retry_items: list[frame.Item] = []  # by a failure, or from before a fork
+        self._retry_items: list[frame.Item] = []  # from a failed write or the parent process
         self._compressors: list[Compressor] = []
         self._jobs: set[Future[None]] = set()
         self._seal_jobs: set[Future[None]] = set()
         self._pool: ThreadPoolExecutor | None = None
         self._in_flight_bytes = 0
         self._failures = 0
-        self._failures_raised = 0  # how many of them somebody has been told
+        self._failures_raised = 0  # how many of them were raised to a caller
         self._failure: Exception | None = None
 
     def after_fork(self, parent_tails: Sequence[Tail]) -> None:
-        """In a child: threads and locks are gone; what was pending in the parent is pending here
-        too."""
+        """Reset threads and locks in a child process.
+
+        The parent's pending objects stay pending here.
+        """
         self._reset()
         self._tail = None
         self._foreign_tails_to_sync.update(parent_tails)
         self._retry_items = list(self.pending.values())
 
     def sync_with_next_flush(self, tail: Tail) -> None:
-        """An object in another writer's tail is taken as stored: make it durable with our next
-        flush."""
+        """Sync another writer's tail with our next flush, because we rely on an object in it."""
         self._foreign_tails_to_sync.add(tail)
 
     def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
+        """Queue an object. Raises Invalid("object_too_large") if it does not fit into a frame."""
         if len(data) > frame.MAX_RAW:
             raise Invalid(
                 "object_too_large",
@@ -104,15 +108,14 @@ class ObjectWriter:
         if full is not None:
             self._submit(full)
 
-    # large amounts: in threads
+    # large writes, in threads
 
     def _submit(self, items: list[frame.Item]) -> None:
         size = sum([len(item[2]) for item in items])
         with self._capacity_freed:
             while self._in_flight_bytes > _MAX_IN_FLIGHT_BYTES:
-                self._capacity_freed.wait(
-                    1
-                )  # not for ever: one that was woken may have been interrupted
+                # With a timeout: a woken waiter may have been interrupted and lost the wake-up.
+                self._capacity_freed.wait(1)
             self._in_flight_bytes += size
             if len(self._jobs) > _PRUNE_JOBS_ABOVE:
                 self._jobs = {job for job in self._jobs if not job.done()}
@@ -132,11 +135,14 @@ class ObjectWriter:
         finally:
             with self._capacity_freed:
                 self._in_flight_bytes -= size
-                # one: at the end of its job it is the next one's turn
+                # Notify one waiter: it notifies the next when its own job ends.
                 self._capacity_freed.notify()
 
     def _write_all(self, frames: Iterable[Sequence[frame.Item]], *, compress: bool = False) -> None:
-        """Write frames of these objects; what fails is kept for the next flush."""
+        """Write each sequence of objects as a frame.
+
+        Objects of a failed frame go to the next flush.
+        """
         for items in frames:
             try:
                 self._write(items, compress=compress)
@@ -147,7 +153,7 @@ class ObjectWriter:
                     self._retry_items += items
 
     def _raise_failure(self, after_failures: int) -> None:
-        """Raise the last failure if there was one after the first `since`."""
+        """Raise the last failure if there were more than `after_failures`."""
         if self._failures > after_failures and self._failure is not None:
             self._failures_raised = self._failures
             raise self._failure
@@ -167,7 +173,7 @@ class ObjectWriter:
             if full:
                 self._tail = None
         if len(data) < _SMALL_FRAME_BYTES and not (compress and items[0][1] == Kind.BLOB):
-            # not contents that shrink well: a large file of them would fill the cache for nothing
+            # Do not cache compressible file contents: a large file would evict everything else.
             self._cache.add((tail.key, offset), b"".join([item[2] for item in items]))
         for item in items:
             self.pending.pop(item[0], None)
@@ -177,7 +183,7 @@ class ObjectWriter:
                 self._seal_jobs.add(self._get_pool().submit(self._seal, tail))
 
     def _check_space(self, tail: Tail, size: int) -> None:
-        """Refused when a tail must not be so many bytes longer."""
+        """Raise Refused if the tail must not grow by `size` bytes."""
         del tail
         self._space.check(size)
 
@@ -193,8 +199,8 @@ class ObjectWriter:
     # making durable
 
     def flush(self, *, sync: bool = True) -> None:
-        """Write what was put before this call; with `sync`, make it durable."""
-        with self._flush_lock:  # else one could return while another still writes what it took over
+        """Write everything that was put before this call. With `sync`, make it durable."""
+        with self._flush_lock:  # a flush must not return while another writes its items
             with self._lock:
                 failures = self._failures
                 frames, jobs = self._batches.drain(_SMALL_FRAME_BYTES), list(self._jobs)
@@ -230,7 +236,7 @@ class ObjectWriter:
             raise
 
     def abandon(self) -> None:
-        """Forget what was put and is not written; nobody else may be writing."""
+        """Discard objects that are not written yet. The caller must be the only writer."""
         with self._flush_lock:
             with self._lock:
                 jobs = list(self._jobs)
@@ -243,16 +249,18 @@ class ObjectWriter:
     # sealing
 
     def _seal(self, tail: Tail) -> None:
-        """Failing is no loss: the tail stays ours, readable and synced by flush, and is adopted
-        later."""
+        """Seal a tail.
+
+        Ignore failures: the tail stays readable and synced, and is adopted later.
+        """
         with contextlib.suppress(OrtetError, OSError):
             self._pack_set.seal(tail)
             self._pack_set.merge_tables()
 
     def seal_now(self) -> None:
-        """Turn what we have written so far, and all tails nobody holds, into packs.
+        """Turn our tails, and all tails that no process holds, into packs.
 
-        What can not be written or sealed for want of room stays as it is.
+        Objects and tails that do not fit on the disk stay as they are.
         """
         with contextlib.suppress(Refused, Unavailable):
             self.flush()
@@ -271,9 +279,9 @@ class ObjectWriter:
         _wait(sealing)
 
     def close(self) -> None:
-        """Write and sync what is pending, then let the tails go.
+        """Write and sync pending objects, then release the tails.
 
-        Whoever adopts a tail reads all of it first: large ones are left as packs.
+        Large tails are sealed first, because a process that adopts a tail has to read all of it.
         """
         try:
             self.flush()
@@ -291,6 +299,6 @@ class ObjectWriter:
 
 
 def _wait(jobs: Iterable[Future[None]]) -> None:
-    """Until all have ended, well or not."""
+    """Wait until all jobs have ended, and ignore their errors."""
     for job in jobs:
         job.exception()

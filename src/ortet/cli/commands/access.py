@@ -1,4 +1,4 @@
-"""access: tokens with which others may ask a server of this store."""
+"""Command access: create, list and revoke tokens for the server of this store."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def create(
     until = f" until {output.format_time(row.expires)}" if row.expires else ""
     told = [made, f"token {row.id} allows {allow}{until}; it is not shown again"]
     if call.quiet and not call.json:
-        click.echo(made)  # said by nobody else, ever again
+        click.echo(made)  # print it even with -q: it cannot be shown again
     call.emit({"token": made, **public_fields(row)}, told)
 
 

@@ -1,4 +1,7 @@
-"""act ls/settle/waiting/approve/deny, effects, comment: deeds, and what people say to them."""
+"""Commands act, effects and comment: actions, approvals and comments.
+
+act has the subcommands ls, settle, waiting, approve and deny.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _cells(effect: Effect) -> tuple[str, ...]:
 
 
 def _command_and_reason(effect: Effect) -> str:
-    """What was run, and why, as far as it was said."""
+    """Return the command and the reason of an effect, if they are known."""
     if not effect.command:
         return effect.why
     return f"{effect.command}  ({effect.why})" if effect.why else effect.command
@@ -105,7 +108,7 @@ def act_ls(call: CliCall, session: str | None, *, state: str | None) -> None:
 
 
 def _actions(view: SessionReader) -> list[dict[str, Any]]:
-    """Each effect on this timeline, with what its events say of it."""
+    """Return each effect on this timeline, with the data of its events."""
     from ortet.integrations._shared.actions import actions_of
 
     found = []
@@ -225,7 +228,7 @@ for _command in (act_ls, settle, waiting, approve, deny):
 
 
 def _approvals(call: CliCall, session: str | None) -> list[tuple[SessionRow, Approval]]:
-    """Of the session named, or of all that can still be answered."""
+    """Return the approvals of the named session, or of all sessions that can still be answered."""
     rows = [find_session(call, session)] if session is not None else call.hub.sessions()
     return [
         (row, approval)
@@ -252,7 +255,7 @@ def _answer_approval(
             "no_approval",
             f"nothing waits for approval {approval!r}: `ortet act waiting` lists them",
         )
-    if len(found) > 1:  # forks ask for what they were forked with
+    if len(found) > 1:  # forks have the open approvals of their parent
         names = ", ".join(row.name for row, _ in found[:5])
         raise Conflict("ambiguous", f"{approval!r} is asked for by {names}: say which with -s")
     ((row, _),) = found

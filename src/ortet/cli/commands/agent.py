@@ -1,4 +1,4 @@
-"""agent: the resident process that keeps workspaces watched and machines alive."""
+"""Command agent: start, stop and inspect the host agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host agent as verbs see it: is it there, what does it hold, start it, end it."""
+"""Functions that start, stop and query the host agent of a store."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ortet.cli.daemon import client
 from ortet.cli.daemon.client import NoDaemon
 from ortet.errors import Unavailable, Unsupported
 
-_START_TIMEOUT_SECONDS = 30.0  # seconds; it takes a quarter of one, on a busy host longer
+_START_TIMEOUT_SECONDS = 30.0  # usually 0.25 s, longer on a busy host
 _POLL_SECONDS = 0.02
 
 
 def agent_status(store: Path) -> dict[str, Any] | None:
-    """What the agent of a store says of itself; None when none is running."""
+    """Return the status of a store's agent, or None if none runs."""
     try:
         said: dict[str, Any] = json.loads(client.query(str(store), "status"))
     except NoDaemon:
@@ -27,7 +27,7 @@ def agent_status(store: Path) -> dict[str, Any] | None:
 
 
 def start_agent(store: Path) -> dict[str, Any]:
-    """Start the agent of a store unless it runs, and wait until it answers."""
+    """Start the agent of a store unless it runs, and wait until it answers. Return its status."""
     if (found := agent_status(store)) is not None:
         return found
     if os.stat(store).st_uid != os.geteuid():
@@ -49,18 +49,18 @@ def start_agent(store: Path) -> dict[str, Any]:
 
 
 def stop_agent(store: Path) -> bool:
-    """Have it close what it holds and end; False when none was running."""
+    """Make the agent close everything and end. Return False if none ran."""
     try:
         client.query(str(store), "stop")
     except NoDaemon:
         return False
-    while client.is_alive(str(store)):  # until its lock is free, another would not start
+    while client.is_alive(str(store)):  # a new agent cannot start until the lock is free
         select.select([], [], [], _POLL_SECONDS)
     return True
 
 
 def list_live_machines(store: Path) -> dict[str, dict[str, Any]]:
-    """The live machines that the agent holds, by their workspaces' names."""
+    """Return the live machines of the agent by workspace name."""
     found = agent_status(store) or {"workers": []}
     machines: dict[str, dict[str, Any]] = {}
     for worker in found["workers"]:

@@ -1,4 +1,4 @@
-"""artifact add/ls/show/get/orphans: what sessions made, and where it comes from."""
+"""Commands artifact add/ls/show/get/orphans: files that sessions produced, and their origin."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ for _command in (add, artifact_ls, artifact_show, get, orphans):
 
 
 def _split_version(view: SessionReader, word: str) -> tuple[str, int | None]:
-    """NAME or NAME@VERSION; a name that holds an @ itself goes first."""
+    """Split NAME@VERSION. An artifact whose whole name contains an @ takes precedence."""
     name, _, version = word.rpartition("@")
     known = any(one.name == word for one in view.artifacts())
     if known or not name or not version.isdigit():

@@ -1,4 +1,4 @@
-"""attach and cp: a terminal into a machine that lives, and files in and out of it."""
+"""Commands attach and cp: a terminal in a live machine, and copies of files in and out."""
 
 from __future__ import annotations
 
@@ -109,13 +109,16 @@ def cp(call: CliCall, source: str, target: str) -> None:
 
 
 def _split_machine_path(text: str) -> tuple[str, str] | None:
-    """NAME:PATH; a path of this host that has a colon is written with ./ before it."""
+    """Split NAME:PATH. A local path with a colon is written with ./ before it."""
     name, mark, path = text.partition(":")
     return (name, path or ".") if mark and name and not name.startswith((".", "/")) else None
 
 
 def _run(client: InitClient, argv: list[str], stdin: bytes | None = None) -> tuple[int, bytes, str]:
-    """A program inside, with bytes in and out: nothing of ours walks paths that it could bend."""
+    """Run a program inside the machine, with bytes in and out.
+
+    Only that program resolves paths inside the machine, so they cannot lead our process elsewhere.
+    """
     from ortet.machines.command import build_environment
 
     mark, out, errors = os.urandom(8).hex(), io.BytesIO(), io.BytesIO()
@@ -168,8 +171,11 @@ def _copy_out(client: InitClient, path: str, target: Path) -> int:
 
 
 def safe_members(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
-    """What may be written here of an archive that somebody else made: nothing that leads out of its
-    directory, no devices, no owners; tarfile.TarError else."""
+    """Check an untrusted archive, and reset owners and modes of its members.
+
+    Raises tarfile.TarError for a member that leaves the directory or is not a plain file, directory
+    or link.
+    """
     links: set[str] = set()
     for member in members:
         above = [member.name.rsplit("/", n)[0] for n in range(member.name.count("/") + 1)]

@@ -1,4 +1,4 @@
-"""bisect: which commit broke it."""
+"""Command bisect: find the commit that broke something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""budget, bill: what may be spent, and what was."""
+"""Commands budget and bill: spending limits, and what was spent."""
 
 from __future__ import annotations
 

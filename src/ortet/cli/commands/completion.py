@@ -1,4 +1,4 @@
-"""completion: what makes a shell complete our words; and values that only a hub knows."""
+"""Command completion: print the script for a shell. Hidden command values: list session values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""doctor: what this host can do."""
+"""Command doctor: what this host supports, and what is wrong with the store."""
 
 from __future__ import annotations
 
@@ -82,15 +82,17 @@ def doctor(call: CliCall, clean: bool, give_up: str | None) -> None:
         call.note("`ortet doctor --clean` removes what is left over")
     if give_up is not None and not exists:
         call.note(f"nothing was done about {output.safe(give_up)}: the store was not opened")
-    if give_up is None or not exists:  # else that was done, whatever is wrong besides
+    if give_up is None or not exists:  # after a successful --give-up, unusable servers are no error
         _require_usable(servers)
     if trouble is not None and (give_up is not None or not _is_store_missing(trouble)):
         raise trouble
 
 
 def _examine_servers(call: CliCall, url: str) -> tuple[list[Capability], Path, OrtetError | None]:
-    """What the servers of a store say, none of one in a directory; where it is on this host, and
-    why it cannot be opened, if so."""
+    """Check the servers of a store. A store in a directory has none.
+
+    Return the results, the store's directory on this host, and the error if it cannot be opened.
+    """
     from ortet.config.environment import cache_directory, read_variable, store_path
     from ortet.config.store_url import is_networked
 
@@ -101,7 +103,7 @@ def _examine_servers(call: CliCall, url: str) -> tuple[list[Capability], Path, O
     place = cache_directory()
     found = examine_servers(url, cache=place, token=read_variable("ORTET_TOKEN") or "")
     try:
-        _require_usable(found, _REQUIRED_SERVERS)  # opening it would migrate it
+        _require_usable(found, _REQUIRED_SERVERS)  # opening the store would migrate it
     except Unavailable as error:
         return found, place, error
     trouble = _open_error(call)
@@ -117,7 +119,7 @@ def _open_error(call: CliCall) -> OrtetError | None:
 
 
 def _require_usable(servers: list[Capability], names: tuple[str, ...] = _ALL_SERVERS) -> None:
-    """What a script goes by: a server that the store is configured with must be of use."""
+    """Raise Unavailable if a server of the store cannot be used. Scripts need the exit code."""
     bad = [one.name for one in servers if one.name in names and not one.ok]
     if bad:
         raise Unavailable(
@@ -150,7 +152,7 @@ def _dead_machines(call: CliCall, agent: dict[str, Any] | None) -> list[str]:
 
 
 def _pending_uploads(call: CliCall, lost_host: str | None) -> list[PendingUploads]:
-    """Hosts on whose disks alone there is something; of these the one that is given up."""
+    """Return the hosts with data that only they have. With `lost_host`, give that host up."""
     from ortet.backends.object_storage.pending_uploads import abandon_host, list_pending_uploads
 
     catalog = call.hub.catalog

@@ -1,4 +1,4 @@
-"""environment: what surrounds a session's workspace and does not come back with its files."""
+"""Command environment: the environment of a session that is not restored with its files."""
 
 from __future__ import annotations
 

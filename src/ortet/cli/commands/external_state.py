@@ -1,4 +1,4 @@
-"""collab, window, token, vault: what a session records of the world around it."""
+"""Commands collab, window, token, vault: external state that a session records."""
 
 from __future__ import annotations
 
@@ -224,8 +224,11 @@ def vault_put(call: CliCall, name: str, more: tuple[str, ...]) -> None:
 
 
 def read_secret(arguments: tuple[str, ...]) -> str:
-    """A secret, asked for or from standard input; `more` is what was said instead."""
-    if arguments:  # and do not print it
+    """Return a secret from a prompt or from standard input.
+
+    `arguments` are refused: other users can see the arguments of a process.
+    """
+    if arguments:  # do not print the secret
         raise Invalid(
             "bad_usage",
             "arguments can be seen by others: give the secret on standard input, and change this "

@@ -1,4 +1,4 @@
-"""facts ls/show/forget/history: what a session knows, since when, and from where."""
+"""Commands facts ls/show/forget/history: the facts of a session, their validity and origin."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ortet.sessions.reader import SessionReader
 
 _ID_DIGITS = 32
-"""Digits of a whole id."""
+"""The number of digits of a full id."""
 
 
 class FactsGroup(click.Group):
-    """A group that lists when it is told nothing else: a session's name may stand there."""
+    """A group that runs `ls` if no subcommand is given. The name of a session may follow."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = {flag for param in self.get_params(ctx) for flag in param.opts}
@@ -108,7 +108,10 @@ def _cells(fact: Fact) -> tuple[str, ...]:
 
 
 def find_fact(view: SessionReader, fact_id: str, *, must_be_believed: bool = False) -> Fact:
-    """The fact of an id, or of digits of one; given up or not, unless it must be `believed`."""
+    """Return the fact with an id, or with digits of an id.
+
+    Retracted facts are found too, unless `must_be_believed`.
+    """
     id_ = (
         fact_id
         if len(fact_id) == _ID_DIGITS
@@ -148,7 +151,7 @@ def facts_show(call: CliCall, fact: str, *, session: str | None) -> None:
 
 
 def _origin(call: CliCall, view: SessionReader, fact: Fact) -> dict[str, Any] | None:
-    """The event that a fact is from, as far as it is still there."""
+    """Return the event that a fact comes from, as far as it is still stored."""
     from ortet.hub.governance.audit import audit_line
     from ortet.sessions.memory.documents import words_of
     from ortet.sessions.memory.report import event_at, origin_of
@@ -208,7 +211,7 @@ def _validity(fact: Fact) -> str:
 def _fact_label(view: SessionReader, id_: str) -> str:
     try:
         return f"{id_suffix(id_)} {output.single_line(view.fact(id_).text)}"
-    except NotFound:  # of a session, or a fork, that this one knows nothing of
+    except NotFound:  # from a session or fork that this session does not know
         return id_suffix(id_)
 
 

@@ -1,4 +1,4 @@
-"""fork, merge, land, drop: try several ways at once, keep what is good."""
+"""Commands fork, merge, land, drop: try several ways in parallel and keep the best."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ favor_option = click.option(
 
 @contextmanager
 def _translate_favor() -> Iterator[None]:
-    """What Python calls favor= is an option here."""
+    """Name the option --favor in error messages instead of the Python argument."""
     from ortet.workspaces.merge import FAVOR_HINT
 
     try:
@@ -84,7 +84,7 @@ def fork(call: CliCall, ref: str | None, count: int, *, files: bool, name: str |
 
 
 def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
-    """Copies of a commit; those with programs live on in the host agent, where there may be one."""
+    """Fork a commit. Forks with processes stay alive in the host agent, if it may be used."""
     from ortet.cli.entry import is_agent_off
 
     state = call.hub.history.state(oid)
@@ -108,7 +108,7 @@ def _fork_commit(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list
 
 
 def fork_live(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[dict[str, Any]]:
-    """In the host agent: copies that live on in it."""
+    """Fork inside the host agent, and keep the machines of the forks alive."""
     copies = call.hub.fork(row, None, oid, count)
     for copy in copies:
         assert call.daemon_cache is not None
@@ -117,7 +117,7 @@ def fork_live(call: CliCall, row: WorkspaceRow, oid: Oid, count: int) -> list[di
 
 
 def _print_not_copied(call: CliCall, copy: dict[str, Any]) -> None:
-    """What ran, and does not run in the copies; or what that was connected to."""
+    """Print which programs do not run in the forks, and which connections were lost."""
     from ortet.machines.base import Loss
     from ortet.machines.services import service_losses
 
@@ -162,7 +162,7 @@ def _copy(copy: Workspace) -> dict[str, Any]:
 
 
 def _path(copy: Workspace) -> str | None:
-    """Where its files are when this process has ended; the view of an overlay ends with it."""
+    """Return where the files are after this process ends. The mount of an overlay ends with it."""
     return str(copy.path) if copy.engine == "folder" else None
 
 
@@ -226,7 +226,7 @@ def merge(
 
 
 def _merged_knowledge(result: MergeResult | SessionMergeResult) -> dict[str, Any]:
-    """What a merge of minds brought, for programs."""
+    """Return the facts, decisions and artifacts of a merge, for JSON."""
     from ortet.sessions.history.merge import SessionMergeResult
 
     if not isinstance(result, SessionMergeResult):
@@ -279,7 +279,7 @@ def drop(call: CliCall, names: tuple[str, ...], branch: bool, discard: bool) -> 
       ortet drop proj/2 proj/3
     """
     for name in names:
-        call.hub.workspace_table.need(name)  # all of them, before the first is gone
+        call.hub.workspace_table.need(name)  # check all names before the first is dropped
     for name in dict.fromkeys(names):
         call.hub.drop(name, discard=discard)
         if branch and call.hub.refs.get(name):

@@ -1,4 +1,4 @@
-"""erase, hold, release, retention, dataset: how long what is kept, and for whom."""
+"""Commands erase, hold, release, retention, dataset: how long data is kept, and for whom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortet.cli.call import CliCall, as_text, verb
 from ortet.cli.session_args import confirm, find_session, id_suffix, yes_option
 from ortet.errors import Invalid, NotFound
 
-_EXIT_RETRY_LATER = 7  # the exit code of what may work later
+_EXIT_RETRY_LATER = 7  # the exit code of an error that a later retry may cure
 
 
 @verb()

@@ -1,4 +1,4 @@
-"""log, show, diff: look at what was."""
+"""Commands log, show, diff: look at history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def log(call: CliCall, ref: str, *, limit: int | None, graph: bool, name: str | 
 
 
 def _hint_at_journal(call: CliCall, ref: str, error: NotFound) -> NotFound:
-    """One without a commit has a journal all the same, and that is what is looked for then."""
+    """Point to `ortet journal` if `ref` is a session without commits."""
     try:
         call.hub.get(ref)
     except OrtetError:
@@ -62,7 +62,7 @@ def _hint_at_journal(call: CliCall, ref: str, error: NotFound) -> NotFound:
 
 
 def _refs_by_commit(call: CliCall) -> dict[str, list[str]]:
-    """Commit -> the branches and tags on it."""
+    """Return the branches and tags of each commit."""
     found: dict[str, list[str]] = {}
     for head in call.hub.refs.branches():
         found.setdefault(head.oid.hex(), []).append(head.name)
@@ -210,10 +210,10 @@ def _diff_commits(call: CliCall, old: str | None, new: str) -> list[TreeChange]:
 
 
 def _patches(call: CliCall, changes: Iterable[TreeChange]) -> Iterator[str]:
-    """Made safe and coloured on a terminal; into a pipe as it is, for `patch`."""
+    """Yield patch lines: safe and coloured on a terminal, unchanged in a pipe, for `patch`."""
     raw = not call.on_terminal
     for change in changes:
-        head = True  # until the first hunk
+        head = True  # True until the first hunk
         for line in output.patch_text(change, call.hub.objects).removesuffix("\n").split("\n"):
             head = head and not line.startswith("@@")
             shown = line if raw else output.safe(line, keep="\t")
@@ -221,7 +221,7 @@ def _patches(call: CliCall, changes: Iterable[TreeChange]) -> Iterator[str]:
 
 
 def _hunk_line(call: CliCall, line: str) -> str:
-    """As git has it: what stands behind the numbers of a hunk is not coloured."""
+    """Colour a line of a hunk. Text after the line numbers is not coloured, like in git."""
     if not line.startswith("@@"):
         return call.paint(line, fg=PATCH_COLOURS[line[:1]]) if line[:1] in PATCH_COLOURS else line
     numbers, mark, rest = line[2:].partition("@@")

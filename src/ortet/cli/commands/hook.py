@@ -1,4 +1,4 @@
-"""hook: what a coding agent's hooks call, to record and commit as it works."""
+"""Command hook: called by the hooks of a coding agent, to record and commit its work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortet.mcp_server.hooks import HookPayload
 
 _MAX_INPUT_BYTES = 64 << 20
-"""Bytes of standard input that are read."""
+"""The maximum number of bytes read from standard input."""
 
 _BRIEFING_INTRO = """\
 This project is kept by Ortet. What follows is the record of the work so far, for your \

@@ -1,4 +1,4 @@
-"""journal, brief: what happened in a session, for those who follow it and those who go on."""
+"""Commands journal and brief: the events of a session, and its briefing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def journal(
     if not follow:
         call.emit([event_data(event) for event in found], map(event_line, found))
         return
-    call.paged = False  # there is no end to read to
+    call.paged = False  # the output has no end
     while True:
         for event in found:
             call.emit(event_data(event), [] if call.json else [event_line(event)])

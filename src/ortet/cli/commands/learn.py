@@ -1,4 +1,4 @@
-"""learn, milestone, episodes: what a session is told to remember, and what it has been through."""
+"""Commands learn, milestone, episodes: store facts, and list the episodes of a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ortet.sessions.session import Session
 
 _COMMIT_TITLE_CHARS = 72
-"""Characters of the message of a commit."""
+"""The maximum length of a commit message."""
 
 commit_option = click.option(
     "--commit", is_flag=True, help="Commit then, which tells those who share it."

@@ -1,5 +1,7 @@
-"""pause, resume, close, archive, unarchive, compact, checkpoint, audit, retain: the life of a
-session, and who answers for it."""
+"""Commands for the lifecycle of a session, and its audit log.
+
+These are pause, resume, close, archive, unarchive, compact, checkpoint, audit and retain.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""start, ps, spawn, logs, expose, stop, kill, rm: machines that live on in the host agent."""
+"""Commands start, ps, spawn, logs, expose, stop, kill, rm: live machines in the host agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortet.machines.control.jobs import ProcessInfo
 
 _LOG_WAIT_SECONDS = 20.0
-_EARLY_EXIT_SECONDS = 0.1  # seconds in which a program that cannot run has mostly ended
+_EARLY_EXIT_SECONDS = 0.1  # a program that cannot run has usually ended by then
 
 
 @verb()
@@ -47,7 +47,7 @@ def start(call: CliCall, names: tuple[str, ...], network: str | None) -> None:
     from ortet.cli import machines
 
     for name in names:
-        call.hub.workspace_table.need(name)  # all of them, before the first is started
+        call.hub.workspace_table.need(name)  # check all names before the first is started
     begun = [
         machines.find_or_start(call, name, restore=True, network=network)
         for name in names or (None,)
@@ -90,7 +90,7 @@ def _machine_data(machine: LiveMachineInfo) -> dict[str, Any]:
     try:
         ask = machine.connect()
         jobs, processes = [job for job in ask.jobs() if job.name], ask.ps()
-    except OrtetError:  # between two looks at it
+    except OrtetError:  # it ended after it was listed
         return {**data, "state": "silent", "memory": 0, "jobs": []}
     told = [
         {"name": job.name, "kind": job.kind, "pid": job.pid, "argv": job.argv, "code": job.code}
@@ -139,7 +139,7 @@ def _process(found: tuple[dict[str, Any], ProcessInfo]) -> tuple[str, str, str, 
     one, process = found
     job = next((job for job in one["jobs"] if job["pid"] == process.pid), None)
     if job and job["name"].startswith("kernel "):
-        command = f"(Python {job['name']})"  # its own words are our program
+        command = f"(Python {job['name']})"  # its command line is that of our kernel program
     else:
         command = output.safe(" ".join(process.cmdline) or process.name)
     return output.safe(one["name"]), str(process.pid), output.format_size(process.rss), command
@@ -302,9 +302,8 @@ def _end_machines(call: CliCall, names: tuple[str, ...], options: list[str]) -> 
         if name in live_machines.recorded_machines(
             call.hub.root
         ) and name not in machines.list_live(call.hub.root):
-            live_machines.remove_record(
-                call.hub.root, name
-            )  # it is dead already: not to be spoken of any more
+            # It is dead already: do not list it again.
+            live_machines.remove_record(call.hub.root, name)
             continue
         one = machines.require_live(call, name)
         ended.append(

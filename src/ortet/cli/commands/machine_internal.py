@@ -1,4 +1,4 @@
-"""machine: what only a worker of the host agent does, for the verbs about live machines."""
+"""Hidden command machine: the worker's side of the commands on live machines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _private_workspace(call: CliCall, name: str | None, network: str | None) -> 
     if found is not None:
         return _open_workspace(call, found, network)
     wanted = f"{row.name}-live"
-    names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))  # a branch outlives its machine
+    # A branch may remain from an earlier machine.
+    names = (wanted, *(f"{wanted}-{n}" for n in range(2, 100)))
     free = (n for n in names if hub.workspace_table.get(n) is None and hub.refs.get(n) is None)
     return hub.workspace(row.directory, engine=engine, name=next(free, None), network=network)
 

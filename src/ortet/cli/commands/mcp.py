@@ -1,4 +1,4 @@
-"""mcp: a server of the Model Context Protocol, for coding agents."""
+"""Command mcp: run a server of the Model Context Protocol, for coding agents."""
 
 from __future__ import annotations
 

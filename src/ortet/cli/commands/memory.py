@@ -1,4 +1,4 @@
-"""memory export/diff/contradictions/consolidate/refresh: memory as a whole."""
+"""Commands memory export/diff/contradictions/consolidate/refresh: memory as a whole."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def memory_diff(call: CliCall, old: str, new: str) -> None:
 
 
 def _commit(call: CliCall, word: str) -> str:
-    """Of a reference, or the last one of a session."""
+    """Return the commit that a reference names, or the last commit of a session."""
     try:
         return call.resolve(word).hex()
     except NotFound as missing:

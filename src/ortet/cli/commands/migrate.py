@@ -1,4 +1,7 @@
-"""migrate: the tables of a store as this release wants them, at a moment that one chooses."""
+"""Command migrate: update the tables of a store to the format of this release.
+
+It is a module of its own because it reads the catalog's format before the store is opened.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MigrationResult(msgspec.Struct, frozen=True):
-    """The format of a store's catalog; the same twice where there was nothing to do."""
+    """The catalog's format before and after. They are equal if there was nothing to do."""
 
     before: int
     after: int

@@ -1,4 +1,4 @@
-"""recall, context: what is remembered for a question, and what a model is given of it."""
+"""Commands recall and context: search memory, and build the context for a model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def recall(call: CliCall, query: str, *, k: int, explain: bool, **given: Any) ->
 
 
 def _dense_note(dense: str) -> str:
-    """How meaning took no part, or not all of it."""
+    """Explain why semantic search was not used, or only partly."""
     if dense == "some":
         return "by words and partly by meaning: not all is embedded yet"
     why = "the embedder is late" if dense == "late" else dense.removeprefix("failed: ")

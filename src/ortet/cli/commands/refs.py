@@ -1,4 +1,4 @@
-"""branch, tag, reflog: names for commits, and where they have been."""
+"""Commands branch, tag, reflog: names of commits and their history."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def reflog(call: CliCall, name: str | None, limit: int | None) -> None:
     ref_text(name)
     ops = call.hub.refs.reflog(name) or call.hub.refs.reflog(name, kind="tag")
     if not ops:
-        call.resolve(name)  # says what there is instead
+        call.resolve(name)  # raises an error with similar names
     data = [
         {
             "ref": f"{name}@{{{number}}}",

@@ -1,4 +1,4 @@
-"""replay, whatif, diff-runs: what happened once more, otherwise, and beside another run."""
+"""Commands replay, whatif, diff-runs: repeat a run, change one event of it, compare two runs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _run(call: CliCall, row: SessionRow, command: tuple[str, ...]) -> None:
     if played.waits is None:
         call.emit(data, [line])
         call.exit_code = done.returncode
-    else:  # however the program ended then, it ended so
+    else:  # the recorded run waited for an approval: ignore the exit code
         what, id_ = played.waits["what"], played.waits["id"]
         call.emit({**data, "waits": played.waits}, [f"{line}: {what} waits for approval {id_}"])
 
@@ -130,7 +130,7 @@ def _diverged_error(row: SessionRow, report: ReplayReport, exit_code: int) -> Di
 
 
 def _step_details(step: dict[str, Any]) -> list[str]:
-    """A step, a thing a line."""
+    """Return a step as lines, one value on each line."""
     data = step["data"]
     if step["kind"] == "begun":
         args = [repr(arg) for arg in data.get("args", ())]

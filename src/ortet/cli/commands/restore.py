@@ -1,4 +1,4 @@
-"""restore and rewind: go back, with a way forth again."""
+"""Commands restore and rewind: go back to a commit, in a way that can be undone."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def rewind(call: CliCall, count: int, name: str | None) -> None:
     with call.progress("rewind"):
         report = workspace.rewind(count)
     head = workspace.head
-    assert head is not None  # it has gone to one
+    assert head is not None  # a rewind always ends at a commit
     _print_restored(call, workspace, "rewound", report, began, from_hex(head.oid))

@@ -1,4 +1,4 @@
-"""secret: what commands are given by name, and no commit may hold."""
+"""Command secret: secrets that commands get by name and that no commit may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""serve: the store over HTTP."""
+"""Command serve: serve the store over HTTP."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def serve(
 
         def started() -> None:
             call.emit({"url": at}, [f"ortet serves {_display_url(hub)} at {at}"])
-            sys.stdout.flush()  # whoever started us waits for it
+            sys.stdout.flush()  # the process that started us waits for this line
 
         server.serve(app, bound, started, settings=chosen, trusted_proxies=behind)
 
@@ -106,7 +106,7 @@ def _open_local_hub(call: CliCall) -> Hub:
 
 
 def _display_url(hub: Hub) -> str:
-    """Its address, without options."""
+    """Return the store's URL without options."""
     from ortet.config.open_shared_store import is_shared
 
     return hub.url.partition("?")[0] if is_shared(hub.url) else hub.url
@@ -115,7 +115,7 @@ def _display_url(hub: Hub) -> str:
 def _apply_options(
     settings: ServeSettings, limits: tuple[str, ...], ray: str | None
 ) -> ServeSettings:
-    """As the options change them."""
+    """Return the settings with the changes of the command line options."""
     values = msgspec.structs.asdict(settings)
     if ray is not None:
         values["ray"] = ray
@@ -133,7 +133,7 @@ def _apply_options(
 
 
 def _check_cluster(address: str) -> None:
-    """Now, and not when the first swarm asks for it; whether it answers is seen then."""
+    """Check the address of a Ray cluster at start, not at the first swarm. Does not connect."""
     from ortet.swarm.workers.placement import parse_cluster
 
     try:

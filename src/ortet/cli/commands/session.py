@@ -1,4 +1,4 @@
-"""session new/ls/show/rm, say, plan, decide: what a mind holds, and what it is told."""
+"""Commands session new/ls/show/rm, say, plan, decide: sessions and what is recorded in them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def new(
 
 
 def _is_foreign_branch(hub: Hub, branch: str) -> bool:
-    """Whether a branch holds a mind and is no session's: it was cloned, pulled or imported."""
+    """Return True if a branch has a journal but belongs to no session here.
+
+    Such a branch was cloned, pulled or imported.
+    """
     from ortet.history.refs import is_ref_name
 
     head = hub.refs.get(branch) if is_ref_name(branch) else None

@@ -1,4 +1,4 @@
-"""stats: how much a store holds, where it lies, what it saves, and which calls took long."""
+"""Command stats: the size of a store by location, its savings, and the slowest calls."""
 
 from __future__ import annotations
 
@@ -17,27 +17,34 @@ if TYPE_CHECKING:
     from ortet.hub.hub import Hub
 
 _MAX_LISTED_KEYS = 200_000
-"""Of a bucket that are listed: a thousand come with one question."""
+"""The maximum number of listed keys of a bucket. One request lists a thousand."""
 _SLOWEST_SHOWN = 5
 
 
 class Tiers(msgspec.Struct, frozen=True):
-    """Bytes by where they are. `bucket` and `catalog` are the store; what is in a `cache` can be
-    lost; what is queued, on this disk only, cannot. `memory` is made again from journals."""
+    """Bytes by location.
 
-    catalog: int | None  # None: it is a server's, which counts it
+    `bucket` and `catalog` are the store. A `cache` can be lost. `queue` is on this disk only and
+    must not be lost. `memory` can be rebuilt from the journals.
+    """
+
+    catalog: int | None  # None: the catalog of a server, which counts it
     bucket: int
-    archives: int  # of the bucket: sessions that were put away
-    tails: int  # of writers, here
-    cache: int  # here: what was read of a bucket that is elsewhere, and its indexes
-    queue: int  # here
-    memory: int  # its index, wherever it is
-    machines: int  # here: private files, and layers that they share
+    archives: int  # part of the bucket: archived sessions
+    tails: int  # open tails of writers on this host
+    cache: int  # on this host: cached packs of a remote bucket, and indexes
+    queue: int  # on this host
+    memory: int  # the memory index, here or in the catalog
+    machines: int  # on this host: private files and shared layers
 
 
 class StoreUsage(msgspec.Struct, frozen=True):
-    """`copies` is what the files of all `commits` would be as directories, `raw` all objects before
-    compression; `dedup` how many times what is stored they are. `partial`: at least."""
+    """The usage of a store.
+
+    `copies` is the size of the files of all `commits` as directories. `raw` is the size of all
+    objects before compression. `dedup` is the larger of both, divided by the stored size. If
+    `partial`, numbers are lower bounds.
+    """
 
     store: str
     sessions: int
@@ -79,7 +86,7 @@ def stats(call: CliCall, quick: bool) -> None:
 
 
 def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
-    """A look, not an account: others write meanwhile."""
+    """Collect the usage. It is approximate, because other processes write concurrently."""
     from ortet.backends.stats import read_catalog_stats
     from ortet.cli.slow_calls import slowest
     from ortet.cli.store_stats import CheckoutSizes, checkout_sizes, directory_sizes, sizes_by_kind
@@ -121,7 +128,7 @@ def collect_stats(hub: Hub, *, quick: bool) -> StoreUsage:
 
 
 def _bucket(hub: Hub, packs: int) -> tuple[int, int, bool]:
-    """Bytes in it, those of archives among them; whether all keys were looked at."""
+    """Return bytes in the bucket, bytes of archives, and True if all keys were listed."""
     archives = 0
     for number, found in enumerate(hub.bucket.list("archives/")):
         if number >= _MAX_LISTED_KEYS:

@@ -1,4 +1,4 @@
-"""verify, sweep, export, import: care of the store."""
+"""Commands verify, sweep, export, import: maintenance of the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortet.cli.call import CliCall, verb
 from ortet.errors import Corrupt, Invalid
 
 MAX_PROBLEMS_SHOWN = 20
-"""Problems a person is shown."""
+"""The maximum number of problems shown."""
 
 FORMATS = ("openai", "openai-responses", "anthropic", "otel")
 TOOLS = ("claude-code", "codex")
@@ -33,7 +33,7 @@ def verify(call: CliCall) -> None:
     try:
         with call.progress("verify") as progress:
             report = call.hub.verify(progress=progress)
-    except Corrupt as error:  # with --json, the error itself has the report
+    except Corrupt as error:  # with --json, the printed error contains the report
         problems = error.details.get("report", {}).get("problems", [])
         if not call.json:
             call.emit(None, _problem_lines(problems))
@@ -177,7 +177,10 @@ def import_(
 
 
 def _portable_refs(call: CliCall, refs: Sequence[str]) -> list[str]:
-    """Names as they are; HEAD and the like, which mean something only here, as what they mean."""
+    """Return branch and tag names unchanged, and other refs as ids.
+
+    HEAD and similar refs have a meaning only here.
+    """
     branch = call.branch()
     names = [branch if ref in ("HEAD", "@") and branch else ref for ref in refs]
     known = {head.name for head in (*call.hub.refs.branches(), *call.hub.refs.tags())}

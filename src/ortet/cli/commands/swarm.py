@@ -1,4 +1,4 @@
-"""swarm: many attempts from one commit, each in a fork of its own; the best is kept."""
+"""Command swarm: many attempts from one commit, each in its own fork; the best is kept."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def show(call: CliCall, name: str | None, session: str | None) -> None:
 
 
 def _find_or_begin_session(call: CliCall, word: str | None) -> Session:
-    """The one that is meant; a directory that has none gets one, of its workspace's name."""
+    """Open the session that is meant. Without one, begin a session named like the workspace."""
     try:
         find_session(call, word)
     except NotFound:
@@ -207,7 +207,7 @@ def _result_lines(result: SwarmResult, keep: str) -> list[str]:
 
 
 def _result_text(result: SwarmResult) -> str:
-    """What has become of it, in words."""
+    """Describe the result of a swarm in words."""
     counted = {state: result.count(state) for state in ("done", "failed", "stopped")}
     told = ", ".join(f"{n} {state}" for state, n in counted.items() if n)
     if result.kept:

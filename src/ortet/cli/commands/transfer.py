@@ -1,4 +1,4 @@
-"""clone, pull, push: commits between this store and another."""
+"""Commands clone, pull, push: copy commits between this store and another."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def push(call: CliCall, url: str, refs: tuple[str, ...]) -> None:
 
 
 def _directory_name(here: Path, url: str) -> str:
-    """The last name in an address: of a directory, a file, a database, or else a host."""
+    """Return the last name in a URL: of a directory, file or database, otherwise the host."""
     if "://" in url:
         parts = urlsplit(url)
         name = unquote(parts.path).strip("/").rpartition("/")[2] or parts.hostname or ""
@@ -103,7 +103,7 @@ def _directory_name(here: Path, url: str) -> str:
 
 
 def _source(call: CliCall, url: str) -> Hub | Path:
-    """Where commits come from; a file is looked at before a store is made for it."""
+    """Open the source of the commits. A bundle file is checked before a store is created for it."""
     bundle = _bundle_path(call, url)
     if bundle is None:
         return call.open_hub(url, create=False)
@@ -127,7 +127,7 @@ def _target(call: CliCall, url: str) -> Hub:
 
 
 def _bundle_path(call: CliCall, url: str) -> Path | None:
-    """The file that is meant, if it is one, or is to be."""
+    """Return the path of a bundle file if `url` names an existing or a new one. Otherwise None."""
     if "://" in url:
         return None
     path = call.cwd / url

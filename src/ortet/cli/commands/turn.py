@@ -1,4 +1,4 @@
-"""turn, carry: sessions that no process holds between two messages."""
+"""Commands turn and carry: sessions that no process keeps open between two messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""undo and redo: take back the last thing that moved a branch, and do it again."""
+"""Commands undo and redo: undo the last move of a branch, and redo it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ortet.workspaces.workspace import Workspace
 
 _MAX_CHANGES_SHOWN = 20
-"""Changes of files that are listed; `ortet diff` lists all."""
+"""The maximum number of changed files shown. `ortet diff` lists all."""
 
 _F = Callable[..., Any]
 
@@ -92,7 +92,7 @@ def _undo_or_redo(
     if session is not None and name is not None:
         raise Invalid("bad_usage", "a session or a workspace? leave -s or -w out")
     found: UndoResult
-    if dry_run and session is not None:  # to tell, it is not opened
+    if dry_run and session is not None:  # a dry run does not open the session
         where, found = _preview_undo(call, session, direction, count)
         took = 0.0
     else:
@@ -160,7 +160,7 @@ def _change_counts(undone: UndoResult) -> str:
 
 
 def _step_text(step: UndoStep) -> str:
-    """A step in the words of the reflog; of one that says where it went, only the verb."""
+    """Return a step in the words of the reflog. A commit id in its detail is shortened."""
     if step.detail == UNCOMMITTED_MESSAGE:
         return UNCOMMITTED_MESSAGE
     detail = output.title(step.detail)

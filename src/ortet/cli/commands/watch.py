@@ -1,4 +1,4 @@
-"""watch: commit a workspace by itself, whenever its files have settled."""
+"""Command watch: commit a workspace automatically when its files have settled."""
 
 from __future__ import annotations
 

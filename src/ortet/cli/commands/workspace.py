@@ -1,4 +1,4 @@
-"""init, status, commit, run: the everyday verbs of a workspace."""
+"""Commands init, status, commit, run: the everyday commands of a workspace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
 
     directory = call.cwd
     url = init_url(store, directory)
-    _check_directory(url, directory)  # before anything is made
+    _check_directory(url, directory)  # before anything is created
     hub = call.open_hub(url, create=True)
     pointer = find_usable_pointer(directory)
     if pointer is not None and pointer.directory != directory:
@@ -75,7 +75,7 @@ def init(call: CliCall, store: str | None, name: str | None) -> None:
 
 
 def _check_directory(url: str, directory: Path) -> None:
-    """That the directory may be a workspace of this store, and its pointer may name it."""
+    """Check that the directory may be a workspace, and that its pointer may name the store."""
     from ortet.config.environment import cache_directory, config_directory, store_path
     from ortet.config.store_url import check_pointer_url, is_networked, trust_store
     from ortet.workspaces.places import check_outside_store, existing_directory
@@ -128,7 +128,7 @@ def _status_lines(call: CliCall, workspace: Workspace, report: WorkspaceStatus) 
 
 
 def _live_machine_of(call: CliCall, workspace: Workspace) -> str:
-    """The private machine of a directory, if it was started."""
+    """Return the name of the started private machine of a directory, or ""."""
     from ortet.cli.daemon.live_machines import recorded_machines
 
     known = recorded_machines(call.hub.root)
@@ -194,7 +194,7 @@ def commit(
 
 
 def program_names(call: CliCall, commit: str) -> list[str]:
-    """The names of the programs that a commit holds."""
+    """Return the names of the running programs in a commit."""
     from ortet.ids import Oid, from_hex
 
     state = call.hub.history.state(from_hex(commit))
@@ -258,7 +258,7 @@ def run(
     )
     if call.json:
         call.emit(result)
-    elif not screen.has_output:  # what could not be started has no streams, only a message
+    elif not screen.has_output:  # a program that could not be started has only a message
         sys.stderr.write(result.stderr)
     if result.timed_out:
         call.note(f"killed after {timeout:g} s")
@@ -268,7 +268,7 @@ def run(
 
 
 def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable[..., Result]:
-    """What runs commands in a workspace, or in the machine of it that lives in the host agent."""
+    """Return a function that runs commands in the workspace, or in its live machine."""
     try:
         return call.workspace(name).run
     except Conflict as error:
@@ -277,13 +277,14 @@ def _runner(call: CliCall, name: str | None, secrets: Sequence[str]) -> Callable
         from ortet.cli import machines
 
         one = machines.list_live(call.hub.root).get(name or "")
-        if one is None or secrets:  # then the agent runs it: it knows when not to commit
+        # The agent runs commands with secrets: it prevents commits meanwhile.
+        if one is None or secrets:
             raise
         return one.run
 
 
 class _OutputPrinter:
-    """Passes a command's output on as it comes."""
+    """Prints a command's output as it arrives."""
 
     def __init__(self, *, silent: bool) -> None:
         self.has_output = False

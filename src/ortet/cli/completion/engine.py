@@ -1,8 +1,11 @@
-"""What can stand next in a command line, for a shell that asks at every Tab: so hardly anything is
-imported, nothing is made, and what goes wrong is no answer rather than a message in the prompt.
+"""Computes completions for a shell.
 
-A shell is answered in lines: how to go on ("files" or "dirs" beside what follows; "open": without a
-blank behind it), then each value, with a tab and a description for those that show one.
+It runs at every Tab: it imports almost nothing, creates nothing, and prints no error. A failure
+gives no candidates.
+
+The answer is lines. The first line says how to continue: "files" or "dirs" adds those to the values
+that follow. The scripts also know "open" (no space after a value), which is not sent at present.
+Each other line is a value, with a tab and a description for shells that show one.
 """
 
 from __future__ import annotations
@@ -32,44 +35,48 @@ Candidates = list[tuple[str, str]]
 
 
 class Completion(NamedTuple):
-    """`how`: see above."""
+    """The first line of the answer (`how`, see above), and the candidates."""
 
     how: str = ""
     values: Candidates = []
 
 
 def main(words: Sequence[str]) -> None:
-    """Answer a shell; the words are its name and what is typed so far, as it gives it."""
+    """Answer a shell.
+
+    `words` are the shell's name and the words typed so far, as that shell gives them.
+    """
     try:
         said = complete_for_shell(words[0], words[1:])
-    except Exception:  # a prompt is no place for it
+    except Exception:  # never print an error into a prompt
         said = ""
     sys.stdout.write(said)
     sys.stdout.flush()
 
 
 def complete_for_shell(shell: str, arguments: Sequence[str]) -> str:
+    """Return the answer for a shell. `arguments` depend on the shell."""
     if shell != "bash":
         found = complete(list(arguments[1:]))
         rows = [f"{value}\t{_description(text)}" for value, text in found.values]
         return "\n".join([found.how, *rows]) + "\n"
     words, quote = split_words(arguments[0])
     found = complete(words[1:])
-    # bash replaces what stands behind the last of these, not the whole word
+    # bash replaces only the text after the last of these characters, not the whole word.
     at = max((words[-1].rfind(mark) for mark in arguments[1]), default=-1) + 1
     rows = [value[at:] if quote else _quoted(value[at:]) for value, _ in found.values]
     return "\n".join([found.how, *rows]) + "\n"
 
 
 def script(shell: str) -> str:
-    """What a shell has to be told once."""
+    """Return the script that sets up completion in a shell."""
     place = os.path.join(os.path.dirname(__file__), "shells", f"ortet.{shell}")
     with open(place, encoding="utf-8") as file:
         return file.read()
 
 
 def complete(words: Sequence[str]) -> Completion:
-    """What can stand for the last of these words, behind the others."""
+    """Return what can replace the last of these words."""
     line = PartialCommandLine(VerbTable(), words)
     place, current = line.position(), words[-1]
     if place.value:
@@ -109,7 +116,7 @@ def _complete_value(
 
 
 def _store(line: PartialCommandLine) -> tuple[str, str]:
-    """The store's directory, and the workspace of this place; "" where there is none."""
+    """Return the store's directory and the workspace of this directory, or ""."""
     said = entry.read_nearest_pointer(line.directory)
     at, named, workspace = said if said is not None else ("", "", "")
     url = os.environ.get("ORTET_URL", "").removeprefix("file://")
@@ -123,7 +130,7 @@ def _store(line: PartialCommandLine) -> tuple[str, str]:
 
 
 def _catalog_names(source: str, *kinds: str) -> Callable[[PartialCommandLine], Candidates]:
-    """Values that a glance at the catalog shows: its heads, or keys of its rows."""
+    """Return a function that lists heads, or keys of rows, from the catalog."""
 
     def find(line: PartialCommandLine) -> Candidates:
         from ortet.backends.sqlite.peek import CatalogPeek
@@ -137,7 +144,7 @@ def _catalog_names(source: str, *kinds: str) -> Callable[[PartialCommandLine], C
 
 
 def _refs(line: PartialCommandLine) -> Candidates:
-    """HEAD, branches, tags, and what was committed here last."""
+    """Return HEAD, branches, tags, and the latest commits here."""
     from ortet.backends.sqlite.peek import CatalogPeek
 
     store, workspace = _store(line)
@@ -150,7 +157,7 @@ def _refs(line: PartialCommandLine) -> Candidates:
 
 
 def _sessions(line: PartialCommandLine) -> Candidates:
-    """By name, where that is enough to tell which."""
+    """Return session names, with the agent if a name is not unique."""
     keys = [key.partition("/") for key, _ in _catalog_names("keys", "session-name")(line)]
     names = [name for _, _, name in keys]
     return [
@@ -184,7 +191,10 @@ _SESSION_KINDS = ("fact", "artifact", "effect", "approval")
 
 
 def _session_values(kind: str, line: PartialCommandLine) -> Candidates:
-    """By the host agent, if it is there: it has loaded all; else here, which takes longer."""
+    """Get values from the host agent, which has everything loaded.
+
+    Without it, load the commands here.
+    """
     session = line.option_value("--session")
     where = ["-C", line.directory] if line.directory else []
     words = [*where, "values", kind, *(["-s", session] if session else [])]

@@ -1,4 +1,4 @@
-"""A command line that is not finished: where it stands, by the list of verbs and options."""
+"""Parses an unfinished command line, using the list of commands and options."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ _WORD_LIST_NAME = "words.tsv"
 
 
 class Option(NamedTuple):
+    """An option of a command."""
+
     names: list[str]
-    kind: str  # of its value; "" for none
+    kind: str  # kind of its value; "" for none
     help: str
 
 
 class Verb(NamedTuple):
-    arguments: list[str]  # their kinds; with * any number
+    """A command or a group of commands."""
+
+    arguments: list[str]  # their kinds; * means any number
     help: str
     options: list[Option]
 
 
 class CompletionPosition(NamedTuple):
-    """What can stand next: one of some options or verbs, or a value of some kind, which stands
-    behind `before` in its word (as behind --option=)."""
+    """What can come next: options, commands, or a value of some kind.
+
+    `before` is the part of the word before the value, such as `--option=`.
+    """
 
     kind: str = ""
     before: str = ""
-    value: bool = False  # of an option
+    value: bool = False  # True for a value of an option
     options: list[tuple[str, str]] = []
     verbs: list[tuple[str, str]] = []
 
 
 class VerbTable:
-    """The list, by the path of each verb."""
+    """The list of commands, by the path of each command."""
 
     def __init__(
         self, file: str = os.path.join(os.path.dirname(__file__), _WORD_LIST_NAME)
@@ -50,14 +56,16 @@ class VerbTable:
                 (self.common if path == "*" else self.verbs[path].options).append(option)
 
     def option(self, path: str, name: str) -> Option | None:
+        """Return the option of a command by one of its names, or None."""
         known = self.options(path)
         return next((option for option in known if name in option.names), None)
 
     def options(self, path: str) -> list[Option]:
+        """Return the options of a command, including the common ones."""
         return [*self.verbs[path].options, *(self.common if path else [])]
 
     def subcommands(self, path: str) -> list[tuple[str, str]]:
-        """Verbs of a group, and what they do."""
+        """Return the commands of a group and their help."""
         start = f"{path} " if path else ""
         names = ((name, verb) for name, verb in self.verbs.items() if name.startswith(start))
         found = [(name[len(start) :], verb.help) for name, verb in names if name != path]
@@ -65,7 +73,7 @@ class VerbTable:
 
 
 class PartialCommandLine:
-    """The words behind the program's name; the last is the one to be completed."""
+    """The words after the program's name. The last one is completed."""
 
     def __init__(self, table: VerbTable, words: Sequence[str]) -> None:
         self._table = table
@@ -75,17 +83,18 @@ class PartialCommandLine:
         self._argument_count = 0
         self._values: dict[str, str] = {}
         self._used_options: list[Option] = []
-        self._awaiting_value: Option | None = None  # a value, which is the next word
-        self._options_ended = False  # with options: behind --
-        self._in_foreign_command = False  # all that follows is another program's
+        self._awaiting_value: Option | None = None  # the option whose value is the next word
+        self._options_ended = False  # True after --
+        self._in_foreign_command = False  # True if the rest is the command line of another program
         for word in words[:-1]:
             self._consume(word)
 
     def option_value(self, option: str) -> str:
-        """The value of an option, by one of its names; "" where it is not given."""
+        """Return the value of an option, by one of its names, or ""."""
         return self._values.get(option, "")
 
     def position(self) -> CompletionPosition:
+        """Return what can come next."""
         current = self._current
         if self._awaiting_value is not None:
             return CompletionPosition(self._awaiting_value.kind, value=True)
@@ -103,7 +112,7 @@ class PartialCommandLine:
         return CompletionPosition(self._argument_kind())
 
     def _unused_options(self) -> Iterator[tuple[str, str]]:
-        """Options that were not given yet."""
+        """Yield options that can still be given."""
         for option in self._table.options(self.path):
             if option not in self._used_options or "may be repeated" in option.help:
                 yield from ((name, option.help) for name in option.names)
@@ -154,8 +163,10 @@ class PartialCommandLine:
 
 
 def split_words(line: str) -> tuple[list[str], str]:
-    """Words as a shell reads them, the last of which may be begun or empty; and the quote it is
-    in."""
+    """Split a line as a shell does. The last word may be incomplete or empty.
+
+    Return the words, and the quote that the last word is in.
+    """
     words, word, quote, begun = list[str](), "", "", False
     chars = iter(line)
     for char in chars:

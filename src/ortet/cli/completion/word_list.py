@@ -1,10 +1,11 @@
-"""The list of verbs and options that completion reads, made from the verbs themselves.
+"""Generates the list of commands and options that completion reads.
 
-To load all verbs takes longer than anybody waits for a Tab, so the list is a file of its own.
-`python -m ortet.cli.completion.word_list` writes it anew; a test fails when it is not up to date.
+Loading all commands takes too long for a Tab, so the list is a file. Write it again with
+`python -m ortet.cli.completion.word_list`. A test fails if it is not up to date.
 
-Lines of fields between tabs. A verb: "verb", its path, what its arguments are, its help. An option:
-"option", the verb's path ("*": of all), its names, what its value is ("" for none), its help.
+Each line has fields between tabs. A command: "verb", its path, the kinds of its arguments, its
+help. An option: "option", the command's path ("*": all commands), its names, the kind of its value
+("" for none), its help.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _COMMON = {"json", "quiet", "help", "pages", "color"}
 
 
 def word_list_lines() -> Iterator[str]:
-    """The list as it should be."""
+    """Yield the lines of the up-to-date list."""
 
     @click.command
     @common_options

@@ -1,4 +1,4 @@
-"""What a worker of the host agent keeps from one command to the next: the hub, open workspaces."""
+"""What a worker of the host agent keeps open between commands: the hub and workspaces."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from ortet.workspaces.workspace import Workspace
 
 _HUB_VARIABLES = ("HOME", "XDG_CONFIG_HOME", "ORTET_CRIU", "ORTET_VAULT_KEY")
-"""Variables that an opened hub rests on."""
+"""Environment variables that affect an open hub."""
 
 _AUTHOR = "ORTET_AUTHOR"
 
 
 class DaemonCache:
-    """One store's. Commands come one at a time; `rest` is called after each."""
+    """The open hub and workspaces of one store. Commands run one at a time.
+
+    `begin_command` is called before each command and `end_command` after it.
+    """
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -33,10 +36,14 @@ class DaemonCache:
         self._author = ""
         self._hub_settings: object = None
         self._workspaces: dict[str, tuple[Workspace, object]] = {}
-        self._live_since: dict[str, float] = {}  # machines that live on, and since when
+        # Workspaces with a live machine, and its start time.
+        self._live_since: dict[str, float] = {}
 
     def begin_command(self, variables: Mapping[str, str]) -> None:
-        """A command comes, from somebody with these variables, which are this process's now."""
+        """Prepare for a command whose caller has these variables, which are already set.
+
+        If a setting of the hub changed, close the hub, unless a live machine needs it.
+        """
         rests_on = (
             [variables.get(name) for name in _HUB_VARIABLES],
             _file_identity(self.store / "config.toml"),
@@ -48,7 +55,7 @@ class DaemonCache:
             self._set_caller(self._hub, variables)
 
     def hub(self, url: str, *, create: bool) -> Hub:
-        """Opened at first need."""
+        """Return the hub, opened at first use."""
         if self._hub is None:
             from ortet.config.environment import open_hub
 
@@ -63,7 +70,7 @@ class DaemonCache:
         return self._hub
 
     def is_open_at(self, url: str) -> bool:
-        """Whether what is open is the store at this address, which is elsewhere."""
+        """Return True if the open hub is the remote store at this URL."""
         from ortet.config.store_url import is_networked, is_same_store
 
         hub = self._hub
@@ -75,7 +82,7 @@ class DaemonCache:
         hub.initial_environ = dict(variables)
 
     def cached_workspace(self, row: WorkspaceRow) -> Workspace | None:
-        """The workspace as it is open, if it is what would be opened now."""
+        """Return the open workspace of this row, if it is still valid."""
         workspace, seen = self._workspaces.get(row.name, (None, None))
         if workspace is None or self._hub is None:
             return None
@@ -85,18 +92,19 @@ class DaemonCache:
         return workspace
 
     def keep_workspace(self, workspace: Workspace) -> Workspace:
+        """Keep a workspace open after this command."""
         row = workspace.row
         if row.name not in self._workspaces:
             self._workspaces[row.name] = workspace, _file_identity(row.directory)
         return workspace
 
     def keep_machine_alive(self, workspace: Workspace) -> None:
-        """Its machine lives on after this command, until it is closed."""
+        """Keep the workspace's machine alive after this command, until it is closed."""
         self._live_since.setdefault(workspace.name, time.time())
         self.keep_workspace(workspace)
 
     def end_command(self) -> None:
-        """Give back what others may want: sessions, private machines that do not live on, locks."""
+        """Release what other processes may need: sessions, locks, machines that are not live."""
         hub = self._hub
         if hub is None:
             return
@@ -104,7 +112,7 @@ class DaemonCache:
             hub.pause_open_sessions()
         for workspace in hub.open_workspaces():
             if workspace.row.parent in self._live_since and workspace.engine == "criu":
-                self.keep_machine_alive(workspace)  # a copy with processes that go on
+                self.keep_machine_alive(workspace)  # a fork whose processes keep running
             if workspace.name in self._live_since:
                 self.keep_workspace(workspace)
             elif workspace.row.files == "private":
@@ -122,16 +130,16 @@ class DaemonCache:
         record_machines(self.store, self.live_machines())
 
     def live_machines(self) -> dict[str, Any]:
-        """The machines that live here, by their workspaces' names."""
+        """Return the live machines by workspace name."""
         return {
             name: _machine_data(self._workspaces[name][0], since)
             for name, since in self._live_since.items()
         }
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the hub and all workspaces."""
         hub, self._hub, self._workspaces = self._hub, None, {}
-        self._live_since = {}  # what is remembered of them stays: they can be started again
+        self._live_since = {}  # their records stay, so that they can be started again
         if hub is not None:
             hub.close()
 
@@ -141,7 +149,7 @@ class DaemonCache:
 
 
 class DaemonCall(CliCall):
-    """A call whose hub and workspaces stay."""
+    """A call whose hub and workspaces stay open."""
 
     daemon_cache: DaemonCache
 
@@ -150,6 +158,7 @@ class DaemonCall(CliCall):
         self.daemon_cache = daemon_cache
 
     def open_hub(self, url: str | None = None, *, create: bool) -> Hub:
+        """Return the agent's open hub if the URL names its store. Otherwise open another hub."""
         from ortet.config.environment import store_path, store_url
         from ortet.config.store_url import is_networked
 
@@ -161,8 +170,10 @@ class DaemonCall(CliCall):
         return self.daemon_cache.hub(str(self.daemon_cache.store), create=create)
 
     def _open_remote_hub(self, url: str, *, create: bool) -> Hub:
-        """Which store an address means is known when it was opened: the agent's has its place on
-        this host."""
+        """Return the agent's hub if this URL is its store.
+
+        Only an opened hub shows which store a URL means, by its directory on this host.
+        """
         if self.daemon_cache.is_open_at(url):
             return self.daemon_cache.hub(url, create=create)
         hub = super().open_hub(url, create=create)
@@ -199,7 +210,7 @@ def _machine_data(workspace: Workspace, since: float) -> dict[str, Any]:
 
 
 def _file_identity(path: Path) -> object:
-    """What tells a file or directory from another that was put in its place."""
+    """Return a value that changes if the file or directory is replaced."""
     try:
         seen = path.stat()
     except OSError:

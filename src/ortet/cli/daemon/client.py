@@ -1,6 +1,6 @@
-"""The client's end of the host agent: where it listens, what is sent to it, what comes back.
+"""The client side of the host agent, and its protocol.
 
-A command that the agent carries out is little more than this module: it imports next to nothing.
+A command that the agent runs needs little more than this module, which imports almost nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,35 @@ DAEMON_DIRECTORY = "local/agent"
 SOCKET_NAME, LOCK_NAME = "sock", "lock"
 
 REPLY_BEGUN, REPLY_ENDED, REPLY_DECLINED = b"B", b"E", b"D"
-"""First bytes of what the agent says: it begins; the exit code; why it does not."""
+"""The first byte of a reply: begun; ended, with the exit code; declined, with the reason."""
 
 DAEMON_VARIABLE = "ORTET_AGENT"
-_REPLY_TIMEOUT_SECONDS = 10.0  # seconds until an agent that does not even begin is left alone
+_REPLY_TIMEOUT_SECONDS = 10.0  # how long to wait until the agent begins
 _MAX_FRAME_BYTES = 1 << 24
-_MAX_INTERRUPTS = 3  # interrupts after which nobody waits for the agent to obey
+_MAX_INTERRUPTS = 3  # after so many interrupts, stop waiting for the agent
 
 
 class NoDaemon(Exception):
-    """It is not there, or not for us: whoever asked does the work itself."""
+    """There is no agent, or it cannot serve us.
+
+    Nothing was begun: the caller runs the command itself.
+    """
 
 
 class DaemonLost(Exception):
-    """It ended in the middle of the work."""
+    """The agent ended while it ran the command."""
 
 
 def installation_id() -> str:
-    """Agents serve commands of the same installation only."""
+    """Return the id of this installation.
+
+    An agent serves only commands of the same installation.
+    """
     return f"{ortet.__version__} {os.path.dirname(ortet.__file__)}"
 
 
 def mount_namespace() -> str:
-    """Paths mean the same only in the same mount namespace; "" where there are none."""
+    """Return the mount namespace, or "" if there are none. Paths are equal only within one."""
     try:
         return os.readlink("/proc/self/ns/mnt")
     except OSError:
@@ -47,17 +53,18 @@ def mount_namespace() -> str:
 
 
 def encode_frame(fields: Sequence[str]) -> bytes:
-    """Fields without NUL, as arguments and variables are, behind their length."""
+    """Encode fields with a length prefix. Fields contain no NUL, like arguments and variables."""
     body = b"\0".join(map(os.fsencode, fields))
     return len(body).to_bytes(4, "big") + body
 
 
 def decode_frame(body: bytes) -> list[str]:
+    """Decode the fields of a frame."""
     return [os.fsdecode(field) for field in body.split(b"\0")]
 
 
 def read_exactly(sock: socket, size: int) -> bytes:
-    """NoAgent when the other side hangs up first."""
+    """Read `size` bytes. Raises NoDaemon if the other side closes the connection."""
     data = b""
     while len(data) < size:
         part = sock.recv(size - len(data))
@@ -68,6 +75,7 @@ def read_exactly(sock: socket, size: int) -> bytes:
 
 
 def read_frame(sock: socket) -> list[str]:
+    """Read a frame and return its fields. Raises NoDaemon if it is too large."""
     size = int.from_bytes(read_exactly(sock, 4), "big")
     if size > _MAX_FRAME_BYTES:
         raise NoDaemon("that is no message")
@@ -75,13 +83,13 @@ def read_frame(sock: socket) -> list[str]:
 
 
 def is_same_user(sock: socket) -> bool:
-    """Whether the process at the other end is the same user's."""
+    """Return True if the peer process belongs to the same user."""
     found = sock.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)
     return int.from_bytes(found[4:8], sys.byteorder) == os.geteuid()
 
 
 def connect(store: str) -> socket:
-    """To the agent of a store; NoAgent where there is none of this user."""
+    """Connect to the agent of a store. Raises NoDaemon if this user has none."""
     try:
         place = os.open(
             os.path.join(store, DAEMON_DIRECTORY), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -94,7 +102,8 @@ def connect(store: str) -> socket:
         if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
             raise NoDaemon("its directory is open to others")
         sock.settimeout(_REPLY_TIMEOUT_SECONDS)
-        sock.connect(f"/proc/self/fd/{place}/{SOCKET_NAME}")  # the path itself may be too long
+        # The real path may be too long for a socket.
+        sock.connect(f"/proc/self/fd/{place}/{SOCKET_NAME}")
         if not is_same_user(sock):
             raise NoDaemon("it is another user's")
     except OSError as error:
@@ -109,12 +118,12 @@ def connect(store: str) -> socket:
 
 
 def send_hello(sock: socket, kind: str, key: str = "") -> None:
-    """What the agent is asked for; `key` names the workspace that it is about."""
+    """Send the kind of request. `key` names the workspace that it is about."""
     sock.sendall(encode_frame([kind, installation_id(), mount_namespace(), key]))
 
 
 def query(store: str, kind: str, key: str = "") -> str:
-    """A question to the agent itself; NoAgent where there is none."""
+    """Ask the agent itself, not a worker. Raises NoDaemon if there is none."""
     sock = connect(store)
     try:
         send_hello(sock, kind, key)
@@ -139,10 +148,14 @@ def run_command(
     variables: Sequence[str] = (),
     timeout: float = _REPLY_TIMEOUT_SECONDS,
 ) -> int:
-    """Have the agent do what these words of a command line say, with our directory, our variables
-    and those given as NAME=VALUE, and `streams`, when it is our turn; returns the exit code.
+    """Run a command line in the agent and return its exit code.
 
-    NoAgent: nothing was begun. Lost: something may have been.
+    The command gets our directory, our variables plus `variables` (NAME=VALUE), and `streams`. It
+    waits for earlier commands about the same workspace.
+
+    Raises:
+        NoDaemon: Nothing was begun.
+        DaemonLost: The command may have been carried out, or not.
     """
     sock = connect(store)
     try:
@@ -187,7 +200,7 @@ def _await_exit_code(sock: socket) -> int:
     while not said.endswith(b"\n"):
         try:
             part = sock.recv(16)
-        except KeyboardInterrupt:  # it is the agent's to stop
+        except KeyboardInterrupt:  # the agent must stop the command
             interrupts += 1
             if interrupts == _MAX_INTERRUPTS:
                 raise
@@ -207,11 +220,11 @@ def _forward_interrupt(sock: socket) -> None:
     try:
         sock.sendall(b"I")
     except OSError:
-        return  # then recv says how it ended
+        return  # recv then shows how it ended
 
 
 def is_alive(store: str) -> bool:
-    """Whether an agent lives, though it may not listen yet."""
+    """Return True if an agent process exists. It may not listen yet."""
     try:
         fd = os.open(os.path.join(store, DAEMON_DIRECTORY, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -226,7 +239,7 @@ def is_alive(store: str) -> bool:
 
 
 def spawn_daemon(store: str) -> None:
-    """Begin an agent, without waiting for it; one that finds another there ends at once."""
+    """Start an agent without waiting for it. A second agent of the same store exits at once."""
     if is_alive(store):
         return
     nowhere = [
@@ -234,5 +247,6 @@ def spawn_daemon(store: str) -> None:
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
     ]
-    argv = [sys.executable, "-P", "-m", "ortet.cli.daemon.server", store]  # not from where we are
+    # -P: do not import from the current directory.
+    argv = [sys.executable, "-P", "-m", "ortet.cli.daemon.server", store]
     os.posix_spawn(sys.executable, argv, os.environ, file_actions=nowhere, setsid=True)

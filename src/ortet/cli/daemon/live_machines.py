@@ -1,4 +1,8 @@
-"""Which machines live, as files beside the agent's socket: so those that died are known."""
+"""Records of live machines, as files beside the agent's socket.
+
+The records survive the agent, so that machines that died can be listed. It is a module of its own
+because workers write the records and commands read them.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,23 @@ _SUFFIX = ".live"
 
 
 def record_machines(store: Path, machines: Mapping[str, Mapping[str, Any]]) -> None:
-    """These live; what is said of others stays."""
+    """Write the records of these machines. Other records stay."""
     for name, about in machines.items():
         file = _record_file(store, name)
         said = json.dumps(about).encode()
-        with suppress(OSError):  # a full disk must fail no command
+        with suppress(OSError):  # a full disk must not fail a command
             if not file.exists() or file.read_bytes() != said:
                 file.write_bytes(said)
 
 
 def remove_record(store: Path, name: str) -> None:
-    """It was ended by somebody who meant it."""
+    """Delete the record of a machine that was stopped on purpose."""
     with suppress(OSError):
         _record_file(store, name).unlink()
 
 
 def recorded_machines(store: Path) -> dict[str, dict[str, Any]]:
-    """All that lived and were not ended: those that no agent holds have died."""
+    """Return all recorded machines. Those that no agent holds have died."""
     found: dict[str, dict[str, Any]] = {}
     place = store / DAEMON_DIRECTORY
     for file in sorted(place.glob(f"*{_SUFFIX}")) if place.is_dir() else ():

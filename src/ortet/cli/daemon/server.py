@@ -1,8 +1,8 @@
-"""The host agent: one resident process a store and user, which hands each request to a worker.
+"""The host agent: one resident process for each store and user, which passes requests to workers.
 
-A worker is a process of its own for each workspace, forked from this one, which has everything
-imported and nothing opened: requests about one workspace are done in turn, about several side by
-side. `python -m ortet.cli.daemon.server STORE` is how a command starts it.
+Each workspace has its own worker process, forked from this one. This process has everything
+imported and nothing open. Requests about one workspace run one after another, about several in
+parallel. A command starts the agent with `python -m ortet.cli.daemon.server STORE`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ortet.cli.daemon.client import (
 )
 
 IDLE_VARIABLE = "ORTET_AGENT_IDLE"
-_POLL_SECONDS = 5.0  # seconds after which it is seen that the store is gone
+_POLL_SECONDS = 5.0  # how often to check that the store still exists
 _REQUEST_TIMEOUT_SECONDS = 5.0
 _SHUTDOWN_TIMEOUT_SECONDS = 30.0
 
 WorkerMain = Callable[[socket.socket, Path, float], None]
-"""What a worker does: the socket by which it is given connections, the store, how long to idle."""
+"""The main function of a worker: the socket that passes connections, the store, the idle time."""
 
 
 class DaemonWorker:
-    """A process for one workspace, as the agent sees it."""
+    """The server's view of a worker process."""
 
     def __init__(self, name: str, pid: int, sock: socket.socket) -> None:
         self.name = name
         self.pid = pid
         self.sock = sock
-        self.busy = ""  # the verb that it is doing
+        self.busy = ""  # the command that it runs
         self.live: dict[str, Any] = {}  # machines by name
 
     def receive_status(self) -> bool:
-        """What it tells of itself; False once it has ended."""
+        """Read the worker's status. Return False if the worker has ended."""
         try:
             said = self.sock.recv(1 << 18)
         except OSError:
@@ -62,7 +62,7 @@ class DaemonWorker:
 
 
 class DaemonServer:
-    """Listens, and knows its workers."""
+    """Accepts requests and manages the workers."""
 
     def __init__(
         self, store: Path, listener: socket.socket, serve: WorkerMain, idle: float
@@ -79,7 +79,7 @@ class DaemonServer:
         self._inode = os.stat(store / DAEMON_DIRECTORY / SOCKET_NAME).st_ino
 
     def run(self) -> None:
-        """Until it is asked to end, has nothing to do, or its store is gone."""
+        """Serve until asked to stop, idle for too long, or the store is gone."""
         while not self._is_ending and self._is_reachable():
             quiet = time.monotonic() - self._last_request
             if not self._workers and quiet >= self._idle:
@@ -96,7 +96,7 @@ class DaemonServer:
                     self._accept()
 
     def _is_reachable(self) -> bool:
-        """Whether who looks for an agent finds this one."""
+        """Return True if clients that look for an agent find this one."""
         try:
             return os.stat(self._store / DAEMON_DIRECTORY / SOCKET_NAME).st_ino == self._inode
         except OSError:
@@ -137,7 +137,7 @@ class DaemonServer:
             conn.sendall(REPLY_ENDED)
         elif installation != client.installation_id():
             conn.sendall(REPLY_DECLINED + b"another version")
-            # its successor is started by whoever asked; live machines are not given up for it
+            # The client starts a new agent. This one stays if it has live machines.
             self._is_ending = not any(worker.live for worker in self._workers.values())
         elif namespace != client.mount_namespace():
             conn.sendall(REPLY_DECLINED + b"another mount namespace")
@@ -146,7 +146,7 @@ class DaemonServer:
             self._pass_to_worker(conn, key)
 
     def _pass_to_worker(self, conn: socket.socket, key: str) -> None:
-        for _ in range(2):  # one that has just ended is replaced
+        for _ in range(2):  # retry once with a new worker if this one has just ended
             worker = self._worker_of(key)
             try:
                 socket.send_fds(worker.sock, [b"c"], [conn.fileno()])
@@ -195,7 +195,7 @@ class DaemonServer:
         }
 
     def stop_workers(self) -> None:
-        """Have every worker close what it holds, and wait for that."""
+        """Make every worker close what it holds, and wait for it."""
         for worker in self._workers.values():
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
@@ -205,14 +205,14 @@ class DaemonServer:
             while worker.receive_status():
                 pass
             with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)  # if it did not obey
+                os.kill(worker.pid, signal.SIGKILL)  # if it did not end
             with suppress(ChildProcessError):
                 os.waitpid(worker.pid, 0)
         self._workers = {}
 
 
 def open_listener(store: Path) -> socket.socket | None:
-    """The socket of this store's agent, which only its owner reaches; None when another has it."""
+    """Open the socket of this store's agent, for its owner only. None if another agent has it."""
     place = store / DAEMON_DIRECTORY
     place.mkdir(mode=0o700, exist_ok=True)
     at = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -222,7 +222,7 @@ def open_listener(store: Path) -> socket.socket | None:
     os.fchmod(at, 0o700)
     lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=at)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is held until this process ends
     except BlockingIOError:
         return None
     unborn = f"{SOCKET_NAME}.new"
@@ -237,9 +237,11 @@ def open_listener(store: Path) -> socket.socket | None:
 
 
 def main(store: Path, idle: float = 0.0) -> None:
-    """Be the agent of a store, until it is not needed any more; `idle` is for this one, not as the
-    store's settings say."""
-    os.closerange(3, 1 << 16)  # what whoever started us had open is not ours
+    """Run the agent of a store until it is no longer needed.
+
+    `idle` overrides the idle time in the store's settings.
+    """
+    os.closerange(3, 1 << 16)  # close descriptors inherited from the starter
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

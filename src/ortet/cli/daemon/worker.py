@@ -1,8 +1,8 @@
-"""A worker of the host agent: keeps a workspace open and does commands in it, as its caller would.
+"""A worker of the host agent: keeps a workspace open and runs commands for clients.
 
-Each command has its caller's directory, variables and streams; they are this process's for as long.
-What the hub holds (watcher, index, live machines) stays between commands; sessions, and locks that
-other programs may want, are given back after each.
+A command runs with its caller's directory, variables and streams, which this process takes over for
+that time. The hub's state (watcher, index, live machines) stays between commands. Sessions and
+locks that other programs may need are released after each command.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def preload_commands() -> None:
 
 
 def serve(control: socket.socket, store: Path, idle: float) -> None:
-    """Until the agent ends, or nothing was asked for a while and no machine lives."""
+    """Run commands until the agent ends, or until the worker is idle and has no live machine."""
     WorkerLoop(control, DaemonCache(store), idle).run()
 
 
 class WorkerLoop:
-    """One connection at a time."""
+    """Handles one connection at a time."""
 
     def __init__(self, control: socket.socket, cache: DaemonCache, idle: float) -> None:
         self._control = control
@@ -63,6 +63,7 @@ class WorkerLoop:
         self._stopped = False
 
     def run(self) -> None:
+        """Handle connections until the worker is stopped or idle, then close everything."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         try:
@@ -81,9 +82,9 @@ class WorkerLoop:
         except _StopWorker:
             pass
         finally:
-            self._stopped = True  # who is told to end twice is told once
+            self._stopped = True  # ignore further SIGTERM
             with suppress(OSError):
-                self._control.shutdown(socket.SHUT_RD)  # no more of it
+                self._control.shutdown(socket.SHUT_RD)  # accept no more requests
             self._cache.close()
             self._control.close()
 
@@ -117,7 +118,7 @@ class WorkerLoop:
             self._cache.begin_command(request.variables)
             code = _run_words(request.words, self._cache)
         except (OSError, KeyboardInterrupt, SystemExit):
-            pass  # the client has gone, or interrupted what was over already
+            pass  # the client is gone, or interrupted after the end
         finally:
             self._running = False
             os.close(heard)
@@ -129,7 +130,7 @@ class WorkerLoop:
         return code
 
     def _watch_client(self, conn: socket.socket, stop: int) -> None:
-        """What the client says meanwhile: an interrupt; nothing any more, when it has gone."""
+        """Send this process SIGINT if the client interrupts, and SIGHUP if it is gone."""
         poll = select.poll()
         poll.register(conn, select.POLLIN | select.POLLRDHUP)
         poll.register(stop, select.POLLIN | select.POLLHUP)
@@ -147,7 +148,7 @@ class WorkerLoop:
                 return
 
     def _on_signal(self, number: int, _: Any) -> None:
-        if number == signal.SIGTERM:  # of the agent: what is under way ends first
+        if number == signal.SIGTERM:  # from the agent: the current command ends first
             ending, self._stopped = self._stopped, True
             if not ending and not self._running:
                 raise _StopWorker
@@ -162,11 +163,11 @@ class WorkerLoop:
 
 
 class _StopWorker(Exception):
-    """The agent ends, and this worker was waiting."""
+    """Raised if the agent ends while this worker waits for a request."""
 
 
 class DaemonRequest:
-    """What a client wants, and from where."""
+    """A client's command line, with its directory, variables and streams."""
 
     def __init__(self, fields: list[str], fds: list[int]) -> None:
         self.directory, self.coding = fields[:2]
@@ -176,7 +177,7 @@ class DaemonRequest:
         self._fds = fds
 
     def apply(self) -> None:
-        """Take on the caller's streams, variables and directory."""
+        """Take over the caller's streams, variables and directory."""
         for (number, name, mode), fd in zip(_STREAMS, self._fds, strict=True):
             os.dup2(fd, number, inheritable=True)
             os.close(fd)
@@ -190,7 +191,7 @@ class DaemonRequest:
 
 
 def _reset_process() -> None:
-    """Hold nothing of the caller's: a pipe that we kept open would never end for its reader."""
+    """Release the caller's streams and directory. A pipe that we kept open would never end."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number, name, _ in _STREAMS:
         with suppress(OSError, ValueError):

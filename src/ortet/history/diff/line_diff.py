@@ -1,7 +1,7 @@
-"""Which lines two texts share: the pure core of text diff and text merge.
+"""The common lines of two texts: the core of text diff and text merge. No I/O.
 
-Lines that are unique in both texts anchor the match (people see blocks, not the shortest edit);
-what lies between anchors is matched by shortest edit, up to a bound: no input takes for ever.
+Lines that are unique in both texts anchor the match, because people see blocks, not the shortest
+edit. Between anchors, lines are matched by shortest edit, up to a limit that bounds the time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _MAX_EDITS = 400
-"""Beyond this many edits without an anchor, a range counts as rewritten."""
+"""A range without an anchor and with more edits than this counts as rewritten."""
 
 
 class MatchingBlock(NamedTuple):
-    """a[a : a + size] equals b[b : b + size]."""
+    """A common run of lines: a[a : a + size] equals b[b : b + size]."""
 
     a: int
     b: int
@@ -24,7 +24,7 @@ class MatchingBlock(NamedTuple):
 
 
 class LineChange(NamedTuple):
-    """a[a0:a1] became b[b0:b1]; one of them may be empty."""
+    """A change of lines: a[a0:a1] became b[b0:b1]. One of them may be empty."""
 
     a0: int
     a1: int
@@ -33,14 +33,17 @@ class LineChange(NamedTuple):
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Lines with their ends. Only LF ends one: CR LF and a missing last LF stay as they are."""
+    """Split into lines with their ends. Only LF ends a line.
+
+    CR LF and a missing LF at the end are preserved.
+    """
     lines = [line + b"\n" for line in data.split(b"\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def matching_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[MatchingBlock]:
-    """Common runs, in order, none empty, none touching another in both texts."""
+    """Return the common runs in order. No run is empty or adjacent to the next in both texts."""
     ids: dict[bytes, int] = {}
     left = [ids.setdefault(line, len(ids)) for line in a]
     right = [ids.setdefault(line, len(ids)) for line in b]
@@ -55,7 +58,7 @@ def matching_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> list[MatchingBloc
 
 
 def line_changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[LineChange]:
-    """What lies between the common runs."""
+    """Return the changes between the common runs."""
     found, i, j = [], 0, 0
     for block in [*matching_blocks(a, b), MatchingBlock(len(a), len(b), 0)]:
         if i < block.a or j < block.b:
@@ -65,7 +68,7 @@ def line_changes(a: Sequence[bytes], b: Sequence[bytes]) -> list[LineChange]:
 
 
 def unified_diff(a: Sequence[bytes], b: Sequence[bytes], context: int = 3) -> list[str]:
-    """Hunks of a unified diff, as text: bytes that are not UTF-8 are shown as escapes."""
+    """Return the hunks of a unified diff. Bytes that are not UTF-8 are escaped."""
     out: list[str] = []
     group: list[LineChange] = []
     for change in line_changes(a, b):
@@ -94,7 +97,7 @@ def _hunk(
 
 
 def _span(start: int, end: int) -> str:
-    """How unified diffs count: from 1, and from 0 when there is no line."""
+    """Format a range for a unified diff header: lines count from 1, an empty range from 0."""
     size = end - start
     return f"{start + 1}" if size == 1 else f"{start + bool(size)},{size}"
 
@@ -105,7 +108,7 @@ def _line(sign: str, line: bytes) -> str:
 
 
 def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
-    """Matching positions. An explicit stack of ranges: depth is up to the input."""
+    """Yield matching positions. Uses a stack: the depth depends on the input."""
     todo = [(0, len(a), 0, len(b))]
     while todo:
         a0, a1, b0, b1 = todo.pop()
@@ -130,11 +133,11 @@ def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Longest rising run of lines that are in each text exactly once."""
+    """Return the longest increasing sequence of lines that occur once in each text."""
     once_a, once_b = Counter(a), Counter(b)
     where = {line: j for j, line in enumerate(b) if once_b[line] == 1}
-    tops: list[int] = []  # smallest end of a rising run of each length
-    chain: list[tuple[int, int, int]] = []  # (i, j, index of the one before)
+    tops: list[int] = []  # smallest end of an increasing sequence of each length
+    chain: list[tuple[int, int, int]] = []  # (i, j, index of the previous one)
     ends: list[int] = []
     for i, line in enumerate(a):
         j = where.get(line, -1) if once_a[line] == 1 else -1
@@ -153,7 +156,7 @@ def _anchors(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def _shortest_edit(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Matches of a shortest edit (Myers' greedy search); none when it would be too long."""
+    """Return the matches of a shortest edit (Myers' greedy algorithm). None if it is too long."""
     size_a, size_b = len(a), len(b)
     if set(a).isdisjoint(b):
         return []

@@ -1,4 +1,4 @@
-"""Which of the paths that went are the paths that came: by equal content, never by guess."""
+"""Finds renames among removed and added paths, by equal content only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ortet.history.tree.tree import Trees
 
 PathEntry = tuple[bytes, TreeEntry]
 Rename = tuple[bytes, TreeEntry, bytes, TreeEntry]
-"""Old path and Entry, new path and Entry."""
+"""Old path and entry, new path and entry."""
 
 
 def find_renames(
     trees: Trees, removed: list[PathEntry], added: list[PathEntry]
 ) -> tuple[list[Rename], list[PathEntry], list[PathEntry]]:
-    """Renames, and what is left on each side with everything below it.
+    """Return the renames, and the other removed and added paths with everything below them.
 
-    Directories go as a whole when all they hold has the same content; then files, if not empty.
+    A directory is a rename if its whole content is equal. Then non-empty files are matched.
     """
     empty = trees.empty().cid
     renames = _match_dirs(removed, added, empty)
-    # only what is no rename as a whole is opened: moving a large directory costs nothing
+    # Only directories that are not renamed as a whole are read. Moving a large directory is cheap.
     gone = _expand_directories(trees, _exclude_below(removed, (rename[0] for rename in renames)))
     come = _expand_directories(trees, _exclude_below(added, (rename[2] for rename in renames)))
     inner = _match_dirs(gone, come, empty)
@@ -34,7 +34,7 @@ def find_renames(
 
 
 def _match_dirs(removed: list[PathEntry], added: list[PathEntry], empty: bytes) -> list[Rename]:
-    """Pairs of directories with the same content, the highest first, none inside another."""
+    """Pair directories with equal content, highest first, none inside another."""
     buckets: dict[bytes, list[PathEntry]] = {}
     for found in removed:
         if found[1].is_dir and found[1].cid != empty:
@@ -64,7 +64,7 @@ def _match_dirs(removed: list[PathEntry], added: list[PathEntry], empty: bytes) 
 
 
 def _match_files(removed: list[PathEntry], added: list[PathEntry]) -> list[Rename]:
-    """Pairs of files with the same content; one that kept its name goes first."""
+    """Pair files with equal content. Prefer a file that kept its name."""
     named: dict[object, list[PathEntry]] = {}
     any_name: dict[object, list[PathEntry]] = {}
     for found in reversed(removed):
@@ -93,7 +93,7 @@ def _match_files(removed: list[PathEntry], added: list[PathEntry]) -> list[Renam
 
 
 def _expand_directories(trees: Trees, entries: list[PathEntry]) -> list[PathEntry]:
-    """These and everything below them, each directory before what it holds."""
+    """Return these entries and everything below them, directories before their entries."""
     out: list[PathEntry] = []
     for path, entry in entries:
         out.append((path, entry))
@@ -102,7 +102,7 @@ def _expand_directories(trees: Trees, entries: list[PathEntry]) -> list[PathEntr
 
 
 def _exclude_below(entries: list[PathEntry], directories: Iterable[bytes]) -> list[PathEntry]:
-    """Without these directories and all below them."""
+    """Return the entries outside these directories."""
     inside = set(directories)
     return [item for item in entries if not _is_at_or_below(item[0], inside)] if inside else entries
 

@@ -1,4 +1,4 @@
-"""What differs between two trees, and between two files. Equal pages and subtrees are not read."""
+"""Differences between two trees, and between two files. Equal pages and subtrees are not read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ortet.objects.blobs import read_file
 ChangeKind = Literal["added", "removed", "modified", "metadata", "renamed"]
 
 MAX_DIFF_TEXT_BYTES = 4 << 20
-"""Larger files are told by their sizes only."""
+"""For larger files only the sizes are shown."""
 
 _METADATA_FIELDS = ("mode", "mtime", "uid", "gid", "xattrs", "holes")
 
 
 class TreeChange(msgspec.Struct, frozen=True):
-    """One difference. Paths are relative, surrogate-escaped, and "." for the root.
+    """One difference. Paths are relative and surrogate-escaped. The root is ".".
 
-    A renamed directory is one change: what it holds has the same content and is not listed.
+    A renamed directory is one change: its entries have the same content and are not listed.
     `fields` names the metadata that differs ("below": only inside a renamed directory).
     """
 
@@ -41,8 +41,10 @@ class TreeChange(msgspec.Struct, frozen=True):
 
 
 def is_directory_touch(change: TreeChange) -> bool:
-    """A directory whose time moved and nothing else: so it does when what is no state comes or goes
-    in it."""
+    """Return True if only the mtime of a directory changed.
+
+    This happens when an ignored file is created or deleted in it.
+    """
     entry = change.new or change.old
     return (
         change.kind == "metadata"
@@ -53,7 +55,7 @@ def is_directory_touch(change: TreeChange) -> bool:
 
 
 def diff_images(trees: Trees, a: Image | None, b: Image) -> list[TreeChange]:
-    """Differences of the workspace from `a` (None: nothing yet) to `b`, in path order."""
+    """Return the workspace differences from `a` (None: empty) to `b`, sorted by path."""
     found = diff_trees(trees, a.root if a else None, b.root)
     if a is not None and a.links != b.links:
         found += _diff_links(trees, a, b, {change.path for change in found})
@@ -61,9 +63,9 @@ def diff_images(trees: Trees, a: Image | None, b: Image) -> list[TreeChange]:
 
 
 def diff_trees(trees: Trees, a: TreeEntry | None, b: TreeEntry | None) -> list[TreeChange]:
-    """Differences from directory `a` to `b` (None: nothing), in path order.
+    """Return the differences from directory `a` to `b` (None: empty), sorted by path.
 
-    That a directory's mtime moved because of what changed in it is not told again.
+    A directory whose mtime changed only because its entries changed is not listed.
     """
     nothing = trees.empty()
     changes: list[TreeChange] = []
@@ -88,7 +90,7 @@ def diff_trees(trees: Trees, a: TreeEntry | None, b: TreeEntry | None) -> list[T
 
 
 def _compare(path: bytes, old: TreeEntry, new: TreeEntry) -> list[TreeChange]:
-    """Two entries of one name, both directories or both not."""
+    """Compare two entries of one name, both directories or both not."""
     fields = _changed_fields(old, new)
     content = False
     if old.is_dir:
@@ -109,7 +111,7 @@ def _changed_fields(old: TreeEntry, new: TreeEntry) -> list[str]:
 def _added_removed_renamed(
     trees: Trees, removed: list[PathEntry], added: list[PathEntry]
 ) -> list[TreeChange]:
-    """Renames among what went and what came; the rest as removed and added, with all they hold."""
+    """Find renames. List the remaining paths as removed and added, with everything below them."""
     renames, gone, come = find_renames(trees, removed, added)
     changes: list[TreeChange] = []
     for old_path, old, path, new in renames:
@@ -129,7 +131,7 @@ def _added_removed_renamed(
 
 
 def _diff_links(trees: Trees, a: Image, b: Image, reported: set[str]) -> list[TreeChange]:
-    """Files that are the same but share their inode with others than before."""
+    """Find files with equal content that share their inode with other names than before."""
     before, after = (_group_by_path(read_hardlinks(trees.objects, image.links)) for image in (a, b))
     changes: list[TreeChange] = []
     for path in sorted(before.keys() | after.keys()):
@@ -155,9 +157,9 @@ def file_diff(
     old_path: str | None = None,
     context: int = 3,
 ) -> str:
-    """Unified diff of two files or symlinks (None: not there); "" when their content is equal.
+    """Return the unified diff of two files or symlinks (None: missing), or "" if they are equal.
 
-    Binary and very large files give one line with both sizes.
+    For binary and very large files, return one line with both sizes.
     """
     if old is not None and new is not None and old.content[1] == new.content[1]:
         return ""
@@ -173,7 +175,7 @@ def file_diff(
 
 
 def _text(objects: ObjectStore, entry: TreeEntry | None) -> bytes | None:
-    """Content that can be shown as text, None for what cannot."""
+    """Return content that can be shown as text, otherwise None."""
     if entry is None:
         return b""
     if entry.is_link:

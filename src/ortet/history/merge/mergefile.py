@@ -1,4 +1,4 @@
-"""Three-way merge of one entry: its content, and each piece of its metadata."""
+"""Three-way merge of one entry: its content, and each metadata field."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ortet.history.records import TreeEntry
 ConflictKind = Literal["content", "added", "deleted_by_us", "deleted_by_them", "type", "metadata"]
 
 MergeContent = Callable[[TreeEntry, TreeEntry, TreeEntry], TextMerge | None]
-"""Contents of base, ours, theirs merged as text; None when they cannot be (binary, too large)."""
+"""Merges the contents of base, ours and theirs as text. Returns None if binary or too large."""
 
 PutContent = Callable[[bytes], bytes]
-"""Store a file's content -> its Oid, b"" when empty."""
+"""Stores a file's content. Returns its Oid, or b"" if it is empty."""
 
 _MERGED_METADATA_FIELDS = ("mode", "uid", "gid", "xattrs")
 
 
 class EntryMerge(msgspec.Struct, frozen=True):
-    """What becomes of a path. With an unsettled conflict `entry` is ours, untouched."""
+    """The result for one path. With a conflict and no `favor`, `entry` is ours unchanged."""
 
     entry: TreeEntry
     conflict: ConflictKind | None = None
@@ -38,7 +38,10 @@ def merge_file(
     put_content: PutContent,
     favor: Favor | None = None,
 ) -> EntryMerge:
-    """Two entries of the same type, no directories, that differ from each other and from `base`."""
+    """Merge two entries of the same type that differ from each other and from `base`.
+
+    Directories are not allowed.
+    """
     if base is not None and not is_same_type(base, ours):
         base = None
     side, conflict = _choose_content_side(base, ours, theirs, favor)
@@ -60,7 +63,10 @@ def merge_file(
 def merge_metadata(
     base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, *, favor: Favor | None = None
 ) -> EntryMerge:
-    """Ours with what theirs changed in mode, owner and xattrs; of two new mtimes the newer."""
+    """Return ours with the changes of theirs in mode, owner and xattrs.
+
+    If both sides changed the mtime, the newer one is used.
+    """
     values: dict[str, Any] = {}
     conflict = False
     for name in _MERGED_METADATA_FIELDS:
@@ -82,7 +88,7 @@ def merge_metadata(
 
 
 def only_times_changed(base: TreeEntry, entry: TreeEntry) -> bool:
-    """Whether nothing but times changed: what the other side deleted may then go."""
+    """Return True if only times changed. A deletion by the other side may then win."""
     if not is_same_type(base, entry) or any(
         getattr(base, f) != getattr(entry, f) for f in _MERGED_METADATA_FIELDS
     ):
@@ -91,13 +97,14 @@ def only_times_changed(base: TreeEntry, entry: TreeEntry) -> bool:
 
 
 def is_same_type(a: TreeEntry, b: TreeEntry) -> bool:
+    """Return True if both are files, both directories, and so on."""
     return stat.S_IFMT(a.mode) == stat.S_IFMT(b.mode)
 
 
 def _choose_content_side(
     base: TreeEntry | None, ours: TreeEntry, theirs: TreeEntry, favor: Favor | None
 ) -> tuple[TreeEntry, ConflictKind | None]:
-    """The side whose content is to be taken as a whole, and why there is none."""
+    """Return the side whose content is used, and the conflict if both sides changed it."""
     mine, other = (ours.data, ours.rdev), (theirs.data, theirs.rdev)
     before = None if base is None else (base.data, base.rdev)
     if other in (mine, before):

@@ -1,4 +1,7 @@
-"""Hardlink groups of a merge: names are one file when a side made them so, or both left it so."""
+"""Three-way merge of hardlink groups.
+
+Names are one file if a side linked them, or if both sides left them linked.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Pair = tuple[bytes, bytes]
 
 
 class _HardlinkSide:
-    """One image's opinion on which names are one file."""
+    """The hardlink groups of one image."""
 
     def __init__(self, trees: Trees, image: Image | None) -> None:
         self._trees = trees
@@ -28,7 +31,7 @@ class _HardlinkSide:
         self._group_by_path = {path: group for group in self.groups for path in group}
 
     def is_linked(self, pair: Pair) -> bool | None:
-        """None when it has not both names."""
+        """Return True if both names are one file. None if the image does not have both names."""
         group = self._group_by_path.get(pair[0])
         if group is not None and pair[1] in group:
             return True
@@ -41,9 +44,10 @@ class _HardlinkSide:
 def merge_links(
     trees: Trees, base: Image | None, ours: Image, theirs: Image, root: TreeEntry
 ) -> tuple[TreeEntry, bytes]:
-    """Groups for the merged `root`, pruned to names that are there; and `root`, agreeing with them.
+    """Return the merged `root`, made consistent with the groups, and the Oid of the groups.
 
-    A name that one side linked to a file follows what the other side wrote into that file.
+    The groups contain only names that exist. If one side linked a name to a file and the other side
+    changed that file, the name gets the changed content.
     """
     sides = [_HardlinkSide(trees, image) for image in (base, ours, theirs)]
     if not any(side.groups for side in sides):
@@ -82,11 +86,11 @@ def _linked_pairs(
 def _propagate_linked_changes(
     pairs: list[Pair], entries: dict[bytes, TreeEntry], base: _HardlinkSide
 ) -> dict[bytes, TreeEntry | None]:
-    """Names still as in the base take the value of a linked name that changed, in `found` too."""
+    """Give unchanged names the value of a linked name that changed. Also updates `entries`."""
     changes: dict[bytes, TreeEntry | None] = {}
     old = {value for path in entries if (value := base.entry(path)) is not None}
     olds = {msgspec.structs.replace(entry, name=b"") for entry in old}
-    # twice: a chain of pairs may list a name before the one it follows
+    # Two passes: a chain of pairs may list a name before the name that it follows.
     for pair in pairs + pairs[::-1]:
         for path, other in (pair, pair[::-1]):
             if (
@@ -102,7 +106,7 @@ def _propagate_linked_changes(
 
 
 def _connected_groups(pairs: list[Pair], entries: Mapping[bytes, TreeEntry]) -> list[list[bytes]]:
-    """Connected names with one value, each group sorted, the list sorted."""
+    """Return groups of connected names with equal entries. Each group and the list are sorted."""
     group_of: dict[bytes, list[bytes]] = {}
     for a, b in pairs:
         if entries[a] != entries[b]:

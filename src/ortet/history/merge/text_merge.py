@@ -1,4 +1,4 @@
-"""Three-way merge of text, line by line. Pure: bytes in, bytes and conflicts out."""
+"""Three-way merge of text, line by line. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortet.history.diff.line_diff import LineChange
 
 Favor = Literal["ours", "theirs"]
 Range = tuple[int, int]
-"""Lines from, up to and without: counted from 0."""
+"""A half-open range of line numbers, counted from 0."""
 
 
 class TextConflict(msgspec.Struct, frozen=True):
-    """Lines that both sides changed differently, in each of the three texts."""
+    """Lines that both sides changed differently, as ranges in each of the three texts."""
 
     base: Range
     ours: Range
@@ -24,14 +24,20 @@ class TextConflict(msgspec.Struct, frozen=True):
 
 
 class TextMerge(msgspec.Struct, frozen=True):
-    """`data` has one side's lines at each conflict. Binary texts that differ: one conflict."""
+    """The merged text. `data` has one side's lines at each conflict.
+
+    Binary texts that differ are one conflict.
+    """
 
     data: bytes
     conflicts: list[TextConflict] = []
 
 
 def merge_text(base: bytes, ours: bytes, theirs: bytes, *, favor: Favor = "ours") -> TextMerge:
-    """Both sides' changes to `base`. Changes that overlap or touch and differ are conflicts."""
+    """Apply both sides' changes to `base`.
+
+    Different changes that overlap or touch are conflicts.
+    """
     if theirs in (ours, base):
         return TextMerge(ours)
     if ours == base:
@@ -61,13 +67,14 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, *, favor: Favor = "ours"
 
 
 def is_binary(data: bytes) -> bool:
+    """Return True if the data contains a NUL byte."""
     return b"\0" in data
 
 
 def _hunks(
     ours: list[LineChange], theirs: list[LineChange]
 ) -> Iterator[tuple[Range, Range, Range]]:
-    """Groups of changes that overlap or touch in the base, as ranges of base, ours and theirs."""
+    """Yield groups of changes that overlap or touch, as ranges of base, ours and theirs."""
     i = j = 0
     while i < len(ours) or j < len(theirs):
         first_i, first_j = i, j
@@ -92,10 +99,13 @@ def _hunks(
 
 
 def _map(side: list[LineChange], first: int, after: int, start: int, end: int) -> Range:
-    """The lines of one side that stand for base[start:end], whose changes are side[first:after]."""
+    """Return the lines of one side that correspond to base[start:end].
+
+    The changes of that side in this range are side[first:after].
+    """
     if first < after:
         head, tail = side[first], side[after - 1]
         return head.b0 - (head.a0 - start), tail.b1 + (end - tail.a1)
-    # nothing of this side changed here: shift by what changed before
+    # This side has no change here: shift by its earlier changes.
     shift = side[first - 1].b1 - side[first - 1].a1 if first else 0
     return start + shift, end + shift

@@ -1,6 +1,6 @@
-"""Three-way merge of images: what both sides did to the files since `base`.
+"""Three-way merge of images.
 
-Conflicts are data, and ours stays in place where they are. No file is ever half merged.
+Conflicts are returned as data. A path with a conflict keeps our version. No file is partly merged.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ MAX_MERGE_TEXT_BYTES = 4 << 20
 
 
 class FileConflict(msgspec.Struct, frozen=True):
-    """One path that both sides changed. Ids (hex) are of each side's content; None: not there.
+    """One path that both sides changed.
 
-    `settled` is True where `favor` chose a side.
+    `base`, `ours` and `theirs` are the ids (hex) of each side's content, or None if the side has no
+    such path. `settled` is True if `favor` chose a side.
     """
 
     path: str
@@ -47,6 +48,8 @@ class FileConflict(msgspec.Struct, frozen=True):
 
 
 class MergedImage(msgspec.Struct, frozen=True):
+    """The merged image and its conflicts."""
+
     image: Image
     conflicts: list[FileConflict]
 
@@ -60,10 +63,11 @@ def merge_images(
     theirs: Image,
     favor: Favor | None = None,
 ) -> MergedImage:
-    """Files and hardlinks of both; environment and cwd by the same rule, ours where both changed.
+    """Merge the files, hardlinks, environment and cwd of two images.
 
-    System, services and processes are ours: they belong to the machine that goes on. `favor`
-    settles conflicts, inside text files line by line.
+    If both sides changed a variable or the cwd, ours is used. System, services and processes are
+    ours, because they belong to the machine that continues. `favor` resolves conflicts, inside text
+    files line by line.
     """
     run = _TreeMerger(trees, objects, favor)
     root = run.merge_roots(base.root if base else None, ours.root, theirs.root)
@@ -81,7 +85,7 @@ def merge_images(
 
 
 class _TreeMerger:
-    """One merge under way: collects changes to ours, and conflicts."""
+    """The state of one merge: changes to ours, and conflicts."""
 
     def __init__(self, trees: Trees, objects: ObjectStore, favor: Favor | None) -> None:
         self._trees = trees
@@ -104,7 +108,7 @@ class _TreeMerger:
     def _merge_name(
         self, path: bytes, base: TreeEntry | None, ours: TreeEntry | None, theirs: TreeEntry | None
     ) -> None:
-        """A name that theirs changed."""
+        """Merge a name that theirs changed."""
         if ours == theirs:
             return
         if ours == base:
@@ -149,7 +153,7 @@ class _TreeMerger:
     def _merge_deletion(
         self, path: bytes, base: TreeEntry | None, ours: TreeEntry | None, theirs: TreeEntry | None
     ) -> None:
-        """One side took away what the other changed."""
+        """Merge a name that one side deleted and the other changed."""
         kept = ours or theirs
         if base is not None and kept is not None and only_times_changed(base, kept):
             if ours is not None:
@@ -166,7 +170,7 @@ class _TreeMerger:
         ours: TreeEntry | None,
         theirs: TreeEntry | None,
     ) -> None:
-        """Ours stays as a whole, or theirs comes as a whole."""
+        """Keep ours as a whole, or use theirs as a whole."""
         self._record_conflict(path, kind, base, ours, theirs)
         if self._favor == "theirs":
             self._changes[path] = theirs
@@ -204,7 +208,7 @@ def _merge_env(
     ours: Mapping[str, str | None],
     theirs: Mapping[str, str | None],
 ) -> dict[str, str | None]:
-    """By variable; one that a side has not set apart is as it was at the opening."""
+    """Merge variable by variable. A variable without an entry is as it was at open."""
     absent = object()
     merged: dict[str, str | None] = {}
     for name in sorted(base.keys() | ours.keys() | theirs.keys()):

@@ -1,1 +1,14 @@
-"""Bundles: commits and objects as one portable file."""
+"""Transfer of commits between stores: bundle files and direct copies.
+
+Start with `bundle.py` (`export_bundle`, `import_bundle`) and `copy_missing.py` (store to store).
+`bundle_file.py` has the file format and its reader. `bundlepart.py` writes a bundle that can be
+resumed. `bundlelimits.py` bounds what an import may use.
+
+Invariants:
+- An import stores nothing before the whole bundle is verified.
+- Both kinds of transfer can be interrupted and repeated.
+- Objects are written before the objects that refer to them.
+- An object that was erased in the target is not stored again.
+
+This package imports the rest of `history`, `objects`, `_util`, `ids` and `errors`.
+"""

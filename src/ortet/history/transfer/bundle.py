@@ -1,7 +1,7 @@
-"""One file with commits and all they need: export writes it, import_ proves it and takes it in.
+"""Export and import of bundles: one file with commits and everything they need.
 
-Both can be interrupted and repeated: an export goes on behind the last whole frame of its `.part`,
-an import skips what is already there.
+Both can be interrupted and repeated. An export continues after the last complete frame of its
+`.part` file. An import skips objects that are already stored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ortet.objects import frame
 from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser
 
 Progress = Callable[[int, int], None]
-"""(done, of how many)."""
+"""Called with (done, total)."""
 
 
 class BundleReport(msgspec.Struct, frozen=True):
-    """What export wrote; `resumed` objects were there from an earlier, interrupted run."""
+    """The result of an export. `resumed` objects were written by an earlier, interrupted run."""
 
     path: str
     refs: dict[str, str]
@@ -38,8 +38,12 @@ class BundleReport(msgspec.Struct, frozen=True):
 
 
 class BundleImport(msgspec.Struct, frozen=True):
-    """Refs of a bundle; and of what was erased where it was made, what stands for it, as what. So
-    many `objects` were put, in `bytes`; `known` were there."""
+    """The result of an import.
+
+    `refs` are the refs of the bundle. `heirs` maps an object that was erased at its origin to its
+    replacement and kind. `objects` new objects with `bytes` bytes were stored; `known` existed
+    before.
+    """
 
     refs: dict[str, Oid]
     heirs: dict[Oid, tuple[Oid, Kind]]
@@ -56,10 +60,10 @@ def export_bundle(
     *,
     progress: Progress | None = None,
 ) -> BundleReport:
-    """Write the commits `refs` name, with all they need, to `path`.
+    """Write the commits that `refs` name, with everything they need, to `path`.
 
-    A name that no branch could have (such as `main~2`) becomes `bundle-` and its commit's id.
-    Conflict("exists") when `path` is something else than a bundle.
+    A name that no branch can have (such as `main~2`) becomes `bundle-` and its commit's id. Raises
+    Conflict("exists") if `path` exists and is not a bundle.
     """
     named = {_ref_name(name, oid): oid for name, oid in refs.items()}
     if not named:
@@ -87,14 +91,17 @@ def import_bundle(
     limits: BundleLimits | None = None,
     progress: Progress | None = None,
 ) -> BundleImport:
-    """Put everything a bundle holds and return its refs; the caller flushes and makes them heads.
+    """Store everything a bundle holds and return its refs.
 
-    What was erased here is not put again: Refused("erased") when nothing stands for it any more.
+    The caller flushes and creates the heads. The whole file is verified first: checksums, hashes,
+    references and their kinds, safe names, and sizes within `limits`. An object that was erased
+    here is not stored again.
 
-    Nothing is put before the whole file is proved: checksums, hashes, every reference there and of
-    the right kind, names safe, sizes within `limits`. Invalid("not_a_bundle"), Corrupt
-    ("bad_bundle", "bundle_truncated"), Unsupported("newer_format", "other_key") or
-    Refused("bundle_too_large") otherwise.
+    Raises:
+        Invalid: kind "not_a_bundle".
+        Corrupt: kind "bad_bundle" or "bundle_truncated".
+        Unsupported: kind "newer_format" or "other_key".
+        Refused: kind "bundle_too_large", or "erased" if an erased object has no replacement here.
     """
     limits = limits or BundleLimits()
     with BundleFile(path, limits) as file:
@@ -125,7 +132,7 @@ def import_bundle(
 def _collect_replacements(
     parse_references: ReferenceParser, objects: ObjectStore, replacements: dict[Oid, Oid]
 ) -> ReferenceParser:
-    """References with heirs in the place of what was erased; they are noted."""
+    """Return a parser that replaces erased objects, and records them in `replacements`."""
 
     def follow(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
         for link in parse_references(kind, data):
@@ -140,7 +147,7 @@ def _collect_replacements(
 def _apply_replacements(
     parse_references: ReferenceParser, replacements: dict[Oid, tuple[Oid, Kind]]
 ) -> ReferenceParser:
-    """The same for a bundle, which says what its heirs are; it learns of which kind."""
+    """Return a parser that uses the replacements of a bundle, and records their kinds."""
 
     def follow(kind: Kind, data: bytes) -> Iterator[ObjectRef]:
         for link in parse_references(kind, data):
@@ -155,6 +162,7 @@ def _apply_replacements(
 
 
 def check_replacement(objects: ObjectStore, oid: Oid) -> None:
+    """Raise Refused("erased") if the replacement of an erased object is not stored."""
     if not objects.has(objects.replacement_of(oid)):
         raise Refused(
             "erased",
@@ -175,7 +183,10 @@ def _verify_hashes(file: BundleFile, objects: ObjectStore, step: Callable[[int],
 def _verify_graph(
     file: BundleFile, parse_references: ReferenceParser, limits: BundleLimits
 ) -> dict[Oid, Kind]:
-    """The kind each object has by what refers to it; the file holds these objects and no other."""
+    """Return the kind of each object by its references.
+
+    Every object of the file must be referenced.
+    """
 
     def links_of(link: ObjectRef) -> Iterator[ObjectRef]:
         if link.oid not in file:
@@ -211,7 +222,7 @@ def _split_objects(
 def _closure(
     objects: ObjectStore, refs: Mapping[str, Oid], parse_references: ReferenceParser
 ) -> dict[Oid, Kind]:
-    """Every object the refs need, children first: an import that is cut short leaves no holes."""
+    """Return every object the refs need, children first: an interrupted import leaves no gaps."""
 
     def links_of(link: ObjectRef) -> list[ObjectRef]:
         return list(parse_references(link.kind, get_checked(objects, link.oid)))
@@ -225,7 +236,7 @@ def _closure(
 def read_checked(
     objects: ObjectStore, order: Mapping[Oid, Kind], skip: set[Oid]
 ) -> Iterator[tuple[Oid, bytes]]:
-    """Blobs as they lie in the store, which is fastest, then all else in order."""
+    """Yield blobs in storage order, which is fastest, then all other objects in the given order."""
     blobs = [oid for oid, kind in order.items() if kind is Kind.BLOB and oid not in skip]
     for oid, data in objects.get_many(blobs):
         yield oid, _check_hash(objects, oid, data)
@@ -235,6 +246,7 @@ def read_checked(
 
 
 def get_checked(objects: ObjectStore, oid: Oid) -> bytes:
+    """Return the bytes of an object. Raises Corrupt if they do not match its hash."""
     return _check_hash(objects, oid, objects.get(oid))
 
 

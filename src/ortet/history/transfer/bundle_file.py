@@ -1,7 +1,7 @@
-"""The file a bundle is: a header with refs, frames exactly as in packs, and a trailer.
+"""The format of a bundle file, and its reader: a header with refs, frames as in packs, a trailer.
 
 header   "<8sHHI" magic, version, flags, length of body · body · checksum of all before
-body     canonical bytes of Head
+body     canonical bytes of BundleHeader
 frames   as in objects/frame.py, all under the header's key id
 trailer  "<8sQQQ" magic, objects, frames, raw bytes · checksum of header, of the header of each
          frame (which holds the sums of its table and payload) and of the trailer's numbers
@@ -37,9 +37,10 @@ _MAX_HEADER_BODY_BYTES = 16 * 1024 * 1024
 
 
 class BundleHeader(StoredRecord, frozen=True):
-    """What a bundle says of itself. Refs are in name order.
+    """The header of a bundle. Refs are sorted by name.
 
-    `heirs` are (erased object, what stands for it): records in the bundle still name the first.
+    `heirs` are (erased object, its replacement). Records in the bundle still name the erased
+    object.
     """
 
     key_id: bytes
@@ -50,6 +51,7 @@ class BundleHeader(StoredRecord, frozen=True):
 def build_header(
     key_id: bytes, refs: Mapping[str, Oid], replacements: Mapping[Oid, Oid] | None = None
 ) -> bytes:
+    """Return the bytes of a bundle header."""
     parts: tuple[object, ...] = (key_id, sorted(refs.items()))
     body = encode((*parts, sorted(replacements.items())) if replacements else parts)
     start = _HEAD.pack(MAGIC, VERSION, 0, len(body)) + body
@@ -57,12 +59,13 @@ def build_header(
 
 
 def build_trailer(objects: int, raw: int, header: bytes, frame_headers: list[bytes]) -> bytes:
+    """Return the bytes of a bundle trailer."""
     numbers = _TRAILER.pack(TRAILER_MAGIC, objects, len(frame_headers), raw)
     return numbers + checksum(header, *frame_headers, numbers)
 
 
 class BundleFile:
-    """A bundle opened for reading: header, trailer and the table of every frame are checked."""
+    """A bundle opened for reading. Header, trailer and the table of every frame are verified."""
 
     def __init__(self, path: Path, limits: BundleLimits) -> None:
         self.path = path
@@ -111,9 +114,11 @@ class BundleFile:
         return len(self._locations)
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return bytes at an offset, fewer at the end."""
         return os.pread(self._fd, length, offset)
 
     def get(self, oid: Oid) -> bytes:
+        """Return the bytes of an object."""
         number, start, length = self._locations[oid]
         key = ("", number)
         data = self._cache.get(key)
@@ -123,7 +128,7 @@ class BundleFile:
         return data[start : start + length]
 
     def load(self, frame_info: frame.FrameInfo) -> bytes:
-        """The objects of a frame, end to end; its payload is checked."""
+        """Return the objects of a frame one after another. The payload is verified."""
         header = frame_info.header
         with self.translate_errors():
             payload = self.read(frame_info.offset + header.payload_start, header.stored)
@@ -131,7 +136,7 @@ class BundleFile:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """What is wrong with stored data, said of this file."""
+        """Translate errors about stored data into errors about this file."""
         try:
             yield
         except Corrupt as error:
@@ -142,6 +147,7 @@ class BundleFile:
             raise Unsupported(error.kind, f"{self.path} cannot be read: {error.message}") from error
 
     def corrupt(self, why: str) -> Corrupt:
+        """Return the Corrupt error for this file."""
         return Corrupt(
             "bad_bundle",
             f"{self.path} is not sound ({why}): nothing was imported; get or export it again",
@@ -158,7 +164,10 @@ class BundleFile:
         return data
 
     def _scan_frames(self, limits: BundleLimits) -> list[frame.FrameInfo]:
-        """Frames by their headers. What would be too much is refused before it is expanded."""
+        """Read all frame headers.
+
+        Refuse a bundle that is too large before anything is decompressed.
+        """
         leads: list[frame.FrameInfo] = []
         objects = raw = 0
         end, stop = len(self._header_bytes), self.size - TRAILER_BYTES

@@ -1,4 +1,7 @@
-"""How much a bundle may ask of the host that imports it."""
+"""Limits on the resources that the import of a bundle may use.
+
+It is a module of its own because `bundle.py` and `bundle_file.py` both need it.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ _RATIO_CHECK_MIN_BYTES = 1 << 30
 
 
 class BundleLimits(msgspec.Struct, frozen=True):
-    """Above any of these an import is Refused("bundle_too_large"), before it has taken the room.
+    """Limits of an import. Above one of them it raises Refused("bundle_too_large").
 
-    No object is larger than a frame, and no frame larger than frame.MAX_RAW, whatever these say.
+    The check comes before the import uses the space. In any case, no object is larger than a frame,
+    and no frame is larger than frame.MAX_RAW.
     """
 
     objects: int = 20_000_000
-    raw_bytes: int = 1 << 42  # of all objects, expanded
-    ratio: int = 500  # expanded to stored, above 1 GiB: data that is all new does not shrink so far
-    files: int = (
-        1_000_000_000  # of one image: a small tree of shared trees can name more than atoms
-    )
-    room: int | None = None  # bytes the store may still take; None: the store says when it is full
+    raw_bytes: int = 1 << 42  # of all objects, decompressed
+    ratio: int = 500  # decompressed to stored size, above 1 GiB: real data compresses less
+    files: int = 1_000_000_000  # of one image: nested shared trees can name a huge number of files
+    room: int | None = None  # bytes free in the store; None: not known here
 
     def check(self, *, objects: int, raw: int, stored: int) -> None:
+        """Raise Refused if the bundle exceeds a limit."""
         if objects > self.objects:
             raise _too_large(f"it has more than {self.objects} objects")
         if raw > self.raw_bytes:
@@ -34,6 +37,7 @@ class BundleLimits(msgspec.Struct, frozen=True):
             raise _too_large(f"it needs {stored} bytes and there is room for {self.room}")
 
     def check_files(self, files: int) -> None:
+        """Raise Refused if one image has too many files."""
         if files > self.files:
             raise _too_large(f"one of its directories would hold more than {self.files} files")
 

@@ -1,4 +1,4 @@
-"""A bundle on its way: `NAME.part`, which an interrupted export leaves to the next."""
+"""A partly written bundle, `NAME.part`. An interrupted export leaves it for the next export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortet.objects.tail import storage_error, sync_directory
 
 
 class PartialBundle:
-    """Collects objects into frames. `held` is what whole frames of an earlier run hold."""
+    """Collects objects into frames. `written_oids` are in complete frames of an earlier run."""
 
     def __init__(self, path: Path, header: bytes, key_id: bytes) -> None:
         self._path = path
@@ -54,6 +54,7 @@ class PartialBundle:
         os.close(self._fd)
 
     def add(self, oid: Oid, kind: Kind, data: bytes) -> None:
+        """Add an object."""
         if (
             self._pending_bytes + len(data) > frame.FRAME_BYTES
             or len(self._items) >= frame.FRAME_OBJECTS
@@ -64,7 +65,7 @@ class PartialBundle:
         self.count += 1
 
     def finish(self) -> int:
-        """Give the file its name, durably; returns its size."""
+        """Write the trailer, rename the file durably, and return its size."""
         self._flush()
         try:
             self._write(
@@ -102,7 +103,7 @@ class PartialBundle:
         fd = os.open(self._part_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one before us may have finished, and what we hold is then the bundle itself.
+            # The previous export may have finished. The locked file is then the bundle itself.
             if os.fstat(fd).st_ino != os.stat(self._part_path).st_ino:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError) as error:
@@ -113,7 +114,7 @@ class PartialBundle:
         return fd
 
     def _resume(self) -> None:
-        """Keep the whole frames of a part with our header; of any other, nothing."""
+        """Keep the complete frames of a part file with the same header. Otherwise start again."""
         self._end = 0
         if os.pread(self._fd, len(self._header), 0) == self._header:
             self._end = len(self._header)
@@ -137,7 +138,7 @@ class PartialBundle:
                 self._raw_bytes += header.raw
                 self._end = lead.offset + header.size
         except (Corrupt, Unsupported):
-            return  # written no further than here
+            return  # the earlier run stopped here
 
     def _write_error(self, error: OSError) -> OrtetError:
         return storage_error(error, f"writing {self._part_path}, which a repeated export continues")

@@ -1,7 +1,7 @@
-"""Commits from one store into another: what is missing there travels, and nothing else.
+"""Copies commits from one store to another. Only missing objects are sent.
 
-It can be interrupted and repeated: children come before what refers to them, and what has arrived
-is not sent again. Every object is hashed where it leaves and where it arrives.
+A copy can be interrupted and repeated: objects are sent before those that refer to them, and are
+not sent twice. Every object is hashed at the source and at the target.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ortet.ids import Oid
 from ortet.objects.base import Kind, ObjectRef, ObjectStore
 
 FLUSH_EVERY_BYTES = 32 << 20
-"""Bytes after which what has arrived is made durable."""
+"""The target is flushed after this many bytes."""
 _OBJECT_OVERHEAD_BYTES = 500
-"""What an object costs, however small."""
+"""The estimated fixed cost of an object."""
 
 
 class ObjectCopyReport(msgspec.Struct, frozen=True):
-    """How much travelled, how much of it was there already, and what stands for erased objects."""
+    """The result of a copy: objects and bytes sent, objects known before, and replacements."""
 
     objects: int
     bytes: int
@@ -43,8 +43,11 @@ def copy_missing(
     heads: Sequence[Oid] = (),
     progress: Progress | None = None,
 ) -> ObjectCopyReport:
-    """Put the commits `tips`, with all they need, into `target`, and `flush` it; the caller makes
-    them heads. What the target's own `heads` need is there: nobody looks at it."""
+    """Copy the commits `tips`, with everything they need, into `target`, and flush it.
+
+    The caller creates the heads. The ancestors of the target's own `heads` are not checked: the
+    target has everything they need.
+    """
     if source.hasher.key_id != target.hasher.key_id:
         raise Unsupported(
             "other_key",
@@ -61,7 +64,7 @@ def copy_missing(
             raise Corrupt("bad_hash", f"object {oid.hex()} changed on its way: try again")
         size += len(data)
         waiting += len(data) + _OBJECT_OVERHEAD_BYTES
-        if waiting >= FLUSH_EVERY_BYTES:  # what is durable need not travel again
+        if waiting >= FLUSH_EVERY_BYTES:  # durable objects are not sent again
             flush()
             waiting = 0
         failpoint("carry.after-object")
@@ -72,7 +75,7 @@ def copy_missing(
 
 
 def _is_missing(target: ObjectStore, oid: Oid, kind: Kind) -> bool:
-    """What was erased there is not brought back: its heir is enough."""
+    """Return True if the target needs the object. An erased object is not copied again."""
     if kind in ERASABLE_KINDS and target.replacement_of(oid) != oid:
         check_replacement(target, oid)
         return False
@@ -80,7 +83,7 @@ def _is_missing(target: ObjectStore, oid: Oid, kind: Kind) -> bool:
 
 
 def _complete_commits(source: ObjectStore, heads: Sequence[Oid]) -> set[Oid]:
-    """Commits that the other store has whole, as far as this one knows them."""
+    """Return the commits that the target has completely, as far as the source knows them."""
     return set(History(source).ancestors(*(oid for oid in set(heads) if source.has(oid))))
 
 

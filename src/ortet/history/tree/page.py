@@ -1,5 +1,7 @@
-"""A page in memory. Once packed it is bytes with known joints: putting one entry in the place of
-another touches that entry alone, and not the memory of all the others."""
+"""One page in memory, as packed bytes with known item offsets.
+
+Replacing an item copies bytes and encodes only that item. The other items are not decoded.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from ortet._util.codec import array_header, decode, encode
 from ortet.history.records import TreeEntry, TreePage, TreePageRef
 
 MAX_PAGE_LEVEL = 6
-"""The highest level: a 32-bit hash has no more bits to cut by, so a page there is never cut."""
+"""The highest level. The 32-bit hash has no bits left there, so a page is never split."""
 
 _BITS = 5
 _MASK = (1 << _BITS) - 1
 
 
 class PackedPage(NamedTuple):
-    """Canonical bytes of a page and of what its content-only id is made of.
+    """The canonical bytes of a page, and the bytes that its content-only id is the hash of.
 
-    `starts` and `row_starts` say where each item begins in them, and the last where it ends.
+    `starts` and `row_starts` are the offset of each item, followed by the end offset.
     """
 
     data: bytes
@@ -33,9 +35,9 @@ class PackedPage(NamedTuple):
 
 
 class PageNode:
-    """A page: `items` are Entries at level 0, PageRefs above, and `keys` their names.
+    """A page. `items` are TreeEntries at level 0 and TreePageRefs above; `keys` are their names.
 
-    Nodes share lists: those that were stored or loaded are never changed, see `copy`.
+    Nodes share lists. A stored or loaded node is never changed: see `copy`.
     """
 
     __slots__ = ("_items", "_packed", "keys", "level")
@@ -60,7 +62,7 @@ class PageNode:
         return self._items
 
     def item(self, at: int) -> Any:
-        """One of the items."""
+        """Return one item."""
         if self._items is not None:
             return self._items[at]
         packed = self.packed()
@@ -68,11 +70,12 @@ class PageNode:
         return decode(TreePageRef if self.level else TreeEntry, data)
 
     def find(self, key: bytes) -> Any:
-        """The item of this key, or None."""
+        """Return the item of this key, or None."""
         at = bisect_left(self.keys, key)
         return self.item(at) if at < len(self.keys) and self.keys[at] == key else None
 
     def packed(self) -> PackedPage:
+        """Return the page as bytes."""
         if self._packed is None:
             items, row = self._items or [], _row_function(self.level)
             parts, rows = [encode(item) for item in items], [encode(row(item)) for item in items]
@@ -87,7 +90,10 @@ class PageNode:
         return self._packed
 
     def with_items_replaced(self, changes: Mapping[bytes, Any]) -> PageNode | None:
-        """With other items for some of its keys; None when that would add or take away a key."""
+        """Return the page with other items for some keys.
+
+        None if that would add or remove a key.
+        """
         if len(changes) == 1:
             return self._with_item_replaced(*next(iter(changes.items())))
         keys, row = self.keys, _row_function(self.level)
@@ -106,8 +112,10 @@ class PageNode:
         return PageNode(self.level, keys, None, PackedPage(data, starts, content, row_starts))
 
     def _with_item_replaced(self, key: bytes, item: Any) -> PageNode | None:
-        """The same for one key, the usual case: a change goes up through many pages of which it
-        touches one item each."""
+        """Replace the item of one key.
+
+        This is the usual case: a change goes up through many pages and touches one item in each.
+        """
         keys = self.keys
         at = bisect_left(keys, key)
         if item is None or at == len(keys) or keys[at] != key:
@@ -128,11 +136,11 @@ class PageNode:
         return PageNode(self.level, keys, None, packed)
 
     def copy(self) -> PageNode:
-        """One that may be changed."""
+        """Return a copy that may be changed."""
         return PageNode(self.level, self.keys.copy(), self.items.copy())
 
     def set_item(self, key: bytes, item: Any) -> bool:
-        """Put an item in its place, or take it out (None); True when the keys changed."""
+        """Set an item, or remove it (None). Return True if the keys changed."""
         keys, items = self.keys, self.items
         at = bisect_left(keys, key)
         found = at < len(keys) and keys[at] == key
@@ -148,12 +156,12 @@ class PageNode:
         return True
 
     def append(self, other: PageNode) -> None:
-        """Take over the items of the page that follows."""
+        """Append the items of the next page."""
         self.keys += other.keys
         self.items.extend(other.items)
 
     def split(self) -> list[PageNode]:
-        """Into pages, at the names whose hash says so; none for an empty run."""
+        """Split the page after each name whose hash ends a page. An empty page gives no pages."""
         if self.level == MAX_PAGE_LEVEL:
             return [self] if self.keys else []
         pages, start, end = [], 0, len(self.keys)
@@ -165,18 +173,18 @@ class PageNode:
 
 
 def leaf_node(entries: Sequence[TreeEntry]) -> PageNode:
-    """One run of entries, sorted by name."""
+    """Return a level 0 page of entries, sorted by name."""
     items = sorted(entries, key=lambda entry: entry.name)
     return PageNode(0, [entry.name for entry in items], items)
 
 
 def ends_page(key: bytes, level: int) -> bool:
-    """Whether a page of this level is cut after this name."""
+    """Return True if a page of this level is split after this name."""
     return not crc32(key) >> _BITS * level & _MASK
 
 
 def content_row(entry: TreeEntry) -> tuple[bytes, int, bytes]:
-    """(name, *entry.content), without the cost of the property: a directory has many."""
+    """Return (name, *entry.content). Faster than the property, for large directories."""
     mode = entry.mode
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFDIR:
@@ -195,8 +203,8 @@ def _row_function(level: int) -> Any:
 
 
 def _page_envelope(level: int, count: int) -> tuple[bytes, bytes]:
-    """What stands before and behind the items in the bytes of a Page."""
-    empty = encode(TreePage(level))  # ends with two lists that have nothing in them
+    """Return the bytes before and after the items of a TreePage."""
+    empty = encode(TreePage(level))  # ends with two empty lists
     head, lists = empty[:-2], empty[-2:]
     if level:
         return head + lists[:1] + array_header(count), b""
@@ -206,7 +214,7 @@ def _page_envelope(level: int, count: int) -> tuple[bytes, bytes]:
 def _splice(
     data: bytes, starts: list[int], pieces: Sequence[tuple[int, bytes]]
 ) -> tuple[bytes, list[int]]:
-    """Other bytes in some places, which come in order; and where each begins then."""
+    """Replace the bytes of some items, given in order. Return the bytes and the new offsets."""
     out: list[bytes] = []
     done, same = 0, True
     for at, piece in pieces:

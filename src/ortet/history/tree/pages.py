@@ -1,8 +1,9 @@
-"""Pages: how one directory becomes objects. Where it is cut depends on its names alone.
+"""Splits a directory into pages, and loads, stores and caches them.
 
-Up to SMALL entries are one page. More are cut after every name whose hash says so (one in 32), and
-the references to those pages by the next five bits of the same hash, until SMALL or fewer are left.
-So the same entries always give the same pages, whatever the order in which they came to be.
+A directory of up to SINGLE_PAGE_MAX_ITEMS entries is one page. A larger one is split after every
+name whose hash ends a page (one in 32). The references to those pages are split by the next five
+bits of the same hash, until few enough are left. The split depends only on the names. Equal entries
+therefore always give equal pages, in any order of changes.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from ortet.objects.base import Kind, ObjectStore
 
 SINGLE_PAGE_MAX_ITEMS = 48
 _DECODED_SIZE_FACTOR = 6
-"""Bytes of memory that one stored byte of a page takes when decoded, measured."""
+"""The measured memory, in bytes, of one stored byte of a decoded page."""
 
 
 class TreeRef(msgspec.Struct, frozen=True):
-    """A stored directory: its id, and the id of its content alone (no times, owners, xattrs)."""
+    """A stored directory: its id, and the id of its content (no times, owners, xattrs)."""
 
     oid: Oid
     cid: bytes
 
 
 class PageStore:
-    """Loads and stores pages, and keeps the decoded ones that were used last."""
+    """Loads and stores pages, with an LRU cache of decoded pages."""
 
     def __init__(self, objects: ObjectStore, cache_bytes: int, kind: Kind) -> None:
         self._objects = objects
@@ -45,7 +46,10 @@ class PageStore:
         self._lock = Lock()
 
     def load(self, oid: Oid, level: int | None = None) -> PageNode:
-        """The page of this id; at `level`, when its parent says which. Do not change it: copy."""
+        """Return the page of this id. Do not change it: copy it first.
+
+        `level` is the level that the parent expects. Raises Corrupt if the page has another level.
+        """
         with self._lock:
             hit = self._cache.get(oid)
             if hit is not None:
@@ -65,9 +69,10 @@ class PageStore:
         return node
 
     def store(self, node: PageNode, *, likely_new: bool = False) -> TreePageRef:
-        """Put the page; the node belongs to the cache from here on.
+        """Store a page and return a reference to it.
 
-        `patched`: with an item that no page had before, most likely, so it is not searched for.
+        The node is cached: do not change it afterwards. `likely_new` skips the search for an
+        existing copy.
         """
         packed = node.packed()
         put = self._objects.put_new if likely_new else self._objects.put
@@ -77,11 +82,12 @@ class PageStore:
         return TreePageRef(node.keys[-1] if node.keys else b"", oid, cid)
 
     def children(self, node: PageNode) -> Iterator[PageNode]:
+        """Yield the pages that a node refers to."""
         for ref in node.items:
             yield self.load(Oid(ref.oid), node.level - 1)
 
     def seek(self, root: PageNode, level: int, key: bytes) -> PageNode | None:
-        """The first page of `level` that ends at `key` or after it, None when all end before."""
+        """Return the first page of `level` that ends at or after `key`, or None."""
         node = root
         while node.level > level:
             at = bisect_left(node.keys, key)
@@ -91,13 +97,14 @@ class PageStore:
         return node
 
     def last_page(self, root: PageNode, level: int) -> PageNode:
-        """The last page of `level`."""
+        """Return the last page of `level`."""
         node = root
         while node.level > level:
             node = self.load(Oid(node.item(len(node.keys) - 1).oid), node.level - 1)
         return node
 
     def clear(self) -> None:
+        """Remove all cached pages."""
         with self._lock:
             self._cache.clear()
             self._cached_bytes = 0

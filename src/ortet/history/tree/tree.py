@@ -1,4 +1,7 @@
-"""Directories as trees of pages: build, patch, look up, walk, compare; O(what is touched)."""
+"""Directories as trees of pages: build, patch, look up, walk and compare.
+
+The cost of an operation depends on the pages that it touches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Edits = Mapping[bytes, Any]
 
 
 class Trees:
-    """The directories of one store. `patch` equals `build` of the resulting entries, always."""
+    """The directories of one store. `patch` always gives the same id as `build` of the result."""
 
     def __init__(
         self, objects: ObjectStore, cache_bytes: int = CACHE_BYTES, kind: Kind = Kind.TREE
@@ -31,11 +34,11 @@ class Trees:
         self._pages = PageStore(objects, cache_bytes, kind)
 
     def clear_cache(self) -> None:
-        """Drop cached pages: after a sweep, what is remembered may be gone from the store."""
+        """Drop cached pages. After a sweep they may no longer be in the store."""
         self._pages.clear()
 
     def build(self, entries: Iterable[TreeEntry]) -> TreeRef:
-        """Store a directory with exactly these entries, in any order; names must differ."""
+        """Store a directory with exactly these entries, in any order. Names must be distinct."""
         node = leaf_node(list(entries))
         if len(set(node.keys)) != len(node.keys):
             raise Invalid(
@@ -44,11 +47,11 @@ class Trees:
         return self._store_levels(node)
 
     def empty(self) -> TreeRef:
-        """The directory without entries."""
+        """Return the directory without entries."""
         return self.build(())
 
     def patch(self, oid: Oid, changes: Mapping[bytes, TreeEntry | None]) -> TreeRef:
-        """Put these entries into the directory; None takes a name out, and it may be absent."""
+        """Set these entries in a directory. None removes a name, which may be absent."""
         root = self._pages.load(oid)
         edits: Edits = changes
         moved = False
@@ -66,9 +69,10 @@ class Trees:
     def patch_paths(self, root: TreeEntry, changes: Mapping[bytes, TreeEntry | None]) -> TreeEntry:
         """Apply changes by path (b"" is the root itself), and return the new root.
 
-        A changed directory has the contents its Entry names; with `data` b"" it keeps what is there
-        now (nothing, when there is no directory yet). Changes below it apply on top. Nothing comes
-        to be that is not named: Invalid("no_parent") for a path whose directory is not there.
+        A changed directory gets the contents that its entry names. With `data` b"" it keeps its
+        current contents, or becomes empty if it does not exist yet. Changes below it apply
+        afterwards. Missing directories are not created: a path without a parent directory raises
+        Invalid("no_parent").
         """
         edits: dict[bytes, dict[bytes, TreeEntry | None]] = {}
         for path, entry in changes.items():
@@ -83,7 +87,7 @@ class Trees:
         changes: Mapping[bytes, TreeEntry | None],
         edits: Mapping[bytes, object],
     ) -> dict[bytes, TreeEntry]:
-        """The directories to patch and all above them, parents first, as they are before it."""
+        """Return the directories to patch and all above them, parents first, before the changes."""
         paths = {b""}
         for path, entry in changes.items():
             if path and entry is not None and entry.is_dir and not entry.data:
@@ -127,7 +131,7 @@ class Trees:
     def _rebuild(
         self, bases: dict[bytes, TreeEntry], edits: dict[bytes, dict[bytes, TreeEntry | None]]
     ) -> TreeEntry:
-        """Patch every directory, children first, and hand each to its parent."""
+        """Patch every directory, children first, and set each result in its parent."""
         entry = bases[b""]
         for path in reversed(bases):
             entry = bases[path]
@@ -140,7 +144,7 @@ class Trees:
         return entry
 
     def entries(self, oid: Oid) -> Iterator[TreeEntry]:
-        """In order of raw names."""
+        """Yield the entries of a directory, sorted by raw name."""
         return self._leaves(self._pages.load(oid))
 
     def _leaves(self, node: PageNode) -> Iterator[TreeEntry]:
@@ -151,11 +155,15 @@ class Trees:
             yield from self._leaves(child)
 
     def lookup(self, oid: Oid, name: bytes) -> TreeEntry | None:
+        """Return the entry with this name, or None."""
         node = self._pages.seek(self._pages.load(oid), 0, name)
         return None if node is None else cast("TreeEntry | None", node.find(name))
 
     def resolve(self, root: TreeEntry, path: bytes) -> TreeEntry | None:
-        """What is at a path below `root` (b"" is root itself); symlinks are not followed."""
+        """Return the entry at a path below `root` (b"" is root itself).
+
+        Symlinks are not followed.
+        """
         entry: TreeEntry | None = root
         for name in path.split(b"/") if path else ():
             if entry is None or not entry.is_dir:
@@ -164,8 +172,11 @@ class Trees:
         return entry
 
     def walk(self, root: TreeEntry, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
-        """Everything below a directory, each directory before what it holds, names in raw order."""
-        # an explicit stack: a path may be deeper than Python's recursion limit
+        """Yield everything below a directory.
+
+        A directory comes before its entries; names are sorted.
+        """
+        # A stack instead of recursion: a path may be deeper than the recursion limit.
         stack = [(prefix, self.entries(Oid(root.data)))] if root.is_dir else []
         while stack:
             above, entries = stack[-1]
@@ -179,7 +190,7 @@ class Trees:
                 stack.append((path, self.entries(Oid(entry.data))))
 
     def difference(self, a: Oid, b: Oid) -> list[tuple[TreeEntry | None, TreeEntry | None]]:
-        """(old, new) of every name whose Entry differs, in order; equal pages are not read."""
+        """Return (old, new) of every name whose entry differs, sorted. Equal pages are not read."""
         if a == b:
             return []
         old, new = self._pages.load(a), self._pages.load(b)
@@ -196,7 +207,7 @@ class Trees:
         return _pair(olds, news)
 
     def _load_items(self, refs: list[TreePageRef], level: int) -> list[Any]:
-        """The items of these pages, which a page of `level` refers to."""
+        """Return the items of pages that a page of `level` refers to."""
         found: list[Any] = []
         for ref in refs:
             found += self._pages.load(Oid(ref.oid), level - 1).items
@@ -205,7 +216,10 @@ class Trees:
     def _patch_level(
         self, root: PageNode, level: int, edits: Edits
     ) -> tuple[dict[bytes, TreePageRef | None], bool]:
-        """Apply edits to one level; returns the edits above it, and whether keys came or went."""
+        """Apply edits to one level.
+
+        Return the edits for the next level, and True if keys changed.
+        """
         out: dict[bytes, TreePageRef | None] = {}
         end, shifted = root.keys[-1], False
         keys = sorted(edits, reverse=True)
@@ -227,7 +241,7 @@ class Trees:
                     moved |= run.set_item(key, edits[key])
                 if not moved or last == end or (run.keys and ends_page(run.keys[-1], level)):
                     break
-                # the name that ended this page is gone: what follows moves up
+                # The name that ended this page is removed: continue with the next page.
                 page = cast("PageNode", self._pages.seek(root, level, last + b"\0"))
                 run.append(page)
             for node in run.split() if moved else [run]:
@@ -236,7 +250,7 @@ class Trees:
         return out, shifted
 
     def _lower_root(self, node: PageNode) -> PageNode:
-        """After things went away: the whole of the lowest level small enough to be the root."""
+        """After removals, return the lowest level that is small enough to be a single root page."""
         while node.level and len(node.items) <= SINGLE_PAGE_MAX_ITEMS:
             if len(node.items) > 1 and self._exceeds(node, SINGLE_PAGE_MAX_ITEMS):
                 break
@@ -254,7 +268,7 @@ class Trees:
         return False
 
     def _store_levels(self, node: PageNode) -> TreeRef:
-        """Store a whole level, and levels above it until one page is left."""
+        """Store a whole level, and the levels above it, until one page is left."""
         while len(node.items) > SINGLE_PAGE_MAX_ITEMS and node.level < MAX_PAGE_LEVEL:
             pages = node.split()
             if len(pages) == 1:

@@ -1,5 +1,7 @@
-"""Who may write while the store is swept: gc.lock, shared by commits, exclusive for the end of a
-sweep."""
+"""The lock between writers and sweeps.
+
+Commits share gc.lock. The last phase of a sweep holds it exclusively.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,10 @@ _EPOCH_FORMAT = b"%-31d\n"
 
 
 class SweepLock:
-    """The locks of one store handle. Re-entrant: nested and concurrent writers of a process share
-    one lock.
+    """The locks of one store handle. Re-entrant: all writers of a process share one lock.
 
-    `gc.lock` holds the sweep epoch. `gc.gate` lets a waiting sweep stop new writers, which would
-    otherwise keep it waiting for ever. `gc.busy` keeps sweeps and verifications apart.
+    `gc.lock` holds the sweep epoch. `gc.gate` lets a waiting sweep stop new writers, which could
+    otherwise make it wait forever. `gc.busy` excludes sweeps and verifications from one another.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -39,7 +40,8 @@ class SweepLock:
     def _open_lock_files(self) -> tuple[AutoClosingFd, AutoClosingFd]:
         lock = AutoClosingFd(_open_lock_file(self._directory / "gc.lock"))
         with suppress(OSError):
-            # Room for the epoch from the start: a full disk must not keep a sweep from freeing it.
+            # Allocate space for the epoch now: a full disk must not prevent a sweep from freeing
+            # space.
             if hasattr(os, "posix_fallocate"):  # macOS has none
                 os.posix_fallocate(lock.fd, 0, len(_EPOCH_FORMAT % 0))
         return lock, AutoClosingFd(_open_lock_file(self._directory / "gc.gate"))
@@ -59,17 +61,17 @@ class SweepLock:
         return files
 
     def close(self) -> None:
-        """Give the descriptors back, unless somebody still writes; the next use opens them."""
+        """Close the descriptors unless a writer is active. The next use opens them again."""
         with self._mutex:
             if not self._writer_count:
                 self._files = None
 
     def after_fork(self) -> None:
-        """In a child: leave the parent's locks alone and begin anew."""
+        """Start with new locks in a child process. The parent's locks stay held."""
         self._reset()
 
     def begin_write(self) -> int:
-        """Begin to write; returns the sweep epoch, which can not change before `leave`."""
+        """Begin to write. Return the sweep epoch, which cannot change before `end_write`."""
         me = threading.get_ident()
         with self._mutex:
             if not self._writer_count:
@@ -89,7 +91,10 @@ class SweepLock:
         fcntl.flock(self._lock_file.fd, fcntl.LOCK_UN)
 
     def end_write(self, pid: int) -> None:
-        """End what the process `pid` began: a child of fork(2) must not unlock for its parent."""
+        """End a write that the process `pid` began.
+
+        A child of fork(2) must not unlock for its parent.
+        """
         if pid != os.getpid():
             return
         me = threading.get_ident()
@@ -102,27 +107,32 @@ class SweepLock:
                 self._unlock_shared()
 
     def is_writing(self) -> bool:
-        """Whether the calling thread is a writer now."""
+        """Return True if the calling thread is a writer now."""
         return threading.get_ident() in self._writers_by_thread
 
     @contextmanager
     def sole_writer(self) -> Iterator[bool]:
-        """Whether the caller is the only writer of this process, and not nested in another; none
-        begins during the block."""
+        """Yield True if the caller is the only, not nested, writer of this process.
+
+        No other writer can begin during the block.
+        """
         with self._mutex:
             yield self._writer_count == 1
 
     def epoch(self) -> int:
+        """Return the sweep epoch."""
         return int(os.pread(self._lock_file.fd, 32, 0).strip(b"\0\n ") or b"0")
 
     def fetch_epoch(self) -> int:
-        """The epoch at this moment, also where `epoch` is one that was heard."""
+        """Return the current epoch, also in subclasses whose `epoch` returns a cached value."""
         return self.epoch()
 
     @contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
-        """Keep all writers out, of this process too; Unavailable when one does not finish in
-        time."""
+        """Exclude all writers, including those of this process.
+
+        Raises Unavailable("writer_busy") if a writer does not finish within `timeout` seconds.
+        """
         if self.is_writing():
             raise Invalid(
                 "inside_writing", "a sweep can not run inside writing(): finish the commit first"
@@ -141,7 +151,7 @@ class SweepLock:
             _unlock_and_close(gate)
 
     def raise_epoch(self) -> int:
-        """A new epoch, durable; only inside `exclusive`."""
+        """Write a new epoch durably and return it. Only allowed inside `exclusive`."""
         epoch = self.epoch() + 1
         fd = _open_lock_file(self._directory / "gc.lock")
         try:
@@ -153,7 +163,10 @@ class SweepLock:
 
     @contextmanager
     def hold_gc_lock(self, *, exclusive: bool) -> Iterator[None]:
-        """For the time of a sweep (alone) or a verification (beside others)."""
+        """Hold gc.busy: exclusively for a sweep, shared for a verification.
+
+        Raises Unavailable("sweep_busy") if it is held by another process.
+        """
         fd = _open_lock_file(self._directory / "gc.busy")
         try:
             try:
@@ -173,7 +186,7 @@ def _open_lock_file(path: Path) -> int:
 
 
 def _unlock_and_close(fd: int) -> None:
-    """Unlock by word: a child of fork(2) may still hold the descriptor."""
+    """Unlock explicitly: a child of fork(2) may share the open file and would keep the lock."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 

@@ -1,4 +1,4 @@
-"""Everything that can be reached from some roots: sweep keeps it, verify checks it."""
+"""Computes the objects that are reachable from roots. Sweep keeps them, verify checks them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from ortet.objects.base import Kind, ObjectRef, ObjectStore, ReferenceParser
 _READ_BATCH_OBJECTS = 512
 
 BrokenRefHandler = Callable[[ObjectRef, Oid | None, OrtetError], None]
-"""Called with what could not be followed, the object that refers to it (None: a root), and why."""
+"""Called with a broken reference, the object that contains it (None for a root), and the error."""
 
 BlobHandler = Callable[[ObjectRef, Oid | None], None]
-"""Called with each reference to a blob, which refers to nothing."""
+"""Called with each reference to a blob. Blobs contain no references."""
 
 _PendingRef = tuple[ObjectRef, Oid | None]
 
 
 class ReachableSet:
-    """A growing set of reached objects. The same bytes may be reached as a blob and as a tree, so
-    what is followed is remembered with its kind."""
+    """A growing set of reachable objects.
+
+    Equal bytes may be reachable as a blob and as a tree. Followed references are therefore
+    remembered with their kind.
+    """
 
     def __init__(self, objects: ObjectStore, parse_references: ReferenceParser) -> None:
         self.oids: set[Oid] = set()
         self.newly_reached: set[Oid] = set()
-        """Marked since the owner last emptied it."""
+        """Objects added since the owner last cleared this set."""
         self.commits = 0
         self._objects = objects
         self._parse_references = parse_references
@@ -40,9 +43,12 @@ class ReachableSet:
         on_blob: BlobHandler | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Mark all that `roots` reach. Without `trouble`, what can not be followed raises.
+        """Add everything that `roots` reach.
 
-        `tick` is told now and then how many are marked.
+        Args:
+            on_broken: Called for each broken reference. Without it, a broken reference raises.
+            on_blob: Called for each reference to a blob.
+            on_progress: Called from time to time with the number of reachable objects.
         """
         stack: list[_PendingRef] = []
         for root in roots:
@@ -96,7 +102,7 @@ class ReachableSet:
         try:
             return dict(self._objects.get_many(link.oid for link, _ in batch))
         except OrtetError:
-            pass  # one by one, to say which
+            pass  # read one by one to find the broken one
         found: dict[Oid, bytes] = {}
         for link, parent in batch:
             try:

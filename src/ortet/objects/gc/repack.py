@@ -1,4 +1,4 @@
-"""Copying what lives out of packs that are to go, into new packs in good order."""
+"""Copies reachable objects out of packs that will be deleted, into new packs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _FRAGMENTED_MIN_FRAMES = 256
 def choose_packs(
     sources: Sequence[FrameSource], reachable: Collection[Oid], *, min_garbage: float
 ) -> tuple[list[FrameSource], list[FrameSource]]:
-    """Which packs to rewrite, and which to keep as they are.
+    """Return the packs to rewrite and the packs to keep.
 
-    Rewritten are those with enough garbage (a second copy is garbage), those of many tiny frames (a
-    long row of small commits), and small ones when there are several to merge.
+    A pack is rewritten for one of three reasons:
+    - It has enough garbage. A second copy of an object is garbage.
+    - It has many tiny frames, from many small commits.
+    - It is small, and there are several small packs to merge.
     """
     sources = sorted(sources, key=lambda source: source.id)
     small = [source for source in sources if source.end < _SMALL_PACK_BYTES]
@@ -53,7 +55,7 @@ def choose_packs(
 
 
 class Repacker:
-    """Writes new packs, or with `write` False only counts what they would hold."""
+    """Writes new packs. With `write` False it only counts what they would hold."""
 
     def __init__(self, objects: LocalObjectStore, *, write: bool) -> None:
         self.objects = 0
@@ -69,13 +71,13 @@ class Repacker:
         self._tail_bytes = 0
 
     def set_kept_packs(self, kept: Sequence[FrameSource]) -> None:
-        """These packs stay: what they hold in sound condition need not be copied."""
+        """Set the packs that are kept. Their intact objects need not be copied."""
         self._kept_packs = kept
 
     def copy(
         self, located: Iterable[tuple[Oid, ObjectLocation]], reachable: Collection[Oid]
     ) -> None:
-        """Those of one pack's objects that live and that no pack to be kept has."""
+        """Copy the reachable objects of one pack that no kept pack has."""
         wanted = [
             (oid, spot)
             for oid, spot in located
@@ -124,14 +126,14 @@ class Repacker:
             self._seal()
 
     def seal(self) -> None:
-        """Make what was copied durable, as a pack."""
+        """Make the copies durable as a pack."""
         for items in self._batches.drain():
             self._append(items)
         if self._tail_bytes:
             self._seal()
 
     def discard_unsealed(self) -> None:
-        """Throw away what was copied since the last pack was made: there is no room for it."""
+        """Discard the copies since the last sealed pack, because there is no space for them."""
         self._batches.drain()
         self.bytes -= self._tail_bytes
         self.objects = self._tail_bytes = 0

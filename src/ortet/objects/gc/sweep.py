@@ -1,4 +1,4 @@
-"""Freeing what nothing refers to, beside running writers: mark, copy what lives, lock, delete."""
+"""Deletes unreachable objects while writers run: mark, copy reachable objects, lock, delete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ortet.objects.store import LocalObjectStore
 from ortet.objects.tail import PACK_PART_SUFFIX, Tail, pack_key, storage_error
 
 Roots = Callable[[], Iterable[ObjectRef]]
-"""Asked twice: before marking, and again when no writer is left."""
+"""Returns the roots. Called twice: before marking, and again when no writer is active."""
 
 Progress = Callable[[int, int], None]
 
@@ -31,7 +31,7 @@ _STALE_PART_SECONDS = 3600
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """What a sweep did, or with dry_run would do. Objects and bytes are of all packs together."""
+    """The result of a sweep, or of a dry run. Objects and bytes are totals over all packs."""
 
     kept: int
     removed: int
@@ -56,12 +56,15 @@ def sweep(
     progress: Progress | None = None,
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
 ) -> SweepReport:
-    """Rewrite packs that are at least `min_garbage` unreachable, without it; merge small ones.
+    """Rewrite packs with at least a fraction `min_garbage` of garbage, and merge small packs.
 
-    Objects in tails, and all they refer to, stay; tails that nobody holds, and ours, become packs
-    first. Writers are kept out only while heads are read again and old packs are deleted.
-    Unavailable when one does not finish within `patience` seconds, or another sweep runs. Corrupt,
-    with nothing deleted, when something reachable is missing.
+    Objects in tails, and everything they refer to, are kept. Our tails, and tails that no process
+    holds, become packs first. Writers are excluded only while the roots are read again and old
+    packs are deleted.
+
+    Raises:
+        Unavailable: A writer did not finish within `lock_timeout` seconds, or another sweep runs.
+        Corrupt: A reachable object is missing. Nothing was deleted.
     """
     try:
         with objects.sweep_lock.hold_gc_lock(exclusive=True):
@@ -79,7 +82,7 @@ def sweep(
 
 
 class SweepRun:
-    """One of them, phase by phase."""
+    """One sweep, with a method for each phase."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class SweepRun:
         self._victim_objects = 0
 
     def mark(self, progress: Progress | None) -> None:
-        """Phase one, beside writers."""
+        """Phase 1, concurrent with writers: find reachable objects."""
         shelf = self._objects.pack_set
         shelf.refresh()
         loose: list[Tail] = [
@@ -129,15 +132,18 @@ class SweepRun:
         failpoint("sweep.after-mark")
 
     def _prefetch_packs(self) -> None:
-        """Before all packs are read: these are here."""
+        """Fetch packs before all of them are read. Local packs need no fetch."""
 
     def _mark_tails(self, sealable: list[Tail]) -> None:
-        """What lies in a tail may belong to a commit in the making: all it refers to stays."""
+        """Mark the objects in tails and all they refer to.
+
+        They may belong to an unfinished commit.
+        """
         shelf = self._objects.pack_set
         for tail in (*shelf.own_tails, *shelf.foreign_tails):
             if tail not in sealable:
                 links = (ObjectRef(oid, kind_of(spot[4])) for oid, spot in tail.locations())
-                # A killed writer may have left a tree without its blobs: that is no damage.
+                # A killed writer may have left a tree without its blobs. That is not damage.
                 self._reachable.add(links, on_broken=_ignore_broken)
         pending = list(self._objects.writer.pending.values())
         self._reachable.add(
@@ -145,7 +151,7 @@ class SweepRun:
         )
 
     def copy(self) -> None:
-        """Phase two, beside writers: what lives in the packs to go is durable in new ones."""
+        """Phase 2, concurrent with writers: copy reachable objects of the old packs durably."""
         alive = self._reachable.oids
         self._victims, kept = self._choose_packs()
         self._repacker.set_kept_packs(kept)
@@ -155,7 +161,7 @@ class SweepRun:
                 self._repacker.copy(victim.locations(), alive)
             self._repacker.seal()
         except Unavailable:
-            # No room for copies. Packs that need none can still go, and make some.
+            # No space for copies. Delete at least the packs that need no copies, to free some.
             self._repacker.discard_unsealed()
             self._victims = [
                 victim
@@ -171,7 +177,7 @@ class SweepRun:
         return choose_packs(self._packs, self._reachable.oids, min_garbage=self._min_garbage)
 
     def finish(self, lock_timeout: float) -> None:
-        """Phase three, alone: nothing that became reachable meanwhile may go."""
+        """Phase 3, exclusive: copy objects that became reachable since phase 1, then delete."""
         if not self._victims:
             return
         objects = self._objects
@@ -180,14 +186,15 @@ class SweepRun:
             objects.pack_set.refresh()
             self._copy_newly_reached()
             failpoint("sweep.before-epoch")
-            # Before the first deletion: a writer that sees the old epoch may rely on any old pack.
+            # Raise the epoch before the first deletion: a writer with the old epoch may rely on any
+            # old pack.
             epoch = objects.sweep_lock.raise_epoch()
             failpoint("sweep.after-epoch")
             self._delete()
             objects.refresh_after_sweep(epoch)
 
     def _copy_newly_reached(self) -> None:
-        """What became reachable since it was marked."""
+        """Copy the objects that became reachable since they were marked."""
         self._reachable.add(self._roots())
         self._mark_tails([])
         fresh = self._reachable.newly_reached
@@ -209,7 +216,7 @@ class SweepRun:
         self._remove_orphan_indexes()
 
     def _remove_orphan_indexes(self) -> None:
-        """Indexes of packs that are no more, and groups that nobody needs."""
+        """Delete indexes of packs that no longer exist, and unused groups."""
         root, shelf = self._objects.layout, self._objects.pack_set
         shelf.refresh()
         alive = {*root.tail_ids(), *list_packs(self._objects.bucket)}
@@ -222,8 +229,10 @@ class SweepRun:
             shelf.merge_tables()
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes were writing: a pack whose tail is gone, and what is an hour
-        old."""
+        """Delete temporary files of killed processes.
+
+        These are pack parts without a tail, and other parts older than an hour.
+        """
         root = self._objects.layout
         tails = {f"{id_}{PACK_PART_SUFFIX}" for id_ in root.tail_ids()}
         os.utime(root.local / "gc.busy")
@@ -240,6 +249,7 @@ class SweepRun:
                         os.unlink(entry.path)
 
     def report(self) -> SweepReport:
+        """Return the result."""
         sealed = sum(source.end for source in self._packs)
         gone = sum(source.end for source in self._victims)
         removed = self._victim_objects - self._repacker.objects

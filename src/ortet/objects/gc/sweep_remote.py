@@ -1,5 +1,8 @@
-"""Freeing what nothing refers to in a bucket that many hosts write to, none of which can be locked
-out: what is about to go is marked, then writers who may not have seen the mark are refused."""
+"""Deletes unreachable objects in a bucket that many hosts write to.
+
+Writers on other hosts cannot be locked out. The sweep marks the packs to delete, then raises the
+epoch. Writers that may not have seen the marks are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from ortet.objects.source import FrameSource
 from ortet.objects.tail import pack_key
 
 GRACE = 3600.0
-"""Seconds for which a pack may belong to a commit in the making."""
+"""Seconds for which a new pack may belong to an unfinished commit."""
 
 
 class Fence(Protocol):
-    """What the catalog does for a sweep."""
+    """The function of the catalog that a remote sweep needs."""
 
     def __call__(self) -> int:
-        """Raise the epoch, durably, and wait for writes that began before; returns the new one.
+        """Raise the epoch durably, wait for writes that began before, and return the new epoch.
 
-        From then on a write that relies on an older epoch is refused.
+        From then on a write with an older epoch is refused.
         """
 
 
@@ -43,12 +46,11 @@ def sweep_remote(
     min_garbage: float = MIN_GARBAGE_FRACTION,
     progress: Progress | None = None,
 ) -> SweepReport:
-    """As `sweep`, beside writers on any number of hosts. Only one may run at a time: the caller
-    holds a lease for it.
+    """Sweep a bucket while writers on any number of hosts run. See `sweep`.
 
-    Packs younger than `grace` seconds stay. A writer that is refused repeats its commit, and puts
-    again what it had found in a pack that goes. A sweep that is killed leaves marks, and the next
-    one goes on where it was.
+    Only one sweep may run at a time: the caller holds a lease for it. Packs younger than `grace`
+    seconds are kept. A refused writer retries its commit, and puts again the objects that it had
+    found in a deleted pack. A killed sweep leaves marks, and the next sweep continues with them.
     """
     run = _RemoteSweepRun(
         objects, roots, parse_references, dry_run=dry_run, min_garbage=min_garbage
@@ -60,10 +62,13 @@ def sweep_remote(
 
 
 class _RemoteSweepRun(SweepRun):
-    _cutoff_ns = 0  # what was made later stays, and counts as kept
+    _cutoff_ns = 0  # newer packs are kept
 
     def prepare(self, cutoff_ns: int, progress: Progress | None) -> None:
-        """Beside writers: what lives in packs that are to go is in others, too."""
+        """Mark and copy, concurrent with writers.
+
+        Afterwards all reachable objects are in packs that stay.
+        """
         self.mark(progress)
         self._remote_objects.wait_for_uploads()
         self._cutoff_ns = cutoff_ns
@@ -92,13 +97,17 @@ class _RemoteSweepRun(SweepRun):
         return shelf
 
     def delete_victims(self, fence: Callable[[], int]) -> None:
-        """Whoever writes with the new epoch has looked at the bucket after the marks were there."""
+        """Write the deletion marks, raise the epoch, and delete the packs.
+
+        After the epoch is raised, every accepted writer has listed the bucket after the marks were
+        written.
+        """
         bucket = self._objects.bucket
-        # those that are there are of a sweep before this one
+        # Existing marks are those of an earlier sweep.
         bucket.put_all(
             {f"packs/{victim.id}{DELETION_MARK_SUFFIX}": b"" for victim in self._victims}
         )
-        self._remote_objects.wait_for_uploads()  # marks and copies: other hosts must see them
+        self._remote_objects.wait_for_uploads()  # other hosts must see the marks and the copies
         failpoint("sweep.after-marks")
         if self._victims:
             epoch = fence()
@@ -117,5 +126,5 @@ class _RemoteSweepRun(SweepRun):
 
 
 def _created_ns(id_: str) -> int:
-    """When, in nanoseconds: what the clock of its writer said."""
+    """Return the creation time of a pack in nanoseconds, by its writer's clock."""
     return int(id_[:12], 16) * 1_000_000

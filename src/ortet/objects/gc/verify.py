@@ -1,4 +1,4 @@
-"""Is everything there and right: every frame, every hash, every index, every reference."""
+"""Verifies a store: every frame, every hash, every index, every reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Roots = Callable[[], Iterable[ObjectRef]]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `oid` is hex, "" where no single object is meant."""
+    """One problem. `oid` is hex, or "" if the problem is not about a single object."""
 
     oid: str
     where: str
@@ -33,7 +33,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What was looked at, and what is wrong: nothing, if `problems` is empty."""
+    """How much was checked, and the problems found. The store is intact if `problems` is empty."""
 
     objects: int
     bytes: int
@@ -48,13 +48,14 @@ def verify(
     *,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Read all of it, whatever is found on the way. `progress` gets bytes done and in all."""
+    """Read the whole store and collect all problems. `progress` gets bytes done and total bytes."""
     while True:
         epoch = objects.sweep_lock.epoch()
         report = _verify_once(objects, roots, parse_references, progress)
         if not report.problems or not objects.swept_since(epoch):
             return report
-        # what is not there may have been swept away while we looked, by a host we cannot keep out
+        # Another host, which we cannot lock out, may have swept missing objects during the check.
+        # Retry.
 
 
 def _verify_once(
@@ -92,7 +93,7 @@ class _Verifier:
     def _report(self, where: str, what: str, oid: Oid | None = None) -> None:
         self.problems.append(Problem(oid.hex() if oid else "", where, what))
 
-    # what is stored
+    # frames and indexes
 
     def check_source(self, source: FrameSource) -> None:
         where = f"{'tail' if isinstance(source, Tail) else 'pack'} {source.id}"
@@ -109,7 +110,7 @@ class _Verifier:
             self._check_index(source, places)
 
     def _valid_frames(self, source: FrameSource, where: str) -> Iterator[frame.FrameInfo]:
-        """Every frame with a sound header; what lies between is a problem, but not a torn end."""
+        """Yield frames with valid headers. Report damage between them, except an incomplete end."""
         at: int | None = 0
         stop, tried = source.extent(), -1
         while at is not None:
@@ -124,7 +125,7 @@ class _Verifier:
                 return
             except OrtetError as error:
                 if isinstance(source, Tail) and tried != start:
-                    # It may have been in the making, and be whole by now.
+                    # The frame may have been incomplete when it was read. Read it once more.
                     at, stop, tried = start, source.extent(), start
                     continue
                 at = frame.resync(source.read, start + 1, stop)
@@ -132,7 +133,7 @@ class _Verifier:
                     self._report(where, error.message)
 
     def _hash_objects(self, source: FrameSource, frame_info: frame.FrameInfo) -> list[Oid]:
-        """The true ids of a frame's objects, read past every cache."""
+        """Compute the ids of a frame's objects from disk, not from a cache."""
         data = memoryview(source.load(frame_info.offset))
         found: list[Oid] = []
         at = 0
@@ -177,7 +178,7 @@ class _Verifier:
     def _await_hashes(
         self, source: FrameSource, frame_info: frame.FrameInfo, hashes: Future[list[Oid]]
     ) -> list[Oid]:
-        """The hashes; read again where a tail's last frame may have been in the making."""
+        """Return the hashes. Read a tail's frame again: it may have been incomplete before."""
         try:
             return hashes.result()
         except Corrupt:
@@ -188,7 +189,10 @@ class _Verifier:
     def _check_index(
         self, pack: Pack, locations: dict[Oid, list[tuple[int, int, int, int]]]
     ) -> None:
-        """A missing index is no problem, it is made at first use; a wrong one is, and is remade."""
+        """Compare an index with its pack and rebuild a wrong one.
+
+        A missing index is not a problem.
+        """
         where = f"index {pack.id}"
         try:
             index = open_index(pack.index_path)
@@ -205,7 +209,7 @@ class _Verifier:
             self._report(where, f"does not agree with its pack ({wrong} wrong entries)")
         pack.rebuild_index()
 
-    # what refers to what
+    # references
 
     def check_references(
         self, roots: Iterable[ObjectRef], parse_references: ReferenceParser
@@ -227,7 +231,7 @@ class _Verifier:
         return marks
 
     def _is_intact(self, oid: Oid) -> bool:
-        """Put while we were reading: not in any frame we saw."""
+        """Check an object that was put during the verification and was in no frame read before."""
         try:
             return self._store.hasher.oid(self._store.get(oid)) == oid
         except (NotFound, Corrupt):
@@ -235,8 +239,11 @@ class _Verifier:
 
 
 def _is_torn(source: FrameSource, offset: int) -> bool:
-    """Whether a bad frame is the last of a tail and was never written to its end: a killed writer
-    leaves such, recovery cuts it off, and nobody was told that it is stored."""
+    """Return True if a bad frame is the last of a tail and incomplete.
+
+    A killed writer leaves such a frame. No caller was told that it is stored, and recovery
+    truncates it.
+    """
     if not isinstance(source, Tail):
         return False
     rest = source.read(offset, source.extent() - offset).rstrip(b"\0")

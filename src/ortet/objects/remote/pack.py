@@ -1,4 +1,4 @@
-"""Packs of a bucket that is elsewhere: small ones are fetched whole, large ones frame by frame."""
+"""Packs of a remote bucket. Small packs are fetched whole, large packs frame by frame."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from ortet.objects.tail import TAIL_SUFFIX as TAIL
 from ortet.objects.tail import pack_key
 
 FETCH_WHOLE_MAX_BYTES = 1 << 20
-"""Bytes up to which one question for all costs less than several for parts."""
+"""Up to this size, one request for the whole pack is cheaper than several requests for parts."""
 
 
 class RemotePack(Pack):
-    """One sealed pack. What this host keeps of it is checked when it is read, and fetched again
-    when it is damaged."""
+    """One sealed pack.
+
+    Local copies are verified when read, and fetched again if they are damaged.
+    """
 
     def __init__(
         self,
@@ -66,13 +68,12 @@ class RemotePack(Pack):
         return found
 
     def drop_local_copy(self) -> None:
-        """Forget the bytes that this host has of it."""
+        """Delete the cached bytes of this pack."""
         self._file = None
         self._cache.remove(f"{self.id}.")
 
     def rebuild_index(self) -> PackIndex:
-        """The index that lies beside the pack, if one does, or made from the pack as it is there,
-        not here."""
+        """Fetch the index stored beside the pack, or rebuild it from the pack in the bucket."""
         self.drop_local_copy()
         if self.end > FETCH_WHOLE_MAX_BYTES:
             with suppress(NotFound, Corrupt):
@@ -82,11 +83,11 @@ class RemotePack(Pack):
         return super().rebuild_index()
 
     def is_cached(self) -> bool:
-        """Whether reading all of it asks nobody."""
+        """Return True if the whole pack and its index can be read without a request."""
         return self._cache.has(f"{self.id}.pack") and self.index_path.exists()
 
     def cache_whole(self, data: bytes) -> None:
-        """All of it, as it is there."""
+        """Cache `data`, the whole pack as fetched from the bucket."""
         if len(data) == self.end:
             self._cache.put(f"{self.id}.pack", data)
             super().rebuild_index()
@@ -97,7 +98,10 @@ class RemotePack(Pack):
         return PackIndex(data)
 
     def _local_file(self) -> AutoClosingFd | None:
-        """All of it, if it is here or small enough to be fetched so."""
+        """Return the open local copy.
+
+        Fetch the pack if it is small. None if there is no local copy.
+        """
         if self._file is None:
             name = f"{self.id}.pack"
             fd = self._cache.open(name)
@@ -109,15 +113,14 @@ class RemotePack(Pack):
                 if os.fstat(fd).st_size != self.end:
                     self._cache.remove(name)
                     return None
-                if (
-                    self.end <= FETCH_WHOLE_MAX_BYTES
-                ):  # of which there are thousands, and descriptors are not
+                # Do not keep it open: there can be thousands of small packs.
+                if self.end <= FETCH_WHOLE_MAX_BYTES:
                     return file
                 self._file = file
         return self._file
 
     def _frame_end(self, offset: int) -> int:
-        """Where the frame that begins there ends."""
+        """Return the end of the frame that begins at `offset`."""
         if self._frame_offsets is None:
             self._frame_offsets = sorted({place[1] for _, *place in self.load_index()})
         at = bisect.bisect_right(self._frame_offsets, offset)
@@ -125,7 +128,7 @@ class RemotePack(Pack):
 
 
 class RemoteTail(RemotePack):
-    """What a writer at the server has not sealed yet: durable, and longer at each look."""
+    """A tail of a writer at the server: not sealed yet, durable, and growing."""
 
     sealed = False
 
@@ -135,16 +138,19 @@ class RemoteTail(RemotePack):
         self._reset()
 
     def _reset(self) -> None:
-        """With nothing known; what is cached of frames that were seen before is another's."""
+        """Forget all frames. A new generation in the cache key invalidates cached frames."""
         self._locations: dict[Oid, ObjectLocation] = {}
-        self._frames: list[tuple[int, int]] = []  # where frames are, and their sizes
+        self._frames: list[tuple[int, int]] = []  # offset and size of each frame
         self._last_header = b""
         self._generation += 1
         self.key = f"{self.id}{TAIL}.{self._generation}"
         self.end = 0
 
     def advance(self, size: int) -> None:
-        """Take in what was appended; all of it anew when it is not the one that was seen before."""
+        """Index appended frames.
+
+        Start again if the tail is no longer the one that was seen before.
+        """
         if self._frames and self.read(self._frames[-1][0], frame.HEADER_BYTES) != self._last_header:
             self._reset()
         for lead in frame.scan(self.read, self.end, size):
@@ -190,7 +196,7 @@ class RemoteTail(RemotePack):
 
 
 def _decode_frame(data: bytes, offset: int) -> bytes:
-    """The objects of the frame that these bytes are."""
+    """Verify and decode one whole frame."""
     header = frame.parse_header(data, offset=offset)
     frame.read_table(data, 0, header, offset=offset)
     payload = memoryview(data)[header.payload_start : header.size]

@@ -1,5 +1,7 @@
-"""What this host keeps of a bucket that is elsewhere: packs, whole or by frames. It may lose any of
-it any time; what is damaged is fetched again."""
+"""The local disk cache of remote packs and frames.
+
+Any file may be lost or damaged at any time. It is then fetched again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _PART = ".part"
 
 
 class PackCache:
-    """Files of a directory, by name. Nothing is synced, and a full disk keeps nothing."""
+    """Files in one directory, by name. Writes are not synced, and a failed write is ignored."""
 
     def __init__(self, directory: Path, limit: int = CACHE_LIMIT_BYTES) -> None:
         self._directory = directory
@@ -22,19 +24,21 @@ class PackCache:
         directory.mkdir(exist_ok=True)
 
     def open(self, name: str) -> int | None:
-        """A descriptor, to be closed by the caller; None when it is not here."""
+        """Return a descriptor, which the caller closes, or None if the file is not cached."""
         try:
             fd = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        with suppress(OSError):  # what was used last goes last
+        with suppress(OSError):  # marks it as recently used for `prune`
             os.utime(fd)
         return fd
 
     def has(self, name: str) -> bool:
+        """Return True if the file is cached."""
         return os.path.exists(self._directory / name)
 
     def get(self, name: str) -> bytes | None:
+        """Return the content of a cached file, or None."""
         fd = self.open(name)
         if fd is None:
             return None
@@ -42,6 +46,7 @@ class PackCache:
             return file.read()
 
     def put(self, name: str, data: bytes) -> None:
+        """Write a file to the cache. Errors of the disk are ignored."""
         part = self._part(name)
         with suppress(OSError):
             try:
@@ -52,27 +57,27 @@ class PackCache:
                 part.unlink(missing_ok=True)
 
     def link_file(self, name: str, path: Path) -> None:
-        """Keep a file that is about to go."""
+        """Add a hard link to a file that is about to be deleted."""
         with suppress(OSError):
             os.link(path, self._directory / name)
             self._count_added(path.stat().st_size)
 
     def remove(self, prefix: str) -> None:
-        """Everything whose name begins so."""
+        """Delete every file whose name begins with `prefix`."""
         for entry in self._entries():
             if entry.name.startswith(prefix):
                 with suppress(OSError):
                     os.unlink(entry.path)
 
     def retain_packs(self, ids: set[str]) -> None:
-        """Of packs that are gone nothing is needed."""
+        """Delete the files of all packs that are not in `ids`."""
         for entry in self._entries():
             if entry.name.partition(".")[0] not in ids:
                 with suppress(OSError):
                     os.unlink(entry.path)
 
     def prune(self) -> None:
-        """Remove what was not used for the longest time, down to three quarters of the limit."""
+        """If the limit is exceeded, delete the least recently used files, down to 3/4 of it."""
         self._bytes_since_prune = 0
         found: list[tuple[int, int, str]] = []
         for entry in self._entries():

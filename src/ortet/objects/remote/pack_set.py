@@ -1,4 +1,4 @@
-"""Everything that can be read of a store whose bucket is elsewhere, and how a tail gets there."""
+"""The packs and tails of a store with a remote bucket, and the upload of tails."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ from ortet.objects.tail import Tail, pack_key, storage_error
 
 _PREFIX = "packs/"
 DELETION_MARK_SUFFIX = ".gone"
-"""Beside a pack: a sweep is about to delete it, and has copied what lives."""
+"""The suffix of a deletion mark beside a pack.
+
+A sweep writes it after it has copied live objects.
+"""
 _MEMORY_TAIL_PREFIX = "memory-"
-"""What names a tail that is no file."""
+"""The name prefix of a tail in a memfd."""
 _FETCH_GROUPS_MIN_PACKS = 16
-"""So many packs without an index here are worth fetching those that cover many."""
+"""Group indexes are fetched if at least this many packs have no local index."""
 _MERGE_BATCH_INDEXES = 256
-"""Indexes that become one, each with a descriptor while they do."""
+"""How many indexes are merged at once. Each one needs a descriptor during the merge."""
 _FETCH_BATCH_BYTES, _FETCH_BATCH_PACKS = 32 << 20, 1024
-"""Bytes and packs that are fetched at once, into memory."""
+"""The limits of one fetch into memory: bytes and packs."""
 
 
 class RemotePackSet(PackSet):
-    """The sources of a handle on a remote store. Tails here are for the time of one flush: nothing
-    in them is promised to anyone, so one that is left behind is thrown away.
+    """The frame sources of a handle on a remote store.
 
-    `others` are the tails of a parent of fork(2).
+    A tail exists only until the next flush uploads it. Nothing in it was reported as durable, so a
+    tail that a dead process left is deleted. `foreign_tails` are the tails of a parent of fork(2).
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class RemotePackSet(PackSet):
         super().__init__(layout, bucket, key_id=key_id, new_id=new_id)
         self.marked_for_deletion: frozenset[str] = frozenset()
         self._cache = cache
-        self.uses_memory_tails = False  # there is no room for tails
+        self.uses_memory_tails = False  # True while the disk has no space for tails
         self._remove_stale_tails()
 
     def _remove_stale_tails(self) -> None:
@@ -69,7 +72,10 @@ class RemotePackSet(PackSet):
                     path.unlink()
 
     def find_durable(self, oid: Oid) -> ObjectLocation | None:
-        """Not in a pack that is about to go: whoever writes must not rely on it."""
+        """Return a location outside packs that are marked for deletion.
+
+        A writer must not rely on a marked pack.
+        """
         spot = super().find_durable(oid)
         if spot is None or spot[0].id not in self.marked_for_deletion:
             return spot
@@ -108,13 +114,13 @@ class RemotePackSet(PackSet):
                 tail = known.get(id_)
                 if not isinstance(tail, RemoteTail):
                     tail = RemoteTail(self._bucket, id_, key_id=self._key_id, cache=self._cache)
-                with contextlib.suppress(NotFound, Corrupt):  # sealed since it was listed
+                with contextlib.suppress(NotFound, Corrupt):  # sealed since the listing
                     tail.advance(size)
                     packs.append(tail)
             self._set_packs(packs)
 
     def _evict_swept_packs(self, ids: set[str]) -> None:
-        """Of packs that were swept away."""
+        """Delete cached files and indexes of packs that no longer exist."""
         self._cache.retain_packs(ids)
         for name in os.listdir(self._layout.index):
             if name.endswith(".idx") and name.removesuffix(".idx") not in ids:
@@ -122,7 +128,7 @@ class RemotePackSet(PackSet):
                     (self._layout.index / name).unlink()
 
     def _fetch_groups(self, groups: dict[str, int], new_packs: list[Pack]) -> None:
-        """Fetch indexes over many packs, where many are strange."""
+        """Fetch group indexes if many packs have no local index."""
         strange = [pack for pack in new_packs if not os.path.exists(pack.index_path)]
         if len(strange) < _FETCH_GROUPS_MIN_PACKS:
             return
@@ -131,11 +137,11 @@ class RemotePackSet(PackSet):
             if not path.exists():
                 with contextlib.suppress(OrtetError, OSError):
                     data = self._bucket.get(f"{_PREFIX}{id_}{GROUP}")
-                    PackIndex(data)  # whose header is sound
+                    PackIndex(data)  # raises Corrupt if the header is damaged
                     write_index(path, data, sync=False)
 
     def prefetch_small_packs(self) -> None:
-        """Fetch the small packs that are not here, many at once: all are about to be read."""
+        """Fetch all small packs that are not cached, many at once, because all will be read."""
         small = (pack for pack in self.packs if isinstance(pack, RemotePack) and pack.sealed)
         wanted = [
             pack for pack in small if pack.end <= FETCH_WHOLE_MAX_BYTES and not pack.is_cached()
@@ -166,10 +172,11 @@ class RemotePackSet(PackSet):
         return self.new_tail()
 
     def is_write_through(self) -> bool:
-        """Whether what is flushed now is in the bucket then, and nothing of it need be here."""
+        """Return True if a flush uploads before it returns. No local file is needed then."""
         return not isinstance(self._bucket, QueuedBucket) or self._bucket.direct
 
     def is_in_memory(self, tail: Tail) -> bool:
+        """Return True if the tail is in a memfd."""
         return tail.key.startswith(_MEMORY_TAIL_PREFIX)
 
     def _create_tail(self) -> Tail:
@@ -188,8 +195,8 @@ class RemotePackSet(PackSet):
         return []
 
     def seal(self, tail: Tail, *, solid: bool = False) -> None:
-        """Make a tail of ours a pack of the bucket; durable on return."""
-        del solid  # it was packed when it was written
+        """Upload one of our tails as a pack. It is durable on return."""
+        del solid  # its frames were compressed when they were written
         if not tail.end:
             self._release_tail(tail)
             return
@@ -204,9 +211,9 @@ class RemotePackSet(PackSet):
         tail.release()
 
     def publish(self, tail: Tail) -> Pack:
-        """Put all that is in a tail, ours or a parent's, into the bucket."""
+        """Upload the frames of a tail, ours or a parent's, as a pack, and return the pack."""
         for attempt in count():
-            # clocks and randomness of several hosts, or one that was copied, may meet
+            # Ids of several hosts, or of a copied host, may collide.
             id_ = tail.id.removeprefix(_MEMORY_TAIL_PREFIX) + (f"-{attempt}" if attempt else "")
             try:
                 self._upload_tail(pack_key(id_), tail)
@@ -231,8 +238,8 @@ class RemotePackSet(PackSet):
                 copy.unlink(missing_ok=True)
                 if tail in self.own_tails:
                     tail.trim()
-                    os.link(tail.path, copy)  # the bucket consumes what it is given
-                else:  # a parent's, who may be writing to it
+                    os.link(tail.path, copy)  # put_file consumes the file
+                else:  # the tail of a parent that may still write to it
                     _copy_tail(tail, copy)
             except OSError as error:
                 raise storage_error(error, "publishing a pack") from error

@@ -1,5 +1,8 @@
-"""Objects of a store whose bucket is elsewhere: with a server, or in S3. What is put is in the
-bucket when `flush` returns; what was read is kept on this host."""
+"""The object store for a remote bucket: S3, or an Ortet server.
+
+With durability "remote", objects are in the bucket when `flush` returns. Objects that were read are
+cached on this host.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ _QUEUE_DIRECTORY = "local/queue"
 
 
 class RemoteObjectStore(LocalObjectStore):
-    """A handle on a store that is shared with other hosts. `root` is what this host keeps, at most
-    `keep` bytes of what it read.
+    """A handle on a store that is shared with other hosts.
 
-    `durable` is what `flush` promises. With "local" it returns when all is on this host's disk, and
-    what was put goes to the bucket in the background: until then other hosts cannot read it, and if
-    this disk is lost so is what `queued` tells of. It may be changed at any time. By `owing` other
-    hosts are told of it, and this one of what they have.
+    `root` holds local files, with at most `cache_bytes` of cached packs. `durable` is what `flush`
+    guarantees, and may be changed at any time. With "local", `flush` returns when everything is on
+    this host's disk, and uploads run in the background. Until then other hosts cannot read the
+    objects, and a lost disk loses everything that `queued` reports. `pending_uploads` is the table
+    in which hosts announce such objects to one another.
     """
 
     is_remote = True
@@ -60,7 +63,7 @@ class RemoteObjectStore(LocalObjectStore):
     ) -> None:
         self._epochs = epochs
         self._cache_bytes = cache_bytes
-        # ids of packs are never given twice: nobody needs to be asked
+        # Ids of packs are unique, so the queue need not ask the bucket.
         self._queue = QueuedBucket(
             bucket, root / _QUEUE_DIRECTORY, check_remote=False, pending_uploads=pending_uploads
         )
@@ -112,11 +115,14 @@ class RemoteObjectStore(LocalObjectStore):
                 yield
             finally:
                 self.durable = before
-        if durable == "remote":  # also what an earlier commit left, when this one had nothing new
+        if durable == "remote":  # also uploads of an earlier commit, if this one was empty
             self._queue.wait_uploaded()
 
     def has(self, oid: Oid) -> bool:
-        """As far as is known here: what others have put since costs putting it once more."""
+        """Return True if the object is known here.
+
+        A new object of another host is then stored twice.
+        """
         return oid in self._pending or self.pack_set.find_durable(oid) is not None
 
     def flush(self, *, sync: bool = True) -> None:
@@ -132,8 +138,10 @@ class RemoteObjectStore(LocalObjectStore):
         return self._queue.backlog()
 
     def wait_for_uploads(self, timeout: float = 60.0) -> None:
-        """Wait for the bucket to have all of it; Unavailable("not_uploaded_yet") when it has not by
-        then."""
+        """Wait until all uploads have ended.
+
+        Raises Unavailable("not_uploaded_yet") at the timeout.
+        """
         self._queue.wait_uploaded(timeout)
 
     def require_exclusive(self, action: str) -> None:
@@ -159,8 +167,10 @@ def _drop_local_copy(pack: Pack) -> None:
 
 
 class RemoteObjectWriter(ObjectWriter):
-    """Frames go to a tail on this host, and with each flush to the bucket: one pack a flush, or
-    several when they are large. `sweep` makes few of the many small ones."""
+    """Writes frames to a local tail and uploads the tail with each flush.
+
+    A flush uploads one pack, or several large ones. `sweep` merges the many small packs.
+    """
 
     _compress_at_flush = True
 
@@ -174,8 +184,10 @@ class RemoteObjectWriter(ObjectWriter):
             super()._write(items, compress=compress)
 
     def _switch_to_memory_tails(self, error: Refused | Unavailable) -> None:
-        """Until the next flush ends, what is on its way to the bucket is in memory only. What this
-        host promises to keep until it is there cannot be."""
+        """Keep frames in memory until the next flush ends, because the disk is full.
+
+        This is not possible with durability "local": the objects must survive on this host's disk.
+        """
         if not self._remote_pack_set.is_write_through():
             raise type(error)(
                 error.kind,
@@ -184,7 +196,7 @@ class RemoteObjectWriter(ObjectWriter):
             ) from error
         with self._append_lock:
             if self._tail is not None and not self._remote_pack_set.is_in_memory(self._tail):
-                self._tail = None  # it is sealed with the others
+                self._tail = None  # `_sync` seals it together with the others
             self._remote_pack_set.uses_memory_tails = True
 
     def _check_space(self, tail: Tail, size: int) -> None:
@@ -211,19 +223,19 @@ class RemoteObjectWriter(ObjectWriter):
             except BaseException:
                 self._foreign_tails_to_sync.add(tail)
                 raise
-        # of packs that another host has swept away since we last looked, or on a disk that is full:
-        # what was flushed is in the bucket, and looking for it takes longer
+        # Ignore packs that another host has deleted, and a full disk. The flushed objects are in
+        # the bucket; only look-ups become slower.
         with suppress(NotFound, OSError):
             self._pack_set.merge_tables()
 
     def _publish_parent_tail(self, tail: Tail) -> None:
-        """What a parent of fork(2) had not published: it may never do it."""
+        """Upload the tail of a parent of fork(2), because the parent may never do it."""
         if isinstance(self._pack_set, RemotePackSet) and tail.end:
             self._pack_set.publish(tail)
             self._pack_set.refresh()
 
     def close(self) -> None:
-        """What was put and not flushed belongs to no commit."""
+        """Release the tails without a flush: unflushed objects belong to no commit."""
         try:
             self._wait_for_seals()
         finally:

@@ -1,5 +1,8 @@
-"""Who may write to a store that others share from other hosts: nobody is locked out, but what was
-written beside a sweep is refused. See backends/sweep_epoch.py."""
+"""The sweep lock of a store that is shared between hosts.
+
+Writers are not locked out. A write that overlapped a sweep is refused by its epoch instead. See
+backends/sweep_epoch.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ortet.objects.gc.lock import SweepLock
 
 
 class WriteFence(SweepLock):
-    """A gate without locks. Sweeps run where the store is."""
+    """A SweepLock without file locks. Exclusive locks are refused: see gc/sweep_remote.py."""
 
     def __init__(self, directory: Path, epochs: EpochTracker) -> None:
         self._epochs = epochs
@@ -29,7 +32,7 @@ class WriteFence(SweepLock):
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._epochs.set_write_epoch(None)  # whatever its parent was about to write
+        self._epochs.set_write_epoch(None)  # the child does not continue its parent's write
 
     def begin_write(self) -> int:
         epoch = super().begin_write()
@@ -50,7 +53,7 @@ class WriteFence(SweepLock):
         return self._write_epoch if self._writer_count else self._epochs.cached()
 
     def fetch_epoch(self) -> int:
-        """The epoch at this moment, from where the store is."""
+        """Return the current epoch, asked from the store."""
         return self._epochs.refresh()
 
     @contextmanager
@@ -77,5 +80,5 @@ def _remote_store_error(action: str) -> Unsupported:
 
 
 def refuse_remote(action: str) -> None:
-    """Say no before anything is done."""
+    """Raise Unsupported("remote_store") before anything is done."""
     raise _remote_store_error(action)
