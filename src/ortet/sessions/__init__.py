@@ -16,6 +16,7 @@ Invariants: one process at a time writes to a session, under its lease. The stat
 events and changes only by events. A commit holds state and files together. A restore continues on a
 new timeline; effects and spends survive it.
 
-Imports: `workspaces`, `store`, `vault`, `machines`, `journal`, `memory`, `history` and below. The
-hub is imported for type checking only.
+Imports: packages of the same layer (`hub`, `workspaces`, `store`, `vault`), then `machines`,
+`journal`, `memory`, `history` and below. Never `swarm` or `config`: the hub is given a
+`SwarmRunner` (`swarm_api.py`).
 """

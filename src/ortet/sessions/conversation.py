@@ -99,6 +99,7 @@ class ConversationMixin(SessionReader):
         return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
+        """Record a thought of the agent. It is no message and is not sent to a model."""
         check_text(text=text)
         return self._add("thought", {"text": text})
 
@@ -299,8 +300,9 @@ class ConversationMixin(SessionReader):
         return str(self._add("decision", {"id": self._new_id(), **data}).data["id"])
 
     def record(self, kind: str, data: Mapping[str, Any], *, version: int = 1) -> Event:
-        """Record an event of a kind that your program defines. `s.records(kind)` reads these
-        events.
+        """Record an event of a kind that your program defines.
+
+        `s.records(kind)` reads these events.
 
         Args:
             kind: the kind, such as "myapp.ticket".

@@ -67,39 +67,48 @@ class SessionReader(MemoryReaderMixin):
 
     @property
     def id(self) -> str:
+        """Return the id of the session."""
         return self._row.id
 
     @property
     def name(self) -> str:
+        """Return the name, which is unique among the sessions of the agent."""
         return self._row.name
 
     @property
     def agent(self) -> str:
+        """Return the name of the agent that the session belongs to."""
         return self._row.agent
 
     @property
     def status(self) -> str:
+        """Return the status: "open", "active", "paused", "closed" or "archived"."""
         return self._row.status
 
     @property
     def head(self) -> CommitInfo | None:
+        """Return the last commit of the session, or None."""
         found = self._hub.catalog.head(f"branch:{self._row.branch}")
         return self._hub.history.info(found.oid) if found else None
 
     @property
     def goal(self) -> str:
+        """Return the goal, or ""."""
         return self._state.core.goal
 
     @property
     def row(self) -> SessionRow:
+        """Return the catalog row of the session."""
         return self._row
 
     @property
     def event_log(self) -> EventLog:
+        """Return the event log of the session."""
         return self._event_log
 
     @property
     def hub(self) -> Hub:
+        """Return the hub that opened the session."""
         return self._hub
 
     @property
@@ -230,6 +239,7 @@ class SessionReader(MemoryReaderMixin):
         return dropped_of(self, compaction)
 
     def decisions(self) -> list[Decision]:
+        """Return all decisions."""
         return list(self._state.decisions)
 
     def questions(self) -> list[Question]:
@@ -293,6 +303,7 @@ class SessionReader(MemoryReaderMixin):
         return remaining_for(self._hub.catalog, self._row)
 
     def model_calls(self) -> list[ModelCall]:
+        """Return all recorded model calls, in order."""
         return list(calls_of(self.events()))
 
     def content(self, content: StoredContent) -> bytes:
@@ -358,10 +369,12 @@ class SessionReader(MemoryReaderMixin):
 
     @property
     def steps(self) -> list[str]:
+        """Return the steps of the plan."""
         return list(self._state.core.plan)
 
     @property
     def step(self) -> int:
+        """Return the number of the current step, from 0."""
         return self._state.core.step
 
     def carry(self) -> str:

@@ -146,10 +146,9 @@ class Session(KernelsMixin):
         Args:
             function: the function to call with `args` and `kwargs`.
             why: the reason, recorded with the action.
-            replay: what a replay does instead of calling the function.
-            key: an idempotency key. An action with a key runs once in the session and all its
-                forks.
-            scope: where the key is unique.
+            replay: how the action may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key. An action with a key runs once in its scope.
+            scope: "family" for the session and all its forks, or "timeline".
             name: the recorded name; by default that of the function.
             approve: the reason to show to a human. The call then needs `hub.approve` first.
 
@@ -157,7 +156,10 @@ class Session(KernelsMixin):
             The result of the function, or the recorded result if the key was used before.
 
         Raises:
-            Refused: "approval_pending" while nobody has answered, in this process or the next one.
+            Refused: "approval_pending" while nobody has answered, in this process or the next one;
+                "approval_denied"; "budget_spent".
+            Unsettled: an earlier call with this key has no known outcome.
+            Conflict: another session is running the action with this key.
         """
         with self._action_scope():
             return self._effects.act(
@@ -181,6 +183,7 @@ class Session(KernelsMixin):
     # reading
 
     def events(self, after: int = 0, upto: int | None = None) -> Iterator[Event]:
+        """Return the events in order, including buffered ones; see `SessionReader.events`."""
         self._writer.flush()
         return super().events(after, upto)
 
@@ -230,14 +233,16 @@ class Session(KernelsMixin):
         Args:
             command: the command to run.
             why: the reason, recorded with the action.
-            replay: what a replay does instead of running the command.
-            key: an idempotency key. A command with a key runs once in the session and all its
-                forks.
-            scope: where the key is unique.
-            **options: options of `Workspace.run`, for example a timeout or secrets.
+            replay: how the command may be repeated: "pure", "recorded", "idempotent" or "once".
+            key: an idempotency key. A command with a key runs once in its scope.
+            scope: "family" for the session and all its forks, or "timeline".
+            **options: options of `Workspace.run`, for example timeout or secrets.
 
         Returns:
             The result, with `exit_code`, `stdout` and `stderr`.
+
+        Raises:
+            Refused: "budget_spent" if the budget is used up.
         """
         from ortet.machines.command import check_run
 

@@ -71,6 +71,7 @@ class SwarmResult(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> Attempt | None:
+        """Return the attempt with the highest score, or None."""
         return next(iter(self.ranked), None)
 
     @property
@@ -79,6 +80,7 @@ class SwarmResult(msgspec.Struct, frozen=True):
         return [self.attempts[i] for i in self.kept]
 
     def count(self, state: AttemptState) -> int:
+        """Return the number of attempts in a state."""
         return sum(one.state == state for one in self.attempts)
 
 
@@ -111,9 +113,11 @@ class SwarmStopSignal:
         return self._pipe_fds[0]
 
     def stop(self) -> None:
+        """End the swarm with the attempts that are done."""
         self._set_request("stop")
 
     def detach(self) -> None:
+        """Leave the swarm, so that another process can continue it."""
         self._set_request("leave")
 
     def _set_request(self, request: Literal["stop", "leave"]) -> None:

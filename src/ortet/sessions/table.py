@@ -86,6 +86,7 @@ class SessionTable:
         self._paths = TimelinePaths(catalog)
 
     def get(self, id_: str) -> SessionRow:
+        """Return a session by id. Raise NotFound("no_session") if there is none."""
         row = self._catalog.row("session", id_) if id_ else None
         if row is None:
             raise no_session(id_)
@@ -106,6 +107,7 @@ class SessionTable:
         return self._catalog.row("session", id_) is not None
 
     def find(self, agent: str, name: str) -> SessionRow | None:
+        """Return a session by agent and name, or None."""
         row = self._catalog.row(
             "session-name", _key(check_agent(agent), check_session(name, _MAX_NAME_LENGTH))
         )
@@ -135,9 +137,7 @@ class SessionTable:
         return sorted(found, key=lambda row: (row.created, len(row.name), row.name))
 
     def paths(self, rows: Sequence[SessionRow]) -> Iterator[tuple[SessionRow, list[TimelineSpan]]]:
-        """Return the timeline spans of many sessions, as `EventLog.timeline_spans` has them for
-        one.
-        """
+        """Return the timeline spans of many sessions; see `EventLog.timeline_spans`."""
         return zip(rows, self._paths.to_ends([row.timeline for row in rows]), strict=True)
 
     def resolve_visible(self, word: str, sees: Callable[[str], bool]) -> SessionRow:
@@ -204,6 +204,7 @@ class SessionTable:
         return set(found)
 
     def delete_changes(self, row: SessionRow) -> list[RowChange]:
+        """Return the row changes that remove a session."""
         return [
             *(
                 RowChange(_former_timelines_kind(row.id), timeline, None)
@@ -217,6 +218,7 @@ class SessionTable:
         ]
 
     def is_taken(self, agent: str, name: str) -> bool:
+        """Return True if the agent has a session of this name."""
         return self._catalog.row("session-name", _key(agent, name)) is not None
 
     def free_forks(self, row: SessionRow, n: int, *, refresh: bool = False) -> list[str]:

@@ -1,6 +1,6 @@
 """Parsing of times that people and programs give.
 
-It is a module of its own because facts, recall and consolidation share it.
+It is a module of its own because verbs of sessions, hub queries and the server share it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any
 from ortet.errors import Invalid
 
 Moment = date | str | int | float
-"""A datetime, a date (its first moment), an ISO 8601 string, seconds since 1970, or ns as in
-events.
-"""
+"""A datetime, a date (its first moment), ISO 8601 text, seconds since 1970, or ns as in events."""
 
 _MIN_NS = 10**14
 """Integers from here on are ns. As seconds they would lie in the year three million."""

@@ -10,12 +10,13 @@ It is built from mixins:
 Beside it: `table` (rows of all workspaces), `machine_homes` (where machines live), `turns` (locks
 in a machine's home), `forks`, `merge`, `branches` and `places`.
 
-`commit_participant.py` is the contract with sessions. A workspace does not know sessions; a session
-takes part in its commits as a `CommitParticipant`.
+`commit_participant.py` is the contract with sessions: a session takes part in the commits of its
+workspace as a `CommitParticipant`.
 
 Invariants: the head moves in one catalog transaction, after all objects are durable. Files are
 replaced only under the exclusive lock, after uncommitted work was committed. If a process dies
 between files and branch, the next open restores the files.
 
-Imports: `store`, `vault`, `machines`, `journal`, `history`, `objects`, `backends` and below.
+Imports: packages of the same layer (`hub`, `sessions`, `store`, `vault`), then `machines`,
+`journal`, `memory`, `history` and below.
 """

@@ -44,6 +44,7 @@ class WorkspaceBranchMixin:
 
     @property
     def name(self) -> str:
+        """Return the name of the workspace, which is that of its branch."""
         return self.row.name
 
     def resolve(self, ref: Ref) -> Oid:
@@ -81,6 +82,7 @@ class WorkspaceBranchMixin:
         return self.hub.image_oid(commit, self.row.empty_image)
 
     def image_at(self, commit: Oid) -> records.Image:
+        """Return the image of a commit."""
         return self.hub.read_image(self.image_oid(commit))
 
     def _image_to_restore(self, target: Oid, *, processes: bool) -> Oid:

@@ -90,10 +90,12 @@ class WorkspaceTable:
         self.host = host
 
     def get(self, name: str) -> WorkspaceRow | None:
+        """Return a workspace by name, or None."""
         found = self._catalog.row("workspace", name)
         return decode(WorkspaceRow, found.value) if found else None
 
     def need(self, name: str) -> WorkspaceRow:
+        """Return a workspace by name. Raise NotFound("no_workspace") if there is none."""
         row = self.get(name)
         if row is None:
             raise NotFound(
@@ -111,6 +113,7 @@ class WorkspaceTable:
         return WorkspaceRow("", path=raw, host=self.host, engine=engine, files=files, machine="")
 
     def all(self) -> Iterator[WorkspaceRow]:
+        """Iterate over all workspaces, by name."""
         after = ""
         while rows := self._catalog.rows("workspace", after):
             for row in rows:
@@ -196,12 +199,14 @@ class WorkspaceTable:
         return holder
 
     def rows_of(self, row: WorkspaceRow) -> list[RowChange]:
+        """Return the row changes that store a workspace and its location."""
         rows = [RowChange("workspace", row.name, encode(row))]
         if not row.parent:
             rows.append(RowChange("place", row.location_key, row.name.encode()))
         return rows
 
     def drop(self, row: WorkspaceRow) -> None:
+        """Remove a workspace and its location from the table."""
         rows = [RowChange("workspace", row.name, None)]
         held = self._find_by_location(row.location_key)
         if held is not None and held.name == row.name:

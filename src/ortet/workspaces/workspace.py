@@ -65,6 +65,7 @@ class WorkspaceStatus(msgspec.Struct, frozen=True):
 
     @property
     def clean(self) -> bool:
+        """True if there is nothing to commit."""
         return not self.changes
 
 
@@ -98,6 +99,7 @@ class Workspace(WorkspaceUndoMixin):
 
     @property
     def engine(self) -> str:
+        """Return the name of the engine that runs the machine."""
         return self._machine.engine
 
     @property
@@ -107,6 +109,7 @@ class Workspace(WorkspaceUndoMixin):
 
     @property
     def head(self) -> CommitInfo | None:
+        """Return the last commit on the branch, or None."""
         self.refresh_head()
         return self.hub.history.info(self._head.oid) if self._head else None
 
@@ -155,6 +158,7 @@ class Workspace(WorkspaceUndoMixin):
         return list(self.hub.history.log(self.resolve(ref), limit=limit))
 
     def status(self) -> WorkspaceStatus:
+        """Return the changes since the head, and what a commit could not capture."""
         with self._shared_access() as machine:
             image = self.hub.read_image(machine.snapshot_files())
             head = self.head

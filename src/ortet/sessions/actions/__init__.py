@@ -13,5 +13,6 @@ Invariants: the intent of an action is durable before it runs. An action with a 
 scope. Effects and spends are rows of the family and survive every restore. A spend is never refused
 after the fact: it is recorded, and then the session pauses.
 
-Imports: `sessions.writing`, `journal`, `objects`, `store`, `backends` and below.
+Imports: `sessions.writing`, `sessions.environment`, `workspaces`, `store`, `journal`, `history`,
+`objects`, `backends` and below.
 """

@@ -130,7 +130,7 @@ def bill(
 
 
 def spends(catalog: Catalog, since: Since) -> Iterator[SpendRecord]:
-    """Iterate over the spends by time. A row without seconds yields one spend."""
+    """Iterate over the spends in order of their minutes. A row without seconds yields one spend."""
     for when, part in _spans(catalog, _parse_since(since)):
         minute = int(datetime.fromisoformat(_full_timestamp(when)).timestamp())
         for one in part.seconds or [Second(0, part.amounts, part.spends)]:

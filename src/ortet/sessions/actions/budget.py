@@ -174,7 +174,7 @@ class Budget:
         self._host = host
         self._counted_until = hub.clock.now_ns()  # wall time is counted up to here
         self._may_hold_unspent = (
-            True  # an upper bound: others only reduce this session's reservation
+            True  # False is certain: other sessions never increase this reservation
         )
 
     def spend(

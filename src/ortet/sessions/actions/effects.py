@@ -196,6 +196,7 @@ class EffectLog:
         )
 
     def settle(self, effect: str, outcome: Any, *, failed: bool, error: str = "") -> Event:
+        """Record the outcome of an effect that has none; see `Session.settle`."""
         row = self._hub.catalog.row(self._kind, effect)
         if row is None:
             raise no_effect(effect)

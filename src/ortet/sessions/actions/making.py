@@ -193,9 +193,9 @@ class ActionsMixin(ExternalStateMixin):
             args: its positional arguments.
             kwargs: its keyword arguments.
             why: the reason.
-            replay: how a replay treats the action.
+            replay: how the effect may be repeated: "pure", "recorded", "idempotent" or "once".
             key: an idempotency key; "" for none.
-            scope: where the key is unique.
+            scope: "family" for the session and all its forks, or "timeline".
             approve: the reason to show to a human, if an approval is needed.
 
         Returns:

@@ -226,13 +226,15 @@ def _side_messages(
     of: CoreState,
     other: CoreState,
 ) -> SideMessages:
-    """Return the messages of one side: those since the divergence, and earlier ones superseded
-    there.
+    """Return the messages that only one side has.
+
+    These are the messages since the divergence, and earlier ones that the other side has
+    superseded.
 
     Args:
         journal: the journal of either side.
         of: the state of this side.
-        other: the state of the other side, which may have superseded shared messages.
+        other: the state of the other side.
     """
     objects, events = sessions.hub.objects, sessions.chain
     count, found = 0, list[Message]()

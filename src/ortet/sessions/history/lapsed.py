@@ -79,8 +79,7 @@ def seq_of(hub: Hub, commit: Oid) -> int:
 def unavailable_secrets(
     sessions: SessionManager, commit: Oid, environment: Environment | None
 ) -> list[UnavailableSecret]:
-    """Return the secrets that a commit and its environment refer to and this host cannot provide.
-    """
+    """Return secrets that a commit and its environment refer to and this host cannot provide."""
     hub, journal = sessions.hub, _journal(sessions.hub, commit)
     if journal is None:
         return []

@@ -443,14 +443,18 @@ class NavigationMixin(EnvironmentMixin):
             stop_when: a score, or a function called after each attempt; if reached, the swarm ends.
             timeout: the limit for one attempt, in seconds.
             harvest: learn the facts that the losers learned.
-            losers: what happens to the attempts that are not kept.
+            losers: "drop" removes attempts that are not kept, "keep" leaves them as sessions.
             name: the name of the swarm, for continuing it.
             at: the commit to start from; the present state by default.
-            interrupted: "again" repeats attempts of a killed process, "count" counts them as done.
+            interrupted: "again" repeats the attempts of a killed process, "count" counts them as
+                failed.
             on: "ray" or "ray://HOST:PORT" runs the attempts on Ray nodes.
             needs: the resources of one attempt on Ray, for example {"cpu": 2}.
-            progress: called as attempts proceed.
+            progress: called with the swarm as attempts proceed.
             halt: lets another thread end the swarm.
+
+        Returns:
+            The swarm with all attempts and their scores.
         """
         from ortet.sessions.swarm_api import SwarmRequest
 
@@ -524,7 +528,7 @@ class NavigationMixin(EnvironmentMixin):
         return report
 
     def _require_live(self, verb: str) -> None:
-        """Raise if this session is a replay: a replay cannot move."""
+        """Hook: in a replay, refuse the verb or make the session live."""
 
     def land(self, *, favor: Favor | None = None) -> Report:
         """Apply the file changes of this session to its original directory, all or nothing.

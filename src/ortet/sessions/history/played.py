@@ -1,6 +1,6 @@
 """The report of a replay, written to a file for the process that asked for it.
 
-It is a module of its own because the command line reads it without loading sessions.
+It is a module of its own because the command line reads what the replaying process writes.
 """
 
 from __future__ import annotations

@@ -14,5 +14,5 @@ Invariants: every append presents the lease of the session. Events and the rows 
 are written in one transaction. The in-memory state changes only by folding written or buffered
 events.
 
-Imports: `journal`, `store`, `backends` and below; modules of `sessions` that these need.
+Imports: the other packages of `sessions`, `store`, `journal`, `backends` and below.
 """

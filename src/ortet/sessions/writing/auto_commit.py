@@ -30,8 +30,7 @@ class CommitPolicy(msgspec.Struct, frozen=True):
 
     @property
     def commits_on_release(self) -> bool:
-        """True if the session commits when it is paused, since no later event makes a commit due.
-        """
+        """True if pausing the session commits, because no later event can make a commit due."""
         return self.when in ("minutes", "cost")
 
 

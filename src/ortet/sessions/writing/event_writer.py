@@ -203,6 +203,7 @@ class EventWriter:
             self.event_log, self.state, self.tip, self._unconfirmed = event_log, state, tip, None
 
     def close(self) -> None:
+        """Flush, then refuse further events."""
         with self._lock:
             if not self._closed:
                 try:
