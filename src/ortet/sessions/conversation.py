@@ -99,7 +99,7 @@ class ConversationMixin(SessionReader):
         return self._add_all("message", said) if said else []
 
     def think(self, text: str) -> Event:
-        """Record a thought of the agent. It is no message and is not sent to a model."""
+        """Record a thought of the agent. A thought is not a message of the conversation."""
         check_text(text=text)
         return self._add("thought", {"text": text})
 

@@ -47,7 +47,8 @@ class OpenOptions(msgspec.Struct, frozen=True):
     replay: bool | str = False  # True, or "live"
     handover: str | None = None  # "": no handover files
     environment: str | None = None
-    scopes: tuple[str, ...] | None = None  # shared scopes beside its agent's; None: unchanged
+    # shared scopes in addition to its agent's; None: unchanged
+    scopes: tuple[str, ...] | None = None
 
     def resolve_profile(self, profile_name: str) -> Profile:
         """Return the policies of a session with the profile `profile_name` and these options.

@@ -141,8 +141,8 @@ class WorkspaceForksMixin:
     def fork_engine(self, row: WorkspaceRow, point: Oid) -> str:
         """Return the engine of forks at a commit.
 
-        If the workspace leaves the choice to the host, an engine that carries processes is used
-        when the commit holds processes that can continue here.
+        The host chooses if the workspace has no engine for forks. It prefers an engine that carries
+        processes, if the commit holds processes that can continue here.
         """
         if row.forks:
             return row.forks

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 FAVOR_HINT = "choose favor='ours' or 'theirs'"
-"""What to do about conflicts, for Python callers. The command line has its own text."""
+"""Advice about conflicts for Python callers. The command line has its own text."""
 
 
 class MergeResult(msgspec.Struct, frozen=True):

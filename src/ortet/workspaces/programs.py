@@ -272,7 +272,7 @@ class WorkspaceProgramsMixin(WorkspaceBranchMixin):
     def wait_for_changes(self, timeout: float, wake: int = -1) -> ChangeNotice | None:
         """Wait until files of the workspace change; see `Machine.wait_for_changes`.
 
-        No lock is held, so other processes can change the files meanwhile.
+        No lock is held, so other processes can change the files during the wait.
         """
         return self._open_machine().wait_for_changes(timeout, wake)
 

@@ -172,8 +172,8 @@ class WorkspaceTable:
         """Add a workspace, and return the one at its location.
 
         Another process may have added that one first. The name is written before the location. If a
-        process dies between the two, the next process that opens the directory finds the name
-        reserved for this location and continues.
+        process dies between the two, the next open of the directory finds the name reserved for it
+        and continues.
 
         Raises:
             Conflict: "name_taken" if the name belongs to another location.

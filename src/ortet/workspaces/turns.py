@@ -1,4 +1,4 @@
-"""File locks in the home of a machine: who has it open, and who may change its files.
+"""File locks in the home of a machine: one for having it open, one for access to its files.
 
 The locks are flock(2) locks, so the kernel releases them when their holder dies.
 """
@@ -22,8 +22,8 @@ class MachineLock:
 
     Inside it, `shared` and `exclusive` blocks control access to the files. Blocks do not nest.
 
-    Without the lock, a process that opens a workspace would take a running restore of another
-    process for an interrupted one, and undo it.
+    The lock tells a running restore from an interrupted one. Without it, a process that opens the
+    workspace would undo the running restore of another process.
     """
 
     def __init__(self, home: Path) -> None:

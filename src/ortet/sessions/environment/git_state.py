@@ -1,9 +1,9 @@
 """Reads the state of a git repository without trusting its configuration.
 
-A configuration may name programs to run. On the host, git runs with a temporary git directory that
-has the refs, objects and index of the repository, but not its configuration. In a machine, git runs
-inside, where the author of the configuration can run programs anyway. Without git, only files are
-read.
+A configuration may name programs to run. On the host, git runs with a temporary git directory. That
+directory has the refs, objects and index of the repository, but not its configuration. In a
+machine, git runs inside, where the author of the configuration can run programs anyway. Without
+git, only files are read.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MACHINE = re.compile(r"/proc/\d+/root(?=/|\Z)")
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """What to probe.
+    """The workspace to probe.
 
     `path` is the workspace on the host, or "". `run` is set if commands run in another view of the
     system than this process.

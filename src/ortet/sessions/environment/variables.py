@@ -37,7 +37,7 @@ _MAX_TOTAL_BYTES = 256 * 1024
 """Most bytes of one value, and of all values, in an event. Of more only a digest is recorded."""
 
 _OLD_VALUE_LIMIT = 1000
-r"""Length at which an earlier release cut values; it also wrote bytes that are no text as \\xNN.
+r"""Length at which an earlier release cut values; it also wrote bytes that are no text as \xNN.
 
 A value that looks cut or escaped is complete only if its digest matches.
 """
@@ -48,8 +48,8 @@ _ESCAPED = re.compile(r"\\x[89a-f][0-9a-f]")
 class SessionVariables:
     """The variables that commands see.
 
-    These are the environment of this process, overridden by recorded variables, overridden by what
-    this process has changed since the session was opened, recorded or restored. The environment of
+    There are three layers, later ones first: changes by this process since the session was opened,
+    recorded or restored; recorded variables; the environment of this process. The environment of
     the process itself is never changed.
     """
 

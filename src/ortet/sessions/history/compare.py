@@ -64,7 +64,7 @@ class ReasoningStep(msgspec.Struct, frozen=True):
 
 
 class CommitExplanation(msgspec.Struct, frozen=True):
-    """What led from the first parent of a commit to the commit.
+    """The events, reasons and changes that led from the first parent of a commit to the commit.
 
     Its events are `first` to `last`; `kinds` counts them by kind. `reasons` are in order; if `more`
     is True, only the newest are included.

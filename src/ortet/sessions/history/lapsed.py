@@ -1,7 +1,7 @@
-"""What a restore of session state does not bring back.
+"""The losses of a restore of session state.
 
-These are the events that the state no longer includes, the effects since then, and secrets that the
-commit refers to and that are not available here.
+These are events that the state no longer includes, effects since then, and unavailable secrets that
+the commit refers to.
 """
 
 from __future__ import annotations

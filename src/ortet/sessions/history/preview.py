@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class RestorePreview(msgspec.Struct, frozen=True):
-    """What a restore of a commit would do.
+    """The effects of a restore that has not been done.
 
     - `uncommitted`: present work would be committed first.
     - `forgotten`: the number of events that the state would lose.

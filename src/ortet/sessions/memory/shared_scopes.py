@@ -254,7 +254,7 @@ class SharedScopes:
 
     def seal(self, names: Iterable[str]) -> bytes:
         """Store the scopes for the commit being made, and return the Memory record id."""
-        if self._pending_seals:  # the last commit failed, and its stored objects may be gone
+        if self._pending_seals:  # the last commit failed, and its stored objects may be lost
             self.forget()
         scopes = []
         for name in sorted(set(names)):

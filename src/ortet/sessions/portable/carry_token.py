@@ -27,7 +27,7 @@ _MARK_BYTES = 32
 _SIZE_BYTES = 4
 _MAX_RECORD_BYTES = 64 << 20
 _IGNORED_KINDS = frozenset({"comment", "given"})
-"""Kinds of events that do not make a carry token stale: people add them beside the session."""
+"""Kinds of events that do not make a carry token stale: they do not change what it holds."""
 
 
 class CarryRecord(msgspec.Struct, frozen=True):

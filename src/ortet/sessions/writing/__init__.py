@@ -1,7 +1,7 @@
 """Writing the events of one session: lease, inbox, automatic commits, state cache.
 
 Start with `event_writer.py`: `EventWriter` appends events to the catalog and folds them into the
-in-memory state. The other modules decide when and by whom that happens:
+in-memory state. The other modules:
 
 - `inbox`: messages that other processes leave without a lease;
 - `lease_handover`: how a process gets the lease from a server that keeps the session open;

@@ -1,6 +1,6 @@
 """Idempotency keys of messages: a message sent twice under one key is recorded once.
 
-The keys are stored in a row beside the session, so that any process recognises a repeated call.
+The keys are in a catalog row of the session, so that any process recognises a repeated call.
 """
 
 from __future__ import annotations
