@@ -1,7 +1,7 @@
 """A workspace: a branch together with a machine that holds its files and processes.
 
-`Workspace` is the entry point of this package. Each verb is atomic: after a failure the files and
-the branch are as before. Uncommitted work is committed before a verb replaces files.
+`Workspace` is the entry point of this package. Each verb is atomic: after a failure the files are
+as before. Uncommitted work is committed before a verb replaces files.
 
 Locks: verbs that only read the files take `_shared_access`; verbs that replace files take
 `exclusive_access`. Both also keep a concurrent sweep from deleting objects.

@@ -62,8 +62,7 @@ class OpenSessionParticipant:
         self._sealed_journal: JournalHead | None = None
         self._next_row: SessionRow | None = None
         self.follow_shared_memory = (
-            # True while a merge or adopt runs: a move keeps following the newest shared facts
-            False
+            False  # True during merge and adopt: a move keeps following the newest facts
         )
         self._prepared_timeline: tuple[Timeline, Append] | None = None
         self._extra_rows: list[RowChange] = []

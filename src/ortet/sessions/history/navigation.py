@@ -326,7 +326,10 @@ class NavigationMixin(EnvironmentMixin):
         )
 
     def _before_move(self, verb: str) -> None:
-        """Hook: record what belongs only to the state that the session leaves, now committed."""
+        """Hook: end what belongs only to the state that the session leaves.
+
+        That state is committed.
+        """
 
     @retry_on_sweep
     def _restore_files(

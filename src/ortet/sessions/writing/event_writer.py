@@ -3,8 +3,8 @@
 Each append is fenced by the lease of the session. The durability policy says when events reach the
 disk. Events are folded into the in-memory state in the same call.
 
-Invariants: sequence numbers have no gaps; after a failed append nothing follows it; an append whose
-answer was lost is recognised by its headers and is not written twice.
+Invariants: sequence numbers have no gaps. After a failed background write no event is appended. An
+append whose answer was lost is recognised by its headers and is not written twice.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _UnconfirmedWrite(msgspec.Struct, frozen=True):
 class EventWriter:
     """Appends the events of one session. Safe to use from several threads.
 
-    `on_durable` is called after events became durable. `redact` removes secrets from the data of an
-    event.
+    `on_durable` is called after events became durable. `redact` replaces secrets in event data by
+    their names.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class EventWriter:
     ) -> list[Event]:
         """Append events and fold them into the state.
 
-        If the call fails, nothing was appended. After Unavailable the outcome is unknown: repeat
-        the call with the same drafts, and they are not appended twice.
+        If the call fails, nothing was appended. Only after Unavailable the outcome is unknown.
+        Repeat the call with the same drafts then: they are not appended twice.
 
         Args:
             drafts: the events to append.
