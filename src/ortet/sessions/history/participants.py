@@ -131,7 +131,7 @@ def load_fresh_fork(
     tip = Tip(journal.seq, journal.hash, 0)
     epoch = (
         hub.objects.sweep_lock.epoch() if hub.cache.shared else -1
-    )  # shared cache: the epoch is read now and compared when the state is cached
+    )  # the epoch known here; it is fetched when the state is cached
     return LoadedSession(line, SessionState(sessions.maps, fork_point.fold), tip, machine, epoch)
 
 
